@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -135,7 +135,17 @@ def _spread(values: Sequence[float], form: str) -> str:
     return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
-def page(results: Sequence[Result], settings: dict[str, list[str]]) -> str:
+def missing_runs(results: Sequence[Result], presets: Iterable[str], seeds: Sequence[int]) -> Iterator[str]:
+    """Yield a sentence about the presets that have no run, and one about the seeds that not all presets have."""
+    runs = {(each.preset, each.seed) for each in results}
+    if without := [name for name in presets if all((name, seed) not in runs for seed in seeds)]:
+        yield f"Not measured yet: {', '.join(f'`{name}`' for name in without)}."
+    measured = {preset for preset, _ in runs}
+    if partly := [str(seed) for seed in seeds if any((name, seed) not in runs for name in measured)]:
+        yield f"Seeds that are not measured for all presets of the table: {', '.join(partly)}."
+
+
+def page(results: Sequence[Result], settings: dict[str, list[str]], seeds: Sequence[int]) -> str:
     """Return the page of the documentation."""
     config = load_config(TASK, [])
     intro = INTRO.format(
@@ -151,6 +161,8 @@ def page(results: Sequence[Result], settings: dict[str, list[str]]) -> str:
     lines += [
         "| " + " | ".join([f"`{row[0]}`" if row[0] in PRESETS else row[0], *row[1:]]) + " |" for row in rows(results)
     ]
+    if gaps := list(missing_runs(results, settings, seeds)):
+        lines += ["", *gaps]
     lines += ["", "Settings besides the name of the preset:", "", "| preset | settings |", "| --- | --- |"]
     lines += [
         f"| `{name}` | {' '.join(f'`{each}`' for each in found)} |"
@@ -190,7 +202,7 @@ def main() -> None:
         table.add_row(*row)
     console.print(table)
     if options.page is not None:
-        options.page.write_text(page(wanted, known))
+        options.page.write_text(page(wanted, known, options.seeds))
     lasts = {p: [each.last for each in wanted if each.preset == p] for p in options.presets if p != CONTROL}
     below = [preset for preset, last in lasts.items() if last and statistics.median(last) < GOAL]
     if below:

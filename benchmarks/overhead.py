@@ -29,7 +29,7 @@ from broker.permissions import OBSERVER
 
 DEMO = Path(__file__).parents[1] / "examples" / "demo" / "demo.toml"
 TICKS = os.sysconf("SC_CLK_TCK")
-DEADLINE = 240.0
+DEADLINE = 600.0
 
 
 @dataclass(frozen=True)

@@ -179,7 +179,7 @@ class Connection:
             "keys` wrote there"
         )
 
-    def _check_sign_in(self) -> None:
+    def check_sign_in(self) -> None:
         """Raise BrokerError if the broker has refused the credentials for too long."""
         since = self._signing_in_since
         if since is not None and time.monotonic() - since > SIGN_IN_SECONDS and (text := self.refusal):
@@ -261,7 +261,7 @@ class Connection:
                     raise
                 if self._refused_at > start:
                     raise BrokerError(self._permission_error(request)) from error
-                self._check_sign_in()
+                self.check_sign_in()
                 waited = time.monotonic() - start
                 if deadline is not None and waited > deadline:
                     msg = f"broker {self.address.url} did not answer to {request} within {deadline:g} s"

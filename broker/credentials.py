@@ -108,8 +108,12 @@ class OperatorKeys:
         write_private(path, json.dumps({**seeds, "issued": self.issued}))
 
     @classmethod
-    def load(cls, path: Path) -> OperatorKeys:
+    def load(cls, path: Path, otherwise: str = "create all keys in another folder") -> OperatorKeys:
         """Read keys written by `save`.
+
+        Args:
+            path: the file.
+            otherwise: completes the error: what to do if the file cannot be restored.
 
         Raises:
             BrokerError: the file cannot be read or holds something else.
@@ -118,7 +122,7 @@ class OperatorKeys:
             body = json.loads(path.read_text())
             return cls(SigningKey(body["operator"]), SigningKey(body["system"]), body["issued"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            msg = f"{path} does not hold operator keys: {error}; restore it, or create all keys in another folder"
+            msg = f"{path} does not hold operator keys: {error}; restore it, or {otherwise}"
             raise BrokerError(msg) from error
 
     def account_of(self, run: str, user: str = "") -> SigningKey:

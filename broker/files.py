@@ -15,7 +15,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 def write_private(path: Path, text: str) -> None:
     """Write a file atomically, with mode 0600.
 
-    A process killed here leaves the old content or the new one.
+    A process killed here, or a machine that loses power, leaves the old content or the new one.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     # An earlier process with this pid may have left the file. Unlinking also avoids writing through a planted link.
@@ -23,6 +23,8 @@ def write_private(path: Path, text: str) -> None:
     try:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
         temporary.rename(path)
     except OSError:
         temporary.unlink(missing_ok=True)

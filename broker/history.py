@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from typing import Any
 
 from nats.aio.msg import Msg
@@ -31,6 +32,8 @@ class History:
     def __init__(self, connection: Connection, stream: str, subject: str) -> None:
         self._connection, self._stream, self._subject = connection, stream, subject
         self._next = 1
+        self._newest: tuple[int, datetime] | None = None
+        """Sequence and time of the newest message that was read."""
 
     async def skip(self) -> None:
         """Continue after the last message that is stored now.
@@ -43,17 +46,36 @@ class History:
     async def page(self) -> list[Cell]:
         """Return the next messages; empty if there are none now.
 
+        If the stream was created again, as by `relax up --fresh`, the pages begin with its first message.
+
         Raises:
             BrokerError: the broker refuses the request.
         """
         page = {"seq": self._next, "next_by_subj": self._subject, "batch": PAGE_MESSAGES, "max_bytes": PAGE_BYTES}
-        return await self._read(page)
+        found = await self._read(page)
+        if not found and await self._is_created_again():
+            self._next, self._newest = 1, None
+            found = await self._read({**page, "seq": 1})
+        return found
 
-    async def _read(self, wanted: dict[str, Any]) -> list[Cell]:
+    async def _is_created_again(self) -> bool:
+        """Whether the stream's last message is newer than the newest one read, although its sequence is lower."""
+        if self._newest is None:
+            return False
+        for answer in await self._answers({"last_by_subj": ">"}):
+            if (known := _position(answer)) is not None:
+                return known[0] < self._newest[0] and known[1] > self._newest[1]
+        return False
+
+    async def _answers(self, wanted: dict[str, Any]) -> list[Msg]:
         async def ask() -> list[Msg]:
             return await self._ask(json.dumps(wanted).encode())
 
-        answers = await self._connection.retry(ask, f"read {self._subject} of {self._stream}")
+        return await self._connection.retry(ask, f"read {self._subject} of {self._stream}")
+
+    async def _read(self, wanted: dict[str, Any]) -> list[Cell]:
+        answers = await self._answers(wanted)
+        self._newest = max(filter(None, [self._newest, *map(_position, answers)]), default=None)
         found = [
             Cell(headers["Nats-Subject"], int(headers["Nats-Sequence"]), answer.data)
             for answer in answers
@@ -98,3 +120,11 @@ class History:
             msg = f"broker {self._connection.address.url} refuses to read {self._subject} of {self._stream}: {said}"
             raise BrokerError(msg)
         return True
+
+
+def _position(answer: Msg) -> tuple[int, datetime] | None:
+    """Return sequence and time of a stored message; None for the end of a page."""
+    headers = answer.headers or {}
+    if "Nats-Stream" not in headers:
+        return None
+    return int(headers["Nats-Sequence"]), datetime.fromisoformat(headers["Nats-Time-Stamp"])

@@ -56,7 +56,7 @@ def write_keys(folder: Path, users: Users) -> None:
         make_private_folder(folder / name)
     path = secret_of(folder)
     if path.exists():
-        authority = OperatorKeys.load(path)
+        authority = OperatorKeys.load(path, "start the run again from nothing with --fresh")
     else:
         authority = OperatorKeys.new()
         authority.save(path)

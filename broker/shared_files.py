@@ -1,7 +1,8 @@
 """Content-addressed files of the store that rows of several steps share.
 
 `media/<name>` is hard-linked into the folder of every step that uses it, as `media.<name>`. The folder of a step goes
-with its rows, so a file in `media` without another link is used by no row. Its link count is the only counter.
+with its rows, so a file in `media` without another link is used by no row. Its link count is the only counter. Where
+the file system has no hard links, steps get copies, and a file is kept for a time after its last use.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from broker.errors import StoreError
@@ -56,10 +58,21 @@ class SharedFiles:
             except FileNotFoundError:
                 continue  # the collector has removed the file as an orphan, or the step's folder
             except OSError:  # no hard links on this file system, or too many of the file
-                self._store.write_parts(uri, list(make()))
+                if not self._copied(source, uri):
+                    continue
             return uri
         msg = f"{shared} cannot be linked into {folder}: it was removed {_ATTEMPTS} times meanwhile"
         raise StoreError(msg)
+
+    def _copied(self, source: Path, uri: str) -> bool:
+        """Copy a file to a path in the store; return False if it is gone."""
+        try:
+            self._store.write_parts(uri, [source.read_bytes()])
+            # It has no link that shows its use, so its time does: the collector keeps it for a while.
+            os.utime(source)
+        except FileNotFoundError:
+            return False
+        return True
 
     def discard(self, name: str, uri: str) -> None:
         """Remove a damaged file and one link to it, so that `link` writes it again."""

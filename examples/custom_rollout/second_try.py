@@ -25,7 +25,7 @@ class SecondTry(EpisodeRollout):
 
     def samples(self, row: Row, generate: Generate) -> list[Sample]:
         """Return samples of two turns; the question mark between them is not trained."""
-        prompt, question = row.prompt.tokens, self.tokens("?")
+        prompt, question = self.prompt_tokens(row), self.tokens("?")
         first = generate([prompt] * self.group_size(row))
         asked = [np.concatenate([prompt, answer.tokens, question]) for answer in first]
         second = generate(asked)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import random
 from fractions import Fraction
 
 import numpy as np
@@ -15,13 +14,9 @@ ZOOM = 2  # H.264 blurs strokes of one or two pixels
 _OPTIONS = {"crf": "10", "preset": "ultrafast", "threads": "1"}
 
 
-def frames_of(digits: list[Digit], source: random.Random) -> np.ndarray:
-    """Show each digit for `FRAMES_OF_DIGIT` frames, moved by up to a pixel in each: `[frames, side, side] uint8`."""
-    frames = [
-        np.roll(digit.pixels, (source.randint(-1, 1), source.randint(-1, 1)), axis=(0, 1))
-        for digit in digits
-        for _ in range(FRAMES_OF_DIGIT)
-    ]
+def frames_of(digits: list[Digit]) -> np.ndarray:
+    """Show each digit for `FRAMES_OF_DIGIT` frames: `[frames, side, side] uint8`."""
+    frames = [digit.pixels for digit in digits for _ in range(FRAMES_OF_DIGIT)]
     return np.stack(frames).repeat(ZOOM, axis=1).repeat(ZOOM, axis=2)
 
 

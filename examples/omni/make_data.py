@@ -28,7 +28,7 @@ from typing import Any
 import clips
 import numpy as np
 from blanks import BLANKS
-from handwritten import handwritten, side_by_side
+from handwritten import Digit, handwritten, moved, side_by_side
 from speech import spoken
 
 from relax_actors.errors import ConfigError
@@ -38,11 +38,17 @@ Save = Callable[[str, bytes], str]
 """Write a media file unless it exists; returns its path as the rows name it."""
 
 
+def pair(digits: list[Digit], source: random.Random, *, test: bool) -> list[Digit]:
+    """Choose two digits; those of training rows are moved a little."""
+    two = source.choices(digits, k=2)
+    return two if test else [moved(digit, source) for digit in two]
+
+
 def image_rows(source: random.Random, save: Save, *, test: bool) -> Iterator[Row]:
     """Two handwritten digits side by side."""
     digits = handwritten(test=test)
     for number in range(sys.maxsize):
-        two = source.choices(digits, k=2)
+        two = pair(digits, source, test=test)
         path = save(f"{number:05d}.png", png(side_by_side(two)))
         yield {"prompt": "<image>?", "images": [path], "answer": "".join(str(digit.value) for digit in two)}
 
@@ -59,8 +65,8 @@ def video_rows(source: random.Random, save: Save, *, test: bool) -> Iterator[Row
     """Two handwritten digits, one after the other."""
     digits = handwritten(test=test)
     for number in range(sys.maxsize):
-        two = source.choices(digits, k=2)
-        path = save(f"{number:05d}.mp4", clips.mp4(clips.frames_of(two, source)))
+        two = pair(digits, source, test=test)
+        path = save(f"{number:05d}.mp4", clips.mp4(clips.frames_of(two)))
         yield {"prompt": "<video>?", "videos": [path], "answer": "".join(str(digit.value) for digit in two)}
 
 

@@ -53,8 +53,10 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: flo
     if not clip:
         return ValueLoss(error / 2, torch.zeros_like(error, dtype=torch.bool))
     old = old_values.detach()
-    bounded = (old + (values - old).clamp(-clip, clip) - targets).square()
-    return ValueLoss(torch.maximum(error, bounded) / 2, bounded > error)
+    moved = values - old
+    bounded = (old + moved.clamp(-clip, clip) - targets).square()
+    # Within the clip range the two errors differ by rounding only.
+    return ValueLoss(torch.maximum(error, bounded) / 2, (bounded > error) & (moved.abs() > clip))
 
 
 def measure_values(values: Tensor, returns: Tensor, loss: ValueLoss, mask: Tensor) -> dict[str, float]:

@@ -34,8 +34,10 @@ def check_memory(config: Config, facts: ModelFacts) -> Iterator[str]:
     critic = TRAINER_BYTES if config.critic is not None else 0
     model = facts.parameters * (TRAINER_BYTES + reference + base + engines + critic) + teacher_bytes(config)
     process = PROCESS_BYTES if config.simulate is None else SIMULATED_BYTES
-    ranks = config.trainer.megatron.ranks if config.trainer.backend == "megatron" else 1
-    processes = process * (1 + (critic > 0) + following + fixed + (ranks if ranks > 1 else 0))
+    # The ranks of a group are processes beside the actor's.
+    groups = [config.trainer.ranks] if config.critic is None else [config.trainer.ranks, config.critic.ranks]
+    trained = sum(ranks + 1 if ranks > 1 else 1 for ranks in groups)
+    processes = process * (trained + following + fixed)
     starts_servers = inference_backend(config).server_module(config)
     servers = SERVER_BYTES * config.rollout.replicas if starts_servers else 0
     need, have = model + processes + servers, _memory_of_machine()

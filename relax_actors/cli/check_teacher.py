@@ -35,9 +35,8 @@ def check_teacher(config: Config, folder: Path) -> Iterator[str]:
         msg = f'[{SECTION}] has no effect without algorithm.distil.place; set it to "advantage" or "loss"'
         raise ConfigError(msg)
     _check_source(role)
-    if config.media is not None and (role.hint or role.server):
-        what = "hint" if role.hint else "server"
-        msg = f"{SECTION}.{what} works with text only, and this model takes media; set {SECTION}.model"
+    if config.media is not None and role.server:
+        msg = f"{SECTION}.server works with text only, and this model takes media; set {SECTION}.model or a hint"
         raise ConfigError(msg)
     if role.hint:
         _check_hint(role.hint, folder)

@@ -73,10 +73,11 @@ def _write_users(
     names, granted = users(config), {user: permissions(config, user) for user in users(config)}
     now = time.time()
     expires = None if settings.days is None else now + settings.days * DAY
-    revoked = _revoked(server.runs.get(config.run.name), int(now), rotate=settings.rotate)
+    run = config.run.name
+    revoked = _revoked(server.runs.get(run), server.removed(run), int(now), rotate=settings.rotate)
     for user in names:
-        account = authority.account_of(config.run.name, "" if user == OPERATOR else user)
-        name, issued = f"{config.run.name}.{user}", max(int(now), revoked + 1)
+        account = authority.account_of(run, "" if user == OPERATOR else user)
+        name, issued = f"{run}.{user}", max(int(now), revoked + 1)
         text = authority.credentials(name, granted[user], account, expires, issued=issued, websocket=user in BROWSERS)
         write_private(folder / user / CREDENTIALS_FILE, text)
     # A client with a ca.pem beside its credentials refuses servers without TLS.
@@ -84,7 +85,7 @@ def _write_users(
     if settings.tls:
         server.write_user_certificates(folder, names, settings)
     others = {user: permitted for user, permitted in granted.items() if user != OPERATOR}
-    server.admit(RunUsers(config.run.name, others, revoked, _quota(config)))
+    server.admit(RunUsers(run, others, revoked, _quota(config)))
 
 
 def remove_run(run: str, folder: Path, settings: Settings) -> list[str]:
@@ -137,11 +138,11 @@ def _check_joined(server: KeyedServer, settings: Settings) -> None:
         raise ConfigError(msg)
 
 
-def _revoked(old: RunUsers | None, now: int, *, rotate: bool) -> int:
+def _revoked(old: RunUsers | None, removed: int, now: int, *, rotate: bool) -> int:
     """Time up to which credentials of a run are refused. Times are whole seconds, and new ones are issued after it."""
     if old is None:
         # Those of a removed run of the same name must not become valid again, not even those of this second.
-        return now + 1
+        return max(now, removed) + 1
     return max(now, old.revoked + 1) if rotate else old.revoked
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from relax_actors.config import Config
 from relax_actors.data.model_folder import ModelFacts, measure, stored_shapes
-from relax_actors.engines.torch.architectures import check_value_head
+from relax_actors.engines.backends import critic_backend
 from relax_actors.errors import ConfigError
 from relax_actors.media.family import Family, family_of
 from relax_actors.registry.catalog import ADVANTAGES
@@ -43,13 +43,13 @@ def check_critic(config: Config, folder: Path, policy: ModelFacts) -> Iterator[s
     """
     if config.critic is None:
         return
-    path = config.critic.path
+    path, backend = config.critic.path, critic_backend(config.critic)
     if path is None:
-        check_value_head(folder)
+        yield from backend.check(config, folder)
         yield "the critic starts from version 0 of the policy, with a value head of zeros"
         return
     facts = measure(path, setting="critic.path")
-    check_value_head(path)
+    yield from backend.check(config, path)
     _check_family(path, folder)
     shapes, head = stored_shapes(path), "score.weight" if family_of(path) is None else "lm_head.weight"
     if shapes.get(head, [])[:1] != [1]:

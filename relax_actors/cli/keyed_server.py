@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -101,9 +102,36 @@ class KeyedServer:
         self._write_accounts()
 
     def remove(self, run: RunUsers) -> None:
-        """Remove the accounts of a run."""
+        """Remove the accounts of a run; its credentials stay revoked for a later run of the same name."""
+        removed = self._removed | {run.run: max(int(time.time()), run.revoked + 1)}
+        write_private(self._removals, json.dumps(removed))
         run.remove(self.private / "runs")
         self._write_accounts()
+
+    def removed(self, run: str) -> int:
+        """Time up to which credentials of removed runs of a name were issued (Unix seconds); 0 if there was none.
+
+        Raises:
+            ConfigError: the file that records it cannot be read.
+        """
+        return self._removed.get(run, 0)
+
+    @property
+    def _removals(self) -> Path:
+        return self.private / "removed.json"
+
+    @property
+    def _removed(self) -> dict[str, int]:
+        try:
+            return {str(name): int(at) for name, at in json.loads(self._removals.read_text()).items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            msg = (
+                f"{self._removals} cannot be read: {error}; restore it, or the credentials of a removed run may be "
+                "valid again in a later run of the same name"
+            )
+            raise ConfigError(msg) from error
 
     def _write_accounts(self) -> None:
         # Atomically: a server may read it at any time.
@@ -114,7 +142,7 @@ class KeyedServer:
         if settings.tls:
             self._write_certificate(settings)
         text = server_config(config, self.files, settings)
-        (self.files / "nats-server.conf").write_text(text)
+        write_private(self.files / "nats-server.conf", text)
         for name in settings.cluster:
             write_private(
                 self.files / f"{name}.conf", text + settings.cluster_block(name, self.files, self._password())
@@ -162,7 +190,7 @@ class KeyedServer:
         hosts = tuple(dict.fromkeys((*settings.hosts, *settings.cluster, *HOSTS, socket.gethostname())))
         own = certificates.issue(ca, "nats", SERVER_DAYS, hosts)
         own.save(self.files / "cert.pem", self.files / "key.pem")
-        (self.files / "ca.pem").write_text(ca.pem)
+        write_private(self.files / "ca.pem", ca.pem)
 
     def write_user_certificates(self, folder: Path, users: list[str], settings: Settings) -> None:
         """Write the authority's certificate beside the credentials of users, and with mutual TLS one for each."""
@@ -170,7 +198,7 @@ class KeyedServer:
 
         ca = certificates.CertificatePair.load(self.private / "ca.pem", self.private / "ca-key.pem")
         for name in users:
-            (folder / name / "ca.pem").write_text(ca.pem)
+            write_private(folder / name / "ca.pem", ca.pem)
             if settings.mutual:
                 own = certificates.issue(ca, name, settings.days or SERVER_DAYS)
                 own.save(folder / name / "cert.pem", folder / name / "key.pem")

@@ -58,10 +58,9 @@ def _devices(config: Config, roles: Collection[str]) -> Iterator[tuple[str, str,
         if not (servers and config.rollout.sglang.urls):
             yield "rollout.device", config.rollout.device, config.rollout.sglang.tensor_parallel if servers else 1
     if "trainer" in roles:
-        is_group = config.trainer.backend == "megatron"
-        yield "trainer.device", config.trainer.device, config.trainer.megatron.ranks if is_group else 1
+        yield "trainer.device", config.trainer.device, config.trainer.ranks
     if config.critic is not None and "critic" in roles:
-        yield "critic.device", config.critic.device, 1
+        yield "critic.device", config.critic.device, config.critic.ranks
     for name, section in config.roles.items():
         if name in roles and spec_of(config, name).device:
             yield f"roles.{name}.device", str(section.options.get("device", "auto")), 1

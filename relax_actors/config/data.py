@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
+from relax_actors.config.media import KINDS
 from relax_actors.config.sections import Named, NonNegativeInt, Positive, Section
 from relax_actors.registry.catalog import DATA_SOURCES
 
@@ -94,6 +95,21 @@ class DataSection(Section):
     """System message, for models with a chat template."""
     chat: bool | None = None
     """Whether to apply the tokenizer's chat template; by default if it has one."""
+    media: dict[Literal["image", "video", "audio"], dict[str, Any]] = Field(default_factory=dict)
+    """Settings of the media of this data set by kind, e.g. `media.image.max_pixels = 65536`; they replace those of
+    [media.image], [media.video] and [media.audio]."""
+
+    @field_validator("media")
+    @classmethod
+    def _media(cls, value: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        for kind, options in value.items():
+            try:
+                KINDS[kind].model_validate(options)
+            except ValidationError as error:
+                first = error.errors()[0]
+                msg = f"{'.'.join([kind, *map(str, first['loc'])])}: {first['msg']}"
+                raise ValueError(msg) from error
+        return value
 
     @field_validator("template")
     @classmethod

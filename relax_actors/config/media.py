@@ -10,7 +10,9 @@ from pydantic import model_validator
 
 from relax_actors.config.sections import NonNegativeInt, PoolSection, Positive, PositiveFloat, Section
 
-TOWERS = frozenset(("vision_config", "audio_config", "thinker_config"))
+TOWERS = frozenset(
+    ("vision_config", "audio_config", "thinker_config", "vision_tower", "mm_vision_tower", "speech_config")
+)
 """Fields of a config.json that only models which see or hear have."""
 
 
@@ -68,6 +70,10 @@ class AudioSection(Section):
     """Whether a longer sound is cut; otherwise its row is quarantined."""
     mono: Literal["mean", "first", "refuse"] = "mean"
     """How several channels become one: their mean, or the first one. "refuse" quarantines the row."""
+
+
+KINDS: dict[str, type[Section]] = {"image": ImageSection, "video": VideoSection, "audio": AudioSection}
+"""Settings of each kind of media."""
 
 
 class LimitsSection(Section):

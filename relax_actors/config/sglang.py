@@ -18,7 +18,7 @@ class SglangSection(Section):
 
     urls: list[str] = Field(default_factory=list)
     """External servers, one per rollout actor. They must see the run's folder and serve this run alone. Actors of nodes
-    that join later cannot use them."""
+    that join later cannot use them. Refused for models that take images, video or sound."""
     api_key_file: Path | None = None
     """File with the API key of the servers in `urls`."""
     weights: Literal["disk", "tensors", "group"] = "disk"

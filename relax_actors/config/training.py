@@ -18,7 +18,7 @@ from relax_actors.config.sections import (
     PositiveFloat,
     Section,
 )
-from relax_actors.registry.catalog import TRAINING_ENGINES, WEIGHT_TRANSPORTS
+from relax_actors.registry.catalog import CRITIC_ENGINES, TRAINING_ENGINES, WEIGHT_TRANSPORTS
 
 
 class WarmStartSection(Section):
@@ -33,7 +33,7 @@ class WarmStartSection(Section):
 
 
 class MegatronSection(Section):
-    """[trainer.megatron]: parallelism of `trainer.backend = "megatron"`."""
+    """Parallelism of the backend "megatron": [trainer.megatron] and [critic.megatron]."""
 
     ranks: Positive = 1
     """Number of training processes, one for each GPU if there are GPUs. Data parallelism is what remains after tensor,
@@ -41,11 +41,11 @@ class MegatronSection(Section):
     tensor_parallel: Positive = 1
     """Ranks that share each layer."""
     pipeline_parallel: Positive = 1
-    """Stages that the layers are divided into."""
+    """Stages that the layers are divided into. The towers of a model with media are on the first one."""
     virtual_pipeline: Positive = 1
     """Stages of the pipeline on each of its ranks (interleaved schedule)."""
     context_parallel: Positive = 1
-    """Ranks that share each sequence."""
+    """Ranks that share each sequence; 1 for a model with media."""
     expert_parallel: Positive = 1
     """Ranks that share the experts."""
     expert_tensor_parallel: Positive | None = None
@@ -91,7 +91,8 @@ class TrainerSection(PoolSection):
     max_grad_norm: PositiveFloat = 1.0
     """Norm that gradients are clipped to."""
     max_tokens_per_microbatch: Positive = 8192
-    """Maximum tokens of a micro-batch, prompts included; a longer sequence is refused."""
+    """Maximum tokens of a micro-batch, prompts included; a longer sequence is refused. Placeholders of media count once
+    more for the towers, once for all sequences of a prompt."""
     stream: bool = True
     """Whether forward and backward of a step start when its first rows fill a micro-batch (of each data-parallel rank
     of Megatron-Core); else when all rows are there, as also with `trainer.megatron.pipeline_parallel` above 1."""
@@ -129,18 +130,26 @@ class TrainerSection(PoolSection):
         return self
 
     @property
+    def ranks(self) -> int:
+        """Processes that train."""
+        return self.megatron.ranks if self.backend == "megatron" else 1
+
+    @property
     def updates(self) -> int:
         """Optimizer updates of a batch."""
         return self.minibatches * self.epochs
 
 
 class CriticSection(PoolSection):
-    """[critic]: the value model of PPO, trained by a role of its own with torch in one process.
+    """[critic]: the value model of PPO, trained by a role of its own.
 
     It follows the trainer's batches with the same rows, order, minibatches and epochs, and shares the trainer's
     `schedule`, `betas`, `epsilon`, `max_tokens_per_microbatch`, `precision` and settings of checkpoints.
     """
 
+    backend: Annotated[str, Named(CRITIC_ENGINES)] = "torch"
+    """Engine of the critic: `torch`, in one process; `megatron`, Megatron-Core in the processes that [critic.megatron]
+    says; or an engine of another package."""
     path: Path | None = None
     """Folder of a token-classification model with one label, such as a run exports to `critic`: a critic to start from.
     By default the critic starts from version 0 of the policy, with a value head of zeros."""
@@ -154,12 +163,28 @@ class CriticSection(PoolSection):
     """Clip range of a value around the value before the batch, as in PPO2; 0 for no clipping."""
     warmup_steps: NonNegativeInt = 0
     """Steps at the start of the run that train the critic only: the weights of the policy stay those of version 0."""
+    megatron: MegatronSection = MegatronSection()
     device: str = "auto"
     """Torch device; "auto" is CUDA if available, else the CPU."""
     replicas: Literal[1] = 1
     """One actor owns the critic's weights."""
     deadline: PositiveFloat = 300.0
     """Seconds without progress after which the critic counts as hung, is killed and replaced."""
+
+    @model_validator(mode="after")
+    def _layout_is_used(self) -> CriticSection:
+        if self.backend != "megatron" and self.megatron != MegatronSection():
+            msg = (
+                f'critic.megatron has no effect with critic.backend = "{self.backend}"; set critic.backend = '
+                '"megatron", or remove [critic.megatron]'
+            )
+            raise ValueError(msg)
+        return self
+
+    @property
+    def ranks(self) -> int:
+        """Processes that train the critic."""
+        return self.megatron.ranks
 
 
 class StalenessSection(Section):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,6 +110,7 @@ class PromptMaker:
                 or the chat template refuses it; its media do not fit its placeholders, the model or [media]; names the
                 row of the data.
         """
+        task = self._without_messages(task)
         self._check_media(task)
         text, tokens = self._text_and_tokens(task)
         self._check_size(task, text)
@@ -128,6 +130,25 @@ class PromptMaker:
         if self._keeps_messages:
             fields["messages"] = self._chat_of(task) or []
         return Prompt(text, tokens, task.answer, task.metadata, **fields)
+
+    def _without_messages(self, task: Task) -> Task:
+        """Return a task whose prompt is a text if the model has no chat template, which alone can tell messages apart.
+
+        Raises:
+            RowError: the prompt has several messages, or one that is not the user's.
+        """
+        messages = task.prompt
+        if isinstance(messages, str) or self._tokenizer.has_chat_template:
+            return task
+        if [message.get("role") for message in messages] != ["user"]:
+            msg = (
+                f"{_origin(task)}a chat of {len(messages)} messages needs a chat template, and the model has none; add "
+                "chat_template.jinja to its folder, or give a text or a single message of the user"
+            )
+            raise RowError(msg)
+        content = messages[0]["content"]
+        parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+        return replace(task, prompt="".join(part.get("text", f"<{part['type']}>") for part in parts))
 
     def _check_media(self, task: Task) -> None:
         """Raise RowError unless the model takes the media of a task, and there is one for each placeholder."""
@@ -159,7 +180,9 @@ class PromptMaker:
                 f"({', '.join(wanted[:8]) or 'none'}); write each as <image>, <video>, <audio> or a content part"
             )
             raise RowError(msg)
-        return arrange(found, task.media)
+        options = {str(kind): own for kind, own in self._data.media.items()}
+        arranged = arrange(found, task.media)
+        return [replace(medium, options=options.get(medium.kind, {}) | medium.options) for medium in arranged]
 
     def _messages(self, task: Task) -> list[dict[str, Any]]:
         """Return the prompt as messages, with its placeholders as content parts."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from relax_actors.config import Config
-from relax_actors.engines.protocols.backend import InferenceBackend, ScoringBackend, TrainingBackend
+from relax_actors.config.training import CriticSection
+from relax_actors.engines.protocols.backend import CriticBackend, InferenceBackend, ScoringBackend, TrainingBackend
 from relax_actors.errors import ConfigError
-from relax_actors.registry.catalog import INFERENCE_ENGINES, SCORING_ENGINES, TRAINING_ENGINES
+from relax_actors.registry.catalog import CRITIC_ENGINES, INFERENCE_ENGINES, SCORING_ENGINES, TRAINING_ENGINES
 from relax_actors.registry.registry import Registry
 
 
@@ -27,10 +28,28 @@ def training_backend(config: Config) -> TrainingBackend:
     return backend
 
 
+def critic_backend(section: CriticSection) -> CriticBackend:
+    """Load the backend named by `critic.backend`; errors as `inference_backend`."""
+    backend: CriticBackend = _instance(CRITIC_ENGINES, section.backend, "critic.backend")
+    return backend
+
+
 def scoring_backend(name: str, setting: str) -> ScoringBackend:
     """Load a scoring backend by name; errors as `inference_backend`, with the configuration key `setting`."""
     backend: ScoringBackend = _instance(SCORING_ENGINES, name, setting)
     return backend
+
+
+def critic_section(config: Config) -> CriticSection:
+    """Section [critic] of a run that has a critic.
+
+    Raises:
+        ConfigError: it is missing.
+    """
+    if config.critic is None:
+        msg = "role critic needs a section [critic]; add it"
+        raise ConfigError(msg)
+    return config.critic
 
 
 def refuse_options(config: Config, section: str) -> None:

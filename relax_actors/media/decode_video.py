@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,12 +142,14 @@ def decode_frames(
     with opened(source, "a video") as container:
         stream = _stream(source, container)
         stream.codec_context.thread_count = 1
+        # Frames can grow within a video. Twice the limit, because codecs round sizes up; the exact check is below.
+        stream.codec_context.options = {"max_pixels": str(2 * source.limits.max_pixels)}
         last: np.ndarray | None = None
-        for number, frame in enumerate(container.decode(stream)):
+        for number, frame in enumerate(_decoded(source, container, stream)):
             source.check_time()
+            source.check_pixels(frame.width, frame.height)
             if len(kept) < len(wanted) and number < wanted[len(kept)]:
                 continue
-            source.check_pixels(frame.width, frame.height)
             image = upright(frame)
             height, width = image.shape[:2]
             last = resize(image)
@@ -163,6 +165,18 @@ def decode_frames(
     if len({frame.shape for frame in kept}) > 1:
         source.refuse("the size of the video changes within it")
     return Clip(np.stack(kept), width, height)
+
+
+def _decoded(source: Source, container: Any, stream: Any) -> Iterator[Any]:
+    """Decode frames; the decoder refuses those of more than its `max_pixels` with EINVAL before it decodes them."""
+    count = 0
+    try:
+        for frame in container.decode(stream):
+            yield frame
+            count += 1
+    except av.error.ArgumentError as error:
+        most = source.limits.max_pixels
+        source.refuse(f"frame {count} of the video is damaged, or exceeds the limit of {most} pixels", error)
 
 
 def upright(frame: Any) -> np.ndarray:

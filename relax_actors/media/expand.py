@@ -24,7 +24,8 @@ class Expanded:
         starts: index of the first placeholder of each medium.
         counts: number of placeholders of each medium; other tokens can lie between them.
         positions: [3, length] rotary positions, of type `Family.position_dtype`.
-        delta: what the position of a later token exceeds its index by; a whole number but for Qwen3-Omni.
+        delta: what the position of a later token exceeds its index by, counted from the first expanded token; a whole
+            number but for Qwen3-Omni.
     """
 
     tokens: np.ndarray
@@ -34,21 +35,24 @@ class Expanded:
     delta: float
 
 
-def expand(tokens: np.ndarray, features: Sequence[Features], family: Family, tokenizer: Tokenizer) -> Expanded:
-    """Expand the placeholders of a prompt, and compute its rotary positions.
+def expand(
+    tokens: np.ndarray, features: Sequence[Features], family: Family, tokenizer: Tokenizer, first: float = 0
+) -> Expanded:
+    """Expand the placeholders of a prompt or an observation, and compute its rotary positions.
 
     Args:
         tokens: ids of the prompt, with one placeholder for each medium.
         features: features of all media in the order of their placeholders; the sound of a video follows it.
         family: the model.
         tokenizer: writes the timestamps of videos for Qwen3-VL.
+        first: position of the first token.
 
     Raises:
         RowError: the placeholders do not fit the media.
     """
     ids = [int(token) for token in tokens]
     _check_placeholders(ids, features, family)
-    builder = _Builder(family, tokenizer)
+    builder = _Builder(family, tokenizer, next=first)
     rest, at, stop = list(features), 0, len(ids)
     kinds = {family.ids[kind]: kind for kind in family.kinds}
     while at < stop:
@@ -220,7 +224,7 @@ class _Builder:
         dtype = self.family.position_dtype
         empty = np.zeros((3, 0), dtype)
         positions = np.concatenate([empty, *self.positions], axis=1)
-        most = positions.max() + 1 if positions.size else np.array(0, dtype)
+        most = positions.max() + 1 if positions.size else np.array(self.next, dtype)
         # In the type of the positions, so that the sum of both is rounded as in transformers.
         delta = float(np.array(most - len(self.tokens), dtype))
         tokens = np.array(self.tokens, np.int32)

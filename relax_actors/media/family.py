@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
+from relax_actors.config.media import TOWERS
 from relax_actors.errors import ConfigError
 from relax_actors.media.processor_files import ProcessorFiles, read_processor_files
 from relax_actors.media.special_tokens import token_ids
@@ -173,7 +174,6 @@ KINDS = {
     "qwen2_audio": _Kind("none", needs=("audio", "audio_start", "audio_end"), padded=True, fixed=True),
 }
 _WHOLE = {"qwen2_5_omni": "qwen2_5_omni_thinker", "qwen3_omni_moe": "qwen3_omni_moe_thinker"}
-_PARTS = ("vision_config", "audio_config", "thinker_config", "vision_tower", "mm_vision_tower", "speech_config")
 _CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 _HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
@@ -207,7 +207,7 @@ def family_of_body(body: dict[str, Any], where: str, folder: Path | None = None)
         ConfigError: as `family_of`.
     """
     model_type = str(body.get("model_type"))
-    if not any(part in body for part in _PARTS) and model_type not in {*KINDS, *_WHOLE}:
+    if TOWERS.isdisjoint(body) and model_type not in {*KINDS, *_WHOLE}:
         return None
     if model_type in _WHOLE and isinstance(body.get("thinker_config"), dict):
         body, model_type = body["thinker_config"], _WHOLE[model_type]

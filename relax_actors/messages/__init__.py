@@ -25,7 +25,7 @@ from relax_actors.messages.environment import (
     Fault,
     Open,
 )
-from relax_actors.messages.media import KINDS_OF_MEDIA, Media, MediaSource, PreparedPrompt
+from relax_actors.messages.media import KINDS_OF_MEDIA, Media, MediaSource, ObservedMedia, PreparedPrompt
 from relax_actors.messages.samples import NOT_SAMPLED, FinishReason, Sample, TokenSequence
 from relax_actors.messages.teacher import TeacherScores
 from relax_actors.messages.trajectory import Trajectory
@@ -49,6 +49,7 @@ __all__ = [
     "FinishReason",
     "Media",
     "MediaSource",
+    "ObservedMedia",
     "Open",
     "PreparedPrompt",
     "Prompt",

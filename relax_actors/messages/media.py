@@ -126,6 +126,34 @@ class Media:
 
 
 @dataclass(frozen=True, slots=True)
+class ObservedMedia:
+    """Media of an observation: what a sequence reads after its prompt, between two turns of the model.
+
+    Attributes:
+        start: index in the sequence of the observation's first token.
+        sources: files of the media, in the store.
+        media: features, in the order of `sources`; `Media.start` counts from the observation's first token, and
+            `Media.source` is the number in `sources`.
+        positions: `[3, tokens]` rotary positions of the observation's tokens, as `PreparedPrompt.positions`.
+
+    Raises:
+        ValueError: shapes do not match, or the tokens of a medium reach beyond the observation.
+    """
+
+    start: int
+    sources: list[MediaSource]
+    media: list[Media]
+    positions: Array
+
+    def __post_init__(self) -> None:
+        _check_positions(self.positions, f"of an observation at token {self.start}")
+        _check_within(self.media, self.positions.shape[1], "an observation")
+        if self.start < 0 or any(medium.source >= len(self.sources) for medium in self.media):
+            msg = f"an observation at token {self.start} with {len(self.sources)} files names one that it does not have"
+            raise ValueError(msg)
+
+
+@dataclass(frozen=True, slots=True)
 class PreparedPrompt:
     """Column `media`: a prompt as a multimodal model reads it, with its placeholders expanded.
 
@@ -150,15 +178,26 @@ class PreparedPrompt:
         if tokens.ndim != 1 or tokens.dtype != np.int32 or not len(tokens):
             msg = f"tokens of a prepared prompt are {tokens.dtype}{list(tokens.shape)}, not [prompt_len] int32"
             raise ValueError(msg)
-        if positions.shape != (_AXES, len(tokens)) or positions.dtype not in (np.int32, np.float32):
-            found, expected = f"{positions.dtype}{list(positions.shape)}", [_AXES, len(tokens)]
-            msg = f"positions of a prepared prompt are {found}, not {expected} int32 or float32"
-            raise ValueError(msg)
-        if not (np.isfinite(positions).all() and math.isfinite(self.position_delta)):
+        _check_positions(positions, "of a prepared prompt", len(tokens))
+        if not math.isfinite(self.position_delta):
             msg = "a rotary position of a prepared prompt is not finite"
             raise ValueError(msg)
-        for medium in self.media:
-            if medium.start + medium.tokens > len(tokens):
-                end = medium.start + medium.tokens
-                msg = f"tokens {medium.start} to {end} of {medium.kind} reach beyond a prompt of {len(tokens)} tokens"
-                raise ValueError(msg)
+        _check_within(self.media, len(tokens), "a prompt")
+
+
+def _check_positions(positions: Array, what: str, tokens: int | None = None) -> None:
+    expected = (_AXES, positions.shape[-1] if tokens is None and positions.ndim else tokens)
+    if positions.shape != expected or positions.dtype not in (np.int32, np.float32):
+        shape, length = list(positions.shape), "n" if tokens is None else tokens
+        msg = f"positions {what} are {positions.dtype}{shape}, not [{_AXES}, {length}] int32 or float32"
+        raise ValueError(msg)
+    if not np.isfinite(positions).all():
+        msg = f"a rotary position {what} is not finite"
+        raise ValueError(msg)
+
+
+def _check_within(media: list[Media], tokens: int, what: str) -> None:
+    for medium in media:
+        if (end := medium.start + medium.tokens) > tokens:
+            msg = f"tokens {medium.start} to {end} of {medium.kind} reach beyond {what} of {tokens} tokens"
+            raise ValueError(msg)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from nats.js.errors import NotFoundError
 
@@ -129,13 +130,32 @@ def _reached(folder: RunFolder, config: Config, user: str, access: Access) -> It
     live = _is_external(config, access) or is_listening(address)
     with ExitStack() as stack:
         if not live:
-            stack.callback(folder.lock().close)
+            stack.callback(_locked(folder, config).close)
             limits = ServerSettings(max_store=config.broker.max_bytes + config.broker.log_bytes + (1 << 30))
             server = Server(folder.broker, limits, Users.operator(config.run.name))
             stack.callback(server.stop)
             address = server.start()
         connection = stack.enter_context(closing(Connection(address, "reader", REACH_SECONDS)))
         yield Observed(config.run.name, connection, live)
+
+
+def _locked(folder: RunFolder, config: Config) -> IO[str]:
+    """Lock the folder of a run whose embedded broker does not answer.
+
+    Raises:
+        ConfigError: another process uses the run, or the folder cannot be used.
+    """
+    try:
+        return folder.lock()
+    except ConfigError as error:
+        if not isinstance(error.__cause__, BlockingIOError):
+            raise
+        msg = (
+            f"run {config.run.name} is in use, and its broker does not answer: it starts, hangs or was stopped by a "
+            f"signal. `relax up` restarts a broker that is silent for {config.supervision.heartbeat:g} s "
+            "(supervision.heartbeat), unless it was stopped itself; try again then"
+        )
+        raise ConfigError(msg) from error
 
 
 def _is_external(config: Config, access: Access) -> bool:

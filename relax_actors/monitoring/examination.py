@@ -17,7 +17,7 @@ from broker.address import Address, address_of
 from broker.connection import Connection
 from broker.leases import RunState
 from broker.ordered_consumer import OrderedConsumer
-from broker.permissions import OPERATOR
+from broker.permissions import OPERATOR, follow_names
 from broker.schema import SCHEMA
 from broker.store import Store
 from broker.streams import open_bucket
@@ -28,14 +28,15 @@ from relax_actors.errors import ConfigError
 from relax_actors.monitoring import health
 from relax_actors.monitoring.connection import REACH_SECONDS, Connected, require_run, run_of_credentials
 from relax_actors.monitoring.health import Finding
+from relax_actors.monitoring.leases import number
 from relax_actors.monitoring.log_message import LogMessage
 from relax_actors.monitoring.progress import Progress
 from relax_actors.monitoring.quarantine import quarantined_rows
 from relax_actors.monitoring.summary import read_ledger
-from relax_actors.roles import make_role, role_names
-from relax_actors.runtime import StatefulRole, logs
+from relax_actors.roles import role_names
+from relax_actors.runtime import logs
 from relax_actors.runtime.run_folder import RunFolder
-from relax_actors.supervision.streams import consumers_of, fetch_run_record
+from relax_actors.supervision.streams import fetch_run_record
 from relax_actors.training.ledger import Ledger
 
 RECENT_SECONDS = 300.0
@@ -113,7 +114,7 @@ def _running(at: Connected, ledger: Ledger) -> Iterator[Finding]:
     yield from health.supervision(config, leases)
     yield from health.forged(call(at.state.forged_leases(), CALL_DEADLINE))
     yield from health.progress(config, ledger, leases, time.time())
-    yield from _consumers(at, {name.rpartition(".")[0] for name in leases})
+    yield from _consumers(at, leases)
     for line in log.failures.lines()[: health.MAX_SHOWN]:
         yield Finding(f"in the last {RECENT_SECONDS / 60:.0f} minutes: {line}", is_problem=False)
 
@@ -151,9 +152,15 @@ def _recent(table: Table, config: Config) -> Progress:
     return found
 
 
-def _consumers(at: Connected, present: set[str]) -> Iterator[Finding]:
-    """Find consumers that are missing, and rows that wait for a role although nobody fetches them."""
-    config, connection, stream = at.config, at.table.connection, at.table.subjects.table_stream
+def _consumers(at: Connected, leases: health.Leases) -> Iterator[Finding]:
+    """Find consumers that are missing, and rows that wait for a role although nobody fetches them.
+
+    Classes of roles are not imported, since this machine may lack those of the user: a role without a consumer of its
+    name is one that follows columns if it has any consumer of such a role.
+    """
+    connection, stream = at.table.connection, at.table.subjects.table_stream
+    present = {name.rpartition(".")[0] for name in leases}
+    starts = time.time() - number(leases.get("root.0", {}).get("since"), 0.0) < health.START_SECONDS
 
     async def look(name: str) -> ConsumerInfo | None:
         try:
@@ -165,23 +172,21 @@ def _consumers(at: Connected, present: set[str]) -> Iterator[Finding]:
     def find(name: str) -> ConsumerInfo | None:
         return connection.call(connection.retry(partial(look, name), f"look for {name}", 10), 20)
 
-    for role in role_names(config):
-        made = make_role(config, role)
-        for spec in consumers_of(config, role, made):
-            name = str(spec.durable_name)
-            found = find(name)
-            if found is None:
+    for role in role_names(at.config):
+        found = find(role)
+        if found is None:
+            lacking = [name for name in follow_names(role) if find(name) is None]
+            missing = [role] if len(lacking) == len(follow_names(role)) else lacking
+            for name in [] if starts else missing:  # a run that starts creates its consumers
                 yield Finding(
                     f"consumer {name} of stream {stream} is missing, so {role} gets no rows; stop the run and start it "
                     "again, which creates it"
                 )
-            elif isinstance(made, StatefulRole) or role not in present:
-                continue
-            elif _is_unfetched(found):
-                time.sleep(AGAIN_SECONDS)  # an actor may just have acknowledged its rows, to fetch the next ones
-                again = find(name)
-                if again is not None and _is_unfetched(again) and again.delivered == found.delivered:
-                    yield Finding(f"{again.num_pending} rows wait for {role}, and none of its actors fetches any")
+        elif role in present and _is_unfetched(found):
+            time.sleep(AGAIN_SECONDS)  # an actor may just have acknowledged its rows, to fetch the next ones
+            again = find(role)
+            if again is not None and _is_unfetched(again) and again.delivered == found.delivered:
+                yield Finding(f"{again.num_pending} rows wait for {role}, and none of its actors fetches any")
 
 
 def _is_unfetched(consumer: ConsumerInfo) -> bool:

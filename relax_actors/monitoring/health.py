@@ -66,7 +66,7 @@ def supervision(config: Config, leases: Leases) -> Iterator[Finding]:
             yield from _processes(children_of(lease), of_node)
     if nodes:
         present = present_roles(nodes.values())
-        for role, what in needed_roles(config).items():
+        for role, what in needed_roles(config, imports=False).items():
             if role not in present:
                 yield Finding(f"role {role} has no actor on any node: {what}. {START.format(role=role)}")
 

@@ -21,7 +21,7 @@ from broker.streams import open_bucket, wait_for_stream
 from broker.subjects import Subjects
 from broker.table import CALL_DEADLINE, Table
 from relax_actors.config import Config
-from relax_actors.errors import CodecError, RelaxError
+from relax_actors.errors import BrokerError, CodecError, RelaxError
 from relax_actors.messages import Checkpoint, Evaluation
 from relax_actors.monitoring.live_view import LiveView
 from relax_actors.monitoring.log_message import LogMessage
@@ -110,6 +110,7 @@ class Watcher(threading.Thread):
                     following.result()
                 now = time.monotonic()
                 self._update_notice(connection, now)
+                self._check_sign_in(connection)
                 if self._lines and not display:
                     printed = self._print(now, printed)
                 # The table decides, not the metrics: a metric may be lost.
@@ -165,6 +166,13 @@ class Watcher(threading.Thread):
         away = now - self._connected
         silent = f"broker {connection.address.url} has not answered for {away:.0f} s" if away > AWAY_SECONDS else ""
         self.progress.notice = self._root.notice or connection.refusal or silent or self._absence.notice
+
+    def _check_sign_in(self, connection: Connection) -> None:
+        """End the run if the broker has refused the operator's credentials for too long."""
+        try:
+            connection.check_sign_in()
+        except BrokerError as error:
+            self.failure = Failure("run", str(error), "")
 
     async def _follow(self, connection: Connection, subjects: Subjects) -> None:
         follower = OrderedConsumer(connection, subjects.log_stream, subjects.log_subjects())

@@ -142,6 +142,15 @@ SCORING_ENGINES: Registry[Any] = Registry(
     },
     attributes=("build", "check"),
 )
+CRITIC_ENGINES: Registry[Any] = Registry(
+    "critic engine",
+    "relax_actors.critic_engines",
+    {
+        "torch": "relax_actors.engines.torch.backend:TorchCriticBackend",
+        "megatron": "relax_actors.engines.megatron.backend:MegatronCriticBackend",
+    },
+    attributes=("build", "check"),
+)
 WEIGHT_TRANSPORTS: Registry[Any] = Registry(
     "weight transport",
     "relax_actors.weight_transports",
@@ -163,5 +172,6 @@ ALL: tuple[Registry[Any], ...] = (
     INFERENCE_ENGINES,
     TRAINING_ENGINES,
     SCORING_ENGINES,
+    CRITIC_ENGINES,
     WEIGHT_TRANSPORTS,
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,8 +19,8 @@ from broker.codec import Array
 from broker.subjects import CellId, RowId, Subjects
 from relax_actors.algorithms.micro_batches import split_rows
 from relax_actors.config import Config
+from relax_actors.engines.backends import critic_backend, critic_section
 from relax_actors.engines.protocols.media import PromptMedia
-from relax_actors.engines.torch.backend import build_critic
 from relax_actors.errors import ConfigError, FencedError, RelaxError
 from relax_actors.messages import Batch, Checkpoint, CriticVersion, Quarantined, RowCounts, Trajectory, Weights
 from relax_actors.registry.role_spec import RoleSpec
@@ -62,11 +63,8 @@ class Critic(StatefulRole):
     def setup(self) -> None:
         """Build the engine and the readers of a step."""
         context, config = self.context, self.context.config
-        if config.critic is None:
-            msg = "role critic needs a section [critic]; add it"
-            raise ConfigError(msg)
-        self._settings = config.critic
-        self._engine = build_critic(config, config.critic)
+        self._settings = critic_section(config)
+        self._engine = critic_backend(self._settings).build(context)
         self._feed = StepFeed(context, self._engine, StepReader(context, {}))
         self._validator = RowValidator(config)
         self._media = None if config.media is None else RowMedia(context)
@@ -165,15 +163,15 @@ class Critic(StatefulRole):
         self._begin(0)
         return True
 
-    def _policy(self, cell: Weights) -> dict[str, object]:
-        """Read version 0 of the policy from the store."""
+    def _policy(self, cell: Weights) -> list[Path]:
+        """Files of version 0 of the policy in the store, after a check of their fingerprint."""
         from relax_actors.weights import files  # noqa: PLC0415 imports torch, for the critic's process only
 
-        tensors = files.load([self.context.table.store.path(shard.path) for shard in cell.shards])
-        if (found := files.fingerprint(tensors.items())) != cell.fingerprint:
+        paths = [self.context.table.store.path(shard.path) for shard in cell.shards]
+        if (found := files.fingerprint(files.load(paths).items())) != cell.fingerprint:
             msg = f"weights 0 in the store have fingerprint {found}, published was {cell.fingerprint}; restore them"
             raise ConfigError(msg)
-        return dict(tensors)
+        return paths
 
     def _begin(self, version: int) -> None:
         """Continue with a version; forget what is below it."""
@@ -265,7 +263,7 @@ class Critic(StatefulRole):
         table, samples = self.context.table, []
         media: list[Any] = [None] * len(rows)
         if self._media is not None:
-            media = self._media.read([row for row, _ in rows], [trajectory.prompt_tokens for _, trajectory in rows])
+            media = self._media.read([row for row, _ in rows], [trajectory for _, trajectory in rows])
             rows, media = self._without_lost_media(rows, media)
         for n, ((_, trajectory), of_row) in enumerate(zip(rows, media, strict=True)):
             samples += samples_of(n, trajectory, media=of_row)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from relax_actors.data.prompt_maker import room
 from relax_actors.data.renderer import Renderer
-from relax_actors.engines.protocols import Generation
+from relax_actors.engines.protocols import Generation, PromptMedia
 from relax_actors.errors import ConfigError, RelaxError, RowError, StoreError
 from relax_actors.messages import FinishReason, Sample, Trajectory
 from relax_actors.roles.rollout import Rollout
@@ -35,7 +35,7 @@ class EpisodeRollout(Rollout):
         """Return the samples of a row, `group_size(row)` of them; override it. Called in the role's thread.
 
         Args:
-            row: the row; `row.prompt.tokens` is `[prompt_len] int32`.
+            row: the row; samples begin with `prompt_tokens(row)`.
             generate: call it with the tokens so far of each sample; it gives one `Generation` for each, without tokens
                 where no room is left: a sequence has at most the tokens of the context and of
                 trainer.max_tokens_per_microbatch.
@@ -49,12 +49,6 @@ class EpisodeRollout(Rollout):
     def setup(self) -> None:
         """Build the engine."""
         super().setup()
-        if self._media is not None:
-            msg = (
-                f"{type(self).__name__} generates from text, and the model of this run takes images, videos or sounds; "
-                "use the built-in rollout"
-            )
-            raise ConfigError(msg)
         # What the trainer takes at once, so that no episode is generated that it would refuse.
         if self._baselines:
             msg = (
@@ -67,6 +61,11 @@ class EpisodeRollout(Rollout):
     def group_size(self, row: Row) -> int:
         """Samples of a row: `rollout.group_size`, or one where a held-out row is answered greedily."""
         return 1 if row.prompt.greedy else self.context.config.rollout.group_size
+
+    def prompt_tokens(self, row: Row) -> NDArray[Any]:
+        """Tokens of a row's prompt as the model reads them, `[prompt_len] int32`: those of its media are expanded."""
+        found: NDArray[Any] = row.prompt.tokens if self._media is None else row.media.tokens
+        return found
 
     def text(self, tokens: NDArray[Any]) -> str:
         """Decode tokens."""
@@ -102,6 +101,8 @@ class EpisodeRollout(Rollout):
                 self._stager.use_newest(prompt.min_version)
             elif not self._stager.try_use_version(prompt.min_version):
                 return StoreError(f"weights {prompt.min_version} are no longer in the store")
+            if self._media is not None:
+                self._media_of[row.id] = self._media.of(row.media, row.id)
             samples = self.samples(row, self._generator(row))
             return self._checked(row, samples)
         except RelaxError as error:
@@ -113,13 +114,14 @@ class EpisodeRollout(Rollout):
         Raises:
             RowError: wrong number of samples, a sample of another prompt, or what the trainer would refuse.
         """
-        name, prompt, wanted = f"{type(self).__name__}.samples of {row.id}", row.prompt.tokens, self.group_size(row)
+        name, wanted = f"{type(self).__name__}.samples of {row.id}", self.group_size(row)
+        prompt = self.prompt_tokens(row)
         if len(samples) != wanted:
             msg = f"{name}: {len(samples)} samples were returned, not {wanted} (rollout.group_size)"
             raise RowError(msg)
         for i, sample in enumerate(samples):
             if sample.sequences and not np.array_equal(sample.sequences[0].token_ids[: len(prompt)], prompt):
-                msg = f"{name}: the first sequence of sample {i} does not begin with the tokens of the row's prompt"
+                msg = f"{name}: the first sequence of sample {i} does not begin with `prompt_tokens(row)`"
                 raise RowError(msg)
         try:
             trajectory = Trajectory.of(prompt, samples, self._stager.served)
@@ -135,7 +137,19 @@ class EpisodeRollout(Rollout):
     def _generator(self, row: Row) -> Generate:
         """Return the function that generates for a row; each call draws from seeds of its own."""
         prompt, calls = row.prompt, 0
-        request = self._request(row, greedy=prompt.greedy)
+        request, start = self._request(row, greedy=prompt.greedy), self.prompt_tokens(row)
+
+        # One object for all sequences that share as much of the prompt: the engine encodes its media once.
+        prefix = cache(lambda shared: request.media and request.media.prefix(shared))
+
+        def media_of(tokens: NDArray[Any]) -> PromptMedia | None:
+            if self._media is None:
+                return None
+            shared = count_shared(start, tokens)
+            self._media.check_sequence(row.media, tokens, shared)
+            found: PromptMedia | None = prefix(shared)
+            return found
+
         refresh = self._stager.refresh if self._in_flight_updates and not prompt.exact_version else None
 
         def generate(sequences: Sequence[NDArray[Any]]) -> list[Generation]:
@@ -145,6 +159,7 @@ class EpisodeRollout(Rollout):
                 i: replace(
                     request,
                     tokens=np.asarray(tokens, np.int32),
+                    media=media_of(np.asarray(tokens)),
                     seed=derive_seed(prompt.seed, "turn", calls, i),
                     samples=1,
                     max_tokens=min(request.max_tokens, free[i]),
@@ -162,6 +177,13 @@ class EpisodeRollout(Rollout):
             return found
 
         return generate
+
+
+def count_shared(prompt: NDArray[Any], tokens: NDArray[Any]) -> int:
+    """Count the leading tokens of a sequence that are those of its prompt."""
+    limit = min(len(prompt), len(tokens))
+    differences = np.flatnonzero(prompt[:limit] != tokens[:limit])
+    return int(differences[0]) if len(differences) else limit
 
 
 def _nothing() -> Generation:

@@ -124,6 +124,7 @@ class Rollout(Role):
             ActorError: the required weights are published but cannot be read.
         """
         pending: Pending = defaultdict(list)
+        self._media_of.clear()  # of rows that an earlier call could not generate
         yield self._enqueue(rows, pending)
         while pending:
             yield from self._generate(next(iter(pending)), pending, more)

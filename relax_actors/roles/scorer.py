@@ -119,7 +119,7 @@ class Scorer(Role):
         return found
 
     def _media_of(self, row: Row) -> PromptMedia | None:
-        return None if self._media is None else self._media.of(row.media, row.id, row.trajectory.prompt_tokens)
+        return None if self._media is None else self._media.of(row.media, row.id, row.trajectory)
 
     def trajectory(self, row: Row) -> Trajectory:
         """Return the trajectory of a row whose trained tokens are scored."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from string import Formatter
-from typing import ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from broker.codec import Array
 from relax_actors.config import Config
 from relax_actors.data.model_folder import measure
 from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.engines.protocols.media import PromptMedia
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.scoring import Scores, TeacherEngine
 from relax_actors.errors import RelaxError, RowError
@@ -23,6 +24,9 @@ from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.roles.scorer import Scorer
 from relax_actors.runtime import Row
 from relax_actors.training.samples import in_layout, without_truncated
+
+if TYPE_CHECKING:
+    from relax_actors.training.media_preparer import MediaPreparer
 
 
 class Teacher(Scorer):
@@ -60,6 +64,11 @@ class Teacher(Scorer):
         config = self.context.config
         self._top_k = config.algorithm.distil.top_k or 0
         self._tokenizer = Tokenizer(config.model_path) if self.hint else None
+        self._preparer: MediaPreparer | None = None
+        if self.hint and config.media is not None:
+            from relax_actors.training.media_preparer import MediaPreparer  # noqa: PLC0415 most teachers need none
+
+            self._preparer = MediaPreparer(config, self.context.table.store)
         context = measure(self.model or config.model_path).context_length
         self._room = min(context, config.trainer.max_tokens_per_microbatch)
         self._is_live = not self.server and self.model is None
@@ -99,7 +108,7 @@ class Teacher(Scorer):
         found = super().samples(rows)
         if not self.hint:
             return found
-        prompts = [self._hinted(row.prompt) for row in rows]
+        prompts = [self._hinted(row) for row in rows]
         return [self._with_prompt(sample, *prompts[sample.row]) for sample in found]
 
     def _problem_of(self, row: Row) -> RelaxError | None:
@@ -109,7 +118,7 @@ class Teacher(Scorer):
             return problem
         try:
             self.trajectory(row)
-            before, after = self._hinted(row.prompt) if self.hint else ((), ())
+            before, after, _ = self._hinted(row) if self.hint else ((), (), None)
         except RelaxError as error:
             return error
         longest = max(row.trajectory.sequence_lengths) + len(after) - len(before)
@@ -120,11 +129,23 @@ class Teacher(Scorer):
             )
         return None
 
-    def _hinted(self, prompt: Prompt) -> tuple[Array, Array]:
-        """Return the tokens of a prompt, and those of the text that the teacher reads in place of it."""
+    def _hinted(self, row: Row) -> tuple[Array, Array, PromptMedia | None]:
+        """Return the tokens of a prompt, and those of the text that the teacher reads in place of it with its media."""
+        prompt: Prompt = row.prompt
+        tokens = self._hinted_tokens(prompt)
+        if self._preparer is None:
+            return prompt.tokens, tokens, None
+        try:
+            after, media = self._preparer.hinted(prompt, tokens, f"{row.id.kind}/{row.id.step}")
+        except RowError as error:
+            msg = f"roles.teacher.hint: {error}"
+            raise RowError(msg) from error
+        return row.media.tokens, after, media
+
+    def _hinted_tokens(self, prompt: Prompt) -> Array:
         tokenizer = self._tokenizer
         if tokenizer is None:
-            return prompt.tokens, prompt.tokens
+            return prompt.tokens
         known = {**prompt.metadata, "prompt": prompt.text, "answer": prompt.answer}
         parts = [(literal, name) for literal, name, _, _ in Formatter().parse(self.hint)]
         names = {name for _, name in parts if name is not None}
@@ -136,16 +157,16 @@ class Teacher(Scorer):
         )
         # A prompt of a chat template was encoded without the special tokens that the model adds to plain text.
         is_plain = np.array_equal(tokenizer.encode(prompt.text), prompt.tokens)
-        return prompt.tokens, tokenizer.encode(text, special=is_plain)
+        return tokenizer.encode(text, special=is_plain)
 
-    def _with_prompt(self, sample: TrainSample, before: Array, after: Array) -> TrainSample:
+    def _with_prompt(self, sample: TrainSample, before: Array, after: Array, media: PromptMedia | None) -> TrainSample:
         """Replace the prompt of a sequence; one that does not begin with the whole prompt is left as it is."""
         start = len(before)
         if len(sample) < start or not np.array_equal(sample.token_ids[:start], before):
             return sample
         tokens = np.concatenate([after, sample.token_ids[start:]]).astype(np.int32)
         mask = np.concatenate([np.zeros(len(after), np.bool_), sample.loss_mask[start:]])
-        return TrainSample(tokens, mask, row=sample.row, sample_tokens=sample.sample_tokens)
+        return TrainSample(tokens, mask, media=media, row=sample.row, sample_tokens=sample.sample_tokens)
 
     def score(self, samples: list[TrainSample]) -> Sequence[Scores]:
         """Score sequences with the teacher."""

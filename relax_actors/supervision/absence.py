@@ -7,7 +7,7 @@ from typing import Any
 
 from relax_actors.config import Config
 from relax_actors.registry.catalog import ROLES
-from relax_actors.roles import FAILURES, role_names, spec_of
+from relax_actors.roles import FAILURES, built_in_spec, role_names, spec_of
 
 GRACE_SECONDS = 10.0
 """Absence that is not worth a word, e.g. while a node restarts."""
@@ -17,12 +17,17 @@ MAX_GAP_SECONDS = 15.0
 START = "Start one with `relax node --role {role}=1`, or include {role} in `relax up --roles`"
 
 
-def needed_roles(config: Config) -> dict[str, str]:
+def needed_roles(config: Config, *, imports: bool = True) -> dict[str, str]:
     """Return the roles without which a run cannot end, with what each writes for whom.
 
-    Roles of the user whose column no role reads are left out. Imports the classes of the user's roles.
+    Roles of the user whose column no role reads are left out.
+
+    Args:
+        config: settings of the run.
+        imports: import the classes of the user's roles; otherwise these roles are left out.
     """
-    specs = {name: spec_of(config, name) for name in role_names(config)}
+    names = [name for name in role_names(config) if imports or name in ROLES.built_in]
+    specs = {name: spec_of(config, name) if imports else built_in_spec(name) for name in names}
     found = {}
     for name, spec in specs.items():
         columns = [column for column in spec.writes if column not in (*FAILURES, "readmitted")]

@@ -97,7 +97,7 @@ class SandboxFiles:
         """Write the view, and return the arguments of bwrap that show files; later ones cover earlier ones.
 
         Raises:
-            ConfigError: the home directory would be shown.
+            ConfigError: the home directory would be shown, or other runs or credentials through a link.
         """
         if self.view.exists():
             shutil.rmtree(self.view)
@@ -160,15 +160,33 @@ class SandboxFiles:
                     "configuration and its modules to a folder of their own"
                 )
                 raise ConfigError(msg)
+            if hidden := self._behind_link(config, path):
+                msg = (
+                    f"the sandbox of {self.role} would show {path}, which leads through a link to {path.resolve()}, "
+                    f"and cannot hide {hidden} there; name {path.resolve()} itself"
+                )
+                raise ConfigError(msg)
         return shown
 
-    def _covered(self, config: Config, shown: list[Path]) -> list[Path]:
-        """Folders below the code that must not be seen: other runs, and credentials of other roles."""
+    def _behind_link(self, config: Config, path: Path) -> Path | None:
+        """Return a folder that must not be seen below a path that leads through a link, where bwrap covers nothing."""
+        real = path.resolve()
+        if real == path or not real.is_dir():
+            return None
+        secret = (folder for folder in self._secret(config) if folder.resolve().is_relative_to(real))
+        return next(secret, None) or next(_key_folders(real, ()), None)
+
+    def _secret(self, config: Config) -> list[Path]:
+        """Folders of other runs, and of credentials of other roles."""
         secret = [config.folder.absolute().parent, self.folder.root.parent]
         if self.address.credentials:
             own = Path(self.address.credentials).parent
             secret += [own.parent, own]
-        # bwrap can cover nothing below a link; the folder that the link names is covered if it is shown.
+        return secret
+
+    def _covered(self, config: Config, shown: list[Path]) -> list[Path]:
+        """Folders below the code that must not be seen: other runs, and credentials of other roles."""
+        secret = self._secret(config)
         secret += [path for code in shown if code == code.resolve() for path in _key_folders(code, tuple(secret))]
         return [
             path for path in dict.fromkeys(secret) if any(path != code and path.is_relative_to(code) for code in shown)

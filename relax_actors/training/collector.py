@@ -220,8 +220,10 @@ class Collector:
         self._remove_media(KEEP_SECONDS)
         begun = {cell.row for cell in first}
         evaluating = {f"eval.{row.step}" for row in begun if row.kind == "eval"} - set(todo.finished)
-        for name in store.list_names("eval"):
-            if name.isdigit() and int(name) < max(extent.results, default=0) and f"eval.{name}" not in evaluating:
+        # Not those of an evaluation without a result: its media are stored before its rows begin.
+        done = {str(version) for version in extent.results - {max(extent.results, default=-1)}}
+        for name in done.intersection(store.list_names("eval")):
+            if f"eval.{name}" not in evaluating:
                 store.remove_later(f"eval/{name}")
 
         def is_gone(row: RowId) -> bool:

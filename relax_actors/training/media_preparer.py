@@ -21,7 +21,7 @@ from broker.store import Store
 from relax_actors.config import Config
 from relax_actors.data.prompt_maker import room
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.engines.protocols.media import MediaItem, PromptMedia
+from relax_actors.engines.protocols.media import PromptMedia, items_of
 from relax_actors.errors import ConfigError, RowError, StoreError
 from relax_actors.media import (
     VERSION,
@@ -92,15 +92,44 @@ class MediaPreparer:
             RowError: a medium cannot be read or exceeds a limit, or the prompt is too long.
             StoreError: the store has lost a file that the data held itself.
         """
+        features, references = self.stored(prompt.media, folder, progress)
+        whole = self.expand(prompt, features)
+        return PreparedPrompt(whole.tokens, self.records(features, references, whole), whole.positions, whole.delta)
+
+    def prepare_mapped(self, prompt: Prompt, folder: str) -> tuple[np.ndarray, PromptMedia]:
+        """Return the expanded tokens of a prompt `[prompt_len] int32` and its media, mapped; errors as `prepare`."""
+        features, references = self.stored(prompt.media, folder)
+        return self._mapped(self.expand(prompt, features), features, references)
+
+    def hinted(self, prompt: Prompt, tokens: np.ndarray, folder: str) -> tuple[np.ndarray, PromptMedia]:
+        """Do as `prepare_mapped` with other tokens `[n] int32` in place of the prompt's, of any length."""
+        features, references = self.stored(prompt.media, folder)
+        return self._mapped(self.expand_tokens(tokens, features), features, references)
+
+    def _mapped(
+        self, whole: Expanded, features: Sequence[Features], references: Sequence[tuple[int, TensorRef]]
+    ) -> tuple[np.ndarray, PromptMedia]:
+        items = items_of(self.records(features, references, whole), [one.array for one in features])
+        return whole.tokens, PromptMedia(items, whole.positions, whole.delta)
+
+    def stored(
+        self, sources: Sequence[MediaSource], folder: str, progress: Callable[[], None] = lambda: None
+    ) -> tuple[list[Features], list[tuple[int, TensorRef]]]:
+        """Return the features of media, and the number of the medium and the reference of each; errors as `prepare`."""
         features: list[Features] = []
         references: list[tuple[int, TensorRef]] = []
-        for number, source in enumerate(prompt.media):
+        for number, source in enumerate(sources):
             found, stored = self.stored_features(source, folder)
             features += found
             references += [(number, reference) for reference in stored]
             progress()
-        whole = self.expand(prompt, features)
-        media = [
+        return features, references
+
+    def records(
+        self, features: Sequence[Features], references: Sequence[tuple[int, TensorRef]], whole: Expanded
+    ) -> list[Media]:
+        """Return the media of an expanded prompt or observation as cells hold them."""
+        return [
             Media(
                 kind=one.kind,
                 source=number,
@@ -108,7 +137,7 @@ class MediaPreparer:
                 grid=one.grid.astype(np.int32),
                 start=start,
                 tokens=count,
-                seconds_per_grid=_seconds_per_grid(one),
+                seconds_per_grid=one.seconds_per_grid if one.kind == "video" else 0.0,
                 inside=one.inside,
                 seconds=one.seconds,
                 version=VERSION,
@@ -117,17 +146,6 @@ class MediaPreparer:
                 features, references, whole.starts, whole.counts, strict=True
             )
         ]
-        return PreparedPrompt(whole.tokens, media, whole.positions, whole.delta)
-
-    def prepare_mapped(self, prompt: Prompt, folder: str) -> tuple[np.ndarray, PromptMedia]:
-        """Return the expanded tokens of a prompt `[prompt_len] int32` and its media, mapped; errors as `prepare`."""
-        features = [one for source in prompt.media for one in self.stored_features(source, folder)[0]]
-        whole = self.expand(prompt, features)
-        items = tuple(
-            MediaItem(one.kind, one.array, one.grid, start, count, _seconds_per_grid(one))  # type: ignore[arg-type]
-            for one, start, count in zip(features, whole.starts, whole.counts, strict=True)
-        )
-        return whole.tokens, PromptMedia(items, whole.positions, whole.delta)
 
     def stored_features(self, source: MediaSource, folder: str) -> tuple[list[Features], list[TensorRef]]:
         """Return the features of a medium and their references; they are computed unless a row has left them."""
@@ -178,7 +196,7 @@ class MediaPreparer:
         Raises:
             RowError: the prompt is then too long.
         """
-        found = expand(np.asarray(prompt.tokens), features, self.family, self._tokenizer)
+        found = self.expand_tokens(prompt.tokens, features)
         if len(found.tokens) > self._room:
             where = prompt.media[0].origin if prompt.media else "prompt"
             msg = (
@@ -189,6 +207,14 @@ class MediaPreparer:
             )
             raise RowError(msg)
         return found
+
+    def expand_tokens(self, tokens: np.ndarray, features: Sequence[Features], first: float = 0) -> Expanded:
+        """Expand the placeholders of tokens, the first of which has the position `first`.
+
+        Raises:
+            RowError: the placeholders do not fit the media.
+        """
+        return expand(np.asarray(tokens), features, self.family, self._tokenizer, first)
 
     def _settings_of(self, source: MediaSource) -> MediaSettings:
         if not source.options:
@@ -229,7 +255,3 @@ class MediaPreparer:
 
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def _seconds_per_grid(features: Features) -> float:
-    return features.seconds_per_grid if features.kind == "video" else 0.0

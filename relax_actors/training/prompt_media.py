@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from broker.codec import Array
 from broker.fields import TensorRef
 from broker.subjects import RowId
-from relax_actors.engines.protocols.media import MediaItem, PromptMedia
+from relax_actors.engines.protocols.media import PromptMedia, items_of
 from relax_actors.errors import RowError, StoreError
-from relax_actors.messages import Media, PreparedPrompt, Prompt
+from relax_actors.messages import Media, MediaSource, ObservedMedia, PreparedPrompt, Prompt
 from relax_actors.runtime.context import Context
 
 
@@ -33,44 +35,57 @@ class MediaReader:
         Raises:
             StoreError: a segment is lost, and its raw file, too, or it has changed.
         """
+        table = self._context.table
+
+        def sources() -> list[MediaSource]:
+            prompt = table.fetch(table.subject(row, "prompt"), Prompt)
+            return [] if prompt is None else prompt.media
+
+        items = items_of(prepared.media, self._arrays(prepared.media, sources))
+        return PromptMedia(items, prepared.positions, prepared.position_delta)
+
+    def observed(self, before: PromptMedia, observations: Sequence[ObservedMedia]) -> PromptMedia:
+        """Return the media of a sequence that has read observations after its prompt, in order.
+
+        Args:
+            before: media of the row's prompt.
+            observations: those of the sequence that hold media.
+
+        Raises:
+            StoreError: a segment is lost, and its raw file, too, or it has changed.
+        """
+        for each in observations:
+            arrays = self._arrays(each.media, lambda each=each: each.sources)  # type: ignore[misc]
+            before = before.extended(each.start, each.positions, items_of(each.media, arrays))
+        return before
+
+    def _arrays(self, media: Sequence[Media], sources: Callable[[], Sequence[MediaSource]]) -> list[Array]:
+        """Return the features of media; `sources` returns their raw files."""
         resolve, arrays = self._store.reader(), []
-        for number, medium in enumerate(prepared.media):
+        for number, medium in enumerate(media):
             try:
                 arrays.append(resolve(medium.features))
             except StoreError as error:
-                before = sum(other.source == medium.source for other in prepared.media[:number])
-                arrays.append(self._rebuild(medium, before, row, error))
-        items = tuple(
-            MediaItem(
-                medium.kind,  # type: ignore[arg-type]
-                array,
-                medium.grid,
-                medium.start,
-                medium.tokens,
-                medium.seconds_per_grid,
-                medium.features,
-            )
-            for medium, array in zip(prepared.media, arrays, strict=True)
-        )
-        return PromptMedia(items, prepared.positions, prepared.position_delta)
+                before = sum(other.source == medium.source for other in media[:number])
+                arrays.append(self._rebuild(medium, before, sources(), error))
+        return arrays
 
-    def _rebuild(self, medium: Media, number: int, row: RowId, lost: StoreError) -> Array:
+    def _rebuild(self, medium: Media, number: int, sources: Sequence[MediaSource], lost: StoreError) -> Array:
         """Make the segment of a medium again, and return the array `number` of its file."""
         from relax_actors.training.media_preparer import MediaPreparer  # noqa: PLC0415 hardly ever needed
 
-        reference, table = medium.features, self._context.table
-        prompt = table.fetch(table.subject(row, "prompt"), Prompt)
-        if prompt is None or medium.source >= len(prompt.media):
+        reference = medium.features
+        if medium.source >= len(sources):
             raise lost
+        source = sources[medium.source]
         try:
             preparer = MediaPreparer(self._context.config, self._store)
-            folder = reference.uri.rpartition("/")[0]
-            found, stored = preparer.stored_features(prompt.media[medium.source], folder)
+            found, stored = preparer.stored_features(source, reference.uri.rpartition("/")[0])
         except RowError as error:
             msg = f"{lost}; it cannot be made again: {error}"
             raise StoreError(msg) from error
         if number >= len(stored) or not _same(stored[number], reference):
-            msg = f"{lost}; made again from {prompt.media[medium.source].name} it is another"
+            msg = f"{lost}; made again from {source.name} it is another"
             raise StoreError(msg)
         self.rebuilt += 1
         self._context.journal.event("media_rebuilt", segment=reference.uri, error=str(lost))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from relax_actors.config import Config
 from relax_actors.engines.protocols.media import PromptMedia
 from relax_actors.errors import RelaxError, RowError
 from relax_actors.media.family import Family, family_of
-from relax_actors.messages import KINDS_OF_MEDIA, Media, PreparedPrompt
+from relax_actors.messages import KINDS_OF_MEDIA, Media, PreparedPrompt, Trajectory
 from relax_actors.runtime import Context
 from relax_actors.runtime.cells import read_column
 from relax_actors.training.prompt_media import MediaReader
@@ -37,39 +38,77 @@ class RowMedia:
         self._table = context.table
         self._reader, self._family = MediaReader(context), family_of(context.config.model_path)
 
-    def of(self, prepared: PreparedPrompt, row: RowId, prompt_tokens: Array | None = None) -> PromptMedia:
+    def of(self, prepared: PreparedPrompt, row: RowId, trajectory: Trajectory | None = None) -> PromptMedia:
         """Return the media of a row; one object for all of its samples.
 
         Args:
             prepared: column `media` of the row.
             row: id of the row.
-            prompt_tokens: `[prompt_len] int32`, the prompt of the row's trajectory; None before there is one.
+            trajectory: samples of the row; None before there are any.
 
         Raises:
             StoreError: a segment is lost, and cannot be made again.
-            RowError: the trajectory was sampled from another prompt, or the column does not fit the model.
+            RowError: the trajectory was sampled from another prompt or a sequence holds a part of a medium, or the
+                column does not fit the model.
         """
         if self._family is not None and (why := misfit(prepared, self._family)):
             raise RowError(why)
-        if prompt_tokens is not None and not np.array_equal(prompt_tokens, prepared.tokens):
+        if trajectory is not None and not np.array_equal(trajectory.prompt_tokens, prepared.tokens):
             msg = "the trajectory's prompt is not the one in the column media; the rollout must sample from it"
             raise RowError(msg)
+        if trajectory is not None:
+            check_shared(prepared, np.unique(trajectory.shared).tolist())
         return self._reader.read(prepared, row)
 
-    def read(self, rows: list[RowId], prompts: list[Array | None]) -> list[PromptMedia | RelaxError]:
+    def check_sequence(self, prepared: PreparedPrompt, tokens: Array, shared: int) -> None:
+        """Check that the model can read a sequence that begins with `shared` tokens of the prompt.
+
+        Raises:
+            RowError: it holds a part of a medium, or placeholders of a medium that it does not share with the prompt.
+        """
+        check_shared(prepared, [shared])
+        family = self._family
+        if family is not None and np.isin(tokens[shared:], [family.ids[kind] for kind in family.kinds]).any():
+            msg = (
+                f"a sequence holds placeholders of media after the {shared} tokens that it shares with its prompt; a "
+                "sequence with a medium of the prompt must begin with all tokens up to it"
+            )
+            raise RowError(msg)
+
+    def read(self, rows: list[RowId], trajectories: list[Trajectory | None]) -> list[PromptMedia | RelaxError]:
         """Read the media of rows from the table; an error in place of media that cannot be read.
 
         Args:
             rows: ids of the rows.
-            prompts: prompt of the trajectory of each row; None where it could not be read.
+            trajectories: samples of each row; None where they could not be read.
         """
         cells, found = read_column(self._table, rows, MEDIA, PreparedPrompt), list[PromptMedia | RelaxError]()
-        for row, prompt, prepared in zip(rows, prompts, cells, strict=True):
+        for row, trajectory, prepared in zip(rows, trajectories, cells, strict=True):
             try:
-                found.append(prepared if isinstance(prepared, RelaxError) else self.of(prepared, row, prompt))
+                found.append(prepared if isinstance(prepared, RelaxError) else self.of(prepared, row, trajectory))
             except RelaxError as error:
                 found.append(error)
         return found
+
+
+def check_shared(prepared: PreparedPrompt, shared_lengths: Iterable[int]) -> None:
+    """Check that sequences which share these numbers of tokens of their prompt hold its media whole.
+
+    The tokens of a medium need not be contiguous: those of a video alternate with timestamps, or with its sound.
+
+    Raises:
+        RowError: a sequence shares a part of a medium.
+    """
+    for shared in shared_lengths:
+        for medium in prepared.media:
+            if medium.start < shared < len(prepared.tokens) and medium.tokens:
+                placeholders = np.flatnonzero(prepared.tokens == prepared.tokens[medium.start])
+                if placeholders[placeholders >= medium.start][medium.tokens - 1] >= shared:
+                    msg = (
+                        f"a sequence shares {shared} tokens of its prompt, which end within {medium.kind} "
+                        f"{medium.source + 1}; a sequence must hold all tokens of a medium, or none"
+                    )
+                    raise RowError(msg)
 
 
 def misfit(prepared: PreparedPrompt, family: Family) -> str:

@@ -269,8 +269,8 @@ class StepReader:
                     columns["trajectory"] = without_truncated(trajectory)
         trajectories = [columns["trajectory"] for columns in rows_read]
         if self._media is not None:
-            prompts = [t.prompt_tokens if isinstance(t, Trajectory) else None for t in trajectories]
-            for columns, found in zip(rows_read, self._media.read(rows, prompts), strict=True):
+            readable = [t if isinstance(t, Trajectory) else None for t in trajectories]
+            for columns, found in zip(rows_read, self._media.read(rows, readable), strict=True):
                 columns[MEDIA] = found
         for name in self.columns:
             values: list[Any] = (

@@ -143,18 +143,19 @@ class _Begun:
 
 def _stray_filter(cell: CellId, extent: Extent, begun: _Begun | None) -> str | None:
     """Return a filter that removes a stray and its like; None for a cell that is no stray."""
-    if not is_possible(cell.row, extent):
+    row = cell.row
+    if not is_possible(row, extent):
         whole = cell.kind == "group" or cell.index < extent.eval_rows
-        return f"{cell.kind}.{cell.step}.>" if whole else f"{cell.row}.>"
-    if begun is None or cell.row in begun.prompts:
+        return f"{cell.kind}.{cell.step}.>" if whole else f"{row}.>"
+    if begun is None or row in begun.prompts:
         return None
     if cell.kind == "group" and cell.index >= extent.rows * STRAY_REFILLS:
         if RowId(cell.step, cell.index - extent.rows) in begun.rows:
             return None
-        begun.rows.discard(cell.row)  # so that its successors are strays, too
-        return f"{cell.row}.>"
-    is_kept = cell.field in FIRST_COLUMNS or (cell.field in KEPT_COLUMNS and cell.row in begun.rows)
-    return None if is_kept else f"{cell.row}.{cell.field}"
+        begun.rows.discard(row)  # so that its successors are strays, too
+        return f"{row}.>"
+    is_kept = cell.field in FIRST_COLUMNS or (cell.field in KEPT_COLUMNS and row in begun.rows)
+    return None if is_kept else f"{row}.{cell.field}"
 
 
 def is_possible(row: RowId, extent: Extent) -> bool:

@@ -17,8 +17,9 @@ from tests.support.running import Run, settings_of, wait_until
 MakeRun = Callable[..., Run]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [3, 20])
 def test_run_ends_with_a_complete_ledger_although_its_broker_is_killed_repeatedly(
     make_run: MakeRun, kills: int
 ) -> None:

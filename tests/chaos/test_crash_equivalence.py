@@ -51,6 +51,7 @@ def test_run_with_kills_at_named_points_ends_with_the_same_weights(
     assert (result["dropped"], result["quarantined"], result["in_flight"]) == (0, 0, 0)
 
 
+@pytest.mark.slow
 def test_a_crash_of_the_trainer_generates_no_row_again(make_run: MakeRun) -> None:
     run = make_run("once", "staleness.max=2", "supervision.intensity=50", "trainer.checkpoint_every=100").start()
     seen: dict[str, str] = {}
@@ -76,6 +77,7 @@ def test_a_crash_of_the_trainer_generates_no_row_again(make_run: MakeRun) -> Non
     assert 0 < max(handled) <= 32
 
 
+@pytest.mark.slow
 def test_killing_the_node_restarts_its_actors_and_ends_with_the_same_weights(
     make_run: MakeRun, undisturbed: str
 ) -> None:

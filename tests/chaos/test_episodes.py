@@ -22,6 +22,7 @@ EPISODES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_killed_actors_do_not_change_the_weights_of_a_run_with_episodes(
     tmp_path: Path, make_run: Callable[..., Run]

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.support.flooding import flooded
 from tests.support.running import relax
 
 
+@pytest.mark.slow
 def test_malformed_messages_do_not_change_how_a_run_ends(tmp_path: Path) -> None:
     counts, wrong = flooded(tmp_path, "fuzzed", 5, 3000, steps=20, rate=1500.0)
     assert wrong == []

@@ -1,4 +1,4 @@
-"""Whichever rank of a trainer of two ranks is killed, the run ends with the same weights."""
+"""Whichever rank of a trainer or critic of two ranks is killed, the run ends with the same weights."""
 
 from __future__ import annotations
 
@@ -9,20 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.equivalence import final_weights
 from tests.support.faults import story_of
-from tests.support.running import Run, processes_of, wait_until
+from tests.support.running import IMAGES, ON_POLICY, TINY, Run, processes_of, wait_until
 from tests.support.tiny_megatron import skip_if_missing
 
 skip_if_missing()
 
-RANKS = (
-    "trainer.backend=megatron",
-    "trainer.megatron.ranks=2",
-    "staleness.max=0",
-    "run.deterministic=true",
-    "supervision.intensity=50",
-    "supervision.ack_wait=1",
-)
+RANKS = ("trainer.backend=megatron", "trainer.megatron.ranks=2", *ON_POLICY)
 EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 REPLAYED = (
     *(f"model.architecture.{name}={value}" for name, value in EXPERTS.items()),
@@ -31,42 +25,64 @@ REPLAYED = (
 )
 # One row is a micro-batch, and rows come one after the other: two ranks compute on rows 0 and 1 when row 2 is there.
 STREAMED = ("trainer.max_tokens_per_microbatch=64", "reward.function=tiny_tasks.slow_share_of_sevens")
+PICTURES = ("run.steps=8", "trainer.max_tokens_per_microbatch=128")
 MOMENTS = (("weights.0", 1), ("batch.2", 0), ("weights.4", 1), ("batch.6", None))
 """Cells after which a rank, or the trainer itself, is killed."""
 MID_STEP = (("group.2.2.advantage", None), ("group.4.2.advantage", 0), ("group.5.2.advantage", 1), ("batch.6", None))
 
 
-def rank_of(run: Run, rank: int) -> int | None:
+CRITIC = (
+    *ON_POLICY,
+    "run.steps=5",
+    "trainer.minibatches=2",
+    "trainer.checkpoint_every=3",
+    "algorithm.name=ppo",
+    "algorithm.kl.place=none",
+    "critic.learning_rate=1e-3",
+    "critic.backend=megatron",
+    "critic.megatron.ranks=2",
+    "critic.megatron.pipeline_parallel=2",
+)
+CRITIC_MOMENTS = (("critic.0", 0), ("batch.1", 1), ("critic_checkpoint.3", None), ("batch.3", 0))
+"""Cells after which a rank of the critic, or the critic itself, is killed."""
+
+
+def rank_of(run: Run, rank: int, role: str = "trainer") -> int | None:
     """Process of a rank; None while it is restarted."""
     for pid in processes_of(run.folder.root):
         try:
             command = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
         except OSError:
             continue
-        if "relax_actors.engines.megatron.mcore.rank" in command and command[-2] == str(rank):
+        if "relax_actors.engines.megatron.mcore.rank" in command and command[-3:-1] == [role, str(rank)]:
             return pid
     return None
+
+
+def kill_ranks(run: Run, role: str, moments: tuple[tuple[str, int | None], ...]) -> None:
+    """Kill ranks of a role, or its actor, one after the other."""
+    for cell, rank in moments:
+        wait_until(lambda cell=cell: run.table.get(f"relax.{run.name}.{cell}") is not None, cell, 180)
+        if rank is None:
+            run.kill(f"{role}.0")
+        else:
+            pid = wait_until(lambda rank=rank: rank_of(run, rank, role), f"rank {rank}")
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("more", "moments"),
-    [((), MOMENTS), (REPLAYED, MOMENTS), (STREAMED, MID_STEP)],
-    ids=["dense", "experts replayed", "in a streamed step"],
+    ("more", "moments", "config"),
+    [((), MOMENTS, TINY), (REPLAYED, MOMENTS, TINY), (STREAMED, MID_STEP, TINY), (PICTURES, MOMENTS, IMAGES)],
+    ids=["dense", "experts replayed", "in a streamed step", "images"],
 )
 def test_killed_ranks_do_not_change_the_weights(
-    make_run: Callable[..., Run], more: tuple[str, ...], moments: tuple[tuple[str, int | None], ...]
+    make_run: Callable[..., Run], more: tuple[str, ...], moments: tuple[tuple[str, int | None], ...], config: Path
 ) -> None:
-    alone = make_run("calm", *RANKS, *more).complete()["weights_fingerprint"]
-    run = make_run("killed", *RANKS, *more).start()
-    for cell, rank in moments:
-        wait_until(lambda cell=cell: run.table.get(f"relax.{run.name}.{cell}") is not None, cell, 180)
-        if rank is None:
-            run.kill("trainer.0")
-        else:
-            pid = wait_until(lambda rank=rank: rank_of(run, rank), f"rank {rank}")
-            os.kill(pid, signal.SIGKILL)
+    alone = make_run("calm", *RANKS, *more, config=config).complete()["weights_fingerprint"]
+    run = make_run("killed", *RANKS, *more, config=config).start()
+    kill_ranks(run, "trainer", moments)
     run.disconnect()
     code, result, said = run.finish()
     assert code == 0, said
@@ -81,3 +97,23 @@ def test_killed_ranks_do_not_change_the_weights(
     if more == STREAMED:
         early = [metric["early_seconds"] for metric in story.metrics if "early_seconds" in metric]
         assert max(early) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_killed_ranks_of_the_critic_change_neither_policy_nor_critic(make_run: Callable[..., Run]) -> None:
+    calm = make_run("calm", *CRITIC)
+    alone = final_weights(calm, calm.complete())
+    run = make_run("killed", *CRITIC).start()
+    kill_ranks(run, "critic", CRITIC_MOMENTS)
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert final_weights(run, result) == alone
+    assert (result["dropped"], result["quarantined"], result["in_flight"]) == (0, 0, 0)
+    story = story_of(run)
+    assert story.of("replay_diverged") == []
+    crashed = [event for event in story.of("crashed") if event["role"] == "critic"]
+    assert len(crashed) == len(CRITIC_MOMENTS)
+    assert all("SIGKILL" in event["reason"] for event in crashed)
+    assert processes_of(run.folder.root) == []

@@ -16,6 +16,7 @@ from tests.support.running import Run, relax, wait_until
 MakeRun = Callable[..., Run]
 
 
+@pytest.mark.slow
 def test_quarantined_rows_are_shown_and_requeued_after_the_cause_is_fixed(
     make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

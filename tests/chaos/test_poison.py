@@ -71,6 +71,7 @@ def test_rows_of_a_failing_reward_are_quarantined_and_the_run_continues(
     assert all(error in q.error + q.traceback for q in quarantined), quarantined
 
 
+@pytest.mark.slow
 def test_reward_over_its_memory_limit_fails_alone(make_run: MakeRun) -> None:
     run = make_run("greedy", *QUICK, "reward.function=tiny_tasks.poison_memory", "reward.memory_limit_mib=400")
     quarantined = finished_with_quarantine(run)

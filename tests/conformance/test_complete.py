@@ -8,11 +8,18 @@ from pathlib import Path
 import pytest
 
 from relax_actors.monitoring.sinks import SINKS
-from relax_actors.registry.catalog import DATA_SOURCES, INFERENCE_ENGINES, TRAINING_ENGINES, WEIGHT_TRANSPORTS
+from relax_actors.registry.catalog import (
+    CRITIC_ENGINES,
+    DATA_SOURCES,
+    INFERENCE_ENGINES,
+    TRAINING_ENGINES,
+    WEIGHT_TRANSPORTS,
+)
 
 SUITES = {
     "inference engine": (INFERENCE_ENGINES, {"InferenceEngineConformance", "LanguageModelConformance"}),
     "training engine": (TRAINING_ENGINES, {"TrainingEngineConformance", "GradientConformance"}),
+    "critic engine": (CRITIC_ENGINES, {"CriticConformance"}),
     "weight transport": (WEIGHT_TRANSPORTS, {"WeightTransportConformance"}),
     "data source": (DATA_SOURCES, {"DataSourceConformance"}),
     "sink": (SINKS, {"MonitorSinkConformance"}),

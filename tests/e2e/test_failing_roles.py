@@ -93,6 +93,7 @@ def test_hang_is_reported_as_no_progress_with_row_and_place(make_run: MakeRun) -
     assert all(re.fullmatch(what, event["reason"]) for event in crashed), crashed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["reward.0"])
 def test_monitor_and_tree_show_the_same_restarts(make_run: MakeRun, tmp_path: Path, target: str) -> None:
     run = make_run("counted", "run.steps=100000").start()

@@ -149,18 +149,10 @@ ROLES = (
 SCORED = ("actor_fwd", "reference", "teacher")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_every_role_that_scores_reads_the_media_of_its_row(make_run: MakeRun) -> None:
-    """At step 0 all of them have the weights that sampled, so they find the same log-probs if they see the same."""
-    shared = ("trainer.learning_rate=1e-12", "trainer.checkpoint_every=100", *ON_POLICY)
-    first = make_run("first", *shared, "run.steps=1", config=IMAGES)
-    first.complete()
-    teacher = f"roles.teacher.model={first.folder.model}"
-    run = make_run("all", *shared, *ROLES, teacher, "run.steps=3", config=IMAGES).start()
-    rows = [f"relax.all.group.0.{index}" for index in range(4)]
+def cells_of(run: Run, rows: list[str], columns: tuple[str, ...]) -> dict[str, Any]:
+    """Wait for these columns of rows, and return their fields by subject."""
     cells: dict[str, Any] = {}
-    wanted = [f"{row}.{column}" for row in rows for column in ("media", "trajectory", "values", *SCORED)]
+    wanted = [f"{row}.{column}" for row in rows for column in columns]
 
     def all_written() -> bool:
         for subject in wanted:
@@ -171,10 +163,55 @@ def test_every_role_that_scores_reads_the_media_of_its_row(make_run: MakeRun) ->
     wait_for_cell(run, "weights.0")
     wait_until(all_written, "all columns of step 0", 240)
     run.disconnect()
+    assert sorted(cells) == sorted(wanted)
+    return cells
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_episodes_read_the_media_of_their_prompt_and_a_teacher_with_a_hint_reads_them_too(make_run: MakeRun) -> None:
+    """The branch of an episode shares the prompt's first token alone, so it reads no media."""
+    settings = (
+        "rollout.actor=tiny_episodes.Branches",
+        "algorithm.aggregate=sample_mean_of_means",
+        "roles.actor_fwd.replicas=1",
+        "algorithm.proximal=actor_fwd",
+        "algorithm.distil.place=loss",
+        "roles.teacher.hint='7{prompt}'",
+        "run.steps=2",
+    )
+    run = make_run("episodes", *ON_POLICY, *settings, config=IMAGES).start()
+    rows = [f"relax.episodes.group.0.{index}" for index in range(4)]
+    cells = cells_of(run, rows, ("media", "trajectory", "actor_fwd", "teacher"))
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert (result["trained"], result["quarantined"]) == (8, 0)
+    for row in rows:
+        trajectory = cells[f"{row}.trajectory"]
+        np.testing.assert_array_equal(trajectory["prompt_tokens"], cells[f"{row}.media"]["tokens"])
+        assert 1 in trajectory["shared_lengths"]
+        trained = trajectory["loss_mask"]
+        sampled = trajectory["logprobs"][trained]
+        np.testing.assert_allclose(cells[f"{row}.actor_fwd"]["value"][trained], sampled, atol=1e-5)
+        hinted = cells[f"{row}.teacher"]["logprobs"][trained]
+        assert np.isfinite(hinted).all()
+        assert np.abs(hinted - sampled).max() > 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_role_that_scores_reads_the_media_of_its_row(make_run: MakeRun) -> None:
+    """At step 0 all of them have the weights that sampled, so they find the same log-probs if they see the same."""
+    shared = ("trainer.learning_rate=1e-12", "trainer.checkpoint_every=100", *ON_POLICY)
+    first = make_run("first", *shared, "run.steps=1", config=IMAGES)
+    first.complete()
+    teacher = f"roles.teacher.model={first.folder.model}"
+    run = make_run("all", *shared, *ROLES, teacher, "run.steps=3", config=IMAGES).start()
+    rows = [f"relax.all.group.0.{index}" for index in range(4)]
+    cells = cells_of(run, rows, ("media", "trajectory", "values", *SCORED))
     code, result, said = run.finish()
     assert code == 0, said
     assert (result["trained"], result["quarantined"]) == (12, 0)
-    assert sorted(cells) == sorted(wanted)
     assert sum(len(cells[f"{row}.media"]["media"]) for row in rows) >= 3
     for row in rows:
         sampled = cells[f"{row}.trajectory"]["logprobs"]

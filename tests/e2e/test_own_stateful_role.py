@@ -42,6 +42,7 @@ def auditor_process(node: Node) -> int | None:
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_it_writes_its_cells_before_and_after_a_kill(
     audited: tuple[Guarded, Run],

@@ -20,6 +20,7 @@ from tests.support.running import ON_POLICY, TINY, Run, processes_of, relax, set
 MakeRun = Callable[..., Run]
 
 
+@pytest.mark.slow
 def test_finished_run_is_shown_again_only_with_unchanged_settings(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run("done")
     result = run.complete()

@@ -29,6 +29,7 @@ def libraries_of(pid: int) -> set[str]:
     return {Path(line.split(maxsplit=5)[5]).name for line in lines if len(line.split(maxsplit=5)) > 5}
 
 
+@pytest.mark.slow
 def test_prediction_of_a_cluster_does_not_load_torch(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "relax_actors.cli.main", "simulate", str(CLUSTER), "--json"]
     environment = os.environ | {"TMPDIR": str(tmp_path)}

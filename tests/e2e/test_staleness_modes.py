@@ -19,15 +19,10 @@ SETTINGS = (
 COLOCATED = 'placement.colocate=[["rollout","trainer"]]'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("most", "more"),
-    [
-        pytest.param(0, (), marks=pytest.mark.slow),
-        pytest.param(0, (COLOCATED,), marks=pytest.mark.slow),
-        pytest.param(1, (), marks=pytest.mark.slow),
-        (4, ()),
-        pytest.param(4, ("rollout.replicas=2", "reward.replicas=2"), marks=pytest.mark.slow),
-    ],
+    [(0, ()), (0, (COLOCATED,)), (1, ()), (4, ()), (4, ("rollout.replicas=2", "reward.replicas=2"))],
 )
 def test_slow_rows_are_trained_and_rows_without_signal_are_replaced(
     make_run: MakeRun, most: int, more: tuple[str, ...]

@@ -135,6 +135,7 @@ def test_external_broker_is_used_and_left_running(make_run: MakeRun, tmp_path: P
         server.stop()
 
 
+@pytest.mark.slow
 def test_custom_role_example_trains_on_its_shaped_rewards(make_run: MakeRun) -> None:
     result = make_run("custom", config=EXAMPLES / "custom_role" / "custom_role.toml").complete()
     assert result["trained"] == 120 * 8

@@ -59,7 +59,7 @@ def refusals(guarded: Guarded) -> int:
 
 
 def test_revoked_process_pauses_between_sign_ins_and_takes_up_newer_credentials(
-    make_guarded: MakeGuarded, tmp_path: Path
+    make_guarded: MakeGuarded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guarded = make_guarded(["run.name=revoked"])
     guarded.make()
@@ -73,6 +73,10 @@ def test_revoked_process_pauses_between_sign_ins_and_takes_up_newer_credentials(
         end = time.monotonic() + 2.0
         wait_until(lambda: time.monotonic() > end, "two seconds of refusals")
         assert refusals(guarded) < 8
+        connection.check_sign_in()
+        with monkeypatch.context() as patched, pytest.raises(BrokerError, match="and start this process again"):
+            patched.setattr("broker.connection.SIGN_IN_SECONDS", 1.0)
+            connection.check_sign_in()
         (old / "nats.creds").write_text((guarded.keys / "rollout" / "nats.creds").read_text())
         wait_until(lambda: connection.nc.is_connected, "sign-in with the newer credentials", 20)
         assert connection.refusal == ""

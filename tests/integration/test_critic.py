@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -129,11 +130,15 @@ def test_the_critic_learns_the_returns(
     assert explained[-1] > max(0.2, explained[0])
 
 
+@pytest.mark.parametrize("backend", ["torch", "megatron"])
 @pytest.mark.parametrize("kill", ["in the middle of a batch", "after a batch", "in the middle of a checkpoint"])
 def test_killed_critic_continues_with_the_same_bits(
-    make_trainer: Callable[..., Trainer], make_critic: MakeCritic, table: Table, kill: str
+    make_trainer: Callable[..., Trainer], make_critic: MakeCritic, table: Table, kill: str, backend: str
 ) -> None:
-    settings = ("trainer.checkpoint_every=1" if "checkpoint" in kill else "trainer.checkpoint_every=100",)
+    if backend == "megatron" and find_spec("megatron") is None:
+        pytest.skip("Megatron-Core is not installed: make megatron")
+    often = "trainer.checkpoint_every=1" if "checkpoint" in kill else "trainer.checkpoint_every=100"
+    settings = (often, f"critic.backend={backend}")
     trainer, critic = make_trainer(*settings), make_critic(*settings)
 
     def die(*_: Any) -> Any:
@@ -153,7 +158,7 @@ def test_killed_critic_continues_with_the_same_bits(
     put_step(table, 2, version=2, returns=returns)
     advance(table, other)
     third = values_of(table, 2)
-    whole = make_critic("trainer.checkpoint_every=100", incarnation=3)
+    whole = make_critic("trainer.checkpoint_every=100", f"critic.backend={backend}", incarnation=3)
     trajectory = table.fetch(table.subject(RowId(2, 0), "trajectory"), Trajectory)
     assert trajectory is not None
     expected = whole._engine.values(samples_of(0, trajectory), lambda: None)

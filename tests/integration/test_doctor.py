@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from broker.address import Address
 from broker.codec import MAX_CELL_BYTES, encode
 from broker.connection import Connection
 from broker.leases import RunState
@@ -21,9 +22,13 @@ from broker.streams import open_bucket
 from broker.subjects import RowId, Subjects
 from broker.table import Table
 from relax_actors.config import load_config
+from relax_actors.config.pools import RoleSection
+from relax_actors.errors import ConfigError
 from relax_actors.messages import Batch, Quarantined, Weights
+from relax_actors.monitoring.connection import connected
 from relax_actors.monitoring.examination import connected_by_address, examine, operator_of
 from relax_actors.runtime.journal import Journal
+from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.streams import ensure_run_streams, publish_run
 from tests.support.guarded import Guarded, MakeGuarded
 from tests.support.running import TINY, Run, relax, wait_until
@@ -118,10 +123,37 @@ def test_dead_supervisors_and_absent_roles_are_named(patient: Patient) -> None:
 
 def test_missing_consumer_is_named(patient: Patient) -> None:
     patient.call(patient.connection.js.delete_consumer(SUBJECTS.table_stream, "reward"), 10)
+    assert patient.findings() == []  # a run that starts creates its consumers
+    patient.lease("root", 0, since=time.time() - 100, children={})
     (found,) = patient.findings()
     assert found == (
         f"problem: consumer reward of stream {SUBJECTS.table_stream} is missing, so reward gets no rows; stop the run "
         "and start it again, which creates it"
+    )
+
+
+def test_class_of_a_users_role_is_not_imported(patient: Patient) -> None:
+    roles = {"shaped": RoleSection(actor="only_elsewhere.Shaped")}
+    config = patient.config.model_copy(update={"roles": roles})
+    patient.call(publish_run(patient.state, config, str(TINY.parent)), 30)
+    child = {"phase": "ready", "since": time.time(), "restarts": 0, "pid": 1}
+    patient.beat(**{"shaped.0": child})
+    patient.lease("root", 0, since=time.time() - 100, children={})
+    (found,) = patient.findings()
+    assert found.startswith(f"problem: consumer shaped of stream {SUBJECTS.table_stream} is missing, so shaped gets no")
+
+
+def test_run_whose_broker_does_not_answer_is_not_said_to_be_down(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "hung")
+    with closing(folder.lock()):
+        folder.save_config(load_config(TINY, ["run.name=hung", f"run.folder={folder.root}"]), str(TINY.parent))
+        Address("nats://127.0.0.1:1").save(folder.address)
+        with pytest.raises(ConfigError) as refused, connected(str(folder.root)):
+            pass
+    assert str(refused.value) == (
+        "run hung is in use, and its broker does not answer: it starts, hangs or was stopped by a signal. `relax up` "
+        "restarts a broker that is silent for 10 s (supervision.heartbeat), unless it was stopped itself; try again "
+        "then"
     )
 
 

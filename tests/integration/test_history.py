@@ -16,7 +16,7 @@ from broker.client import MAX_HEADER_BYTES
 from broker.connection import Connection
 from broker.errors import BrokerError
 from broker.history import History
-from broker.subjects import Subjects
+from broker.subjects import RowId, Subjects
 from broker.table import Cell
 from relax_actors.config import load_config
 from relax_actors.monitoring.terminal import Arrivals
@@ -99,6 +99,21 @@ def test_skipped_history_continues_with_the_next_message(embedded: Embedded, obs
     reader = History(observer, SUBJECTS.log_stream, READY)
     observer.call(reader.skip(), 20)
     assert observer.call(reader.page(), 20) == []
+
+
+def test_history_continues_in_a_table_that_was_created_again(embedded: Embedded, observer: Connection) -> None:
+    """As `relax up --fresh` does, which deletes the table with its consumers."""
+    cells = [SUBJECTS.cell(RowId(0, n), "trajectory") for n in range(5)]
+    publish(embedded, "rollout", *((cell, b"old") for cell in cells))
+    reader = History(observer, SUBJECTS.table_stream, SUBJECTS.column("trajectory"))
+    assert len(pages_of(observer, reader)) == 1
+    with closing(Connection(embedded.address("operator"), "root")) as operator:
+        operator.call(operator.js.delete_stream(SUBJECTS.table_stream), 10)
+        operator.call(ensure_run_streams(operator, CONFIG), 30)
+    publish(embedded, "rollout", (cells[3], b"new 0"), (cells[0], b"new 1"))
+    assert [[cell.data for cell in page] for page in pages_of(observer, reader)] == [[b"new 0", b"new 1"]]
+    publish(embedded, "trainer", (SUBJECTS.numbered("weights", 0), b"new"))
+    assert pages_of(observer, reader) == []
 
 
 def test_headers_that_imitate_the_server_neither_end_a_page_nor_hide_the_rest(

@@ -20,11 +20,12 @@ from relax_actors.data.task import Medium, Task
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import RowError, StoreError
 from relax_actors.media import load_frames, load_image, load_sound
-from relax_actors.messages import MediaSource, PreparedPrompt, Prompt
+from relax_actors.messages import Evaluation, MediaSource, PreparedPrompt, Prompt
 from relax_actors.monitoring.render import fields_of
 from relax_actors.roles.media import MediaRole
 from relax_actors.roles.reward import with_files
 from relax_actors.runtime import Context, Row
+from relax_actors.training.collector import Collector
 from relax_actors.training.prompt_media import MediaReader
 from tests.support.contexts import context_of
 from tests.support.http_servers import served, serving
@@ -115,6 +116,21 @@ def test_media_that_no_row_uses_are_removed(make_media: MakeMedia) -> None:
     assert shared.remove_orphans(0) == 2
     assert set(links(media).values()) == {2}
     assert media.prepare(RowId(4, 0)).media
+
+
+def test_media_of_an_evaluation_without_a_result_are_kept_although_a_later_one_has_one(make_media: MakeMedia) -> None:
+    held_out = ("eval.data.kind=python", "eval.data.function=tiny_images.make", "eval.data.size=9")
+    media = make_media("eval.rows=1", "eval.every=1", *held_out)
+    table = media.context.table
+    files = [table.store.root / f"eval/{version}/media.raw" for version in (1, 2, 3, 4)]
+    for file in files:
+        file.parent.mkdir(parents=True)
+        file.touch()
+    for version in (1, 3, 4):
+        table.put(table.subjects.numbered("evaluation", version), Evaluation(version, 0.5, 1))
+    Collector(media.context, ("media", "trainer")).sweep()
+    table.store.close()
+    assert [file.exists() for file in files] == [False, True, False, True]
 
 
 @pytest.mark.parametrize("damage", ["removed", "changed"])

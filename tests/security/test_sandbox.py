@@ -116,6 +116,27 @@ def test_credentials_of_any_run_below_the_code_are_hidden(tmp_path: Path) -> Non
     assert (found.stdout, found.stderr) == (f"{own}/reward/nats.creds\n", "")
 
 
+def test_link_to_a_folder_above_other_runs_is_refused(tmp_path: Path) -> None:
+    """What a link leads to is shown, and bwrap can cover nothing below it."""
+    project, link = tmp_path / "project", tmp_path / "code" / "link"
+    (tmp_path / "code").mkdir()
+    project.mkdir()
+    link.symlink_to("../project")
+    settings = ["reward.isolation=sandbox", f"run.folder={project}/runs/mine", f'reward.readable=["{link}"]']
+    config = load_config(TINY, ["run.name=mine", *settings])
+    folder = RunFolder(config.folder)
+    folder.black_box("reward.0").parent.mkdir(parents=True)
+    folder.black_box("reward.0").touch()
+    folder.save_config(config, str(tmp_path / "code"))
+    Address("nats://127.0.0.1:4222").save(folder.address)
+    with pytest.raises(ConfigError) as refused:
+        SandboxFiles(folder, "reward", 0).prepare()
+    assert str(refused.value) == (
+        f"the sandbox of reward would show {link}, which leads through a link to {project}, and cannot hide "
+        f"{project}/runs there; name {project} itself"
+    )
+
+
 def hit_keeper(run: Run, number: signal.Signals) -> None:
     """Signal the process that the supervisor knows as the reward actor."""
 

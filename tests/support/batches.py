@@ -139,3 +139,13 @@ def two_rows() -> list[TrainSample]:
     for s in found:
         tokens[s.row, s.sample] += s.trained
     return [replace(s, sample_tokens=tokens[s.row, s.sample]) for s in found]
+
+
+def valued(batch: Sequence[TrainSample], seed: int) -> list[TrainSample]:
+    """Draw values and returns for the tokens of a batch."""
+    random = np.random.default_rng(seed)
+
+    def drawn(sample: TrainSample) -> Array:
+        return random.standard_normal(len(sample)).astype(np.float32)
+
+    return [replace(sample, values=0.1 * drawn(sample), returns=drawn(sample)) for sample in batch]

@@ -93,6 +93,26 @@ def video_file(
     return out.getvalue()
 
 
+def growing_video_file(sides: list[int], fps: int = 4) -> bytes:
+    """Return a WebM whose frames are squares of these sides; its header has the first one."""
+    out = io.BytesIO()
+    with av.open(out, "w", format="webm") as file:
+        stream: Any = file.add_stream("libvpx-vp9", rate=fps)
+        stream.width = stream.height = sides[0]
+        stream.pix_fmt = "yuv420p"
+        for number, side in enumerate(sides):
+            encoder: Any = av.CodecContext.create("libvpx-vp9", "w")
+            encoder.width = encoder.height = side
+            encoder.pix_fmt, encoder.time_base = "yuv420p", Fraction(1, fps)
+            frame = av.VideoFrame.from_ndarray(np.full((side, side, 3), 40, np.uint8), format="rgb24")
+            frame.pts, frame.time_base = 0, encoder.time_base
+            for packet in [*encoder.encode(frame), *encoder.encode(None)]:
+                packet.stream, packet.time_base = stream, encoder.time_base
+                packet.pts = packet.dts = number
+                file.mux(packet)
+    return out.getvalue()
+
+
 def _write_sound(file: Any, stream: Any, samples: np.ndarray, rate: int) -> None:
     frame = av.AudioFrame.from_ndarray(samples[None], format="fltp", layout="mono")
     frame.sample_rate, frame.pts = rate, 0

@@ -35,7 +35,7 @@ from tests.support.running import wait_until
 
 DENSE = QWEN3 | {"max_position_embeddings": 512}
 MOE = qwen3_moe(DENSE, experts=8)
-START_SECONDS = 400.0
+START_SECONDS = 900.0
 
 
 def skip_if_missing() -> None:

@@ -17,7 +17,7 @@ class Branches(EpisodeRollout):
     """Answers twice in one sequence, and once more from the first answer alone in a second one."""
 
     def samples(self, row: Row, generate: Generate) -> list[Sample]:
-        prompt, again = row.prompt.tokens, self.tokens(">")
+        prompt, again = self.prompt_tokens(row), self.tokens(">")
         first = generate([prompt] * self.group_size(row))
         second = generate([np.concatenate([prompt, one.tokens, again]) for one in first])
         branch = generate([np.concatenate([prompt[:1], one.tokens]) for one in first])

@@ -38,10 +38,13 @@ VISION = {"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2
 VISION |= {"spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 32}
 VISION3 = VISION | {"in_channels": 3, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
 VISION3_MOE = VISION3 | {"depth": 3, "deepstack_visual_indexes": [0, 1, 2]}
+VISION2 = {"depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "patch_size": 8, "mlp_ratio": 2}
+VISION2 |= {"spatial_merge_size": 2, "temporal_patch_size": 2}
 VISION25 = VISION | {"fullatt_block_indexes": [1], "window_size": 32}
 SOUND = {"num_mel_bins": 16, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 64, "d_model": 32}
 SOUND |= {"output_dim": 32, "n_window": 50, "max_source_positions": 200}
 FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen2_vl": {"text_config": TEXT | {"rope_parameters": SECTIONED}, "vision_config": VISION2},
     "qwen2_5_vl": {"text_config": TEXT | {"rope_parameters": SECTIONED}, "vision_config": VISION25},
     "qwen3_vl": {"text_config": TEXT | {"rope_parameters": INTERLEAVED}, "vision_config": VISION3},
     "qwen3_vl_moe": {"text_config": TEXT | MOE | {"rope_parameters": INTERLEAVED}, "vision_config": VISION3_MOE},
@@ -97,15 +100,20 @@ class MediaPrompts:
     def __init__(self, model: PreTrainedModel, family: Family, seed: int = 0) -> None:
         self._model, self._family, self._random = model, family, np.random.default_rng(seed)
 
-    def make(self, *kinds: str, text: int = 4) -> tuple[NDArray[Any], PromptMedia]:
+    def make(self, *kinds: str, text: int = 4, seconds: float = 1.0) -> tuple[NDArray[Any], PromptMedia]:
         """Make a prompt with media of these kinds, text before, between and after them.
+
+        Args:
+            kinds: of the media, in order.
+            text: tokens of each piece of text.
+            seconds: between two temporal patches of a video.
 
         Returns:
             `[len] int32`, and the media.
         """
         tokens, items = self._text(text), []
         for kind in kinds:
-            item = self._sound(len(tokens) + 1) if kind == "audio" else self._visual(kind, len(tokens) + 1)
+            item = self._sound(len(tokens) + 1) if kind == "audio" else self._visual(kind, len(tokens) + 1, seconds)
             tokens += [self._bound(kind, "start"), *[self._family.ids[kind]] * item.tokens, self._bound(kind, "end")]
             tokens += self._text(text)
             items.append(item)
@@ -120,7 +128,7 @@ class MediaPrompts:
     def _bound(self, kind: str, end: str) -> int:
         return self._family.ids[f"{'audio' if kind == 'audio' else 'vision'}_{end}"]
 
-    def _visual(self, kind: str, start: int) -> MediaItem:
+    def _visual(self, kind: str, start: int, between: float) -> MediaItem:
         spec = self._family.vision
         assert spec is not None
         time = 1 if kind == "image" else int(self._random.integers(1, 3))
@@ -128,7 +136,7 @@ class MediaPrompts:
         frames = 1 if kind == "image" else spec.temporal
         shape = (time * rows * columns, 3 * frames * spec.patch**2)
         patches = self._random.integers(0, 256, shape, np.uint8)
-        grid, seconds = np.array([time, rows, columns], np.int32), 1.0 if kind == "video" else 0.0
+        grid, seconds = np.array([time, rows, columns], np.int32), between if kind == "video" else 0.0
         return MediaItem(kind, patches, grid, start, time * rows * columns // 4, seconds)  # type: ignore[arg-type]
 
     def _sound(self, start: int) -> MediaItem:

@@ -12,10 +12,23 @@ from relax_actors.engines.megatron import installation
 from relax_actors.errors import ConfigError
 from tests.support import models
 from tests.support.models import QWEN3, qwen3_moe
+from tests.support.tiny_media_models import architecture_of
 
 DENSE = QWEN3 | {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
 LLAMA = DENSE | {"model_type": "llama", "head_dim": 8, "tie_word_embeddings": False}
 MOE = qwen3_moe(DENSE)
+SPLIT = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 4}
+"""What two tensor-parallel ranks or two pipeline stages can share."""
+
+
+def media_architecture(model_type: str) -> dict[str, Any]:
+    """Return `model.architecture` of a multimodal family that two ranks can share."""
+    found = architecture_of(model_type)
+    text = found["text_config"] | SPLIT
+    if text.get("rope_parameters", {}).get("mrope_section") == [2, 3, 3]:
+        # Queries, keys and values have the width of the model.
+        text |= {"head_dim": 8, "rope_parameters": text["rope_parameters"] | {"mrope_section": [2, 1, 1]}}
+    return found | {"text_config": text}
 
 
 def skip_if_missing() -> None:

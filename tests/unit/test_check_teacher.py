@@ -156,6 +156,14 @@ def test_a_teacher_cannot_score_more_tokens_than_can_be_sampled(tmp_path: Path) 
         assert (said in examine(config).errors) is refused
 
 
+def test_a_teacher_on_a_server_does_not_read_media_and_one_with_a_hint_does(tmp_path: Path) -> None:
+    distil = ["algorithm.distil.place=loss", f"run.folder={tmp_path / 'run'}"]
+    said = "roles.teacher.server works with text only, and this model takes media; set roles.teacher.model or a hint"
+    for option, errors in (("server=http://127.0.0.1:1", (said,)), ("hint='7{prompt}'", ())):
+        found = examine(load_config(IMAGES, [*distil, f"roles.teacher.{option}"])).errors
+        assert tuple(error for error in found if "teacher" in error) == errors
+
+
 def test_folder_without_a_model_or_with_another_vocabulary_is_refused(errors: Errors, teacher: Path) -> None:
     option = f"roles.teacher.model={teacher}"
     assert errors(ON, option, "roles.teacher.server=http://127.0.0.1:1") == (

@@ -175,6 +175,13 @@ def prepared_prompts(draw: st.DrawFn) -> messages.PreparedPrompt:
 
 
 @st.composite
+def observed_media(draw: st.DrawFn) -> messages.ObservedMedia:
+    sources = draw(st.lists(SOURCES, min_size=4, max_size=4))
+    positions = draw(arrays.arrays(np.int32, (3, draw(st.integers(5, 9))), elements=st.integers(0, 99)))
+    return messages.ObservedMedia(draw(st.integers(0, 99)), sources, draw(st.lists(media(), max_size=2)), positions)
+
+
+@st.composite
 def teacher_scores(draw: st.DrawFn) -> messages.TeacherScores:
     """Log-probs of tokens, with or without those of the k most likely ones."""
     tokens, k = draw(st.integers(1, 4)), draw(st.integers(0, 3))
@@ -223,6 +230,7 @@ OTHERS: dict[type, st.SearchStrategy[Any]] = {
     messages.EnvironmentAnswers: st.builds(
         messages.EnvironmentAnswers, st.lists(ANSWERS, max_size=1), st.integers(0, 9)
     ),
+    messages.ObservedMedia: observed_media(),
     messages.Reward: st.builds(messages.Reward, NUMBERS) | token_rewards(),
     messages.Advantage: st.builds(messages.Advantage, NUMBERS, FINITE),
     messages.Dropped: st.builds(messages.Dropped, st.text(), st.text()),

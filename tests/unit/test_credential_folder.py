@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from relax_actors.cli.credential_files import make_keys
+from broker.errors import BrokerError
+from broker.server_keys import Users, secret_of, write_keys
+from relax_actors.cli.credential_files import make_keys, remove_run
 from relax_actors.cli.keyed_server import KeyedServer
 from relax_actors.cli.listeners import Settings
 from relax_actors.errors import ConfigError
@@ -28,8 +30,39 @@ def test_every_folder_is_private(tmp_path: Path) -> None:
     make_keys(str(TINY), keys, [], Settings(tls=True, mutual=True, cluster=("a", "b")))
     modes = {path: path.stat().st_mode & 0o777 for path in (keys, *keys.rglob("*"))}
     assert {mode for path, mode in modes.items() if path.is_dir()} == {0o700}
-    secret = ("nats.creds", "keys.json", "key.pem", "ca-key.pem", "route.json", "a.conf")
+    secret = ("nats.creds", "keys.json", "key.pem", "ca-key.pem", "route.json", "nats-server.conf", "a.conf")
     assert {mode for path, mode in modes.items() if path.name in secret} == {0o600}
+
+
+def test_credentials_of_a_removed_run_are_revoked_in_a_later_one_of_the_same_second(tmp_path: Path) -> None:
+    keys, other, name = KeyedServer(tmp_path / "keys"), tmp_path / "other", ["run.name=again"]
+    make_keys(str(TINY), keys.folder, ["run.name=first"], Settings())
+    issued = 0
+    for _ in range(3):
+        make_keys(str(TINY), other, name, Settings(server=keys.folder))
+        revoked = keys.runs["again"].revoked
+        assert revoked >= issued
+        issued = revoked + 1
+        remove_run("again", other, Settings(server=keys.folder))
+    (keys.private / "removed.json").write_text("[]")
+    with pytest.raises(ConfigError) as refused:
+        make_keys(str(TINY), other, name, Settings(server=keys.folder))
+    assert str(refused.value) == (
+        f"{keys.private}/removed.json cannot be read: 'list' object has no attribute 'items'; restore it, or the "
+        "credentials of a removed run may be valid again in a later run of the same name"
+    )
+
+
+def test_unreadable_signing_keys_of_an_embedded_broker_name_the_remedy(tmp_path: Path) -> None:
+    users = Users.operator("tiny")
+    write_keys(tmp_path, users)
+    secret_of(tmp_path).write_text("")
+    with pytest.raises(BrokerError) as refused:
+        write_keys(tmp_path, users)
+    assert str(refused.value) == (
+        f"{tmp_path}/private/keys.json does not hold operator keys: Expecting value: line 1 column 1 (char 0); restore "
+        "it, or start the run again from nothing with --fresh"
+    )
 
 
 def test_folder_with_other_content_is_refused(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from broker.shared_files import SharedFiles
 from broker.store import Store
 from relax_actors.media import Features
 from relax_actors.training.media_segments import MediaSegments
@@ -47,3 +49,25 @@ def test_writers_with_one_process_id_never_show_a_partial_file(tmp_path: Path) -
         thread.join()
     assert failures == []
     assert sizes == {whole}
+
+
+def test_file_is_made_once_where_the_file_system_has_no_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(source: Path, target: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(source), None, str(target))
+
+    monkeypatch.setattr("os.link", refuse)
+    shared, made = SharedFiles(Store(tmp_path)), list[int]()
+
+    def make() -> list[bytes]:
+        made.append(1)
+        return [b"features"]
+
+    for step in range(3):
+        uri = shared.link("key.safetensors", f"group/{step}", make)
+        assert (tmp_path / uri).read_bytes() == b"features"
+    assert made == [1]
+    assert shared.remove_orphans(60) == 0
+    assert shared.remove_orphans(0) == 1
+    assert (tmp_path / "group/2/media.key.safetensors").exists()

@@ -13,7 +13,8 @@ from relax_actors.config.training import MegatronSection
 from relax_actors.engines.megatron import architecture, installation, layout
 from relax_actors.engines.megatron.backend import MegatronTrainingBackend
 from relax_actors.errors import ConfigError
-from tests.support.tiny_megatron import DENSE, MOE, config_of
+from tests.support.tiny_media_models import FAMILIES
+from tests.support.tiny_megatron import DENSE, MOE, config_of, media_architecture
 
 IMPOSSIBLE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (DENSE, {"ranks": 3, "tensor_parallel": 2}, "ranks = 3 is not a multiple"),
@@ -78,6 +79,72 @@ def test_model_that_megatron_core_would_compute_differently_is_refused(fields: d
     architecture.check(DENSE)
     with pytest.raises(ConfigError, match=reason):
         architecture.check(DENSE | fields)
+
+
+NO_CONTEXT = (
+    "context_parallel = 2 with a multimodal model is not supported: the ranks would share the placeholders of a "
+    "medium; set context_parallel = 1, and use tensor_parallel or sequence_parallel"
+)
+NO_DEEPSTACK = (
+    "the towers of the model add features to its first 3 layers (deepstack_visual_indexes), and the first of 2 "
+    "pipeline stages, which holds the towers, has 2 of 4 layers; lower pipeline_parallel or virtual_pipeline"
+)
+
+
+def media_body(model_type: str, text: dict[str, Any] | None = None) -> dict[str, Any]:
+    body = media_architecture(model_type)
+    return body | {"text_config": body["text_config"] | (text or {})}
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (
+            media_body("qwen2_audio", {"model_type": "llama"}),
+            "text_config.model_type is 'llama', supported is only 'qwen2'",
+        ),
+        (media_body("qwen3_vl", {"attention_bias": True}), "attention_bias = True is not supported, only False"),
+        (media_body("qwen3_vl_moe", {"mlp_only_layers": [0]}), r"mlp_only_layers = \[0\] is not supported, only \[\]"),
+        ({"model_type": "llava", "vision_config": {}, "text_config": {}}, "model_type is 'llava', supported are llama"),
+    ],
+)
+def test_decoder_of_a_multimodal_model_that_would_be_computed_differently_is_refused(
+    body: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=f'^trainer.backend = "megatron": the model\'s {reason}'):
+        architecture.check(architecture.decoder_fields(body))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "section", "reason"),
+    [
+        ("qwen2_5_vl", {"ranks": 2, "context_parallel": 2}, NO_CONTEXT),
+        ("qwen3_vl_moe", {"ranks": 2, "pipeline_parallel": 2}, NO_DEEPSTACK),
+    ],
+)
+def test_layout_that_cannot_train_media_is_refused_with_reason(
+    model_type: str, section: dict[str, Any], reason: str
+) -> None:
+    body, found = media_body(model_type), layout.Layout.of(MegatronSection(**section))
+    layout.check(found, architecture.decoder_fields(body))
+    with pytest.raises(ConfigError) as refused:
+        layout.check_towers(found, body)
+    assert str(refused.value) == f"trainer.megatron: {reason}"
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_multimodal_models_are_accepted(tmp_path: Path, model_type: str) -> None:
+    pytest.importorskip("megatron.core", reason="the check refuses megatron where it is not installed")
+    section = {"ranks": 4, "tensor_parallel": 2, "sequence_parallel": True}
+    config = config_of(tmp_path, media_body(model_type), trainer={"megatron": section})
+    assert list(MegatronTrainingBackend().check(config, config.model_path)) == [
+        "the trainer has 4 ranks: data 2, tensor 2"
+    ]
+
+
+def test_sizes_that_a_config_leaves_to_transformers_are_checked_later() -> None:
+    found = layout.Layout.of(MegatronSection(ranks=2, tensor_parallel=2))
+    layout.check(found, {"model_type": "qwen2_audio", "vocab_size": 156032})
 
 
 def test_missing_megatron_core_error_names_install_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,17 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from relax_actors.engines.megatron.architecture import Architecture
-from relax_actors.engines.megatron.conversion import Conversion, SafetensorsReader, merge_shards, shard_axis, shard_of
+from relax_actors.engines.megatron.conversion import Conversion, merge_shards, shard_axis, shard_of
+from relax_actors.engines.megatron.folder_reader import SafetensorsReader
+from relax_actors.engines.megatron.towers import tower_shapes
 from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.errors import ConfigError
-from tests.support.tiny_megatron import DENSE, LLAMA, MOE, config_of
+from relax_actors.weights import files as weights
+from tests.support.tiny_media_models import FAMILIES
+from tests.support.tiny_megatron import DENSE, LLAMA, MOE, config_of, media_architecture
 
-MODELS = {
+DECODER = ("model.language_model.", "model.layers.", "model.embed_tokens.", "model.norm.", "lm_head.")
+MODELS: dict[str, dict[str, Any]] = {
     "qwen3": DENSE,
     "qwen3_untied": DENSE | {"tie_word_embeddings": False},
     "llama": LLAMA,
@@ -24,11 +29,37 @@ MODELS = {
 }
 
 
+MODELS |= {name: media_architecture(name) for name in FAMILIES}
+
+
 def start(tmp_path: Path, model: dict[str, Any], ranks: int) -> tuple[Conversion, dict[str, torch.Tensor]]:
     folder = config_of(tmp_path, model).model_path
     architecture = Architecture.of(folder)
     rows = -(-architecture.vocab_size // ranks) * ranks
-    return Conversion(architecture, rows), tensors_of(build(folder, seed=1))
+    towers = tower_shapes(folder) if model["model_type"] in FAMILIES else {}
+    return Conversion(architecture, rows, towers), tensors_of(build(folder, seed=1))
+
+
+def assert_reads(conversion: Conversion, stored: SafetensorsReader, tensors: dict[str, torch.Tensor]) -> None:
+    for keys in conversion.entries():
+        for key in keys:
+            found, expected = (conversion.from_hugging_face(key, source) for source in (stored, tensors))
+            assert torch.equal(found, expected), key
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_files_of_multimodal_models_are_read_under_the_names_of_transformers(tmp_path: Path, model_type: str) -> None:
+    conversion, tensors = start(tmp_path / "run", MODELS[model_type], 1)
+    model = build(config_of(tmp_path / "run", MODELS[model_type]).model_path, seed=1)
+    model.save_pretrained(folder := tmp_path / "saved")
+    (path,) = folder.glob("*.safetensors")
+    assert_reads(conversion, SafetensorsReader([path]), tensors)
+    assert sorted(tower_shapes(folder)) == sorted(name for name in tensors if not name.startswith(DECODER))
+    if "omni" in model_type:
+        # The files of a model that also speaks.
+        whole = {f"thinker.{name}": tensor for name, tensor in weights.load([path]).items()}
+        weights.save(whole | {"talker.model.norm.weight": torch.ones(4)}, path)
+        assert_reads(conversion, SafetensorsReader([path]), tensors)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -58,11 +89,7 @@ def test_separately_stored_experts_are_converted(tmp_path: Path) -> None:
     stored = SafetensorsReader(sorted(folder.glob("*.safetensors")))
     assert "model.layers.0.mlp.experts.0.gate_proj.weight" in stored  # each expert separately, as on the hub
     assert AutoModelForCausalLM.from_pretrained(folder) is not None
-    for keys in conversion.entries():
-        for key in keys:
-            assert torch.equal(conversion.from_hugging_face(key, stored), conversion.from_hugging_face(key, tensors)), (
-                key
-            )
+    assert_reads(conversion, stored, tensors)
 
 
 def test_missing_tensor_or_unexpected_shape_is_named(tmp_path: Path) -> None:

@@ -26,11 +26,11 @@ from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.engines.torch.stored_weights import fingerprint_of
 from relax_actors.errors import ConfigError
-from relax_actors.media.family import family_of
 from relax_actors.training.warm_start import warm_start
 from relax_actors.weights import files as weights
-from tests.support.models import QWEN3, config_of
-from tests.support.tiny_media_models import FAMILIES, architecture_of, prompts_of
+from tests.support.media_batches import media_batch
+from tests.support.models import QWEN3, config_of, publish
+from tests.support.tiny_media_models import FAMILIES, architecture_of
 
 DEEP = ["qwen3_vl", "qwen3_omni_moe_thinker"]
 """Families with features that are added in several layers."""
@@ -60,20 +60,7 @@ def begun(folder: Path, model_type: str, **trainer: Any) -> tuple[TorchEngine, C
 
 def samples_of(engine: TorchEngine, config: Config) -> list[TrainSample]:
     """Make two samples of each of some prompts, with and without media."""
-    family, random, found = family_of(config.model_path), np.random.default_rng(3), []
-    assert family is not None
-    for row, (tokens, media) in enumerate(prompts_of(engine.model, family)):
-        for n in range(2):
-            length = 4 + n
-            arrays = {
-                name: random.normal(0, 0.3, length).astype(np.float32) for name in ("advantages", "values", "returns")
-            }
-            completion = random.integers(0, 10, length).astype(np.int32)
-            sample = TrainSample.of_completion(
-                tokens, completion, logprobs=np.full(length, -2.0, np.float32), **arrays, media=media, row=row
-            )
-            found.append(sample)
-    return found
+    return media_batch(config, model=engine.model)
 
 
 def step_of(engine: TorchEngine, parts: list[list[TrainSample]]) -> tuple[float, torch.Tensor]:
@@ -152,7 +139,7 @@ def test_a_critic_reads_media_and_its_folder_starts_another(tmp_path: Path, mode
     engine, config = begun(tmp_path / "run", model_type)
     samples = samples_of(engine, config)
     critic = TorchCritic(config, CriticSection(learning_rate=1e-2))
-    critic.initialise(dict(tensors_of(engine.model)))
+    critic.initialise(publish(tensors_of(engine.model), tmp_path / "policy")[1])
     assert not any(values.any() for values in critic.values(samples, silent))
     for step in range(2):
         critic.accumulate(samples, silent)
@@ -171,7 +158,7 @@ def test_a_critic_reads_media_and_its_folder_starts_another(tmp_path: Path, mode
 def test_a_critic_starts_with_all_weights_of_the_policy_but_the_head(tmp_path: Path, model_type: str) -> None:
     config = config_of(tmp_path, architecture_of(model_type))
     policy, critic = tensors_of(build(config.model_path, seed=3)), TorchCritic(config, CriticSection())
-    critic.initialise(policy)
+    critic.initialise(publish(policy, tmp_path / "policy")[1])
     critic.export(tmp_path / "critic")
     own = weights.load([tmp_path / "critic" / "model.safetensors"])
     assert [name for name in own if name not in policy or not torch.equal(own[name], policy[name])] == [
@@ -184,7 +171,7 @@ def test_a_critic_of_another_family_is_refused(tmp_path: Path) -> None:
     section = CriticSection(path=tmp_path / "critic")
     for other, said in ((config, ""), (text, "holds a model of text alone, and the policy is one of type qwen3_vl")):
         critic = TorchCritic(other, CriticSection())
-        critic.initialise(tensors_of(build(other.model_path, seed=3)))
+        critic.initialise(publish(tensors_of(build(other.model_path, seed=3)), tmp_path / "policy")[1])
         critic.export(tmp_path / "critic")
         checked = config.model_copy(update={"critic": section})
         facts = measure(other.model_path)

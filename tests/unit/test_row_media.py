@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from broker.fields import TensorRef
+from relax_actors.errors import RowError
 from relax_actors.media import Family
 from relax_actors.messages import Media, PreparedPrompt
-from relax_actors.training.row_media import misfit
+from relax_actors.training.row_media import check_shared, misfit
 from tests.support.media_models import family
 
 OMNI, VL = family("qwen3_omni_moe_thinker"), family("qwen3_vl")
@@ -84,3 +85,20 @@ def test_placeholders_without_features_and_kinds_that_a_model_does_not_take_are_
         "column media has 4 placeholders of kind image for 0 tokens of its features"
     )
     assert misfit(prepared(OMNI, "audio"), VL) == "column media holds audio features, and a qwen3_vl model takes none"
+
+
+def test_a_sequence_holds_a_medium_of_its_prompt_whole_or_not_at_all() -> None:
+    """The tokens of a video alternate with those of its sound, so neither is contiguous."""
+    found = prepared(OMNI, "image", "audio")
+    image, audio = (OMNI.ids[kind] for kind in ("image", "audio"))
+    tokens = np.array([50, image, image, audio, image, audio, audio, 50], np.int32)
+    media = [replace(found.media[0], start=1, tokens=3), replace(found.media[1], start=3, tokens=3, source=0)]
+    whole = PreparedPrompt(tokens, media, np.zeros((3, 8), np.int32), 0.0)
+    check_shared(whole, (0, 1, 7, 8))
+    for shared, kind in ((2, "image"), (4, "image"), (5, "audio"), (6, "audio")):
+        with pytest.raises(RowError) as caught:
+            check_shared(whole, [shared])
+        assert str(caught.value) == (
+            f"a sequence shares {shared} tokens of its prompt, which end within {kind} 1; a sequence must hold all "
+            "tokens of a medium, or none"
+        )

@@ -272,7 +272,9 @@ def pairs(arguments: list[str]) -> dict[str, str]:
 
 
 def test_server_arguments_follow_the_configuration() -> None:
-    arguments = pairs(server_arguments(config_of(trainer={"precision": "bfloat16"}), FACTS, 99, cuda=False))
+    arguments = pairs(
+        server_arguments(config_of(trainer={"precision": "bfloat16"}), Path("model"), FACTS, 99, cuda=False)
+    )
     assert (arguments["--host"], arguments["--port"]) == ("127.0.0.1", "99")
     assert (arguments["--device"], arguments["--attention-backend"], arguments["--dtype"]) == (
         "cpu",
@@ -284,7 +286,7 @@ def test_server_arguments_follow_the_configuration() -> None:
     assert "--enable-deterministic-inference" not in arguments
     settings = {"kv_tokens": 1000, "tensor_parallel": 2, "arguments": ["--log-level", "debug"]}
     config = config_of(run={"deterministic": True}, rollout=config_of().rollout.model_dump() | {"sglang": settings})
-    arguments = pairs(server_arguments(config, FACTS, 99, cuda=True))
+    arguments = pairs(server_arguments(config, Path("model"), FACTS, 99, cuda=True))
     assert (arguments["--device"], arguments["--max-total-tokens"], arguments["--tensor-parallel-size"]) == (
         "cuda",
         "1000",
@@ -294,7 +296,9 @@ def test_server_arguments_follow_the_configuration() -> None:
     assert "--enable-deterministic-inference" in arguments
     assert "--attention-backend" not in arguments
     long = ModelFacts(parameters=10, context_length=1 << 15, vocabulary=14, model_type="qwen3")
-    assert pairs(server_arguments(config_of(), long, 99, cuda=False))["--max-total-tokens"] == str(CPU_TOKENS)
+    assert pairs(server_arguments(config_of(), Path("model"), long, 99, cuda=False))["--max-total-tokens"] == str(
+        CPU_TOKENS
+    )
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,13 @@ def test_the_loss_is_half_of_the_larger_squared_error() -> None:
     torch.testing.assert_close(values.grad, row(0.0, 0.5, -1.0, 0.0))
 
 
+def test_a_value_that_stays_in_the_clip_range_is_not_counted_as_clipped() -> None:
+    random = torch.Generator().manual_seed(1)
+    values, old, returns = torch.randn(3, 1, 200, generator=random)
+    found = value_loss(values / 1000, old / 10, returns, clip=1.0)
+    assert not found.clipped.any()
+
+
 def test_without_clipping_the_loss_is_half_of_the_squared_error() -> None:
     found = value_loss(row(1.0), row(-5.0), row(3.0), clip=0.0)
     assert found.loss.item() == 2.0

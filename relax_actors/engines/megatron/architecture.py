@@ -7,9 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from relax_actors.data.nested_config import is_nested, text_fields
 from relax_actors.errors import ConfigError
 
-FAMILIES = ("llama", "qwen3", "qwen3_moe")
+TEXT_FAMILIES = ("llama", "qwen3", "qwen3_moe")
+QWEN2_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni_thinker", "qwen2_5_omni", "qwen2_audio")
+"""Multimodal families whose decoder is a Qwen2: queries, keys and values have a bias, and are not normalised."""
+QWEN3_FAMILIES = ("qwen3_vl", "qwen3_vl_moe", "qwen3_omni_moe_thinker", "qwen3_omni_moe")
+"""Multimodal families whose decoder is a Qwen3: positions of the three axes are interleaved."""
+FAMILIES = (*TEXT_FAMILIES, *QWEN2_FAMILIES, *QWEN3_FAMILIES)
 _SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
     # megatron-core would silently ignore any other value of these settings and compute a different model.
     "hidden_act": ("silu",),
@@ -42,11 +48,21 @@ class Architecture:
     tied_embeddings: bool
     qk_layernorm: bool
     """Whether queries and keys are normalised."""
+    qkv_bias: bool
+    """Whether the projections to queries, keys and values have a bias."""
     experts: int
     experts_per_token: int
     expert_ffn_size: int
     normalises_top_k: bool
     """Whether the router weights of a token's experts are normalised to sum to 1."""
+    prefix: str = "model."
+    """Prefix of the decoder's Hugging Face names."""
+    rotary_sections: tuple[int, ...] = ()
+    """Frequencies that turn by the temporal, vertical and horizontal position; empty if all turn by one position."""
+    rotary_interleaved: bool = False
+    """Whether the frequencies of the three axes alternate instead of following each other."""
+    deepstack_layers: int = 0
+    """Number of first layers whose output features of images and videos are added to."""
 
     @classmethod
     def of(cls, folder: Path) -> Architecture:
@@ -62,28 +78,37 @@ class Architecture:
         except (OSError, ValueError, KeyError, TypeError) as error:
             msg = f"model.path {folder} has no config.json that transformers can read: {error}"
             raise ConfigError(msg) from error
-        fields: dict[str, Any] = config.to_dict()
-        fields |= {name: fields[own] for name, own in config.attribute_map.items() if own in fields}
+        whole = getattr(config, "thinker_config", config)
+        text = whole.get_text_config()
+        fields: dict[str, Any] = text.to_dict()
+        fields |= {name: fields[own] for name, own in text.attribute_map.items() if own in fields}
+        # transformers ties the embeddings of a multimodal model by the whole config.
+        fields |= {"model_type": whole.model_type, "tie_word_embeddings": getattr(whole, "tie_word_embeddings", False)}
         check(fields)
-        heads = int(fields["num_attention_heads"])
-        is_moe = fields["model_type"] == "qwen3_moe"
+        heads, family = int(fields["num_attention_heads"]), whole.model_type
+        is_moe, rotary = "moe" in family, _rotary(fields)
         return cls(
             layers=int(fields["num_hidden_layers"]),
             hidden_size=int(fields["hidden_size"]),
             heads=heads,
             query_groups=int(fields.get("num_key_value_heads") or heads),
-            head_dim=int(fields.get("head_dim") or fields["hidden_size"] // heads),
+            head_dim=_head_dim(fields, heads),
             ffn_size=int(fields["intermediate_size"]),
             vocab_size=int(fields["vocab_size"]),
             context_length=int(fields["max_position_embeddings"]),
             norm_epsilon=float(fields["rms_norm_eps"]),
-            rotary_base=float(_rotary(fields)["rope_theta"]),
+            rotary_base=float(rotary["rope_theta"]),
             tied_embeddings=bool(fields["tie_word_embeddings"]),
-            qk_layernorm=fields["model_type"].startswith("qwen3"),
+            qk_layernorm=family.startswith("qwen3"),
+            qkv_bias=family in QWEN2_FAMILIES,
             experts=int(fields["num_experts"]) if is_moe else 0,
             experts_per_token=int(fields["num_experts_per_tok"]) if is_moe else 0,
             expert_ffn_size=int(fields["moe_intermediate_size"]) if is_moe else 0,
-            normalises_top_k=bool(fields["norm_topk_prob"]) if is_moe else False,
+            normalises_top_k=bool(fields.get("norm_topk_prob", True)) if is_moe else False,
+            prefix="model.language_model." if text is not whole and "omni" not in family else "model.",
+            rotary_sections=tuple(rotary.get("mrope_section") or ()),
+            rotary_interleaved=family in QWEN3_FAMILIES,
+            deepstack_layers=len(deepstack_indexes(whole.to_dict())),
         )
 
     def transformer_config_arguments(self) -> dict[str, Any]:
@@ -100,7 +125,7 @@ class Architecture:
             "gated_linear_unit": True,
             "qk_layernorm": self.qk_layernorm,
             "add_bias_linear": False,
-            "add_qkv_bias": False,
+            "add_qkv_bias": self.qkv_bias,
             # With variable_seq_lengths megatron-core requires this setting of dense models as well.
             "moe_token_dispatcher_type": "alltoall",
         }
@@ -120,8 +145,26 @@ class Architecture:
         }
 
 
-def check(fields: Mapping[str, Any]) -> None:
+def decoder_fields(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a config.json that describe the decoder, with the model type of the whole model."""
+    if not is_nested(body):
+        return dict(body)
+    text = body.get("thinker_config", body).get("text_config") or {}
+    return text_fields(body) | {"text_model_type": text.get("model_type")}
+
+
+def deepstack_indexes(body: Mapping[str, Any]) -> list[int]:
+    """Return the layers of the tower whose features are added to the first layers of the decoder, of a config.json."""
+    vision = body.get("thinker_config", body).get("vision_config") or {}
+    return list(vision.get("deepstack_visual_indexes") or [])
+
+
+def check(fields: Mapping[str, Any], setting: str = "trainer.backend") -> None:
     """Refuse a config.json that megatron-core would compute differently.
+
+    Args:
+        fields: of the decoder; see `decoder_fields`.
+        setting: configuration key that names the backend, for errors.
 
     Raises:
         ConfigError: lists every unsupported setting, one a line.
@@ -130,14 +173,23 @@ def check(fields: Mapping[str, Any]) -> None:
     family = fields.get("model_type")
     if family not in FAMILIES:
         problems.append(f"model_type is {family!r}, supported are {', '.join(FAMILIES)}")
+    if family == "qwen2_audio" and (decoder := fields.get("text_model_type")) not in (None, "qwen2"):
+        problems.append(f"text_config.model_type is {decoder!r}, supported is only 'qwen2'")
     for name, supported in _SUPPORTED_VALUES.items():
         value = fields.get(name, supported[0])
         if value not in supported:
             problems.append(f"{name} = {value!r} is not supported, only {supported[-1]!r}")
-    if (kind := _rotary(fields).get("rope_type", "default")) != "default":
+    # Older configs of multimodal models name their rule "mrope", which mrope_section says as well.
+    if (kind := _rotary(fields).get("rope_type", "default")) not in ("default", "mrope"):
         problems.append(f"rope_type = {kind!r} is not supported, only 'default'")
     if problems:
-        raise ConfigError("\n".join(f'trainer.backend = "megatron": the model\'s {text}' for text in problems))
+        raise ConfigError("\n".join(f'{setting} = "megatron": the model\'s {text}' for text in problems))
+
+
+def _head_dim(fields: Mapping[str, Any], heads: int) -> int:
+    # transformers ignores the setting in these families.
+    given = None if fields["model_type"] in ("qwen2_vl", "qwen2_5_vl") else fields.get("head_dim")
+    return int(given or fields["hidden_size"] // heads)
 
 
 def _rotary(fields: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Backend "megatron" of the trainer and of scoring roles."""
+"""Backend "megatron" of the trainer, of the critic, and of scoring roles."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from relax_actors.config import Config
-from relax_actors.engines.backends import refuse_options
+from relax_actors.engines.backends import critic_section, refuse_options
 from relax_actors.engines.megatron import architecture, installation, layout
 from relax_actors.engines.protocols import ScoringEngine, TrainingEngine
+from relax_actors.engines.protocols.critic import CriticEngine
 from relax_actors.errors import ConfigError
 from relax_actors.runtime import Context
 
@@ -42,19 +43,47 @@ class MegatronTrainingBackend:
             )
             raise ConfigError(msg)
         installation.require()
-        fields = _fields(model)
+        body = _body(model)
+        fields = architecture.decoder_fields(body)
         architecture.check(fields)
         found = layout.Layout.of(config.trainer.megatron)
         layout.check(found, fields)
-        if found.ranks > 1:
-            sizes = ", ".join(f"{name} {size}" for name, size in found.groups().items() if size > 1)
-            yield f"the trainer has {found.ranks} ranks: {sizes}"
+        layout.check_towers(found, body)
+        yield from _notes("trainer", found)
         if config.trainer.stream and not found.streams:
             yield (
                 f"trainer.stream = true has no effect with trainer.megatron.pipeline_parallel = {found.pipeline}: a "
                 "step is computed when all of its rows are there, because each early part would fill and drain the "
                 "pipeline; set trainer.stream = false to say so, or use data, tensor or context parallelism"
             )
+
+
+class MegatronCriticBackend:
+    """A critic with Megatron-Core, in the actor's process or in a group of ranks; see `CriticBackend`."""
+
+    def build(self, context: Context) -> CriticEngine:
+        """Build the model in this process, or start the ranks."""
+        config, settings = context.config, critic_section(context.config)
+        if settings.megatron.ranks > 1:
+            from relax_actors.engines.megatron.group import MegatronCriticGroup  # noqa: PLC0415 its ranks import torch
+
+            return MegatronCriticGroup(config, settings)
+        from relax_actors.engines.megatron.mcore.critic import MegatronCritic  # noqa: PLC0415 imports torch
+        from relax_actors.engines.torch.process_setup import configure_torch  # noqa: PLC0415
+
+        configure_torch(config.run)
+        return MegatronCritic(config, settings)
+
+    def check(self, config: Config, model: Path) -> Iterator[str]:
+        """Refuse models that Megatron-Core would compute differently, and layouts that cannot work."""
+        installation.require("critic")
+        body = _body(model)
+        fields = architecture.decoder_fields(body)
+        architecture.check(fields, "critic.backend")
+        found = layout.Layout.of(critic_section(config).megatron)
+        layout.check(found, fields, "critic.megatron")
+        layout.check_towers(found, body, "critic.megatron")
+        yield from _notes("critic", found)
 
 
 class MegatronScoringBackend:
@@ -72,10 +101,16 @@ class MegatronScoringBackend:
         """Refuse models that Megatron-Core would compute differently."""
         del config
         installation.require(setting.removesuffix(".backend"))
-        architecture.check(_fields(model))
+        architecture.check(architecture.decoder_fields(_body(model)))
         yield from ()
 
 
-def _fields(model: Path) -> dict[str, Any]:
-    fields: dict[str, Any] = json.loads((model / "config.json").read_text())
-    return fields
+def _notes(role: str, found: layout.Layout) -> Iterator[str]:
+    if found.ranks > 1:
+        sizes = ", ".join(f"{name} {size}" for name, size in found.groups().items() if size > 1)
+        yield f"the {role} has {found.ranks} ranks: {sizes}"
+
+
+def _body(model: Path) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads((model / "config.json").read_text())
+    return body

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
-import safetensors
 import torch
 from torch import Tensor
 
@@ -23,7 +21,12 @@ from relax_actors.errors import ConfigError
 
 EMBEDDING, FINAL_NORM, OUTPUT = "embedding.word_embeddings.weight", "final_layernorm.weight", "output_layer.weight"
 QKV, FC1, FC2 = "self_attention.linear_qkv.weight", "linear_fc1.weight", "linear_fc2.weight"
-_TOP_LEVEL = {EMBEDDING: "model.embed_tokens.weight", FINAL_NORM: "model.norm.weight", OUTPUT: "lm_head.weight"}
+QKV_BIAS = "self_attention.linear_qkv.bias"
+TOWERS = "towers."
+"""Prefix of the keys of the towers' weights, before their Hugging Face names."""
+_IN_DECODER = {EMBEDDING: "embed_tokens.weight", FINAL_NORM: "norm.weight"}
+_TOP_LEVEL = (*_IN_DECODER, OUTPUT)
+VALUE_WEIGHT, VALUE_BIAS = "value_head.weight", "value_head.bias"
 _RENAMED = {
     "input_layernorm.weight": "input_layernorm.weight",
     "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
@@ -39,7 +42,9 @@ _EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(linear_fc[12]\.weight)")
 
 def shard_axis(key: str) -> int | None:
     """Axis along which tensor parallelism splits a parameter; None if it is replicated."""
-    if key in (EMBEDDING, OUTPUT) or key.endswith((QKV, FC1)):
+    if key.startswith(TOWERS):
+        return None
+    if key in (EMBEDDING, OUTPUT) or key.endswith((QKV, QKV_BIAS, FC1)):
         return 0
     return 1 if key.endswith(("linear_proj.weight", FC2)) else None
 
@@ -65,24 +70,6 @@ def merge_shards(key: str, shards: list[Tensor]) -> Tensor:
     return torch.cat(shards, axis)
 
 
-class SafetensorsReader(Mapping[str, Tensor]):
-    """Tensors of safetensors files, each read on access."""
-
-    def __init__(self, paths: list[Path]) -> None:
-        files = [safetensors.safe_open(path, framework="pt") for path in paths]
-        self._file_of = {name: file for file in files for name in file.keys()}  # type: ignore[no-untyped-call]  # noqa: SIM118
-
-    def __getitem__(self, name: str) -> Tensor:
-        tensor: Tensor = self._file_of[name].get_tensor(name)  # type: ignore[no-untyped-call]
-        return tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._file_of)
-
-    def __len__(self) -> int:
-        return len(self._file_of)
-
-
 @dataclass(frozen=True, slots=True)
 class Conversion:
     """Conversion between the two forms of one model.
@@ -90,19 +77,26 @@ class Conversion:
     Args:
         architecture: of the model.
         padded_vocab_size: rows of the embeddings in megatron-core; at least the vocabulary size.
+        towers: shapes of the weights of the towers of a multimodal model, by Hugging Face name.
+        value_head: Hugging Face names of the value head that a critic has in place of the output layer, by key.
     """
 
     architecture: Architecture
     padded_vocab_size: int
+    towers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    value_head: Mapping[str, str] = field(default_factory=dict)
 
     def entries(self) -> Iterator[tuple[str, ...]]:
         """All keys in a fixed order, grouped by the Hugging Face tensor that they form together."""
         model = self.architecture
+        yield from ((TOWERS + name,) for name in self.towers)
         yield (EMBEDDING,)
         for layer in range(model.layers):
             prefix = f"layers.{layer}."
             yield (prefix + "input_layernorm.weight",)
             yield (prefix + QKV,)
+            if model.qkv_bias:
+                yield (prefix + QKV_BIAS,)
             if model.qk_layernorm:
                 yield (prefix + "self_attention.q_layernorm.weight",)
                 yield (prefix + "self_attention.k_layernorm.weight",)
@@ -116,18 +110,22 @@ class Conversion:
                 yield (prefix + "mlp." + FC1,)
                 yield (prefix + "mlp." + FC2,)
         yield (FINAL_NORM,)
-        if not model.tied_embeddings:
+        if self.value_head:
+            yield from ((key,) for key in self.value_head)
+        elif not model.tied_embeddings:
             yield (OUTPUT,)
 
     def names(self, keys: tuple[str, ...]) -> tuple[str, ...]:
         """Names of the Hugging Face tensors of an entry of `entries`."""
         key = keys[0]
-        if key in _TOP_LEVEL:
+        if key in _TOP_LEVEL or key in self.value_head:
             return (self._top_level_name(key),)
+        if key.startswith(TOWERS):
+            return (key.removeprefix(TOWERS),)
         layer, local = _split_key(key)
-        prefix = f"model.layers.{layer}."
-        if local == QKV:
-            return tuple(f"{prefix}self_attn.{name}_proj.weight" for name in "qkv")
+        prefix = f"{self.architecture.prefix}layers.{layer}."
+        if local in (QKV, QKV_BIAS):
+            return tuple(f"{prefix}self_attn.{name}_proj.{local.rpartition('.')[2]}" for name in "qkv")
         if local == "mlp." + FC1:
             return tuple(f"{prefix}mlp.{name}_proj.weight" for name in ("gate", "up"))
         if match := _EXPERT.fullmatch(local):
@@ -135,7 +133,11 @@ class Conversion:
         return (prefix + _RENAMED[local],)
 
     def _top_level_name(self, key: str) -> str:
-        return _TOP_LEVEL[EMBEDDING if self.architecture.tied_embeddings and key == OUTPUT else key]
+        if key in self.value_head:
+            return self.value_head[key]
+        if key == OUTPUT and not self.architecture.tied_embeddings:
+            return "lm_head.weight"
+        return self.architecture.prefix + _IN_DECODER[EMBEDDING if key == OUTPUT else key]
 
     def from_hugging_face(self, key: str, source: Mapping[str, Tensor]) -> Tensor:
         """Whole tensor of a key.
@@ -144,26 +146,34 @@ class Conversion:
             ConfigError: `source` lacks a tensor, or a tensor has an unexpected shape.
         """
         model = self.architecture
-        if key in _TOP_LEVEL:
-            shape = (model.hidden_size,) if key == FINAL_NORM else (model.vocab_size, model.hidden_size)
-            whole = _checked(source, self._top_level_name(key), shape)
-            return whole if key == FINAL_NORM else _padded(whole, self.padded_vocab_size)
-        layer, local = _split_key(key)
+        if key in _TOP_LEVEL or key in self.value_head:
+            return self._top_level(key, source)
         read = partial(_checked, source)
-        prefix, hidden, width = f"model.layers.{layer}.", model.hidden_size, model.head_dim
-        if local == QKV:
-            query = read(f"{prefix}self_attn.q_proj.weight", (model.heads * width, hidden))
-            shape = (model.query_groups * width, hidden)
-            key_value = [read(f"{prefix}self_attn.{name}_proj.weight", shape) for name in "kv"]
+        if key.startswith(TOWERS):
+            name = key.removeprefix(TOWERS)
+            return read(name, self.towers[name])
+        layer, local = _split_key(key)
+        prefix, hidden, width = f"{model.prefix}layers.{layer}.", model.hidden_size, model.head_dim
+        if local in (QKV, QKV_BIAS):
+            # A weight has a column for each hidden unit, a bias has none.
+            columns = (hidden,) if local == QKV else ()
+            rows = {"q": model.heads * width, "k": model.query_groups * width, "v": model.query_groups * width}
+            parts = [read(name, (rows[part], *columns)) for part, name in zip("qkv", self.names((key,)), strict=True)]
             # megatron-core interleaves [queries, key, value] by query group.
-            groups = [tensor.reshape(model.query_groups, -1, width, hidden) for tensor in (query, *key_value)]
-            return torch.cat(groups, 1).reshape(-1, hidden)
+            groups = [tensor.reshape(model.query_groups, -1, width, *columns) for tensor in parts]
+            return torch.cat(groups, 1).reshape(-1, *columns)
         if local == "mlp." + FC1:
             shape = (model.ffn_size, hidden)
             return torch.cat([read(f"{prefix}mlp.{name}_proj.weight", shape) for name in ("gate", "up")])
         if match := _EXPERT.fullmatch(local):
             return self._expert(source, f"{prefix}mlp.experts.", int(match[1]), match[2])
         return read(prefix + _RENAMED[local], self._shape(local))
+
+    def _top_level(self, key: str, source: Mapping[str, Tensor]) -> Tensor:
+        vocabulary, hidden = self.architecture.vocab_size, self.architecture.hidden_size
+        shapes = {FINAL_NORM: (hidden,), VALUE_WEIGHT: (1, hidden), VALUE_BIAS: (1,)}
+        whole = _checked(source, self._top_level_name(key), shapes.get(key, (vocabulary, hidden)))
+        return whole if key in shapes else _padded(whole, self.padded_vocab_size)
 
     def _shape(self, local: str) -> tuple[int, ...]:
         model = self.architecture
@@ -194,14 +204,16 @@ class Conversion:
 
     def _split(self, keys: tuple[str, ...], wholes: list[Tensor]) -> Iterator[Tensor]:
         model, key, whole = self.architecture, keys[0], wholes[0]
-        local = key if key in _TOP_LEVEL else _split_key(key)[1]
-        if local in (EMBEDDING, OUTPUT):
+        local = key if key in (*_TOP_LEVEL, *self.value_head) or key.startswith(TOWERS) else _split_key(key)[1]
+        if local.startswith(TOWERS):
+            yield whole
+        elif local in (EMBEDDING, OUTPUT):
             yield whole[: model.vocab_size]
-        elif local == QKV:
-            queries = model.heads // model.query_groups
-            groups = whole.reshape(model.query_groups, queries + 2, model.head_dim, model.hidden_size)
+        elif local in (QKV, QKV_BIAS):
+            queries, columns = model.heads // model.query_groups, whole.shape[1:]
+            groups = whole.reshape(model.query_groups, queries + 2, model.head_dim, *columns)
             for tensor in torch.split(groups, [queries, 1, 1], 1):
-                yield tensor.reshape(-1, model.hidden_size)
+                yield tensor.reshape(-1, *columns)
         elif local == "mlp." + FC1:
             yield from whole.chunk(2)
         elif _EXPERT.fullmatch(local):

@@ -1,193 +1,33 @@
-"""Group of rank processes behind one engine; every call goes to all ranks in the same order.
-
-Invariant: the ranks start and end together, and with the actor. The kernel kills them when the thread that started them
-ends. When one rank exits, the others are killed and the actor's process ends by the same signal, so its supervisor
-restarts the whole group and the trainer replays.
-"""
+"""Engines for more than one rank: of the trainer and of the critic."""
 
 from __future__ import annotations
 
-import os
-import selectors
-import signal
-import socket
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from numpy.typing import NDArray
 
-from broker.process import kill_group, spawn
 from relax_actors.config import Config
+from relax_actors.config.training import CriticSection
 from relax_actors.engines.megatron.layout import Layout
-from relax_actors.engines.megatron.rpc import RankError, pack_samples, unpack_error
-from relax_actors.engines.megatron.turns import Turns
-from relax_actors.engines.megatron.wire import Channel
+from relax_actors.engines.megatron.ranks import OnRankExit, RankGroup
+from relax_actors.engines.megatron.rpc import pack_samples
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.training import StepResult
-from relax_actors.runtime.exit_codes import EXIT_BLAMELESS
-
-MODULE = "relax_actors.engines.megatron.mcore.rank"
-GRACE_SECONDS = 10.0
-"""Time for the other ranks to finish a call that failed on one rank; ranks that wait for the failed rank never do."""
 
 
-def exit_like_rank(rank: int, code: int) -> None:
-    """End this process the way a rank ended, so that its supervisor judges the rank's exit.
-
-    Args:
-        rank: number of the rank that exited.
-        code: exit code as `waitpid` gives it; negative for a signal.
-    """
-    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    sys.stderr.write(f"rank {rank} of the trainer exited ({how}); ending the whole group\n")
-    sys.stderr.flush()
-    if code < 0:
-        os.kill(os.getpid(), -code)
-    os._exit(EXIT_BLAMELESS)
-
-
-class MegatronGroup:
-    """Training engine for more than one rank. Create it in the thread that uses it.
-
-    `accumulate` keeps sequences until there is a call's worth for each data-parallel rank, and with pipeline stages
-    until `step`. The ranks thus compute the same micro-batches whether or not the rows of a step arrive together.
+class MegatronGroup(RankGroup):
+    """Training engine for more than one rank; see `RankGroup`.
 
     Args:
         config: configuration of the run.
-        on_rank_exit: called in a separate thread with the number and exit code of a rank that exited unexpectedly.
+        on_rank_exit: by default this process ends like the rank.
     """
 
-    def __init__(self, config: Config, on_rank_exit: Callable[[int, int], None] = exit_like_rank) -> None:
-        self._on_rank_exit, self._closing = on_rank_exit, threading.Event()
-        # One call at a time: the publisher's thread writes weights while the trainer's thread computes.
-        self._turns = Turns()
-        self._layout = Layout.of(config.trainer.megatron)
-        # Sequences of the step that the ranks do not have yet, by call of `accumulate`.
-        self._kept: list[Sequence[TrainSample]] = []
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._channels: list[Channel] = []
-        self._watchers: list[threading.Thread] = []
-        start = {"config": config.model_dump(mode="json"), "rank": 0, "port": None}
-        for _ in range(config.trainer.megatron.ranks):
-            self._spawn(config.folder.absolute())
-        try:
-            first, *others = self._channels
-            first.send(start)
-            port = self._receive_port(first)
-            for rank, channel in enumerate(others, 1):
-                channel.send(start | {"rank": rank, "port": port})
-            self._gather_results()
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the ranks."""
-        return [process.pid for process in self._processes]
-
-    def _spawn(self, folder: Path) -> None:
-        local, remote = socket.socketpair()
-        rank = len(self._processes)
-        # Folder and rank identify the process in `ps`; the process itself does not read them.
-        command = [sys.executable, "-m", MODULE, str(remote.fileno()), str(folder), str(rank)]
-        process = spawn(command, log=2, pass_fds=(remote.fileno(),))
-        remote.close()
-        self._processes.append(process)
-        self._channels.append(Channel(local))
-        watcher = threading.Thread(target=self._watch, args=(rank, process), name=f"rank-{rank}", daemon=True)
-        watcher.start()
-        self._watchers.append(watcher)
-
-    def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        """Wait until a rank exits; one that exits with 0 has sent its error, which fails the call."""
-        code = process.wait()
-        if code != 0 and not self._closing.is_set():
-            self._kill()
-            self._on_rank_exit(rank, code)
-
-    def _receive_port(self, channel: Channel) -> int:
-        message = self._receive(0, channel)
-        if "error" in message:
-            raise unpack_error(message["error"], 0)
-        return int(message["port"])
-
-    def _kill(self) -> None:
-        self._closing.set()
-        for process in self._processes:
-            kill_group(process.pid)
-
-    def close(self) -> None:
-        """Kill the ranks and close their sockets."""
-        self._kill()
-        for watcher, channel in zip(self._watchers, self._channels, strict=True):
-            watcher.join()
-            channel.connection.close()
-
-    def _receive(self, rank: int, channel: Channel) -> Any:
-        try:
-            return channel.receive()
-        except EOFError:
-            self._raise_exited(rank)
-
-    def _raise_exited(self, rank: int) -> NoReturn:
-        """Fail the call because a rank exited, unless `on_rank_exit` ends this process first."""
-        self._watchers[rank].join()
-        self._kill()
-        msg = f"rank {rank} of the trainer exited with code {self._processes[rank].returncode}; restart the trainer"
-        raise RankError(msg)
-
-    def _call(self, name: str, *arguments: Any, progress: Callable[[], None] | None = None) -> Any:
-        """Call a method on all ranks; returns the result of rank 0."""
-        message = {"call": name, "arguments": arguments}
-        with self._turns:
-            for rank, channel in enumerate(self._channels):
-                try:
-                    channel.send(message)
-                except EOFError:
-                    self._raise_exited(rank)
-            return self._gather_results(progress)
-
-    def _gather_results(self, progress: Callable[[], None] | None = None) -> Any:
-        """Wait for the answers of all ranks; returns that of rank 0.
-
-        Raises:
-            Exception: error of a rank. If the other ranks finish within `GRACE_SECONDS` the group remains usable,
-                otherwise it is killed.
-        """
-        results: dict[int, Any] = {}
-        errors: dict[int, Mapping[str, Any]] = {}
-        deadline: float | None = None
-        with selectors.DefaultSelector() as selector:
-            for rank, channel in enumerate(self._channels):
-                selector.register(channel.connection, selectors.EVENT_READ, rank)
-            while selector.get_map():
-                ready = selector.select(None if deadline is None else max(0.0, deadline - time.monotonic()))
-                if not ready:
-                    self._kill()
-                    break
-                for key, _ in ready:
-                    message = self._receive(key.data, self._channels[key.data])
-                    if "progress" in message:
-                        if progress is not None:
-                            progress()
-                        continue
-                    selector.unregister(key.fileobj)
-                    if "error" in message:
-                        errors[key.data] = message["error"]
-                        deadline = deadline or time.monotonic() + GRACE_SECONDS
-                    else:
-                        results[key.data] = message["result"]
-        if errors:
-            rank = min(errors, key=lambda number: (errors[number]["errno"] is None, number))
-            raise unpack_error(errors[rank], rank)
-        return results[0]
+    def __init__(self, config: Config, on_rank_exit: OnRankExit | None = None) -> None:
+        super().__init__(config, "trainer", Layout.of(config.trainer.megatron), on_rank_exit)
 
     def initialise(self, seed: int) -> None:
         """Load the model folder's weights, or draw random weights; see `TrainingEngine`."""
@@ -204,32 +44,9 @@ class MegatronGroup:
         """Reset the optimizer and set the reference; see `TrainingEngine`."""
         self._call("finish_warm_start")
 
-    def accumulate(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> None:
-        """Accumulate the gradients of sequences, or keep the sequences; see `TrainingEngine`."""
-        self._kept.append(samples)
-        progress()
-        if self._layout.streams and len(self._kept) == self._layout.data:
-            self._accumulate_kept(progress)
-
-    def _accumulate_kept(self, progress: Callable[[], None]) -> None:
-        kept, self._kept = self._kept, []
-        if kept:
-            samples = [sample for part in kept for sample in part]
-            self._call("accumulate", pack_samples(samples), progress=progress)
-
     def score(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
         """Compute log-probs with the current weights; see `SupportsScore`."""
         return list(self._call("score", pack_samples(samples), progress=progress))
-
-    def discard(self) -> None:
-        """Discard the accumulated gradients; see `TrainingEngine`."""
-        self._kept.clear()
-        self._call("discard")
-
-    def step(self, step: int, progress: Callable[[], None]) -> StepResult:
-        """Take one optimizer step; see `TrainingEngine`."""
-        self._accumulate_kept(progress)
-        return StepResult(self._call("step", step, progress=progress))
 
     def publish(self, path: Path) -> str:
         """Write the weights; see `WeightProducer`."""
@@ -246,27 +63,24 @@ class MegatronGroup:
     def _write_delta(self, path: Path) -> str:
         return str(self._call("write_delta", str(path)))
 
-    def fingerprint(self) -> str:
-        """Fingerprint of the weights; see `WeightProducer`."""
-        return str(self._call("fingerprint"))
 
-    def save(self, folder: Path) -> None:
-        """Write a checkpoint; see `TrainingEngine`."""
-        self._call("save", str(folder))
+class MegatronCriticGroup(RankGroup):
+    """Critic for more than one rank; implements `CriticEngine`. See `RankGroup`.
 
-    def begin_save(self, folder: Path) -> Callable[[], None]:
-        """Write a checkpoint in the background, each rank its part; see `SupportsAsyncSave`."""
-        self._call("begin_save", str(folder))
-        return self._finish_save
+    Args:
+        config: configuration of the run.
+        settings: section [critic] of it.
+        on_rank_exit: by default this process ends like the rank.
+    """
 
-    def _finish_save(self) -> None:
-        self._call("finish_save")
+    def __init__(self, config: Config, settings: CriticSection, on_rank_exit: OnRankExit | None = None) -> None:
+        super().__init__(config, "critic", Layout.of(settings.megatron), on_rank_exit)
 
-    def load(self, folder: Path) -> None:
-        """Load a checkpoint; see `TrainingEngine`."""
+    def initialise(self, policy: Sequence[Path] | None) -> None:
+        """Initialise the weights and the optimizer; see `CriticEngine`."""
         self._kept.clear()
-        self._call("load", str(folder))
+        self._call("initialise", None if policy is None else [str(path) for path in policy])
 
-    def export(self, folder: Path) -> None:
-        """Write a model folder; see `WeightProducer`."""
-        self._call("export", str(folder))
+    def values(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
+        """Compute the value of the state before each trained token; see `CriticEngine`."""
+        return list(self._call("values", pack_samples(samples), progress=progress))

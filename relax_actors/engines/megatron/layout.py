@@ -1,4 +1,4 @@
-"""Parallel layout of a trainer's ranks, and checks that refuse impossible layouts."""
+"""Parallel layout of ranks, and checks that refuse impossible layouts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from relax_actors.config.training import MegatronSection
+from relax_actors.data.nested_config import is_nested
+from relax_actors.engines.megatron.architecture import decoder_fields, deepstack_indexes
 from relax_actors.errors import ConfigError
 
 
@@ -69,12 +71,13 @@ class Layout:
         return (2 * self.context if self.context > 1 else 1) * (self.tensor if self.sequence else 1)
 
 
-def check(layout: Layout, model: Mapping[str, Any]) -> None:
+def check(layout: Layout, model: Mapping[str, Any], section: str = "trainer.megatron") -> None:
     """Refuse a layout that cannot train a model.
 
     Args:
-        layout: of the trainer.
+        layout: of the ranks.
         model: fields of the model's config.json.
+        section: configuration section of the layout, for errors.
 
     Raises:
         ConfigError: lists every problem, one a line.
@@ -86,7 +89,35 @@ def check(layout: Layout, model: Mapping[str, Any]) -> None:
         *_expert_problems(layout, model, experts),
     ]
     if problems:
-        raise ConfigError("\n".join(f"trainer.megatron: {text}" for text in problems))
+        raise ConfigError("\n".join(f"{section}: {text}" for text in problems))
+
+
+def check_towers(layout: Layout, body: Mapping[str, Any], section: str = "trainer.megatron") -> None:
+    """Refuse a layout that cannot train a multimodal model; see `check`.
+
+    Args:
+        layout: of the ranks.
+        body: the model's config.json.
+        section: configuration section of the layout, for errors.
+    """
+    if not is_nested(body):
+        return
+    problems = []
+    if layout.context > 1:
+        problems.append(
+            f"context_parallel = {layout.context} with a multimodal model is not supported: the ranks would share the "
+            "placeholders of a medium; set context_parallel = 1, and use tensor_parallel or sequence_parallel"
+        )
+    layers, stages = decoder_fields(body).get("num_hidden_layers"), layout.pipeline * layout.virtual
+    deepstack = len(deepstack_indexes(body))
+    if layers is not None and deepstack > (first := int(layers) // stages):
+        problems.append(
+            f"the towers of the model add features to its first {deepstack} layers (deepstack_visual_indexes), and "
+            f"the first of {stages} pipeline stages, which holds the towers, has {first} of {layers} layers; lower "
+            "pipeline_parallel or virtual_pipeline"
+        )
+    if problems:
+        raise ConfigError("\n".join(f"{section}: {text}" for text in problems))
 
 
 def _group_problems(layout: Layout) -> Iterator[str]:
@@ -103,17 +134,18 @@ def _group_problems(layout: Layout) -> Iterator[str]:
 
 
 def _dense_problems(layout: Layout, model: Mapping[str, Any]) -> Iterator[str]:
-    heads = int(model["num_attention_heads"])
+    # The config.json of some multimodal models leaves out sizes that are the defaults of transformers.
+    heads = model.get("num_attention_heads")
     sizes = {
         "num_attention_heads": heads,
-        "num_key_value_heads": int(model.get("num_key_value_heads") or heads),
-        "intermediate_size": int(model["intermediate_size"]),
+        "num_key_value_heads": model.get("num_key_value_heads") or heads,
+        "intermediate_size": model.get("intermediate_size"),
     }
     for name, size in sizes.items():
-        if size % layout.tensor:
+        if size is not None and int(size) % layout.tensor:
             yield f"tensor_parallel = {layout.tensor} does not divide the model's {name} = {size}"
-    layers, stages = int(model["num_hidden_layers"]), layout.pipeline * layout.virtual
-    if layers % stages:
+    layers, stages = model.get("num_hidden_layers"), layout.pipeline * layout.virtual
+    if layers is not None and int(layers) % stages:
         yield (
             f"pipeline_parallel x virtual_pipeline = {stages} does not divide the model's num_hidden_layers = {layers}"
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from relax_actors.config import Config
+from relax_actors.engines.protocols.critic import CriticEngine
 from relax_actors.engines.protocols.inference import InferenceEngine
 from relax_actors.engines.protocols.scoring import ScoringEngine
 from relax_actors.engines.protocols.training import TrainingEngine
@@ -61,6 +62,25 @@ class TrainingBackend(Protocol):
 
     def check(self, config: Config, model: Path) -> Iterator[str]:
         """Check the configuration before a run starts; see `InferenceBackend.check`."""
+
+
+class CriticBackend(Protocol):
+    """Builds the engine of the role `critic`; named by `critic.backend`."""
+
+    def build(self, context: Context) -> CriticEngine:
+        """Build the engine, in the process of the critic's actor. The configuration has a section [critic].
+
+        Raises:
+            ConfigError: the configuration cannot work on this node.
+        """
+
+    def check(self, config: Config, model: Path) -> Iterator[str]:
+        """Check the configuration before a run starts; see `InferenceBackend.check`.
+
+        Args:
+            config: configuration of the run.
+            model: folder of the critic's architecture: critic.path, or that of the policy.
+        """
 
 
 class ScoringBackend(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,12 +15,12 @@ from relax_actors.engines.protocols.training import AccumulatesSteps, SavesState
 class CriticEngine(AccumulatesSteps, SavesState, Protocol):
     """Trains one value model on the returns of a step's rows, and computes values of sequences."""
 
-    def initialise(self, policy: Mapping[str, Any] | None) -> None:
+    def initialise(self, policy: Sequence[Path] | None) -> None:
         """Initialise the weights and the optimizer.
 
         Args:
-            policy: weights of version 0 of the policy by Hugging Face name, whose layers the critic takes over, with a
-                value head of zeros. None to load critic.path.
+            policy: files of version 0 of the policy, whose layers the critic takes over, with a value head of zeros.
+                None to load critic.path.
 
         Raises:
             ConfigError: the weights do not fit the model.

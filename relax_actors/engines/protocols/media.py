@@ -6,7 +6,7 @@ features that its tower computes. Multimodal rotary positions depend on the prom
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker.fields import TensorRef
+from relax_actors.messages.media import Media
 
 Array = NDArray[Any]
 Kind = Literal["image", "video", "audio"]
@@ -46,6 +47,9 @@ class MediaItem:
 class PromptMedia:
     """Media and positions of one prompt, shared by all samples of its row.
 
+    A sequence that reads media after its prompt has an object of its own, which `extended` makes; its prompt then ends
+    with the last observation that holds media.
+
     Attributes:
         items: media in the order of their first placeholders; empty for a prompt of text alone.
         positions: `[3, prompt_len]`, temporal, vertical and horizontal rotary positions of the expanded prompt; int32,
@@ -77,28 +81,62 @@ class PromptMedia:
         found: Array = np.concatenate([prompt, np.broadcast_to(rest, (3, len(rest)))], axis=1).astype(prompt.dtype)
         return found
 
-    def prefix(self, tokens: int) -> PromptMedia:
-        """Return the media and positions of the prompt's first `tokens` tokens.
+    def extended(self, length: int, positions: Array, items: Iterable[MediaItem]) -> PromptMedia:
+        """Return the media of a sequence that goes on with an observation.
+
+        The items of this object are reused, so that engines encode a medium once for all sequences that hold it.
+
+        Args:
+            length: tokens of the sequence before the observation.
+            positions: `[3, n]`, rotary positions of the observation's tokens.
+            items: media of the observation; `start` counts from its first token.
 
         Raises:
-            ValueError: the prefix ends within a medium.
+            ValueError: the sequence is shorter than its last medium.
         """
+        if length < self.positions.shape[1]:
+            msg = f"an observation after {length} tokens lies within the {self.positions.shape[1]} that have positions"
+            raise ValueError(msg)
+        whole = np.concatenate([self.positions_of(length), positions], axis=1).astype(self.positions.dtype)
+        added = tuple(replace(item, start=item.start + length) for item in items)
+        return PromptMedia((*self.items, *added), whole, _delta(whole))
+
+    def prefix(self, tokens: int) -> PromptMedia:
+        """Return the media and positions of the prompt's first `tokens` tokens, which end within no medium."""
         if tokens >= self.positions.shape[1]:
             return self
         items = tuple(item for item in self.items if item.start < tokens)
-        if items and items[-1].start + items[-1].tokens > tokens:
-            msg = f"a sequence shares {tokens} tokens of its prompt, which ends within its medium {len(items)}"
-            raise ValueError(msg)
         positions = self.positions[:, :tokens]
-        delta = float(positions.max(initial=-1)) + 1 - tokens
-        return replace(self, items=items, positions=positions, position_delta=delta)
+        return replace(self, items=items, positions=positions, position_delta=_delta(positions))
 
     def of_kind(self, kind: Kind) -> list[MediaItem]:
         """Return the items of one kind, in order."""
         return [item for item in self.items if item.kind == kind]
 
 
+def _delta(positions: Array) -> float:
+    """Return what the position of a token after `positions` exceeds its index by."""
+    # In the type of the positions, so that the sum of both is rounded as in transformers.
+    return float(np.array(positions.max(initial=-1) + 1 - positions.shape[1], positions.dtype))
+
+
 def media_of(sequences: Iterable[PromptMedia | None]) -> list[PromptMedia]:
     """Return the distinct objects with media of some sequences, in order of their first sequence."""
     found = {id(media): media for media in sequences if media is not None and media.items}
     return list(found.values())
+
+
+def items_of(media: Sequence[Media], arrays: Sequence[Array]) -> tuple[MediaItem, ...]:
+    """Return the media of a cell, with the arrays of their features, as engines read them."""
+    return tuple(
+        MediaItem(
+            medium.kind,  # type: ignore[arg-type]
+            array,
+            medium.grid,
+            medium.start,
+            medium.tokens,
+            medium.seconds_per_grid,
+            medium.features,
+        )
+        for medium, array in zip(media, arrays, strict=True)
+    )

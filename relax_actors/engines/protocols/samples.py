@@ -144,14 +144,18 @@ def micro_batches_of(samples: Sequence[TrainSample], max_tokens: int) -> list[li
     Returns:
         Indices into `samples`, one list for each micro-batch.
     """
+    return micro_batches(lengths_of(samples), max_tokens=max_tokens, shared=shared_media(samples))
+
+
+def shared_media(samples: Sequence[TrainSample]) -> Shared | None:
+    """Return the work of the towers, which sequences of the same prompt share; None without media."""
     media = media_of(sample.media for sample in samples)
-    shared = None
-    if media:
-        number = {id(one): i for i, one in enumerate(media)}
-        # Sequences without media share nothing: each is a group of its own.
-        groups = [number.get(id(sample.media), len(media) + i) for i, sample in enumerate(samples)]
-        shared = Shared(groups, {i: one.tokens for i, one in enumerate(media)})
-    return micro_batches(lengths_of(samples), max_tokens=max_tokens, shared=shared)
+    if not media:
+        return None
+    number = {id(one): i for i, one in enumerate(media)}
+    # Sequences without media share nothing: each is a group of its own.
+    groups = [number.get(id(sample.media), len(media) + i) for i, sample in enumerate(samples)]
+    return Shared(groups, {i: one.tokens for i, one in enumerate(media)})
 
 
 def by_row(samples: Sequence[TrainSample]) -> Iterator[list[TrainSample]]:

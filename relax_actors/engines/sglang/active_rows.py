@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from relax_actors.data.model_folder import MoeFacts
 from relax_actors.engines.protocols.inference import Generation, GenerationRequest
+from relax_actors.engines.sglang.media_reference import MediaReferences
 from relax_actors.engines.sglang.partial_sample import PartialSample
 
 
@@ -14,10 +15,11 @@ class ActiveRows:
 
     Args:
         moe: of the model, if its chosen experts are recorded.
+        media: makes the references to media of prompts; None for a model that reads text only.
     """
 
-    def __init__(self, moe: MoeFacts | None = None) -> None:
-        self._moe = moe
+    def __init__(self, moe: MoeFacts | None = None, media: MediaReferences | None = None) -> None:
+        self._moe, self._media = moe, media
         self._added = self._finished_tokens = 0
         self.active: dict[int, list[PartialSample]] = {}
         """Samples of each row that was not returned yet."""
@@ -25,7 +27,8 @@ class ActiveRows:
     def add(self, requests: Sequence[GenerationRequest]) -> None:
         """Add rows."""
         for request in requests:
-            self.active[self._added] = [PartialSample(request, i, self._moe) for i in range(request.samples)]
+            media = None if self._media is None else self._media.of(request.tokens, request.media)
+            self.active[self._added] = [PartialSample(request, i, self._moe, media) for i in range(request.samples)]
             self._added += 1
 
     @property

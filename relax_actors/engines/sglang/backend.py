@@ -8,9 +8,11 @@ from pathlib import Path
 
 from relax_actors.config import Config
 from relax_actors.data.model_folder import measure
+from relax_actors.data.nested_config import text_fields
 from relax_actors.engines.backends import refuse_options
 from relax_actors.engines.protocols import InferenceEngine
 from relax_actors.engines.sglang import presence
+from relax_actors.engines.sglang.families import served_family
 from relax_actors.engines.sglang.server_record import ServerRecord
 from relax_actors.errors import ConfigError
 from relax_actors.runtime import Context
@@ -26,6 +28,7 @@ class SglangBackend:
         """Wait for the actor's server and connect to it."""
         from relax_actors.engines.sglang.connection import SglangSettings  # noqa: PLC0415 imports torch
         from relax_actors.engines.sglang.engine import SglangEngine  # noqa: PLC0415
+        from relax_actors.engines.sglang.media_reference import MediaReferences  # noqa: PLC0415
         from relax_actors.engines.sglang.weight_loaders import (  # noqa: PLC0415
             BroadcastLoader,
             DiskLoader,
@@ -41,7 +44,7 @@ class SglangBackend:
         loader: WeightLoader = DiskLoader(path.with_suffix(""))
         if settings.weights != "disk":
             loader = (TensorLoader if settings.weights == "tensors" else BroadcastLoader)(settings.tensor_parallel)
-        facts = measure(config.model_path)
+        facts, served = measure(config.model_path), served_family(config.model_path)
         engine = SglangEngine(
             lambda: external or ServerRecord.load(path),
             loader,
@@ -51,6 +54,8 @@ class SglangBackend:
                 patience=config.supervision.start_deadline,
                 stall=rollout.deadline / 2,
                 moe=facts.moe if config.trainer.router_replay else None,
+                media=None if served is None else MediaReferences(served[0], context.table.store.root),
+                prefixes=() if served is None else served[1].prefixes,
                 keep_partial=not config.run.deterministic,
                 progress=context.progress,
                 stopping=context.stopping,
@@ -62,10 +67,13 @@ class SglangBackend:
     def check(self, config: Config, model: Path) -> Iterator[str]:
         """Refuse settings that SGLang does not support and models whose weights it cannot load."""
         refuse_options(config, "rollout")
-        if config.media is not None:
-            msg = 'rollout.backend = "sglang" generates from text only, and this model takes media; use "transformers"'
-            raise ConfigError(msg)
         rollout, urls, facts = config.rollout, config.rollout.sglang.urls, measure(model)
+        if served_family(model) is not None and urls:
+            msg = (
+                "rollout.sglang.urls: a server that the run does not start cannot read the media of prompts; leave it "
+                "out, so that the run starts its servers"
+            )
+            raise ConfigError(msg)
         if rollout.min_tokens:
             msg = (
                 f"rollout.min_tokens = {rollout.min_tokens}: log-probs of SGLang leave out the suppressed stop tokens; "
@@ -81,7 +89,7 @@ class SglangBackend:
                 f'{", ".join(presence.FAMILIES_WITH_EXPERTS)} are supported; use "transformers"'
             )
             raise ConfigError(msg)
-        heads = json.loads((model / "config.json").read_text()).get("num_attention_heads", 0)
+        heads = text_fields(json.loads((model / "config.json").read_text())).get("num_attention_heads", 0)
         if heads % (parallel := rollout.sglang.tensor_parallel):
             msg = (
                 f"rollout.sglang.tensor_parallel = {parallel} does not divide the model's num_attention_heads = "

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import structlog
 
 from relax_actors.data.model_folder import MoeFacts
+from relax_actors.engines.sglang.media_reference import MediaReferences
 from relax_actors.engines.sglang.row_limit import RowLimit
 from relax_actors.engines.sglang.row_streams import RowStreams
 from relax_actors.engines.sglang.server import Server, ServerGoneError
@@ -39,6 +40,8 @@ class SglangSettings:
         patience: seconds to wait for a server.
         stall: seconds without a token after which a server counts as hung.
         moe: of the model, if its chosen experts are recorded.
+        media: makes the references to media of prompts; None for a model that reads text only.
+        prefixes: see `ServedFamily`.
         keep_partial: whether samples continue after their server was lost, and are aborted at a stop string. If not,
             they start again, and run to their end, so that their tokens and log-probs do not depend on time.
         progress: called while the engine waits for a server.
@@ -50,6 +53,8 @@ class SglangSettings:
     patience: float
     stall: float
     moe: MoeFacts | None = None
+    media: MediaReferences | None = None
+    prefixes: tuple[tuple[str, str], ...] = ()
     keep_partial: bool = True
     progress: Callable[[], None] = _no_progress
     stopping: Callable[[], bool] = _never

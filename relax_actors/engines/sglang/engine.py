@@ -89,7 +89,7 @@ class SglangEngine(GenerateMixin):
 
     def stage(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """Stage weights in the loader; see `WeightConsumer`."""
-        named = to_checkpoint_names(tensors)
+        named = to_checkpoint_names(tensors, self._settings.prefixes)
         staged = StagedWeights(version, weights.fingerprint(named.items()))
         if staged != self._serving:
             self._loader.stage(staged, named)
@@ -187,7 +187,7 @@ class SglangEngine(GenerateMixin):
         if self._serving is None:
             msg = "no verified weights are loaded; nothing can be generated"
             raise StoreError(msg)
-        rows = self._rows = ActiveRows(self._settings.moe)
+        rows = self._rows = ActiveRows(self._settings.moe, self._settings.media)
         rows.add(requests)
         losses = 0
         try:

@@ -20,6 +20,8 @@ def main() -> None:
     """Serve until killed."""
     key = os.environ.pop(KEY_VARIABLE)
     from relax_actors.data.model_folder import measure  # noqa: PLC0415
+    from relax_actors.engines.sglang.families import served_family  # noqa: PLC0415
+    from relax_actors.engines.sglang.launch_media import prepare_media, replace_processors  # noqa: PLC0415
     from relax_actors.engines.sglang.server_arguments import server_arguments  # noqa: PLC0415 SGLang's child processes import this module
     from relax_actors.runtime.run_folder import RunFolder  # noqa: PLC0415
 
@@ -33,13 +35,19 @@ def main() -> None:
         cuda = device.startswith("cuda")
     if not cuda:
         os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
-    arguments = server_arguments(config, measure(config.model_path), int(sys.argv[3]), cuda=cuda)
+    served = served_family(config.model_path)
+    model = config.model_path
+    if served is not None:
+        model = prepare_media(model, served[1], deterministic=config.run.deterministic, cuda=cuda)
+    arguments = server_arguments(config, model, measure(config.model_path), int(sys.argv[3]), cuda=cuda)
     from sglang.launch_server import run_server  # noqa: PLC0415
     from sglang.srt.plugins import load_plugins  # noqa: PLC0415
     from sglang.srt.server_args import prepare_server_args  # noqa: PLC0415
 
     load_plugins()
-    run_server(prepare_server_args([*arguments, *_class_arguments(config.model_path), "--api-key", key]))
+    if served is not None:
+        replace_processors()
+    run_server(prepare_server_args([*arguments, *_class_arguments(model), "--api-key", key]))
 
 
 def _class_arguments(model: Path) -> list[str]:

@@ -16,6 +16,7 @@ from relax_actors.data.model_folder import MoeFacts
 from relax_actors.engines.protocols.inference import Generation, GenerationRequest
 from relax_actors.engines.protocols.stop_strings import START
 from relax_actors.engines.sglang.experts import routed_experts
+from relax_actors.engines.sglang.media_reference import RequestMedia
 from relax_actors.engines.sglang.server_arguments import stream_interval
 from relax_actors.errors import ActorError, EngineError
 from relax_actors.messages import FinishReason
@@ -32,11 +33,18 @@ class PartialSample:
         request: prompt and sampling parameters.
         number: index of the sample in its group.
         moe: of the model, if its chosen experts are recorded.
+        media: of the prompt; None for a model that reads text only.
     """
 
-    def __init__(self, request: GenerationRequest, number: int, moe: MoeFacts | None = None) -> None:
+    def __init__(
+        self,
+        request: GenerationRequest,
+        number: int,
+        moe: MoeFacts | None = None,
+        media: RequestMedia | None = None,
+    ) -> None:
         self.finish_reason: FinishReason | None = None
-        self.moe = moe
+        self.moe, self._media = moe, media
         self._request = request
         self._is_greedy = request.is_greedy(number)
         self._experts: NDArray[Any] | None = None
@@ -65,6 +73,11 @@ class PartialSample:
         """Token ids that the next request continues: the prompt and the tokens generated so far."""
         return [*self._request.tokens.tolist(), *self._tokens]
 
+    @property
+    def media(self) -> str | None:
+        """String that stands for the media of the prompt; None without media."""
+        return None if self._media is None else self._media.reference
+
     def parameters(self) -> dict[str, Any]:
         """Return SGLang's sampling parameters of the next request.
 
@@ -80,6 +93,7 @@ class PartialSample:
             "ignore_eos": not request.stop_ids,
             "sampling_seed": self._seed,
             "stream_interval": stream_interval(request.max_tokens),
+            "logit_bias": None if self._media is None else self._media.logit_bias,
         }
 
     def request_started(self) -> None:

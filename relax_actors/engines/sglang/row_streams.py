@@ -81,14 +81,7 @@ class RowStreams:
         name = uuid.uuid4().hex
         # Servers abort all requests whose name begins with a given one: no name may be the beginning of another.
         running = {f"{i}-{name}": sample for i, sample in enumerate(samples)}
-        body = {
-            "rid": list(running),
-            "input_ids": [sample.prompt for sample in samples],
-            "sampling_params": [sample.parameters() for sample in samples],
-            "return_logprob": True,
-            "return_routed_experts": samples[0].moe is not None,
-            "stream": True,
-        }
+        body = _body(running)
         for sample in samples:
             sample.request_started()
         limit, retracted = self._row_limit.limit, False
@@ -143,6 +136,21 @@ class RowStreams:
     async def close(self) -> None:
         """Close the connections; the server drops requests whose client is gone."""
         await self._client.aclose()
+
+
+def _body(running: Mapping[str, PartialSample]) -> dict[str, Any]:
+    """Return the request for samples of one row, by the names of their requests."""
+    samples = list(running.values())
+    return {
+        "rid": list(running),
+        "input_ids": [sample.prompt for sample in samples],
+        # SGLang takes references of any kind of media here.
+        "image_data": None if samples[0].media is None else [[sample.media] for sample in samples],
+        "sampling_params": [sample.parameters() for sample in samples],
+        "return_logprob": True,
+        "return_routed_experts": samples[0].moe is not None,
+        "stream": True,
+    }
 
 
 async def wait_for_first(tasks: Iterable[asyncio.Task[None]], seconds: float) -> set[asyncio.Task[None]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from relax_actors.config import Config
 from relax_actors.data.model_folder import ModelFacts
 
@@ -10,11 +12,12 @@ CPU_TOKENS = 65536
 MIN_STREAM_INTERVAL, MAX_STREAM_INTERVAL = 4, 32
 
 
-def server_arguments(config: Config, facts: ModelFacts, port: int, *, cuda: bool) -> list[str]:
+def server_arguments(config: Config, model: Path, facts: ModelFacts, port: int, *, cuda: bool) -> list[str]:
     """Return the arguments of `sglang.launch_server`, except for the API key.
 
     Args:
         config: of the run.
+        model: model folder to serve.
         facts: of the run's model.
         port: to listen on, on the loopback interface.
         cuda: whether the server computes on a GPU.
@@ -23,7 +26,7 @@ def server_arguments(config: Config, facts: ModelFacts, port: int, *, cuda: bool
     dtype = config.trainer.precision if settings.dtype == "auto" else settings.dtype
     samples = rollout.max_concurrent_prompts * rollout.group_size
     values: dict[str, object] = {
-        "model-path": config.model_path.absolute(),
+        "model-path": model.absolute(),
         # Random weights: the actor loads a verified version before the first request.
         "load-format": "dummy",
         "dtype": dtype,
@@ -38,6 +41,8 @@ def server_arguments(config: Config, facts: ModelFacts, port: int, *, cuda: bool
         "log-level-http": "warning",
     }
     flags = ["skip-tokenizer-init", "incremental-streaming-output"]
+    if config.media is not None:
+        flags.append("enable-multimodal")
     tokens = settings.kv_tokens
     if not cuda:
         values["attention-backend"] = "torch_native"

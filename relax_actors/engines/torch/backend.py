@@ -1,4 +1,4 @@
-"""Backends named "torch": of the trainer (`trainer.backend`), of scoring roles (`backend`) and of the critic."""
+"""Backends named "torch": of the trainer, of the critic, and of scoring roles."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from relax_actors.config import Config
-from relax_actors.config.training import CriticSection
-from relax_actors.engines.backends import refuse_options
+from relax_actors.engines.backends import critic_section, refuse_options
 from relax_actors.engines.protocols import ScoringEngine, TrainingEngine
 from relax_actors.engines.protocols.critic import CriticEngine
-from relax_actors.engines.torch.architectures import check_architecture
+from relax_actors.engines.torch.architectures import check_architecture, check_value_head
 from relax_actors.runtime import Context
 
 
@@ -50,14 +49,19 @@ class TorchScoringBackend:
         yield from ()
 
 
-def build_critic(config: Config, settings: CriticSection) -> CriticEngine:
-    """Build the critic, in its actor's process.
+class TorchCriticBackend:
+    """Trains a critic with torch in the process of its actor; see `CriticBackend`."""
 
-    Raises:
-        ConfigError: the model cannot be built.
-    """
-    from relax_actors.engines.torch.critic import TorchCritic  # noqa: PLC0415 only a process that trains needs torch
-    from relax_actors.engines.torch.process_setup import configure_torch  # noqa: PLC0415
+    def build(self, context: Context) -> CriticEngine:
+        """Build the engine with its model and optimizer."""
+        from relax_actors.engines.torch.critic import TorchCritic  # noqa: PLC0415 only a process that trains needs torch
+        from relax_actors.engines.torch.process_setup import configure_torch  # noqa: PLC0415
 
-    configure_torch(config.run)
-    return TorchCritic(config, settings)
+        configure_torch(context.config.run)
+        return TorchCritic(context.config, critic_section(context.config))
+
+    def check(self, config: Config, model: Path) -> Iterator[str]:
+        """Refuse models that transformers cannot build with a value head."""
+        del config
+        check_value_head(model)
+        yield from ()

@@ -18,10 +18,13 @@ class BarredIds:
     Args:
         family: family of the model; None for a model that reads text only, of which no id is barred.
         device: device of the logits.
+        shard: token ids of the logits' columns; None for the whole vocabulary.
     """
 
-    def __init__(self, family: Family | None, device: torch.device) -> None:
+    def __init__(self, family: Family | None, device: torch.device, shard: range | None = None) -> None:
         ids = () if family is None else family.barred
+        if shard is not None:
+            ids = tuple(token - shard.start for token in ids if token in shard)
         self._ids = torch.tensor(ids, dtype=torch.long, device=device) if ids else None
 
     def cut(self, logits: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from relax_actors.config.training import CriticSection
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.training import StepResult
 from relax_actors.engines.torch.forward import Forward, device_of
-from relax_actors.engines.torch.model import build_critic, copy_into, read_folder, tensors_of
+from relax_actors.engines.torch.model import build_critic, copy_into, read_folder, save_critic, tensors_of
 from relax_actors.engines.torch.optimized_model import AdamW, OptimizedModel, begin_write_state, write_state
 from relax_actors.media.family import family_of
 from relax_actors.weights import files as weights
@@ -51,7 +51,7 @@ class TorchCritic:
         self._max_tokens = trainer.max_tokens_per_microbatch
         self._trained = OptimizedModel(self._model, AdamW.of_critic(settings, trainer), self._max_tokens)
 
-    def initialise(self, policy: Mapping[str, Tensor] | None) -> None:
+    def initialise(self, policy: Sequence[Path] | None) -> None:
         """Initialise the weights and the optimizer; see `CriticEngine`."""
         own = tensors_of(self._model)
         if policy is None:
@@ -59,7 +59,7 @@ class TorchCritic:
             source = f"critic.path {self._path}"
         else:
             heads = {name: torch.zeros_like(tensor) for name, tensor in own.items() if self._is_head(name)}
-            tensors = {name: tensor for name, tensor in policy.items() if name in own} | heads
+            tensors = {name: tensor for name, tensor in weights.load(policy).items() if name in own} | heads
             source = "version 0 of the policy"
         copy_into(self._model, tensors, source)
         self._trained.reset()
@@ -118,14 +118,5 @@ class TorchCritic:
         self._trained.load(folder)
 
     def export(self, folder: Path) -> None:
-        """Write a folder that critic.path can name; see `CriticEngine`.
-
-        It is a token-classification folder with one label, which transformers loads; transformers has no such class for
-        multimodal models, whose files therefore hold the names of the critic itself.
-        """
-        with weights.disk_errors(folder):
-            if self._multimodal:
-                self._model.config.save_pretrained(folder)
-                weights.save(tensors_of(self._model), folder / "model.safetensors")
-            else:
-                self._model.save_pretrained(folder)
+        """Write a folder that critic.path can name; see `CriticEngine`."""
+        save_critic(self._model, folder)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,12 @@ VOICE = ("talker.", "token2wav.", "code2wav.")
 
 
 def build(
-    path: Path, *, seed: int | None = None, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    path: Path,
+    *,
+    seed: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    change: Callable[[PreTrainedConfig], PreTrainedConfig] = lambda config: config,
 ) -> PreTrainedModel:
     """Build the model of a folder's config.json with random weights, on the CPU, then move it to `device`.
 
@@ -35,12 +40,16 @@ def build(
         seed: seed of the random weights, the same on any device; None to leave torch's random state alone.
         dtype: dtype of the weights.
         device: torch device.
+        change: returns the config to build in place of the folder's.
 
     Raises:
         ConfigError: transformers cannot build a model from the folder.
     """
     try:
-        config, auto = _config(path), AutoModelForCausalLM if family_of(path) is None else AutoModelForMultimodalLM
+        config, auto = (
+            change(_config(path)),
+            AutoModelForCausalLM if family_of(path) is None else AutoModelForMultimodalLM,
+        )
         if seed is not None:
             torch.manual_seed(seed)
         model: PreTrainedModel = auto.from_config(  # type: ignore[no-untyped-call]
@@ -94,6 +103,23 @@ def _multimodal_critic(path: Path, seed: int, device: torch.device | str) -> Pre
     model.set_output_embeddings(torch.nn.Linear(width, 1, bias=False))  # type: ignore[no-untyped-call]
     model.to(device)  # type: ignore[arg-type]
     return model
+
+
+def save_critic(model: PreTrainedModel, folder: Path) -> None:
+    """Write a model of `build_critic` as a folder that critic.path can name.
+
+    It is a token-classification folder with one label, which transformers loads; transformers has no such class for
+    multimodal models, whose files therefore hold the names of the critic itself.
+
+    Raises:
+        OSError: writing failed; errno is ENOSPC if the disk is full.
+    """
+    with weights.disk_errors(folder):
+        if hasattr(model, "score"):
+            model.save_pretrained(folder)
+        else:
+            model.config.save_pretrained(folder)
+            weights.save(tensors_of(model), folder / "model.safetensors")
 
 
 def has_weights(path: Path) -> bool:

@@ -1,7 +1,7 @@
 """Towers of multimodal transformers models: features of media to embeddings of placeholder tokens.
 
-Every prompt's media are encoded once for all sequences that hold them. Beyond rounding, the result does not depend on
-other prompts: those whose sounds would be padded differently are encoded apart.
+Each medium is encoded once for all sequences that hold it. Beyond rounding, the result does not depend on other
+prompts: those whose sounds would be padded differently are encoded apart.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ class Encoded:
 
 
 def in_tower_order(media: Sequence[PromptMedia]) -> list[MediaItem]:
-    """Return the items of several prompts in the order of `Encoded.embeddings`."""
-    return sorted((item for one in media for item in one.items), key=lambda item: item.kind == "audio")
+    """Return the distinct items of several prompts in the order of `Encoded.embeddings`."""
+    distinct = {id(item): item for one in media for item in one.items}
+    return sorted(distinct.values(), key=lambda item: item.kind == "audio")
 
 
 def encode(model: PreTrainedModel, family: Family, media: Sequence[PromptMedia]) -> Encoded:
@@ -54,14 +55,13 @@ def encode(model: PreTrainedModel, family: Family, media: Sequence[PromptMedia])
     """
     items = in_tower_order(media)
     visual = [item for item in items if item.kind != "audio"]
-    sounds = [of_prompt for one in media if (of_prompt := one.of_kind("audio"))]
     parts: list[Tensor] = []
     deepstack: tuple[Tensor, ...] = ()
     if visual:
         found, deepstack = _encode_visual(model, family, visual)
         parts.append(found)
-    if sounds:
-        parts += _encode_sounds(model, sounds)
+    if len(visual) < len(items):
+        parts += _encode_sounds(model, _sounds_by_prompt(media))
     embeddings = torch.cat(parts)
     if len(embeddings) != (expected := sum(item.tokens for item in items)):
         msg = (
@@ -70,6 +70,15 @@ def encode(model: PreTrainedModel, family: Family, media: Sequence[PromptMedia])
         )
         raise ValueError(msg)
     return Encoded(embeddings, deepstack)
+
+
+def _sounds_by_prompt(media: Sequence[PromptMedia]) -> list[list[MediaItem]]:
+    """Return the sounds of each prompt, without those that an earlier one holds, too."""
+    seen, found = set[int](), []
+    for one in media:
+        found.append([item for item in one.of_kind("audio") if id(item) not in seen])
+        seen |= {id(item) for item in found[-1]}
+    return [sounds for sounds in found if sounds]
 
 
 def _encode_visual(
@@ -110,7 +119,7 @@ def _encode_sounds(model: PreTrainedModel, prompts: Sequence[list[MediaItem]]) -
 
 def _encode_chunked(model: PreTrainedModel, items: Sequence[MediaItem]) -> Tensor:
     """Encode sounds with a tower that cuts each one into chunks (Qwen2.5-Omni, Qwen3-Omni)."""
-    features, mask = _padded(items, model.device)
+    features, mask = _padded(model, items)
     encode_sounds: Any = model.get_audio_features
     found: Tensor = encode_sounds(features, feature_attention_mask=mask, return_dict=True).last_hidden_state
     return found
@@ -119,7 +128,7 @@ def _encode_chunked(model: PreTrainedModel, items: Sequence[MediaItem]) -> Tenso
 def _encode_whole(model: PreTrainedModel, items: Sequence[MediaItem]) -> Tensor:
     """Encode sounds with a tower that reads a fixed number of frames (Qwen2-Audio)."""
     tower, projector = _audio_tower(model), model.model.multi_modal_projector
-    features, mask = _padded(items, model.device)
+    features, mask = _padded(model, items)
     # The first convolution of the tower keeps the number of frames, the second halves it.
     read = mask[:, ::2]
     shape = read[..., None].to(features.dtype)
@@ -132,13 +141,13 @@ def _audio_tower(model: PreTrainedModel) -> Any:
     return getattr(model, "audio_tower", None) or model.model.audio_tower
 
 
-def _padded(items: Sequence[MediaItem], device: torch.device) -> tuple[Tensor, Tensor]:
+def _padded(model: PreTrainedModel, items: Sequence[MediaItem]) -> tuple[Tensor, Tensor]:
     """Pad sounds to the longest.
 
     Returns:
-        `[sounds, mels, frames] float32`, and `[sounds, frames] int64`, 1 for frames of the sound.
+        `[sounds, mels, frames]` of the model's dtype, and `[sounds, frames] int64`, 1 for frames of the sound.
     """
     frames = max(item.features.shape[1] for item in items)
     features = np.stack([np.pad(item.features, ((0, 0), (0, frames - item.features.shape[1]))) for item in items])
     mask = (np.arange(frames) < np.array([int(item.grid[0]) for item in items])[:, None]).astype(np.int64)
-    return torch.from_numpy(features).to(device), torch.from_numpy(mask).to(device)
+    return torch.from_numpy(features).to(model.device, model.dtype), torch.from_numpy(mask).to(model.device)

@@ -19,12 +19,16 @@ from tests.support.http_servers import serving
 DIGEST = "0" * 32
 
 
-class Slow(BaseHTTPRequestHandler):
+class SlowBody(BaseHTTPRequestHandler):
     """Sends a byte now and then, for longer than any deadline."""
 
     def do_GET(self) -> None:
         self.send_response(200)
         self.end_headers()
+        self.trickle()
+
+    def trickle(self) -> None:
+        """Send bytes until the client goes."""
         end, pause = time.monotonic() + 10, threading.Event()
         while time.monotonic() < end:
             try:
@@ -38,15 +42,29 @@ class Slow(BaseHTTPRequestHandler):
         pass
 
 
+class SlowHeaders(SlowBody):
+    """Sends a header whose value never ends."""
+
+    def do_GET(self) -> None:
+        self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Long: ")
+        self.trickle()
+
+
 def fetch(folder: Path, url: str) -> None:
     urls = UrlSection(allow=True, private=True, timeout=0.5)
     source = MediaSource("image", f"group/3/media.{DIGEST}.raw", DIGEST, stored=True, url=url, origin="row 1")
     Downloads(MediaSection(urls=urls), Store(folder), lambda: None).fetch(source)
 
 
-def test_a_server_that_sends_a_byte_now_and_then_does_not_outlast_the_timeout(tmp_path: Path) -> None:
+@pytest.mark.parametrize("handler", [SlowBody, SlowHeaders])
+def test_a_server_that_sends_a_byte_now_and_then_does_not_outlast_the_timeout(
+    tmp_path: Path, handler: type[SlowBody]
+) -> None:
     began = time.monotonic()
-    with serving(Slow) as url, pytest.raises(DownloadError, match=r"took longer than media\.urls\.timeout = 0\.5 s$"):
+    with (
+        serving(handler) as url,
+        pytest.raises(DownloadError, match=r"took longer than media\.urls\.timeout = 0\.5 s$"),
+    ):
         fetch(tmp_path, f"{url}/a.png")
     assert time.monotonic() - began < 8
 

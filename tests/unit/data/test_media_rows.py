@@ -21,7 +21,7 @@ from relax_actors.data.model_folder import prepare
 from relax_actors.data.prompt_maker import PromptMaker, admission_of, open_data, room
 from relax_actors.data.task import Medium, Task
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.errors import RowError, StoreError
+from relax_actors.errors import ConfigError, RowError, StoreError
 from relax_actors.messages import MediaSource, Prompt
 from relax_actors.training.media_preparer import MediaPreparer
 from tests.support.running import IMAGES, TINY
@@ -112,6 +112,18 @@ def test_every_spelling_of_a_content_part_is_a_medium(source: Source, part: dict
     (medium,) = task.media
     assert medium.data == PICTURE or medium.path == "a.png"
     assert medium.options == ({"max_pixels": 512} if "max_pixels" in part else {})
+
+
+def test_without_a_chat_template_a_message_of_the_user_is_a_text_and_other_chats_are_refused(source: Source) -> None:
+    parts = ({"type": "text", "text": "1"}, {"type": "image", "path": "a.png"}, {"type": "text", "text": "7>"})
+    assert source.make({"prompt": chat(*parts)}).text == "1<|vision_start|><|image_pad|><|vision_end|>7>"
+    assert source.make({"prompt": [{"role": "user", "content": "7>"}]}).text == "7>"
+    said = "{0}: a chat of {1} messages needs a chat template, and the model has none; add chat_template.jinja to its "
+    said += "folder, or give a text or a single message of the user"
+    where = f"{source.folder / 'data' / 'rows.jsonl'} line 2"
+    system = {"role": "system", "content": "2"}
+    assert source.error({"prompt": [system, *chat(*parts)]}) == said.format(where, 2)
+    assert source.error({"prompt": [system]}) == said.format(where, 1)
 
 
 def test_media_of_several_kinds_stand_in_the_order_of_their_placeholders(source: Source) -> None:
@@ -295,3 +307,18 @@ def test_a_download_that_was_changed_in_the_store_is_lost(source: Source) -> Non
     )
     with pytest.raises(StoreError, match=rf"its hash is not sha256:{medium.sha256}; restore the file, or requeue"):
         preparer.features(medium)
+
+
+def test_settings_of_a_data_set_replace_those_of_the_run_and_those_of_a_medium_replace_both(tmp_path: Path) -> None:
+    source = Source(tmp_path, "data.media.image.max_pixels=512", "data.media.image.min_pixels=128")
+    # As actors read it: a file with every key, also those that were not set.
+    assert Config.model_validate_json(source.config.model_dump_json()).data.media == source.config.data.media
+    images = [{"path": "a.png"}, {"path": "a.png", "max_pixels": 600}]
+    prompt = source.make({"prompt": "<image><image>", "images": images})
+    assert [medium.options for medium in prompt.media] == [
+        {"min_pixels": 128, "max_pixels": 512},
+        {"min_pixels": 128, "max_pixels": 600},
+    ]
+    for setting, said in (("video.fps=0", "Input should be greater than 0"), ("image.fps=1", "Extra inputs")):
+        with pytest.raises(ConfigError, match=rf"data\.media: .*{setting[:-2]}: {said}"):
+            load_config(IMAGES, [f"data.media.{setting}"])

@@ -11,7 +11,17 @@ from relax_actors.errors import ConfigError, RowError, SlowRowError
 from relax_actors.media import Features, Limits, MediaSettings, VideoSettings, process
 from relax_actors.media.decode_video import decode_frames, read_timeline
 from relax_actors.media.source import Source
-from tests.support.media_files import frames_of, gif_file, image_file, picture, sound_file, tone, video_file, wav_file
+from tests.support.media_files import (
+    frames_of,
+    gif_file,
+    growing_video_file,
+    image_file,
+    picture,
+    sound_file,
+    tone,
+    video_file,
+    wav_file,
+)
 from tests.support.media_models import family
 
 SMALL = VideoSettings(fps=2.0, min_frames=1, max_frames=16, min_pixels=256, max_pixels=32 * 32)
@@ -205,3 +215,13 @@ def test_sound_of_a_video_is_a_second_medium() -> None:
     assert str(caught.value) == (
         "video.audio is set, and a qwen3_vl model does not hear the sound of videos; switch it off"
     )
+
+
+def test_frames_that_grow_before_the_first_wanted_one_are_refused() -> None:
+    limits = Limits(max_pixels=40 * 40)
+    for side, what in (
+        (48, "48 x 48 pixels exceed the limit of 1600 pixels; reduce it or raise the limit"),
+        (512, "frame 2 of the video is damaged, or exceeds the limit of 1600 pixels"),
+    ):
+        data = growing_video_file([32, 32, side, side, 32, 32, 32, 32])
+        assert message(data, limits, start=1.0) == f"a.mp4: {what}"

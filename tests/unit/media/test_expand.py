@@ -18,6 +18,7 @@ from relax_actors.media.timestamps import Timestamps, missing_characters
 from tests.support.media_models import OMNI, VISION, encode, family, tokenizer
 
 IMAGE, VIDEO = "<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|><|video_pad|><|vision_end|>"
+SOUND = "<|audio_start|><|audio_pad|><|audio_end|>"
 
 
 def image() -> Features:
@@ -84,6 +85,23 @@ def test_sound_lies_in_time_between_the_frames(model: str) -> None:
     seen = found.positions[0, found.tokens == of.video_id]
     # The second temporal patch comes one second later.
     assert seen[1] - seen[0] == of.seconds_scale
+
+
+@pytest.mark.parametrize("model", [*VISION, *OMNI])
+def test_observations_continue_the_positions_of_a_prompt(model: str) -> None:
+    """In pieces as in one; what a video needs before its placeholder stands in the same piece."""
+    of, tokens = family(model), tokenizer().backend_tokenizer
+    pieces = [(f"ab{IMAGE}c", [image()]), ("12", []), (f"3{VIDEO}4 5", [video()]), ("", []), (f"{IMAGE}", [image()])]
+    if model in OMNI:
+        pieces.append((f"{VIDEO}{SOUND}9", [video(), sound(inside=True), sound(inside=False)]))
+    whole = expand(encode("".join(text for text, _ in pieces)), [one for _, own in pieces for one in own], of, tokens)
+    found, first, length = [], 0.0, 0
+    for text, own in pieces:
+        found.append(expand(encode(text), own, of, tokens, first))
+        first, length = len(found[-1].tokens) + found[-1].delta, length + len(found[-1].tokens)
+    np.testing.assert_array_equal(np.concatenate([each.tokens for each in found]), whole.tokens)
+    np.testing.assert_array_equal(np.concatenate([each.positions for each in found], axis=1), whole.positions)
+    assert first == length + whole.delta
 
 
 def byte_pairs() -> Tokenizer:

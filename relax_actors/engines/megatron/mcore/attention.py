@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
 
+from relax_actors.engines.megatron.mcore.batch_media import MicroBatchMedia
 from relax_actors.engines.torch.packing import Packing
 
 _VARLEN_DTYPES = (torch.float16, torch.bfloat16)
@@ -26,28 +26,19 @@ class PackedParams(PackedSeqParams):  # type: ignore[misc]
     """Packing of a micro-batch, passed through megatron-core to attention and rotary embeddings.
 
     `qkv_format` stays unset: otherwise megatron-core would apply the rotary embedding to each sequence itself.
+
+    Args:
+        packing: layout of the sequences.
+        media: positions and media of a multimodal model.
+
+    Attributes:
+        deepstack: `[seq, 1, hidden]` to add to the output of each of the first layers; see `MediaModel`.
     """
 
-    def __init__(self, packing: Packing) -> None:
+    def __init__(self, packing: Packing, media: MicroBatchMedia | None = None) -> None:
         super().__init__()
-        self.packing = packing
-
-
-class PackedRotaryEmbedding(RotaryEmbedding):  # type: ignore[misc]
-    """Rotary embedding whose positions restart at 0 in each packed sequence."""
-
-    def get_rotary_seq_len(
-        self, context: Any, transformer: Any, tensor: Any, config: Any, packed: PackedParams | None = None, **_: Any
-    ) -> Any:
-        """Argument for `forward`: the packing, or the length of the rows."""
-        return packed or super().get_rotary_seq_len(context, transformer, tensor, config)
-
-    def forward(self, length: Any, **settings: Any) -> Any:
-        """Rotation angles, `[seq, 1, 1, head_dim] float32`."""
-        if not isinstance(length, PackedParams):
-            return super().forward(length, **settings)
-        packing = length.packing
-        return self.get_emb(packing.longest)[packing.positions[0]]
+        self.packing, self.media = packing, media
+        self.deepstack: tuple[Tensor, ...] = ()
 
 
 class SdpaAttention(MegatronModule):  # type: ignore[misc]

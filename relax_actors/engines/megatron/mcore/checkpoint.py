@@ -31,8 +31,8 @@ def save(
     folder: Path,
     layout: Layout,
     optimizer: Optimizer,
-    reference: ModelChunks | None,
-    coefficients: Coefficients,
+    reference: ModelChunks | None = None,
+    coefficients: Coefficients | None = None,
 ) -> None:
     """Write weights, optimizer state and reference to a folder; every rank must call it.
 
@@ -49,8 +49,8 @@ def begin_save(
     folder: Path,
     layout: Layout,
     optimizer: Optimizer,
-    reference: ModelChunks | None,
-    coefficients: Coefficients,
+    reference: ModelChunks | None = None,
+    coefficients: Coefficients | None = None,
 ) -> Callable[[], None]:
     """Copy the state and write it in a background thread; every rank must call it.
 
@@ -64,7 +64,7 @@ def begin_save(
     return run_in_background(partial(write, _prepare(folder, layout, reference, coefficients)))
 
 
-def _prepare(folder: Path, layout: Layout, reference: ModelChunks | None, coefficients: Coefficients) -> Path:
+def _prepare(folder: Path, layout: Layout, reference: ModelChunks | None, coefficients: Coefficients | None) -> Path:
     state = folder / STATE
     if distributed.get_rank() == 0:
         shutil.rmtree(state, ignore_errors=True)
@@ -73,7 +73,7 @@ def _prepare(folder: Path, layout: Layout, reference: ModelChunks | None, coeffi
             "engine": "megatron",
             "layout": asdict(layout),
             "reference": reference is not None,
-            "coefficients": asdict(coefficients),
+            "coefficients": None if coefficients is None else asdict(coefficients),
         }
         (folder / weights.ENGINE).write_text(json.dumps(metadata))
     distributed.barrier()
@@ -85,11 +85,13 @@ def has_reference(folder: Path) -> bool:
     return bool(_metadata(folder)["reference"])
 
 
-def load(folder: Path, layout: Layout, optimizer: Optimizer, reference: ModelChunks | None) -> Coefficients:
-    """Load what `save` wrote, with any layout; every rank must call it.
+def coefficients_of(folder: Path) -> Coefficients:
+    """Coefficients of the step after a checkpoint of a trainer."""
+    return Coefficients(**_metadata(folder)["coefficients"])
 
-    Returns:
-        Coefficients of the next step.
+
+def load(folder: Path, layout: Layout, optimizer: Optimizer, reference: ModelChunks | None = None) -> None:
+    """Load what `save` wrote, with any layout; every rank must call it.
 
     Raises:
         ConfigError: this layout cannot load the checkpoint.
@@ -109,7 +111,6 @@ def load(folder: Path, layout: Layout, optimizer: Optimizer, reference: ModelChu
     for number, model in enumerate(reference.wrapped if reference is not None else []):
         model.load_state_dict({k.removeprefix(REFERENCE): v for k, v in state[f"reference{number}"].items()})
     optimizer.inner.load_state_dict(state["optimizer"])
-    return Coefficients(**_metadata(folder)["coefficients"])
 
 
 def _metadata(folder: Path) -> Any:

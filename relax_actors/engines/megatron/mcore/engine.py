@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
@@ -17,16 +16,16 @@ from relax_actors.algorithms.controllers import StepCoefficients
 from relax_actors.algorithms.schedules import scheduled_learning_rate
 from relax_actors.config.schema import Config
 from relax_actors.engines.megatron.architecture import Architecture
-from relax_actors.engines.megatron.conversion import Conversion, SafetensorsReader
+from relax_actors.engines.megatron.folder_reader import stored_weights
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore import checkpoint, process_groups
 from relax_actors.engines.megatron.mcore.frozen import freeze
-from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks, padded_vocabulary
+from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks, conversion_of
 from relax_actors.engines.megatron.mcore.optimizer import Optimizer
 from relax_actors.engines.megatron.mcore.rank_weights import RankWeights
 from relax_actors.engines.megatron.mcore.replay import Replay
 from relax_actors.engines.megatron.mcore.schedule import Schedule
-from relax_actors.engines.megatron.mcore.update import Update, reports_metrics
+from relax_actors.engines.megatron.mcore.update import Update
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.training import StepResult
 from relax_actors.engines.torch.model import build, copy_into, has_weights, tensors_of
@@ -58,7 +57,7 @@ class MegatronEngine:
         self._architecture = Architecture.of(config.model_path)
         self._schedule = Schedule(config, self._architecture, layout)
         self._chunks = ModelChunks(config, self._architecture, layout)
-        conversion = Conversion(self._architecture, padded_vocabulary(self._architecture, layout))
+        conversion = conversion_of(config.model_path, self._architecture, layout)
         self._weights = RankWeights(self._chunks.bare, conversion)
         freeze(self._chunks.bare, self._weights.parameters, conversion, config.trainer.freeze)
         self._optimizer = Optimizer(config, self._chunks)
@@ -74,12 +73,7 @@ class MegatronEngine:
     def initialise(self, seed: int) -> None:
         """Load the model folder's weights, or draw random weights; see `TrainingEngine`."""
         path = self._config.model_path
-        source: Mapping[str, Tensor]
-        if has_weights(path):
-            source = SafetensorsReader(sorted(path.glob("*.safetensors")))
-        else:
-            source = tensors_of(build(path, seed=seed))
-        self._weights.load(source)
+        self._weights.load(stored_weights(path) if has_weights(path) else tensors_of(build(path, seed=seed)))
         self.discard()
         self._optimizer.reset()
         self._coefficients = StepCoefficients(self._config.algorithm, self._config.trainer)
@@ -120,20 +114,9 @@ class MegatronEngine:
 
     def score(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
         """Compute log-probs with the current weights, the same on all ranks; see `SupportsScore`."""
-        batches = self._schedule.micro_batches(samples)
         if self._replay is not None:
             self._replay.begin(replays=True, trains=False)
-        scored = self._schedule.score(self._optimizer.models, batches, samples, progress, replay=self._replay)
-        own = [
-            (index, row[: samples[index].trained])
-            for number, logprobs in scored.items()
-            for index, row in zip(batches[number].indices, logprobs.cpu().numpy(), strict=False)
-        ]
-        found: list[NDArray[Any]] = [np.zeros(len(sample), np.float32) for sample in samples]
-        for part in process_groups.all_gather_messages(own if reports_metrics() else []):
-            for index, logprobs in part:
-                found[index][samples[index].loss_mask] = logprobs
-        return found
+        return self._schedule.score_everywhere(self._optimizer.models, samples, progress, replay=self._replay)
 
     def discard(self) -> None:
         """Discard the accumulated gradients; see `TrainingEngine`."""
@@ -208,7 +191,8 @@ class MegatronEngine:
     def load(self, folder: Path) -> None:
         """Load a checkpoint that any layout wrote; see `TrainingEngine`."""
         reference = self._new_reference() if checkpoint.has_reference(folder) else None
-        self._coefficients.restore(checkpoint.load(folder, self._layout, self._optimizer, reference))
+        checkpoint.load(folder, self._layout, self._optimizer, reference)
+        self._coefficients.restore(checkpoint.coefficients_of(folder))
         self.discard()
         self._weights_changed()
 

@@ -12,9 +12,12 @@ from megatron.core.tensor_parallel.cross_entropy import vocab_parallel_cross_ent
 from torch import Tensor, distributed
 
 from relax_actors.algorithms.entropy import Shards, logprobs_and_entropies, logprobs_at, squared_probabilities
+from relax_actors.engines.megatron.mcore import process_groups
 from relax_actors.engines.megatron.mcore.attention import chunk_positions
 from relax_actors.engines.megatron.mcore.micro_batches import MicroBatchTensors
+from relax_actors.engines.torch.barred import BarredIds
 from relax_actors.engines.torch.objective import ScoredTokens
+from relax_actors.media.family import Family
 
 
 class _ContextParallelSum(torch.autograd.Function):
@@ -63,6 +66,13 @@ def _select_scored(model: Any, _: Any, arguments: tuple[Tensor, ...]) -> tuple[T
     hidden = arguments[0].transpose(0, 1)
     selected = hidden[model.scored_tokens]
     return ((selected if len(selected) else hidden[0, :1])[:, None],)
+
+
+def barred_ids(family: Family | None, padded_vocab_size: int) -> BarredIds:
+    """Barred ids of a family in this rank's shard of the vocabulary; see `engines.torch.barred`."""
+    ranks, rank = parallel_state.get_tensor_model_parallel_world_size(), parallel_state.get_tensor_model_parallel_rank()
+    width = padded_vocab_size // ranks
+    return BarredIds(family, process_groups.device(), range(rank * width, (rank + 1) * width))
 
 
 class TensorParallelShards(Shards):
@@ -138,6 +148,18 @@ def trained_squares(logits: Tensor, batch: MicroBatchTensors, temperature: float
     return _in_sequences(found, scored, logits, batch)
 
 
+def trained_values(values: Tensor, batch: MicroBatchTensors) -> Tensor:
+    """Return the values before the trained tokens, `[sequences, width] float32`.
+
+    Args:
+        values: of this rank's positions, `[rows, length / context, 1]`.
+        batch: the micro-batch.
+    """
+    scored = context_parallel_slice(batch.scored)
+    selected = values[scored][:, 0].float()
+    return _in_sequences(selected if len(selected) else None, scored, values, batch)
+
+
 def top_tokens(logits: Tensor, batch: MicroBatchTensors, k: int) -> Tensor:
     """Return the most likely tokens at each trained token, `[sequences, width, k] int64`; the model is on one rank."""
     scored, selected, _ = _scored(logits, batch)
@@ -170,8 +192,9 @@ def _in_sequences(
     """
     found = logits.new_zeros((*scored.shape, *inner), dtype=torch.float32)
     if values is None:
-        # Without values the gradient is 0, but backward must reach the collectives of the model.
-        found = found + 0.0 * logits.float().sum()
+        # Without values the gradient is 0, but backward must reach the collectives of the model. Barred ids have logits
+        # of -inf, which 0.0 times the sum would turn into NaN.
+        found = found + logits[..., :0].float().sum()
     else:
         found = found.masked_scatter(scored.view(*scored.shape, *(1 for _ in inner)), values)
     if parallel_state.get_context_parallel_world_size() > 1:

@@ -17,10 +17,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from relax_actors.algorithms.micro_batches import micro_batches
+from relax_actors.algorithms.micro_batches import Shared, micro_batches
 from relax_actors.engines.megatron.layout import Layout
+from relax_actors.engines.megatron.mcore.batch_media import MicroBatchMedia
 from relax_actors.engines.protocols.samples import TrainSample, lengths_of
 from relax_actors.engines.torch.packing import Packing
+from relax_actors.media.family import Family
 from relax_actors.messages.experts import MISSING
 
 
@@ -38,20 +40,26 @@ class MicroBatch:
     packed: bool = True
 
 
-def plan_micro_batches(lengths: Sequence[int], layout: Layout, max_tokens: int) -> list[list[MicroBatch]]:
+def plan_micro_batches(
+    lengths: Sequence[int], layout: Layout, max_tokens: int, shared: Shared | None = None
+) -> list[list[MicroBatch]]:
     """Micro-batches of each data-parallel rank.
 
     All ranks get the same number, padded with empty ones: ranks that share experts or a pipeline wait for each other in
     every micro-batch.
+
+    Args:
+        lengths: tokens of each sequence.
+        layout: of the ranks.
+        max_tokens: largest number of tokens of a micro-batch.
+        shared: media of prompts, which the sequences of a prompt share if they are on the same rank.
     """
-    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    shares: list[list[int]] = [[] for _ in range(layout.data)]
-    for position, index in enumerate(order):
-        # Alternate the direction, so that the rank with the longest sequence of a round gets the shortest of the next.
-        rank, reverse = position % layout.data, (position // layout.data) % 2
-        shares[layout.data - 1 - rank if reverse else rank].append(index)
+    shares = _shares(lengths, layout.data) if shared is None else _grouped_shares(lengths, layout.data, shared)
     packed = layout.context == 1
-    cuts = [_cut([lengths[i] for i in share], layout, max_tokens, max(lengths)) for share in shares]
+    if shared is None:
+        cuts = [_cut([lengths[i] for i in share], layout, max_tokens, max(lengths)) for share in shares]
+    else:
+        cuts = [_grouped_cut(lengths, share, max_tokens, shared) for share in shares]
     count = max(map(len, cuts))
     if layout.virtual > 1:  # the interleaved schedule takes a multiple of the pipeline stages
         count = -(-count // layout.pipeline) * layout.pipeline
@@ -66,6 +74,42 @@ def plan_micro_batches(lengths: Sequence[int], layout: Layout, max_tokens: int) 
     rows = max(batch.rows for plan in padded for batch in plan)
     length = max(batch.length for plan in padded for batch in plan)
     return [[MicroBatch(batch.indices, rows, length, packed) for batch in plan] for plan in padded]
+
+
+def _shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:
+    """Sequences of each data-parallel rank, longest first."""
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    for position, index in enumerate(sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))):
+        # Alternate the direction, so that the rank with the longest sequence of a round gets the shortest of the next.
+        rank, reverse = position % ranks, (position // ranks) % 2
+        shares[ranks - 1 - rank if reverse else rank].append(index)
+    return shares
+
+
+def _grouped_shares(lengths: Sequence[int], ranks: int, shared: Shared) -> list[list[int]]:
+    """Sequences of each data-parallel rank; each group goes to the rank with the least work, the largest group first.
+
+    A step of fewer groups than ranks splits its groups, and their media are encoded on more than one rank.
+    """
+    members: dict[int, list[int]] = {}
+    for index, group in enumerate(shared.groups):
+        members.setdefault(group, []).append(index)
+    if len(members) < ranks:
+        return _shares(lengths, ranks)
+    work = {group: shared.tokens.get(group, 0) + sum(lengths[i] for i in own) for group, own in members.items()}
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    loads = [0] * ranks
+    for group in sorted(members, key=lambda group: (-work[group], members[group][0])):
+        rank = loads.index(min(loads))
+        shares[rank] += members[group]
+        loads[rank] += work[group]
+    return shares
+
+
+def _grouped_cut(lengths: Sequence[int], share: Sequence[int], max_tokens: int, shared: Shared) -> list[list[int]]:
+    """Micro-batches of a rank within the budget, as positions in its share."""
+    own = Shared([shared.groups[i] for i in share], shared.tokens)
+    return micro_batches([lengths[i] for i in share], max_tokens=max_tokens, shared=own)
 
 
 def _cut(lengths: list[int], layout: Layout, max_tokens: int, longest: int) -> list[list[int]]:
@@ -96,6 +140,7 @@ class MicroBatchTensors:
         packing: of a packed micro-batch.
         experts: `[rows, length, layers, experts_per_token] int64`, experts to replay, -1 for the router's own choice;
             None if no experts were recorded for these sequences.
+        media: positions and media of a multimodal model.
     """
 
     tokens: Tensor
@@ -105,6 +150,7 @@ class MicroBatchTensors:
     mask: Tensor
     packing: Packing | None = None
     experts: Tensor | None = None
+    media: MicroBatchMedia | None = None
 
     @property
     def width(self) -> int:
@@ -112,8 +158,13 @@ class MicroBatchTensors:
         return self.mask.shape[1]
 
     @classmethod
-    def of(cls, batch: MicroBatch, samples: Sequence[TrainSample], device: torch.device) -> MicroBatchTensors:
-        """Lay out the sequences of a micro-batch; its indices select from `samples`."""
+    def of(
+        cls, batch: MicroBatch, samples: Sequence[TrainSample], device: torch.device, family: Family | None = None
+    ) -> MicroBatchTensors:
+        """Lay out the sequences of a micro-batch; its indices select from `samples`.
+
+        `family` is that of a multimodal model.
+        """
         selected = [samples[index] for index in batch.indices]
         starts = _starts(batch, lengths_of(selected))
         shape = batch.rows, batch.length
@@ -137,6 +188,7 @@ class MicroBatchTensors:
             tensors[4],
             _packing(batch, lengths_of(selected), device),
             None if experts is None else torch.from_numpy(experts).to(device),
+            None if family is None else MicroBatchMedia.of(family, selected, starts, batch.length, device),
         )
 
     def padded(self, arrays: Sequence[NDArray[Any]]) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,12 +15,20 @@ from torch import nn
 
 from relax_actors.config.schema import Config
 from relax_actors.engines.megatron.architecture import Architecture
+from relax_actors.engines.megatron.conversion import VALUE_BIAS, VALUE_WEIGHT, Conversion
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore import ON_CPU, layer_specs
-from relax_actors.engines.megatron.mcore.attention import PackedRotaryEmbedding
 from relax_actors.engines.megatron.mcore.logprobs import limit_logits_to_scored
+from relax_actors.engines.megatron.mcore.media_model import MediaModel
 from relax_actors.engines.megatron.mcore.process_groups import device
+from relax_actors.engines.megatron.mcore.rotary import PackedRotaryEmbedding
+from relax_actors.engines.megatron.mcore.value_head import ValueHead
+from relax_actors.engines.megatron.towers import build_towers, float32_buffers, tower_shapes
+from relax_actors.media.family import family_of
 
+TEXT_HEAD = {VALUE_WEIGHT: "score.weight", VALUE_BIAS: "score.bias"}
+MEDIA_HEAD = {VALUE_WEIGHT: "lm_head.weight"}
+"""Names of the value head in the models of `engines.torch.model.build_critic`."""
 _RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},
     "selective": {"recompute_granularity": "selective"},
@@ -66,40 +76,66 @@ def transformer_config(config: Config, architecture: Architecture, layout: Layou
 class ModelChunks:
     """Model chunks of this rank, one for each virtual pipeline stage.
 
-    `bare` are the GPTModels; `wrapped` are the same in a Float16Module where the precision is bfloat16.
+    `bare` are the GPTModels; `wrapped` are the same in a Float16Module where the precision is bfloat16. A critic
+    is of the architecture of the folder `critic`, and has a value head in place of the output layer.
     """
 
-    def __init__(self, config: Config, architecture: Architecture, layout: Layout) -> None:
+    def __init__(
+        self, config: Config, architecture: Architecture, layout: Layout, *, critic: Path | None = None
+    ) -> None:
         self.config = transformer_config(config, architecture, layout)
+        self._is_critic, self._folder = critic is not None, critic or config.model_path
+        # Of the policy: its processor files say how the features of media are normalised.
+        self._family = family_of(config.model_path)
         self.bare = [self._build(architecture, layout, stage) for stage in range(layout.virtual)]
+        towers = [model.towers for model in self.bare if getattr(model, "towers", None) is not None]
+        kept = [found for model in towers for found in float32_buffers(model)]
         half = self.config.bf16
         self.wrapped = [Float16Module(self.config, model) if half else model for model in self.bare]
+        for module, name, buffer in kept:  # frequencies of the towers, which bfloat16 would round
+            setattr(module, name, buffer)
 
     def _build(self, architecture: Architecture, layout: Layout, stage: int) -> Any:
         virtual = stage if layout.virtual > 1 else None
         stage_arguments = {"ignore_virtual": False, "vp_stage": virtual}
-        model = GPTModel(
+        is_first = parallel_state.is_pipeline_first_stage(**stage_arguments)
+        model = self._model_class(is_first=is_first)(
             self.config,
             layer_specs.block_spec(self.config, virtual),
             vocab_size=padded_vocabulary(architecture, layout),
             max_sequence_length=architecture.context_length,
-            pre_process=parallel_state.is_pipeline_first_stage(**stage_arguments),
+            pre_process=is_first,
             post_process=parallel_state.is_pipeline_last_stage(**stage_arguments),
             parallel_output=True,
-            share_embeddings_and_output_weights=architecture.tied_embeddings,
+            share_embeddings_and_output_weights=architecture.tied_embeddings and not self._is_critic,
             position_embedding_type="rope",
             rotary_base=architecture.rotary_base,
             vp_stage=virtual,
         )
         model.rotary_pos_emb = PackedRotaryEmbedding(
-            self.config.kv_channels,
-            rotary_percent=1.0,
-            rotary_base=architecture.rotary_base,
+            architecture,
             use_cpu_initialization=ON_CPU,
             cp_group=parallel_state.get_context_parallel_group(),
         )
-        limit_logits_to_scored(model)
+        if not self._is_critic:
+            limit_logits_to_scored(model)
+        elif model.post_process:
+            model.output_layer = ValueHead(self.config, bias=self._family is None)
         return model.to(device())
+
+    def _model_class(self, *, is_first: bool) -> Any:
+        if self._family is None:
+            return GPTModel
+        towers = build_towers(self._folder, device()) if is_first else None
+        return partial(MediaModel, family=self._family, towers=towers)
+
+
+def conversion_of(folder: Path, architecture: Architecture, layout: Layout, *, is_critic: bool = False) -> Conversion:
+    """Conversion of the weights of a model folder, or of a critic of its architecture."""
+    reads_text_only = family_of(folder) is None
+    towers = {} if reads_text_only else tower_shapes(folder)
+    head = TEXT_HEAD if reads_text_only else MEDIA_HEAD
+    return Conversion(architecture, padded_vocabulary(architecture, layout), towers, head if is_critic else {})
 
 
 def padded_vocabulary(architecture: Architecture, layout: Layout) -> int:

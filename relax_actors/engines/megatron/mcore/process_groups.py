@@ -45,6 +45,14 @@ def all_gather_messages(message: Any) -> list[Any]:
     return [wire.decode(data[: int(size)].numpy().tobytes()) for data, size in zip(received, sizes, strict=True)]
 
 
+def reports_metrics() -> bool:
+    """Whether this rank reports for all ranks that computed the same losses."""
+    return bool(
+        parallel_state.is_pipeline_last_stage(ignore_virtual=True)
+        and parallel_state.get_tensor_model_parallel_rank() == parallel_state.get_context_parallel_rank() == 0
+    )
+
+
 @contextmanager
 def plain_object_gathering() -> Iterator[None]:
     """Let megatron-core gather keys of parameter groups as plain data: torch's `all_gather_object` pickles them."""
@@ -103,10 +111,7 @@ def initialise(layout: Layout, rank: int, store: Store) -> None:
         return
     if not ON_CPU:
         if torch.cuda.device_count() < layout.ranks:
-            msg = (
-                f"trainer.megatron.ranks is {layout.ranks}, this machine has {torch.cuda.device_count()} GPUs; "
-                "lower ranks"
-            )
+            msg = f"megatron.ranks is {layout.ranks}, this machine has {torch.cuda.device_count()} GPUs; lower ranks"
             raise ConfigError(msg)
         torch.cuda.set_device(rank)
     # All ranks run on this machine, and its host name may not resolve to a reachable address.

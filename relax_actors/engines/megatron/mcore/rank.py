@@ -1,6 +1,6 @@
 """Process of one rank: executes the calls that arrive on a socket until the socket closes.
 
-Started by `group` as `python -m relax_actors.engines.megatron.mcore.rank <socket descriptor> <folder> <rank>`.
+Started by `ranks` as `python -m relax_actors.engines.megatron.mcore.rank <socket descriptor> <folder> <role> <rank>`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import Store, TCPStore
 
+from relax_actors.config import Config
 from relax_actors.config.load import validate
+from relax_actors.engines.megatron.mcore.critic import MegatronCritic
 from relax_actors.engines.megatron.mcore.engine import MegatronEngine
 from relax_actors.engines.megatron.rpc import pack_error, unpack_samples
 from relax_actors.engines.megatron.wire import Channel
@@ -44,7 +46,7 @@ class _DeltaCalls:
 class _SaveCalls:
     """`begin_save` as two calls: begin, and finish."""
 
-    def __init__(self, engine: MegatronEngine) -> None:
+    def __init__(self, engine: MegatronEngine | MegatronCritic) -> None:
         self._engine = engine
         self._finish: Callable[[], None] = lambda: None
 
@@ -57,21 +59,37 @@ class _SaveCalls:
         finish()
 
 
-def _methods(engine: MegatronEngine, progress: Callable[[], None]) -> dict[str, Callable[..., Any]]:
-    """Methods by the name in a call; arguments and results are plain data."""
-    delta, saving = _DeltaCalls(engine), _SaveCalls(engine)
-    return {
+Methods = dict[str, Callable[..., Any]]
+"""Methods by the name in a call; arguments and results are plain data."""
+
+
+def _trainer_methods(engine: MegatronEngine, progress: Callable[[], None]) -> Methods:
+    delta = _DeltaCalls(engine)
+    return _shared_methods(engine, progress) | {
         "initialise": engine.initialise,
         "warm_start": lambda samples, rate: dict(engine.warm_start(unpack_samples(samples), rate, progress).metrics),
         "finish_warm_start": engine.finish_warm_start,
-        "accumulate": lambda samples: engine.accumulate(unpack_samples(samples), progress),
         "score": lambda samples: engine.score(unpack_samples(samples), progress),
-        "discard": engine.discard,
-        "step": lambda step: dict(engine.step(step, progress).metrics),
         "publish": lambda path: engine.publish(Path(path)),
         "remember": engine.remember,
         "delta": delta.find,
         "write_delta": delta.write,
+    }
+
+
+def _critic_methods(engine: MegatronCritic, progress: Callable[[], None]) -> Methods:
+    return _shared_methods(engine, progress) | {
+        "initialise": lambda policy: engine.initialise(None if policy is None else [Path(path) for path in policy]),
+        "values": lambda samples: engine.values(unpack_samples(samples), progress),
+    }
+
+
+def _shared_methods(engine: MegatronEngine | MegatronCritic, progress: Callable[[], None]) -> Methods:
+    saving = _SaveCalls(engine)
+    return {
+        "accumulate": lambda samples: engine.accumulate(unpack_samples(samples), progress),
+        "discard": engine.discard,
+        "step": lambda step: dict(engine.step(step, progress).metrics),
         "fingerprint": engine.fingerprint,
         "save": lambda folder: engine.save(Path(folder)),
         "begin_save": saving.begin,
@@ -90,17 +108,29 @@ def _store(channel: Channel, rank: int, ranks: int, port: int | None) -> Store:
     return store
 
 
+def _begin(config: Config, start: dict[str, Any], channel: Channel) -> Methods:
+    """Join the other ranks and build the engine of the role; returns its methods."""
+    rank, critic = start["rank"], config.critic if start["role"] == "critic" else None
+    ranks = (config.trainer if critic is None else critic).megatron.ranks
+    store = _store(channel, rank, ranks, start["port"])
+
+    def progress() -> None:
+        channel.send({"progress": True})
+
+    if critic is None:
+        return _trainer_methods(MegatronEngine(config, rank, store), progress)
+    return _critic_methods(MegatronCritic(config, critic, rank, store), progress)
+
+
 def main() -> None:
     """Entry point of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     try:
         start = channel.receive()
-        config = validate(start["config"], "trainer")
+        config = validate(start["config"], start["role"])
         torch.set_num_threads(config.run.threads)
-        store = _store(channel, start["rank"], config.trainer.megatron.ranks, start["port"])
-        engine = MegatronEngine(config, start["rank"], store)
-        methods = _methods(engine, lambda: channel.send({"progress": True}))
+        methods = _begin(config, start, channel)
         channel.send({"result": None})
         while True:
             message = channel.receive()

@@ -13,6 +13,7 @@ from torch import Tensor, distributed
 
 from relax_actors.engines.megatron.conversion import Conversion, merge_shards, shard_axis, shard_of
 from relax_actors.engines.megatron.mcore.process_groups import all_gather_messages
+from relax_actors.engines.megatron.mcore.value_head import ValueHead
 
 _LOCAL_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _LOCAL_EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(.+)")
@@ -53,7 +54,8 @@ def _key(model: Any, name: str) -> str:
     """Name of a parameter in the whole model; see `conversion`."""
     match = _LOCAL_LAYER.fullmatch(name)
     if match is None:
-        return name.removeprefix("decoder.")
+        is_head = name.startswith("output_layer.") and isinstance(model.output_layer, ValueHead)
+        return name.replace("output_layer", "value_head") if is_head else name.removeprefix("decoder.")
     layer, local = model.decoder.layers[int(match[1])], match[2]
     if expert := _LOCAL_EXPERT.fullmatch(local):
         first = parallel_state.get_expert_model_parallel_rank() * layer.mlp.num_local_experts

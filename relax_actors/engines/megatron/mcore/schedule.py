@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from numpy.typing import NDArray
 from torch import Tensor
 
 from relax_actors.config.schema import Config
@@ -17,16 +19,20 @@ from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore import process_groups
 from relax_actors.engines.megatron.mcore.attention import PackedParams
 from relax_actors.engines.megatron.mcore.logprobs import (
+    barred_ids,
     context_parallel_slice,
     score_trained,
     set_scored_tokens,
     top_tokens,
     trained_squares,
+    trained_values,
 )
 from relax_actors.engines.megatron.mcore.micro_batches import MicroBatch, MicroBatchTensors, plan_micro_batches
+from relax_actors.engines.megatron.mcore.model_chunks import padded_vocabulary
 from relax_actors.engines.megatron.mcore.replay import Replay
-from relax_actors.engines.protocols.samples import TrainSample, lengths_of
+from relax_actors.engines.protocols.samples import TrainSample, lengths_of, shared_media
 from relax_actors.engines.torch.objective import ScoredTokens
+from relax_actors.media.family import family_of
 
 Score = Callable[[Tensor, MicroBatchTensors, Sequence[TrainSample]], ScoredTokens]
 """Maps logits, tensors and sequences of a micro-batch to what the loss function reads; see `Schedule.scores`."""
@@ -43,12 +49,15 @@ class Schedule:
         config: configuration of the run.
         architecture: of the model.
         layout: of the ranks.
+        is_critic: whether the models are critics, with values in place of logits.
     """
 
-    def __init__(self, config: Config, architecture: Architecture, layout: Layout) -> None:
+    def __init__(self, config: Config, architecture: Architecture, layout: Layout, *, is_critic: bool = False) -> None:
         self._layout, self._vocab_size = layout, architecture.vocab_size
         self._max_tokens, self._temperature = config.trainer.max_tokens_per_microbatch, config.rollout.temperature
         self._device = process_groups.device()
+        self._family = family_of(config.model_path)
+        self._barred = barred_ids(None if is_critic else self._family, padded_vocabulary(architecture, layout))
 
     def micro_batches(self, samples: Sequence[TrainSample]) -> list[MicroBatch]:
         """Micro-batches of this rank.
@@ -56,7 +65,7 @@ class Schedule:
         Raises:
             ValueError: a sequence is empty, or longer than the token budget.
         """
-        plans = plan_micro_batches(lengths_of(samples), self._layout, self._max_tokens)
+        plans = plan_micro_batches(lengths_of(samples), self._layout, self._max_tokens, shared_media(samples))
         return plans[parallel_state.get_data_parallel_rank()]
 
     def scores(self, *, temperature: float | None = None, entropies: bool = False, top: bool = False) -> Score:
@@ -89,6 +98,11 @@ class Schedule:
             return score_trained(logits, tensors, self._temperature, self._vocab_size, ids=ids)
 
         return score
+
+    @staticmethod
+    def values(found: Tensor, tensors: MicroBatchTensors, _: Sequence[TrainSample]) -> ScoredTokens:
+        """Take the values of a critic in place of log-probs; a `Score`."""
+        return ScoredTokens(trained_values(found, tensors))
 
     def squares(self, logits: Tensor, tensors: MicroBatchTensors, _: Sequence[TrainSample]) -> ScoredTokens:
         """Compute sums of squared probabilities in place of log-probs; a `Score`."""
@@ -125,7 +139,7 @@ class Schedule:
         score = score or self.scores()
 
         def loss(number: int, tensors: MicroBatchTensors, logits: Tensor) -> tuple[Tensor, Tensor, dict[str, float]]:
-            scored = score(logits, tensors, [samples[index] for index in batches[number].indices])
+            scored = score(self._barred.cut(logits), tensors, [samples[index] for index in batches[number].indices])
             value, metrics = loss_function(number, tensors, scored)
             measured.append(metrics)
             # The number of tokens is unused: the optimizer step divides by that of the whole step.
@@ -134,7 +148,7 @@ class Schedule:
         def forward(numbers: Iterator[int], model: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
             number = next(numbers)
             progress()
-            tensors = MicroBatchTensors.of(batches[number], samples, self._device)
+            tensors = MicroBatchTensors.of(batches[number], samples, self._device, self._family)
             if replay is not None:
                 chunk = next(i for i, candidate in enumerate(models) if candidate is model)
                 replay.set(chunk, None if tensors.experts is None else context_parallel_slice(tensors.experts))
@@ -143,7 +157,7 @@ class Schedule:
                 input_ids=context_parallel_slice(tensors.tokens),
                 position_ids=None,
                 attention_mask=None,
-                packed_seq_params=None if tensors.packing is None else PackedParams(tensors.packing),
+                packed_seq_params=None if tensors.packing is None else PackedParams(tensors.packing, tensors.media),
             )
             return output, partial(loss, number, tensors)
 
@@ -179,3 +193,26 @@ class Schedule:
 
         self.run(models, batches, samples, keep, progress, score=score, forward_only=True, replay=replay)
         return scored
+
+    def score_everywhere(
+        self,
+        models: Sequence[Any],
+        samples: Sequence[TrainSample],
+        progress: Callable[[], None],
+        *,
+        score: Score | None = None,
+        replay: Replay | None = None,
+    ) -> list[NDArray[Any]]:
+        """Log-probs of each sequence, `[len] float32`, the same on all ranks; arguments as of `run`."""
+        batches = self.micro_batches(samples)
+        scored = self.score(models, batches, samples, progress, score=score, replay=replay)
+        own = [
+            (index, row[: samples[index].trained])
+            for number, values in scored.items()
+            for index, row in zip(batches[number].indices, values.cpu().numpy(), strict=False)
+        ]
+        found: list[NDArray[Any]] = [np.zeros(len(sample), np.float32) for sample in samples]
+        for part in process_groups.all_gather_messages(own if process_groups.reports_metrics() else []):
+            for index, values in part:
+                found[index][samples[index].loss_mask] = values
+        return found

@@ -14,11 +14,10 @@ from torch._C._distributed_c10d import HashStore
 from relax_actors.config.schema import Config
 from relax_actors.config.training import MegatronSection
 from relax_actors.engines.megatron.architecture import Architecture
-from relax_actors.engines.megatron.conversion import Conversion
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore import process_groups
 from relax_actors.engines.megatron.mcore.micro_batches import MicroBatchTensors
-from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks, padded_vocabulary
+from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks, conversion_of
 from relax_actors.engines.megatron.mcore.rank_weights import RankWeights
 from relax_actors.engines.megatron.mcore.replay import Replay
 from relax_actors.engines.megatron.mcore.schedule import Schedule, Score
@@ -51,8 +50,7 @@ class MegatronScorer(SwappableWeights):
         self._replay = None
         if config.trainer.router_replay:
             self._replay = Replay(self._chunks.bare, recomputed=False, sequence_parallel=False)
-        conversion = Conversion(architecture, padded_vocabulary(architecture, layout))
-        self._weights = RankWeights(self._chunks.bare, conversion)
+        self._weights = RankWeights(self._chunks.bare, conversion_of(config.model_path, architecture, layout))
         self._schedule = Schedule(config, architecture, layout)
 
     def _parameters(self) -> Mapping[str, Tensor]:

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from megatron.core import parallel_state
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from relax_actors.config.schema import Config
 from relax_actors.engines.megatron.mcore import process_groups
 from relax_actors.engines.megatron.mcore.micro_batches import MicroBatch, MicroBatchTensors
 from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks
+from relax_actors.engines.megatron.mcore.process_groups import reports_metrics
 from relax_actors.engines.megatron.mcore.replay import Replay
 from relax_actors.engines.megatron.mcore.schedule import LossFunction, Schedule, Score
 from relax_actors.engines.protocols.samples import TrainSample
@@ -242,11 +242,3 @@ class Update:
             self._replay.begin(replays=True, trains=True)
         replay = self._replay
         return self._schedule.run(self._models, batches, samples, loss_function, progress, score=score, replay=replay)
-
-
-def reports_metrics() -> bool:
-    """Whether this rank reports for all ranks that computed the same losses."""
-    return bool(
-        parallel_state.is_pipeline_last_stage(ignore_virtual=True)
-        and parallel_state.get_tensor_model_parallel_rank() == parallel_state.get_context_parallel_rank() == 0
-    )

@@ -1,4 +1,4 @@
-"""Advantages that need the whole step, single tokens, a greedy sample or state: kills do not change the weights."""
+"""Advantages and losses that need a whole step, single tokens, a greedy sample or state, under kills."""
 
 from __future__ import annotations
 
@@ -30,6 +30,17 @@ CASES = {
         "algorithm.advantage=optimal_token",
         "algorithm.scale=none",
         "roles.squares.replicas=1",
+    ),
+    "a loss with a random choice of tokens and adaptive coefficients": (
+        "algorithm.surrogate=clip_cov",
+        "algorithm.covariance_share=0.1",
+        "algorithm.covariance_bounds=[0.01, 100.0]",
+        "algorithm.kl.place=loss",
+        "algorithm.kl.target=0.01",
+        "algorithm.kl.horizon=100",
+        "algorithm.entropy.coefficient=0.01",
+        "algorithm.entropy.target=1.5",
+        "algorithm.entropy.quantile=0.5",
     ),
 }
 

@@ -1,0 +1,62 @@
+"""Weights of a model folder by the names of transformers' modules, each read on access."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import safetensors
+from torch import Tensor
+
+OLD_PREFIXES = {
+    "model.language_model.": ("model.", "language_model.model.", "language_model.model.model."),
+    "model.visual.": ("visual.",),
+    "model.audio_tower.": ("audio_tower.",),
+    "model.multi_modal_projector.": ("multi_modal_projector.",),
+    "lm_head.": ("language_model.lm_head.",),
+}
+"""Other prefixes that the files of multimodal models have for those of the modules."""
+THINKER = "thinker."
+"""Prefix in the files of an omni model that also speaks."""
+
+
+class SafetensorsReader(Mapping[str, Tensor]):
+    """Tensors of safetensors files, each read on access.
+
+    A tensor that the files hold under an older prefix, or in an omni model that also speaks, is found as well.
+    """
+
+    def __init__(self, paths: list[Path]) -> None:
+        files = [safetensors.safe_open(path, framework="pt") for path in paths]
+        self._file_of = {name: file for file in files for name in file.keys()}  # type: ignore[no-untyped-call]  # noqa: SIM118
+
+    def _stored(self, name: str) -> str | None:
+        """Name of a tensor in the files; None if they lack it."""
+        others = (
+            old + name.removeprefix(new)
+            for new, prefixes in OLD_PREFIXES.items()
+            if name.startswith(new)
+            for old in prefixes
+        )
+        return next((found for found in (name, THINKER + name, *others) if found in self._file_of), None)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self._stored(name) is not None
+
+    def __getitem__(self, name: str) -> Tensor:
+        stored = self._stored(name)
+        if stored is None:
+            raise KeyError(name)
+        tensor: Tensor = self._file_of[stored].get_tensor(stored)  # type: ignore[no-untyped-call]
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file_of)
+
+    def __len__(self) -> int:
+        return len(self._file_of)
+
+
+def stored_weights(folder: Path) -> SafetensorsReader:
+    """Weights of a model folder."""
+    return SafetensorsReader(sorted(folder.glob("*.safetensors")))

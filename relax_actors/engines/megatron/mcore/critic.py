@@ -1,0 +1,161 @@
+"""Critic of one Megatron-Core rank, alone or as a member of `MegatronCriticGroup`."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from numpy.typing import NDArray
+from torch import Tensor
+from torch._C._distributed_c10d import HashStore, Store
+
+from relax_actors.algorithms.losses import add_metrics
+from relax_actors.algorithms.schedules import scheduled_learning_rate
+from relax_actors.algorithms.values import measure_values, value_loss, value_metrics
+from relax_actors.config.schema import Config
+from relax_actors.config.training import CriticSection
+from relax_actors.engines.megatron.architecture import Architecture
+from relax_actors.engines.megatron.conversion import VALUE_BIAS, VALUE_WEIGHT
+from relax_actors.engines.megatron.folder_reader import SafetensorsReader, stored_weights
+from relax_actors.engines.megatron.layout import Layout
+from relax_actors.engines.megatron.mcore import checkpoint, process_groups
+from relax_actors.engines.megatron.mcore.micro_batches import MicroBatchTensors
+from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks, conversion_of
+from relax_actors.engines.megatron.mcore.optimizer import Optimizer
+from relax_actors.engines.megatron.mcore.rank_weights import RankWeights
+from relax_actors.engines.megatron.mcore.schedule import Schedule
+from relax_actors.engines.protocols.samples import TrainSample
+from relax_actors.engines.protocols.training import StepResult
+from relax_actors.engines.torch.model import build_critic, copy_into, save_critic
+from relax_actors.engines.torch.objective import ScoredTokens, check_gradient_norm
+from relax_actors.weights import files as weights
+
+
+class MegatronCritic:
+    """One rank with its part of a value model; implements `CriticEngine`.
+
+    Methods are collective: all ranks must call them in the same order with the same arguments. Only rank 0 exports;
+    metrics and values are the same on all ranks.
+
+    Args:
+        config: configuration of the run.
+        settings: section [critic] of it.
+        rank: number of this process.
+        store: rendezvous of the ranks; not needed with one rank.
+    """
+
+    def __init__(self, config: Config, settings: CriticSection, rank: int = 0, store: Store | None = None) -> None:
+        transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        config = _with_settings(config, settings)
+        self._config, self._settings, self._rank = config, settings, rank
+        self._path = settings.path or config.model_path
+        self._layout = layout = Layout.of(settings.megatron)
+        process_groups.check_device(settings.device, "critic.device")
+        process_groups.initialise(layout, rank, store or HashStore())
+        architecture = Architecture.of(self._path)
+        self._hidden_size = architecture.hidden_size
+        self._schedule = Schedule(config, architecture, layout, is_critic=True)
+        chunks = ModelChunks(config, architecture, layout, critic=self._path)
+        self._conversion = conversion_of(self._path, architecture, layout, is_critic=True)
+        self._weights = RankWeights(chunks.bare, self._conversion)
+        self._optimizer = Optimizer(config, chunks)
+        self._fingerprint: str | None = None
+        self._measured: list[dict[str, float]] = []
+        self._micro_batches = 0
+
+    def initialise(self, policy: Sequence[Path] | None) -> None:
+        """Initialise the weights and the optimizer; see `CriticEngine`."""
+        if policy is None:
+            self._weights.load(stored_weights(self._path))
+        else:
+            shapes = {VALUE_WEIGHT: (1, self._hidden_size), VALUE_BIAS: (1,)}
+            head = {name: torch.zeros(shapes[key]) for key, name in self._conversion.value_head.items()}
+            self._weights.load(ChainMap(head, SafetensorsReader(list(policy))))  # type: ignore[arg-type]  # is only read
+        self.discard()
+        self._optimizer.reset()
+        self._fingerprint = None
+
+    def values(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
+        """Compute the value of the state before each trained token; see `CriticEngine`."""
+        schedule = self._schedule
+        return schedule.score_everywhere(self._optimizer.models, samples, progress, score=schedule.values)
+
+    def accumulate(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> None:
+        """Accumulate the gradients of the value loss; see `AccumulatesSteps`."""
+        if not self._micro_batches:
+            self._optimizer.zero_grad()
+        batches = self._schedule.micro_batches(samples)
+
+        def loss_of(number: int, tensors: MicroBatchTensors, found: ScoredTokens) -> tuple[Tensor, dict[str, float]]:
+            chosen, values = [samples[index] for index in batches[number].indices], found.logprobs
+            old, returns = (tensors.padded([s.masked(name) for s in chosen]) for name in ("values", "returns"))
+            loss = value_loss(values, old, returns, clip=self._settings.value_clip)
+            return loss.loss.masked_fill(~tensors.mask, 0.0).sum(), measure_values(values, returns, loss, tensors.mask)
+
+        models, score = self._optimizer.models, self._schedule.values
+        self._measured += self._schedule.run(models, batches, samples, loss_of, progress, score=score)
+        self._micro_batches += len(batches)
+
+    def discard(self) -> None:
+        """Discard the accumulated gradients; see `AccumulatesSteps`."""
+        self._measured, self._micro_batches = [], 0
+
+    def step(self, step: int, progress: Callable[[], None]) -> StepResult:
+        """Update the critic; see `AccumulatesSteps`."""
+        if not self._micro_batches:
+            msg = f"no rows were accumulated for step {step}; call accumulate first"
+            raise ValueError(msg)
+        own = self._measured if process_groups.reports_metrics() else []
+        measured = add_metrics(each for part in process_groups.all_gather_messages(own) for each in part)
+        rate = scheduled_learning_rate(self._config, step, self._settings.learning_rate)
+        norm, count = self._optimizer.step(rate, 1.0 / max(measured["tokens"], 1.0)), float(self._micro_batches)
+        self.discard()
+        check_gradient_norm(norm, "critic")
+        self._fingerprint = None
+        progress()
+        metrics = {"grad_norm": norm, "micro_batches": count, "learning_rate": rate}
+        return StepResult(value_metrics(measured | metrics))
+
+    def fingerprint(self) -> str:
+        """Return the fingerprint of the weights, on rank 0; other ranks return an empty string."""
+        if self._fingerprint is None:
+            tensors = dict(self._weights.gather())
+            self._fingerprint = weights.fingerprint(tensors.items()) if self._rank == 0 else ""
+        return self._fingerprint
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint, each rank its shards; see `SavesState`."""
+        checkpoint.save(folder, self._layout, self._optimizer)
+
+    def begin_save(self, folder: Path) -> Callable[[], None]:
+        """Write a checkpoint in the background, each rank its shards; see `SupportsAsyncSave`."""
+        return checkpoint.begin_save(folder, self._layout, self._optimizer)
+
+    def load(self, folder: Path) -> None:
+        """Load a checkpoint that any layout wrote; see `SavesState`."""
+        checkpoint.load(folder, self._layout, self._optimizer)
+        self.discard()
+        self._fingerprint = None
+
+    def export(self, folder: Path) -> None:
+        """Write a folder that critic.path can name, on rank 0; see `CriticEngine`."""
+        tensors = dict(self._weights.gather())
+        if self._rank == 0:
+            model = build_critic(self._path, seed=0).to(getattr(torch, self._config.trainer.precision))
+            copy_into(model, tensors, "the critic")
+            save_critic(model, folder)
+
+
+def _with_settings(config: Config, settings: CriticSection) -> Config:
+    """Return the configuration with the critic's model and optimizer in [trainer]."""
+    own = {
+        "megatron": settings.megatron,
+        "learning_rate": settings.learning_rate,
+        "weight_decay": settings.weight_decay,
+        "max_grad_norm": settings.max_grad_norm,
+    }
+    return config.model_copy(update={"trainer": config.trainer.model_copy(update=own)})

@@ -1,0 +1,59 @@
+"""Rotary embeddings of packed sequences, by one position a token or by the three of multimodal models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from torch import Tensor
+
+from relax_actors.engines.megatron.architecture import Architecture
+from relax_actors.engines.megatron.mcore.attention import PackedParams
+
+
+class PackedRotaryEmbedding(RotaryEmbedding):  # type: ignore[misc]
+    """Rotary embedding whose positions restart at 0 in each packed sequence, or are given.
+
+    Args:
+        architecture: of the model.
+        settings: other arguments of megatron-core's class.
+    """
+
+    def __init__(self, architecture: Architecture, **settings: Any) -> None:
+        super().__init__(architecture.head_dim, rotary_percent=1.0, rotary_base=architecture.rotary_base, **settings)
+        self._axes = axes_of(architecture)
+
+    def get_rotary_seq_len(
+        self, context: Any, transformer: Any, tensor: Any, config: Any, packed: PackedParams | None = None, **_: Any
+    ) -> Any:
+        """Argument for `forward`: the packing, or the length of the rows."""
+        return packed or super().get_rotary_seq_len(context, transformer, tensor, config)
+
+    def forward(self, length: Any, **settings: Any) -> Any:
+        """Rotation angles, `[seq, 1, 1, head_dim] float32`."""
+        if not isinstance(length, PackedParams):
+            return super().forward(length, **settings)
+        if length.media is not None and self._axes is not None:
+            return self._angles(length.media.positions, self._axes)
+        packing = length.packing
+        return self.get_emb(packing.longest)[packing.positions[0]]
+
+    def _angles(self, positions: Tensor, axes: Tensor) -> Tensor:
+        """Rotation angles of tokens with positions `[3, seq]`."""
+        by_frequency = positions.float()[axes.to(positions.device)].T
+        angles = by_frequency * self.inv_freq.to(positions.device)
+        return torch.cat([angles, angles], -1)[:, None, None]
+
+
+def axes_of(architecture: Architecture) -> Tensor | None:
+    """Axis of the positions that each frequency turns by, `[head_dim / 2] int64`; None if all turn by one position."""
+    sections = architecture.rotary_sections
+    if not sections:
+        return None
+    if not architecture.rotary_interleaved:
+        return torch.repeat_interleave(torch.arange(3), torch.tensor(sections))
+    axes = torch.zeros(architecture.head_dim // 2, dtype=torch.long)
+    for axis in (1, 2):
+        axes[axis : 3 * sections[axis] : 3] = axis
+    return axes

@@ -1,0 +1,38 @@
+"""Value head of a critic: one number a token, in place of the logits of the vocabulary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from torch import Tensor, nn
+
+
+class ValueHead(nn.Linear):
+    """Linear layer with one output, which every tensor-parallel rank holds; takes the place of GPTModel.output_layer.
+
+    Args:
+        config: TransformerConfig of the model.
+        bias: whether the layer has a bias.
+    """
+
+    def __init__(self, config: Any, *, bias: bool) -> None:
+        super().__init__(config.hidden_size, 1, bias=bias, dtype=config.params_dtype)
+        self._shares_sequence = bool(config.sequence_parallel)
+        for parameter in self.parameters():
+            # megatron-core then sums the gradients, each of a part of the sequence, over the tensor-parallel ranks.
+            parameter.sequence_parallel = self._shares_sequence  # type: ignore[attr-defined]
+
+    def forward(  # type: ignore[override]  # the interface of ColumnParallelLinear
+        self, hidden: Tensor, weight: None = None, runtime_gather_output: None = None
+    ) -> tuple[Tensor, None]:
+        """Compute the values of all positions, `[seq, rows, 1]`, of `[seq, rows, hidden]`, and no bias.
+
+        With sequence parallelism `hidden` holds this rank's part of the sequence.
+        """
+        del weight, runtime_gather_output
+        values = super().forward(hidden)
+        if self._shares_sequence:
+            # Every rank computes the same loss of all values, so no sum over ranks is due in backward.
+            values = gather_from_sequence_parallel_region(values, tensor_parallel_output_grad=False)
+        return values, None

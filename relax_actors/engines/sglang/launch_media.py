@@ -1,0 +1,65 @@
+"""Preparation of a server whose model takes media."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+from relax_actors.engines.sglang import server_models, server_processors
+from relax_actors.engines.sglang.families import ServedFamily
+
+THINKER, WHOLE = "qwen3_omni_moe_thinker", "qwen3_omni_moe"
+
+
+def prepare_media(model: Path, served: ServedFamily, *, deterministic: bool, cuda: bool) -> Path:
+    """Point SGLang to the run's models and input processor; return the folder that it is started with.
+
+    The folder has all files of the model folder but its weights, which the actor loads, and a config that SGLang
+    understands. It lies in the temporary folder, which is removed with the server.
+
+    Args:
+        model: model folder of the run.
+        served: how SGLang serves its family.
+        deterministic: whether the bits of a row must not depend on the rows before it.
+        cuda: whether the server computes on a GPU.
+    """
+    if not cuda:
+        # SGLang compiles a function of the towers on its first call: minutes on a busy CPU, for no gain.
+        os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
+    if deterministic:
+        # Which media of a row a tower encodes together would depend on those in the cache, and the bits on that.
+        os.environ["SGLANG_VLM_CACHE_SIZE_MB"] = "0"
+    os.environ["SGLANG_EXTERNAL_MODEL_PACKAGE"] = server_models.__name__
+    os.environ["SGLANG_EXTERNAL_MM_PROCESSOR_PACKAGE"] = server_processors.__name__
+    body = json.loads((model / "config.json").read_text())
+    if body.get("model_type") == THINKER:
+        body = {"model_type": WHOLE, "thinker_config": body, "enable_audio_output": False}
+    folder = Path(tempfile.mkdtemp(prefix="model-"))
+    for file in model.iterdir():
+        if file.suffix != ".safetensors":
+            (folder / file.name).symlink_to(file.absolute())
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(body | {"architectures": [served.architecture]}))
+    return folder
+
+
+def replace_processors() -> None:
+    """Make SGLang import the run's input processor only, and none of the model's own: the role `media` did its work.
+
+    Its other processors take a minute of CPU time to import. Importing the run's one here reports an error in it, which
+    SGLang would only log.
+    """
+    from sglang.srt.managers import tokenizer_manager  # noqa: PLC0415
+
+    from relax_actors.engines.sglang.server_processors import stored_media  # noqa: F401, PLC0415
+
+    import_processors = tokenizer_manager.import_processors
+
+    def import_own(package: str, *, overwrite: bool = False) -> None:
+        if package == server_processors.__name__:
+            import_processors(package, overwrite)
+
+    tokenizer_manager.import_processors = import_own
+    tokenizer_manager.get_processor_wrapper = lambda: None

@@ -1,0 +1,92 @@
+"""Multimodal models whose towers read features from the store, and forget them when weights change."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from sglang.srt.managers import mm_schedule
+from sglang.srt.models import qwen3_omni_moe, qwen3_vl
+from torch import Tensor
+
+from relax_actors.engines.sglang.server_models.fractions import read_fractions
+from relax_actors.engines.sglang.server_models.pixels import pixel_values
+
+
+class ForgetsFeatures:
+    """A model of which no encoded medium outlives its weights.
+
+    SGLang keeps encoded media by their content and empties that cache neither at an update nor when it flushes the
+    key-value cache, so the same picture would keep the features of the old towers.
+    """
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Any:
+        """Load weights, of an update or a part of one, and empty the cache of encoded media."""
+        loaded = super().load_weights(weights)  # type: ignore[misc]
+        if mm_schedule.embedding_cache is not None:
+            mm_schedule.embedding_cache.clear()
+        return loaded
+
+
+class ReadsPatches:
+    """A model whose tower of images and videos reads uint8 patches."""
+
+    def get_image_feature(self, items: list[Any]) -> Tensor:
+        """Encode images; they and videos go through the same tower."""
+        return self.get_video_feature(items)
+
+    def get_video_feature(self, items: list[Any]) -> Tensor:
+        """Encode videos."""
+        found: Tensor = super().get_video_feature([_normalised(item) for item in items])  # type: ignore[misc]
+        return found
+
+
+def _normalised(item: Any) -> Any:
+    """Return an item with the pixel values of its patches."""
+    found = copy.copy(item)
+    frames = 1 if item.is_image() else item.temporal
+    found.feature = pixel_values(item.feature, item.mean, item.std, frames, item.temporal)
+    found.model_specific_data = item.model_specific_data | {"video_grid_thw": item.grid_thw}
+    return found
+
+
+class Qwen3VLForConditionalGeneration(ForgetsFeatures, ReadsPatches, qwen3_vl.Qwen3VLForConditionalGeneration):  # type: ignore[misc]
+    """Qwen3-VL."""
+
+
+class Thinker(ReadsPatches, qwen3_omni_moe.Qwen3OmniMoeThinkerForConditionalGeneration):  # type: ignore[misc]
+    """The part of Qwen3-Omni that reads and writes text."""
+
+    def get_audio_feature(self, items: list[Any]) -> list[Tensor]:
+        """Encode sounds; those of prompts that are padded differently apart, as the embeddings depend on it."""
+        tower, found = self.audio_tower, dict[int, Tensor]()
+        for padding in {item.padding for item in items}:
+            group = [number for number, item in enumerate(items) if item.padding == padding]
+            sounds = [items[number].feature[0, :, : items[number].frames] for number in group]
+            # Silence pads all others to the sound that makes its prompt's padding: that sound may be in the cache.
+            sounds.append(torch.zeros_like(sounds[0][:, :1]).expand(-1, padding))
+            lengths = torch.tensor([sound.shape[1] for sound in sounds], device=tower.conv2d1.weight.device)
+            features = torch.cat(sounds, 1).to(lengths.device, tower.dtype)
+            embeddings = tower(features, feature_lens=lengths).last_hidden_state.flatten(0, -2)
+            sizes = [_placeholders(items[number]) for number in group]
+            found |= dict(zip(group, embeddings[: sum(sizes)].split(sizes), strict=True))
+        return [found[number] for number in range(len(items))]
+
+
+def _placeholders(item: Any) -> int:
+    return sum(last - first + 1 for first, last in item.offsets)
+
+
+class Qwen3OmniMoeForConditionalGeneration(ForgetsFeatures, qwen3_omni_moe.Qwen3OmniMoeForConditionalGeneration):  # type: ignore[misc]
+    """Qwen3-Omni without its voice."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.thinker.__class__ = Thinker
+        read_fractions(self.thinker)
+
+
+EntryClass = [Qwen3VLForConditionalGeneration, Qwen3OmniMoeForConditionalGeneration]
+"""Where SGLang looks for the classes of a module."""

@@ -1,0 +1,105 @@
+"""Media of observations: what an environment or a tool shows to a sequence that is being generated.
+
+They are prepared as the media of prompts are, once, before the model reads them; rollout and trainer then read the same
+bits from the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from broker.codec import Array
+from broker.store import Store
+from broker.subjects import RowId
+from relax_actors.config import Config
+from relax_actors.data.download import Downloads
+from relax_actors.data.media_admission import MediaAdmission
+from relax_actors.data.task import Medium
+from relax_actors.engines.protocols.media import PromptMedia, items_of
+from relax_actors.errors import ConfigError, RowError
+from relax_actors.messages import MediaSource, ObservedMedia
+from relax_actors.training.media_preparer import MediaPreparer
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """An observation that was prepared for a sequence.
+
+    Attributes:
+        tokens: `[n] int32`, its tokens with all placeholders; the sequence goes on with them.
+        media: media and positions of the sequence up to the end of the observation, for `GenerationRequest.media`.
+        observed: what a cell must hold, so that `MediaReader.observed` gives the same `media` again.
+    """
+
+    tokens: Array
+    media: PromptMedia
+    observed: ObservedMedia
+
+
+class ObservationMedia:
+    """Prepares media that arrive during a rollout. Use it in one thread.
+
+    Args:
+        config: configuration of a run of a multimodal model.
+        store: the run's store.
+        progress: called between two media, and while a download goes on.
+
+    Raises:
+        ConfigError: the model reads text alone or is not supported, or the settings do not fit it.
+    """
+
+    def __init__(self, config: Config, store: Store, progress: Callable[[], None] = lambda: None) -> None:
+        if config.media is None:
+            msg = f"an observation holds media, and {config.model_path} is a model of text alone; choose another model"
+            raise ConfigError(msg)
+        self._admission = MediaAdmission(config.media, config.model_path, store)
+        self._downloads = Downloads(config.media, store, progress)
+        self._preparer, self._progress = MediaPreparer(config, store), progress
+
+    def append(
+        self, length: int, before: PromptMedia, tokens: Array, media: Sequence[Medium], row: RowId, where: str
+    ) -> Observation:
+        """Prepare an observation that follows a sequence.
+
+        Its positions go on where those of the sequence end. Prepared as one prompt with the sequence it gets the same
+        tokens, and the same positions unless the sequence ends with a video that is longer in time than in space.
+
+        Args:
+            length: tokens of the sequence so far.
+            before: media of the sequence so far: of its prompt, or of the observation before.
+            tokens: `[n] int32` of the observation, with one placeholder for each medium.
+            media: in the order of their placeholders. Files must lie in a folder that [media] allows; they are copied,
+                so they may disappear afterwards.
+            row: row of the sequence; its step's folder in the store gets the files and features.
+            where: what the observation is of, for errors.
+
+        Raises:
+            RowError: a medium may not be used, cannot be read or exceeds a limit, or does not fit its placeholder.
+            DownloadError: a URL does not answer; another attempt may succeed.
+            StoreFullError: no space is left.
+        """
+        self._admission.check_kinds(media, where)
+        sources = [self._source(medium, row, where) for medium in media]
+        features, references = self._preparer.stored(sources, f"{row.kind}/{row.step}", self._progress)
+        first = float(before.positions_of(length + 1)[0, -1])
+        try:
+            whole = self._preparer.expand_tokens(tokens, features, first)
+        except RowError as error:
+            msg = f"{where}: {error}"
+            raise RowError(msg) from error
+        records = self._preparer.records(features, references, whole)
+        observed = ObservedMedia(length, sources, records, whole.positions)
+        items = items_of(records, [one.array for one in features])
+        return Observation(whole.tokens, before.extended(length, whole.positions, items), observed)
+
+    def _source(self, medium: Medium, row: RowId, where: str) -> MediaSource:
+        """Return a source whose file is in the store."""
+        (source,) = self._admission.sources([medium], row, where)
+        if source.url:
+            self._downloads.fetch(source)
+        elif not source.stored:
+            data = Path(source.path).read_bytes()
+            (source,) = self._admission.sources([replace(medium, path="", data=data)], row, where)
+        return source

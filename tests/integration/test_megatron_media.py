@@ -1,0 +1,101 @@
+"""Two Megatron-Core ranks train models with media as the torch engine does, at every kind of parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from relax_actors.config import Config
+from relax_actors.engines.megatron.group import MegatronGroup
+from relax_actors.engines.protocols import train
+from relax_actors.engines.torch.engine import TorchEngine
+from tests.support.media_batches import media_batch
+from tests.support.tiny_megatron import config_of, media_architecture, skip_if_missing
+from tests.support.trained_engines import max_difference, started, weights_of
+
+skip_if_missing()
+
+from relax_actors.engines.megatron.mcore.engine import MegatronEngine  # noqa: E402 not before the check
+
+SHARED_SEQUENCE = {"tensor_parallel": 2, "sequence_parallel": True}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "tp2": ("qwen3_vl", {"tensor_parallel": 2}),
+    "pp2": ("qwen3_vl", {"pipeline_parallel": 2}),
+    "dp2": ("qwen2_5_omni_thinker", {}),
+    "tp2_qwen2_audio": ("qwen2_audio", {"tensor_parallel": 2}),
+    "tp2_qwen2_5_vl": ("qwen2_5_vl", {"tensor_parallel": 2}),
+    "tp2_sp_qwen3_omni": ("qwen3_omni_moe_thinker", SHARED_SEQUENCE),
+    "tp2_sp_recompute": ("qwen3_vl_moe", SHARED_SEQUENCE | {"recompute": "full"}),
+    "pp2_qwen2_5_vl": ("qwen2_5_vl", {"pipeline_parallel": 2}),
+    "pp2_vpp2": ("qwen3_vl", {"pipeline_parallel": 2, "virtual_pipeline": 2}),
+    "dp2_plain": ("qwen3_vl", {"distributed_optimizer": False}),
+    "ep2": ("qwen3_vl_moe", {"expert_parallel": 2}),
+}
+QUICK = ("tp2", "pp2", "dp2")
+
+
+def nothing() -> None:
+    pass
+
+
+@pytest.fixture
+def group_of() -> Iterator[Callable[[Config], MegatronGroup]]:
+    groups: list[MegatronGroup] = []
+
+    def make(config: Config) -> MegatronGroup:
+        groups.append(MegatronGroup(config))
+        return groups[-1]
+
+    yield make
+    for group in groups:
+        group.close()
+
+
+def configured(folder: Path, name: str, ranks: int = 2) -> Config:
+    model_type, section = CASES[name]
+    # An update of AdamW is learning_rate * g / (|g| + epsilon), so that weights differ as gradients do.
+    settings = {"learning_rate": 1.0, "epsilon": 1.0, "max_grad_norm": 1e9, "max_tokens_per_microbatch": 120}
+    algorithm = {"kl": {"place": "loss", "coefficient": 0.1}}
+    layout = {"ranks": ranks, **section} if ranks > 1 else {}
+    architecture = media_architecture(model_type)
+    return config_of(folder, architecture, algorithm=algorithm, trainer=settings | {"megatron": layout})
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
+def test_two_ranks_train_media_as_the_torch_engine_and_any_layout_goes_on(
+    tmp_path: Path, group_of: Callable[[Config], MegatronGroup], name: str
+) -> None:
+    config = configured(tmp_path / "run", name)
+    group, alone, samples = started(group_of(config)), started(TorchEngine(config)), media_batch(config)
+    assert group.fingerprint() == alone.fingerprint()
+    for ours, theirs in zip(group.score(samples, nothing), alone.score(samples, nothing), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    rows = [samples[begin : begin + 2] for begin in range(0, len(samples), 2)]
+    for step, parts in enumerate(([samples], rows)):  # the whole step at once, then row by row as it streams in
+        for engine in (group, alone):
+            for part in parts:
+                engine.accumulate(part, nothing)
+        found, expected = group.step(step, nothing).metrics, alone.step(step, nothing).metrics
+        for metric in ("loss", "kl", "grad_norm", "ratio_p99", "tokens"):
+            assert found[metric] == pytest.approx(expected[metric], abs=1e-5, rel=1e-4), metric
+    assert max_difference(weights_of(group, tmp_path / "a"), weights_of(alone, tmp_path / "b")) < 1e-4
+    (folder := tmp_path / "checkpoint").mkdir()
+    group.save(folder)
+    fingerprint = group.fingerprint()
+    metrics = train(group, samples, 2, nothing).metrics
+    after = group.fingerprint()
+    group.load(folder)
+    assert group.fingerprint() == fingerprint
+    assert train(group, samples, 2, nothing).metrics == metrics
+    assert group.fingerprint() == after
+    if name != "ep2":  # the optimizer state of the experts is separate in it
+        other = MegatronEngine(configured(tmp_path / "run", name, ranks=1))
+        other.load(folder)
+        assert other.fingerprint() == fingerprint
+        assert train(other, samples, 2, nothing).metrics["loss"] == pytest.approx(metrics["loss"], abs=1e-5)

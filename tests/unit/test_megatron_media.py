@@ -1,0 +1,215 @@
+"""Models with media under Megatron-Core in one process: the numbers of the torch engine, exact resumption, export."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoModelForMultimodalLM
+
+from relax_actors.algorithms.micro_batches import Shared
+from relax_actors.config import Config
+from relax_actors.config.training import MegatronSection
+from relax_actors.engines.megatron import wire
+from relax_actors.engines.megatron.layout import Layout
+from relax_actors.engines.megatron.rpc import pack_samples, unpack_samples
+from relax_actors.engines.protocols import train
+from relax_actors.engines.torch.engine import TorchEngine
+from relax_actors.engines.torch.model import build, tensors_of
+from relax_actors.engines.torch.scorer import TorchScorer
+from relax_actors.errors import ConfigError
+from relax_actors.weights import files as weights
+from tests.support.batches import routed
+from tests.support.media_batches import media_batch
+from tests.support.tiny_media_models import FAMILIES, MOE, TEXT, architecture_of
+from tests.support.tiny_megatron import config_of, media_architecture, skip_if_missing
+from tests.support.trained_engines import max_difference, started, weights_of
+
+skip_if_missing()
+
+from relax_actors.engines.megatron.mcore.engine import MegatronEngine  # noqa: E402 not before the check
+from relax_actors.engines.megatron.mcore.micro_batches import plan_micro_batches  # noqa: E402
+from relax_actors.engines.megatron.mcore.scorer import MegatronScorer  # noqa: E402
+
+ALGORITHM = {"kl": {"place": "loss", "coefficient": 0.1, "kind": "k3"}, "entropy": {"coefficient": 0.01}}
+QUICK = ("qwen3_vl", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
+"""Families that together have all towers, both rules of positions, deepstack and experts."""
+SMOOTH = {"learning_rate": 1.0, "epsilon": 1.0, "max_grad_norm": 1e9}
+"""Settings with which AdamW moves weights by about their gradients."""
+
+
+def nothing() -> None:
+    pass
+
+
+def configured(folder: Path, model_type: str, **trainer: Any) -> Config:
+    settings = {"max_tokens_per_microbatch": 600} | trainer
+    algorithm, rollout = ALGORITHM, {"temperature": 0.7}
+    return config_of(folder, architecture_of(model_type), trainer=settings, algorithm=algorithm, rollout=rollout)
+
+
+@pytest.mark.parametrize(
+    "model_type", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
+)
+def test_two_steps_have_the_numbers_of_the_torch_engine(tmp_path: Path, model_type: str) -> None:
+    replays = model_type == "qwen3_omni_moe_thinker"
+    config = configured(tmp_path / "run", model_type, **SMOOTH, max_tokens_per_microbatch=120, router_replay=replays)
+    megatron, theirs = started(MegatronEngine(config)), started(TorchEngine(config))
+    assert megatron.fingerprint() == theirs.fingerprint()
+    samples = media_batch(config)
+    if replays:
+        samples = routed(samples, 3, TEXT | MOE)
+    for ours, other in zip(megatron.score(samples, nothing), theirs.score(samples, nothing), strict=True):
+        np.testing.assert_allclose(ours, other, atol=1e-5)
+    for step in range(2):
+        found, expected = train(megatron, samples, step, nothing).metrics, train(theirs, samples, step, nothing).metrics
+        assert found.keys() == expected.keys()
+        for name in expected:
+            assert found[name] == pytest.approx(expected[name], abs=1e-5, rel=1e-4), name
+    assert max_difference(weights_of(megatron, tmp_path / "a"), weights_of(theirs, tmp_path / "b")) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("model_type", "precision"),
+    [
+        ("qwen3_vl_moe", "float32"),
+        ("qwen2_5_vl", "bfloat16"),
+        pytest.param("qwen2_audio", "float32", marks=pytest.mark.slow),
+    ],
+)
+def test_training_resumes_exactly_from_a_checkpoint(tmp_path: Path, model_type: str, precision: str) -> None:
+    config = configured(tmp_path / "run", model_type, precision=precision, learning_rate=1e-3)
+    samples, one = media_batch(config), started(MegatronEngine(config))
+    train(one, samples, 0, nothing)
+    (folder := tmp_path / "checkpoint").mkdir()
+    one.save(folder)
+    other = MegatronEngine(config)
+    other.load(folder)
+    assert other.fingerprint() == one.fingerprint()
+    before = weights_of(one, tmp_path / "before")
+    for step in (1, 2):
+        assert train(one, samples, step, nothing).metrics == train(other, samples, step, nothing).metrics
+    assert other.fingerprint() == one.fingerprint()
+    after = weights_of(one, tmp_path / "after")
+    assert [name for name in after if "visual" in name or "audio_tower" in name if not after[name].equal(before[name])]
+
+
+def test_recomputed_activations_give_the_same_weights(tmp_path: Path) -> None:
+    found = []
+    for recompute in ("none", "full"):
+        config = configured(tmp_path / "run", "qwen3_vl_moe", megatron={"recompute": recompute}, learning_rate=1e-3)
+        engine, samples = started(MegatronEngine(config)), media_batch(config)
+        for step in range(2):
+            train(engine, samples, step, nothing)
+        found.append(engine.fingerprint())
+    assert found[0] == found[1]
+
+
+def test_half_precision_stays_close_to_the_torch_engine(tmp_path: Path) -> None:
+    config = configured(tmp_path / "run", "qwen3_omni_moe_thinker", precision="bfloat16")
+    samples = media_batch(config)
+    ours, theirs = (started(kind(config)).score(samples, nothing) for kind in (MegatronEngine, TorchEngine))
+    differences = np.concatenate(
+        [a[s.loss_mask] - b[s.loss_mask] for a, b, s in zip(ours, theirs, samples, strict=True)]
+    )
+    assert 0 < np.abs(differences).max() < 0.05
+
+
+def test_frozen_towers_stay_and_have_no_optimizer_state(tmp_path: Path) -> None:
+    config = configured(tmp_path / "run", "qwen3_vl", freeze=["*visual*", "*embed_tokens*"], learning_rate=1e-2)
+    engine, theirs = started(MegatronEngine(config)), started(TorchEngine(config))
+    before, samples = weights_of(engine, tmp_path / "before"), media_batch(config)
+    found, expected = train(engine, samples, 0, nothing).metrics, train(theirs, samples, 0, nothing).metrics
+    assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
+    after = weights_of(engine, tmp_path / "after")
+    moved = {name for name in before if not before[name].equal(after[name])}
+    assert moved
+    assert not [name for name in moved if "visual" in name or "embed_tokens" in name]
+    (folder := tmp_path / "checkpoint").mkdir()
+    engine.save(folder)
+    held = (folder / "state" / "rank.0.json").read_text()
+    assert "towers.model.visual" in held
+    assert [name for name in held.split('"') if name.startswith("optimizer") and "towers" in name] == []
+
+
+def test_the_exported_folder_loads_in_transformers_and_starts_another_run(tmp_path: Path) -> None:
+    config = configured(tmp_path / "run", "qwen3_omni_moe_thinker", learning_rate=1e-2)
+    engine = started(MegatronEngine(config))
+    train(engine, media_batch(config), 0, nothing)
+    engine.export(folder := tmp_path / "model")
+    loaded = AutoModelForMultimodalLM.from_pretrained(folder)
+    assert weights.fingerprint(tensors_of(loaded).items()) == engine.fingerprint()
+    section = config.model.model_copy(update={"path": folder, "architecture": None, "tokenizer": None})
+    other = MegatronEngine(config.model_copy(update={"model": section}))
+    other.initialise(9)
+    assert other.fingerprint() == engine.fingerprint()
+
+
+def test_a_scorer_gives_the_log_probs_of_the_torch_scorer(tmp_path: Path) -> None:
+    config = configured(tmp_path / "run", "qwen3_vl_moe")
+    path, samples = tmp_path / "weights", media_batch(config)
+    tensors = {name: 2 * tensor for name, tensor in tensors_of(build(config.model_path, seed=7)).items()}
+    weights.save(tensors, path)
+    ours, theirs = MegatronScorer(config), TorchScorer(config)
+    for scorer in (ours, theirs):
+        scorer.load(3, weights.fingerprint(tensors.items()), [path])
+    for name in ("score", "squares"):
+        for found, expected in zip(*(getattr(s, name)(samples, nothing) for s in (ours, theirs)), strict=True):
+            np.testing.assert_allclose(found, expected, atol=1e-5)
+    found, expected = ours.score_top(samples, 4, nothing), theirs.score_top(samples, 4, nothing)
+    assert all(np.array_equal(a.top_ids, b.top_ids) for a, b in zip(found, expected, strict=True))
+
+
+def test_samples_of_a_prompt_share_its_media_in_a_message(tmp_path: Path) -> None:
+    samples = media_batch(configured(tmp_path / "run", "qwen3_omni_moe_thinker"))
+    first = samples[0].media
+    assert first is not None
+    extended = replace(first, position_delta=0.0)
+    message = wire.encode(
+        pack_samples([*samples, replace(samples[0], media=None), replace(samples[0], media=extended)])
+    )
+    found = unpack_samples(wire.decode(message))
+    assert found[-2].media is None
+    assert found[-1].media is not found[0].media
+    assert found[-1].media.items[0] is found[0].media.items[0]  # type: ignore[union-attr]
+    for one, other in zip(samples, found, strict=False):
+        assert one.media is not None
+        assert other.media is not None
+        assert one.media.position_delta == other.media.position_delta
+        np.testing.assert_array_equal(one.media.positions, other.media.positions, strict=True)
+        for item, copy in zip(one.media.items, other.media.items, strict=True):
+            np.testing.assert_array_equal(item.features, copy.features, strict=True)
+            assert (item.kind, item.start, item.tokens) == (copy.kind, copy.start, copy.tokens)
+    assert all(found[row].media is found[row + 1].media for row in range(0, len(samples), 2))
+    features = sum(item.features.nbytes for sample in samples[::2] for item in sample.media.items)  # type: ignore[union-attr]
+    assert features < len(message) < 1.5 * features
+
+
+def test_samples_of_a_prompt_stay_on_one_rank_and_count_their_media_once() -> None:
+    layout = Layout.of(MegatronSection(ranks=2))
+    lengths, shared = [10] * 8, Shared([0, 0, 1, 1, 2, 2, 3, 3], {0: 30, 1: 5, 2: 5, 3: 5})
+    plans = plan_micro_batches(lengths, layout, 50, shared)
+    found = [[batch.indices for batch in plan] for plan in plans]
+    assert found == [[[0, 1], [6, 7]], [[2, 3, 4, 5], []]]
+    alone = plan_micro_batches(lengths[:2], layout, 50, Shared([0, 0], {0: 30}))
+    assert [[batch.indices for batch in plan] for plan in alone] == [[[0]], [[1]]]
+
+
+def test_a_partly_frozen_projection_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^trainer.freeze matches \[.*q_proj.bias'\], which Megatron-Core stores in"):
+        MegatronEngine(configured(tmp_path, "qwen2_5_vl", freeze=["*q_proj.bias"]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", ["qwen3_vl", "qwen2_5_vl"])
+def test_an_architecture_that_ranks_can_share_has_the_numbers_of_the_torch_engine(
+    tmp_path: Path, model_type: str
+) -> None:
+    config = config_of(tmp_path, media_architecture(model_type), trainer={"max_tokens_per_microbatch": 600})
+    samples = media_batch(config)
+    ours, theirs = (started(kind(config)).score(samples, nothing) for kind in (MegatronEngine, TorchEngine))
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
