@@ -157,9 +157,6 @@ class Config(Section):
         if self.trainer.router_replay:
             msg = "trainer.router_replay: the experts of episodes with [environment] are not recorded; set it to false"
             raise ValueError(msg)
-        if self.media is not None and self.rollout.actor == "rollout":
-            msg = "[environment]: episodes read text alone, but the model sees or hears; choose a model of text"
-            raise ValueError(msg)
         if self.environment.credit == "turn" and self.reward.function != "environment":
             msg = (
                 f'environment.credit = "turn" gives credit by the rewards of the environment, but reward.function is '

@@ -62,6 +62,9 @@ class TurnRollout(Rollout):
                 "episodes with [environment] do not have; choose another advantage"
             )
             raise ConfigError(msg)
+        if self._media is not None:
+            msg = "[environment]: episodes read text alone, but the model sees or hears; choose a model of text"
+            raise ConfigError(msg)
         chats = self._tokenizer.has_chat_template if config.data.chat is None else config.data.chat
         self._conversation = conversation_of(self._tokenizer, chat=chats, tools=_tools(config) if chats else ())
         self._client = EnvironmentClient(self.context)

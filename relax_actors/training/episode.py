@@ -149,7 +149,6 @@ class Episode:
         self._digest = xxhash.xxh3_128(f"{self.start.sample}.{self.attempt}".encode())
         # Of the turn that is being generated: digest before its observation, tokens of the observation, branching.
         self._before, self._context, self._branches = self._digest.hexdigest(), _NO_TOKENS, False
-        self._last: Turn | None = None
 
     @property
     def turns(self) -> int:
