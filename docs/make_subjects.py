@@ -15,6 +15,7 @@ from broker.permissions import NODE, OBSERVER, OPERATOR
 from broker.subjects import NUMBERED_KINDS, RowId, Subjects
 from relax_actors import messages
 from relax_actors.config import Config
+from relax_actors.config.media import MediaSection
 from relax_actors.monitoring.render import fields_of
 from relax_actors.registry.catalog import ROLES
 from relax_actors.roles import built_in_spec
@@ -109,7 +110,7 @@ def meaning(cls: type) -> str:
 
 
 def config() -> Config:
-    """A run with all built-in roles."""
+    """A run with all built-in roles, although no single run has both media and environments."""
     data = {"kind": "python", "function": "none.make"}
     tree = {
         "run": {"name": "demo"},
@@ -117,12 +118,11 @@ def config() -> Config:
         "data": data,
         "eval": {"data": data},
         "critic": {},
-        "media": {},
         "environment": {"name": "none.Game"},
         "gateway": {},
         "roles": {name: {} for name in SCORING_ROLES},
     }
-    return Config.model_validate(tree)
+    return Config.model_validate(tree).model_copy(update={"media": MediaSection()})
 
 
 def cells(subjects: Subjects) -> list[str]:

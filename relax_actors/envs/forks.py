@@ -55,7 +55,13 @@ class Forks:
             )
         self._asking, self._starting = asyncio.Lock(), asyncio.Semaphore(MAX_STARTING)
         send(self._control, section.model_dump(mode="json"), sys.path)
-        if problem := self._answer():
+        try:
+            problem = self._answer()
+        except ActorError:
+            self.close()
+            raise
+        if problem:
+            self.close()
             raise ConfigError(str(problem))
 
     async def start(self, cpu_seconds: int | None) -> Fork:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from broker.subjects import RowId
 from relax_actors.data.prompt_maker import room
 from relax_actors.errors import ConfigError, RelaxError, RowError
-from relax_actors.messages import DropReason, FinishReason, Sample, Trajectory
+from relax_actors.messages import FinishReason, Sample, Trajectory
 from relax_actors.messages.samples import TRUNCATED
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.roles.rollout import Rollout
@@ -23,6 +23,8 @@ from relax_actors.serving.session_book import Session
 WAIT_SECONDS = 0.2
 """Longest wait for a request or the end of a sample before rows are looked for again."""
 OPEN_SECONDS = 60.0
+AGENT_FAILED = "agent_failed"
+"""Reason of a row that is dropped because no agent did anything with it."""
 
 
 class AgentRollout(Rollout):
@@ -111,7 +113,7 @@ class AgentRollout(Rollout):
         try:
             samples = [sample for session in sessions if (sample := self._sample(session)) is not None]
             if not samples:
-                return Drop(DropReason.ENVIRONMENT, "no agent of the row has got an answer of the policy")
+                return Drop(AGENT_FAILED, "no agent of the row has got an answer of the policy, or all have failed")
             trajectory = Trajectory.of(row.prompt.tokens, _with_equal_metrics(samples), self._stager.served)
         except ValueError as error:
             return RowError(f"agents of {row.id}: {error}")

@@ -126,7 +126,8 @@ def _make(name: str, kwargs: Mapping[str, Any]) -> Any:
     try:
         if module:
             importlib.import_module(module)
-        creator = gym.envs.registration.load_env_creator(gym.spec(own).entry_point)
+        entry = gym.spec(own).entry_point
+        creator = gym.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
         modes = getattr(creator, "metadata", {}).get("render_modes", ())
         render = {"render_mode": "ansi"} if "ansi" in modes and "render_mode" not in kwargs else {}
         return gym.make(own, **render, **kwargs)

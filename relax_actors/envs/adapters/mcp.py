@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -111,7 +112,7 @@ async def _connect(stack: AsyncExitStack, servers: Sequence[str], allow: Sequenc
             target: Any = server
         else:
             command, *arguments = shlex.split(server)
-            target = parameters(command=command, args=arguments)
+            target = parameters(command=command, args=arguments, env=dict(os.environ))
         try:
             async with asyncio.timeout(OPEN_SECONDS):
                 connected = await stack.enter_async_context(client.Client(target))
