@@ -61,7 +61,9 @@ def build(cls: type[T], base: type, given: dict[str, Any], where: str, prepare: 
 def checked_options(cls: type, base: type, given: dict[str, Any], where: str) -> dict[str, Any]:
     """Return the value of every option of a class; arguments and errors as `build`."""
     try:
-        fields: dict[str, Any] = dict(options_of(cls, base))
+        # A role may have further options, as the roles that score have.
+        own = getattr(cls, "options", None) if hasattr(base, "options") else None
+        fields: dict[str, Any] = dict(options_of(cls, base) if own is None else own())
         strict = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=True)
         model = pydantic.create_model(cls.__name__, __config__=strict, **fields)
     except (NameError, TypeError, pydantic.PydanticUserError) as error:

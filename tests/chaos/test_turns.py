@@ -52,3 +52,16 @@ def test_killed_episodes_continue_at_their_turn(tmp_path: Path, make_run: Callab
     assert story.of("row_resumed")
     assert story.of("environment_failed") == []
     assert processes_of(run.folder.root) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_turns_that_join_a_running_batch_have_the_logprobs_of_the_trainer(make_run: Callable[..., Run]) -> None:
+    run = make_run("joined", *EPISODES, "staleness.max=0", "environment.credit=turn", "environment.discount=0.9")
+    assert run.complete()["trained"] == 24
+    story = story_of(run)
+    steps = [metric for metric in story.metrics if metric.get("kind") == "step"]
+    assert len(steps) == 6
+    assert all(step["abs_delta"] < 1e-5 for step in steps)
+    turns = [metric["turns"] for metric in story.metrics if "turns" in metric]
+    assert max(turns) > 200
