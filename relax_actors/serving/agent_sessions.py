@@ -159,7 +159,7 @@ class AgentSessions:
         if isinstance(session, GenerateAnswer):
             return session
         if session.state is not None:
-            return _ended(call.session, f"it ended with reason {session.state.reason!r}")
+            return _ended(call.session, f"it ended with reason '{session.state.reason}'")
         # One request of a sample at a time: a second one, such as a retry, may find the answer of the first.
         async with self._locks[session.row, session.sample]:
             try:
@@ -189,7 +189,7 @@ class AgentSessions:
         if answer.refusal:
             return answer
         if session.state is not None:
-            return _ended(call.session, f"it ended with reason {session.state.reason!r}")
+            return _ended(call.session, f"it ended with reason '{session.state.reason}'")
         message = answer_message(self._dialogue.parse(answer.tokens, call.tools), call.call)
         state_key = conversation_keys([*call.messages, message], call.tools, call.settings)[-1]
         turn = Turn(
