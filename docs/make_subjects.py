@@ -119,6 +119,7 @@ def config() -> Config:
         "eval": {"data": data},
         "critic": {},
         "environment": {"name": "none.Game"},
+        "gateway": {},
         "roles": {name: {} for name in SCORING_ROLES},
     }
     return Config.model_validate(tree).model_copy(update={"media": MediaSection()})

@@ -11,6 +11,7 @@ from broker.subjects import check_name
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.config.data import DataSection, EvalSection, ModelSection
 from relax_actors.config.environment import EnvironmentSection
+from relax_actors.config.gateway import AgentSection, GatewaySection
 from relax_actors.config.infrastructure import BrokerSection, StoreSection, SupervisionSection
 from relax_actors.config.media import MediaSection, is_multimodal
 from relax_actors.config.placement import PlacementSection
@@ -61,6 +62,8 @@ class Config(Section):
     media: MediaSection | None = None
     rollout: RolloutSection = RolloutSection()
     environment: EnvironmentSection | None = None
+    gateway: GatewaySection | None = None
+    agent: AgentSection | None = None
     reward: RewardSection = RewardSection()
     advantages: AdvantagesSection = AdvantagesSection()
     trainer: TrainerSection = TrainerSection()
@@ -128,6 +131,21 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _agents(self) -> Config:
+        """Give every run with agents a gateway, by which they ask the policy."""
+        if self.agent is None:
+            return self
+        if self.environment is not None or self.eval is not None:
+            other = "environment" if self.environment is not None else "eval"
+            msg = f"[agent] and [{other}] exclude each other: agents own their loop, and work on training rows alone"
+            raise ValueError(msg)
+        if self.gateway is None:
+            object.__setattr__(self, "gateway", GatewaySection())
+        if "function" not in self.reward.model_fields_set and "actor" not in self.reward.model_fields_set:
+            object.__setattr__(self, "reward", self.reward.model_copy(update={"function": "environment"}))
+        return self
+
+    @model_validator(mode="after")
     def _episodes(self) -> Config:
         """Let the environment give the reward, unless the reward is set."""
         if self.environment is None:
@@ -187,6 +205,12 @@ class Config(Section):
     def store_path(self) -> Path:
         """The folder of the store."""
         return self.store.path or self.folder / "store"
+
+    @property
+    def local_agent(self) -> AgentSection | None:
+        """The section [agent] if actors of this run run the agents."""
+        agent = self.agent
+        return agent if agent is not None and (agent.command or agent.function) else None
 
     @property
     def updates_in_flight(self) -> bool:

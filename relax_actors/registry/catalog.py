@@ -21,6 +21,8 @@ ROLES: Registry[type] = Registry(
         "media": "relax_actors.roles.media:MediaRole",
         "rollout": "relax_actors.roles.rollout:Rollout",
         "environment": "relax_actors.roles.environment:EnvironmentRole",
+        "gateway": "relax_actors.roles.gateway:GatewayRole",
+        "agent": "relax_actors.roles.agent:AgentRole",
         "reward": "relax_actors.roles.reward:RewardRole",
         "advantages": "relax_actors.roles.advantages:Advantages",
         "trainer": "relax_actors.roles.trainer:Trainer",

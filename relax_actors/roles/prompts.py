@@ -82,7 +82,7 @@ class PromptSource(StatefulRole):
             room(config),
             config.rollout.max_tokens,
             admission,
-            keeps_messages=config.environment is not None,
+            keeps_messages=config.environment is not None or config.agent is not None,
         )
         self._metrics: dict[str, float] = {}
         # Requeued rows that are not readmitted yet, in the order of their requests (an ordered set).

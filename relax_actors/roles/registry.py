@@ -101,6 +101,8 @@ def _built_in_class(config: Config, name: str) -> type[Role]:
 
 def _variant(config: Config, name: str) -> str:
     """Return the class of a built-in role, which is another one for episodes."""
+    if name == "rollout" and config.agent is not None:
+        return "relax_actors.roles.agent_rollout.AgentRollout"
     episodes = name == "rollout" and config.environment is not None
     return "relax_actors.roles.turn_rollout.TurnRollout" if episodes else name
 

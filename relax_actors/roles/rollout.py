@@ -24,6 +24,7 @@ from relax_actors.messages.experts import split_prompt_experts
 from relax_actors.messages.fingerprints import fingerprints_of
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import More, Results, Role, Row
+from relax_actors.serving.generation_service import GenerationService, Surroundings
 from relax_actors.training.row_media import RowMedia, with_media
 from relax_actors.training.validation import RowValidator
 from relax_actors.weights.stager import Stager
@@ -54,7 +55,7 @@ class Rollout(Role):
     kinds: ClassVar = ("group", "eval")
     batch_wait = BATCH_WAIT_MIN
     prefetch: ClassVar = False
-    spec: ClassVar = RoleSpec(device=True, section="rollout", requests=("env",), start_order=60)
+    spec: ClassVar = RoleSpec(device=True, section="rollout", requests=("env",), serves=("generate",), start_order=60)
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         """Return the columns to read: the prompt, and its media if the model takes media."""
@@ -83,6 +84,28 @@ class Rollout(Role):
         self._model_seconds = 0.0
         self._last_report = 0.0
         self.guests = Guests()
+        self._service = None if config.gateway is None else self._make_service()
+        if self._service is not None:
+            self.start_service(self._service)
+
+    def start_service(self, service: GenerationService) -> None:
+        """Begin to answer requests of the gateway."""
+        service.start()
+
+    def on_guest(self) -> None:
+        """Take notice of a request of the gateway. Called in the event loop's thread."""
+
+    def _make_service(self) -> GenerationService:
+        config = self.context.config
+        around = Surroundings(
+            self.guests,
+            self._tokenizer,
+            self._engine.context_length,
+            lambda texts: stops_of(self._tokenizer, [*config.rollout.stop, *texts]),
+            self._stager.served,
+            self.on_guest,
+        )
+        return GenerationService(self.context, around)
 
     def handle_many(self, rows: Sequence[Row]) -> list[Trajectory | RelaxError]:
         """Generate the rows and return all results at once; see `stream` for the errors."""
@@ -290,6 +313,8 @@ class Rollout(Role):
 
     def close(self) -> None:
         """Close the stager and the engine."""
+        if self._service is not None:
+            self._service.close()
         self._stager.close()
         self._engine.close()
 

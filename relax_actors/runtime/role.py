@@ -146,6 +146,15 @@ class Role:
             raise ValueError(msg)
         yield list(zip(rows, values, strict=True))
 
+    def serve(self, until: Callable[[], bool]) -> None:
+        """Do work that belongs to no row, such as requests of other actors. Called in the role's thread.
+
+        An actor of a pool calls it after `context.wake()` while no row is handled.
+
+        Args:
+            until: whether rows wait; the role should then begin nothing new, and return.
+        """
+
     def row_limit(self) -> int:
         """Return how many rows are handled at once, at most. Called once, after `setup`."""
         return self.max_concurrent_rows
