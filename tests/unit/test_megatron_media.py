@@ -72,6 +72,19 @@ def test_two_steps_have_the_numbers_of_the_torch_engine(tmp_path: Path, model_ty
     assert max_difference(weights_of(megatron, tmp_path / "a"), weights_of(theirs, tmp_path / "b")) < 1e-5
 
 
+def test_a_step_without_media_moves_the_towers_as_the_torch_engine_does(tmp_path: Path) -> None:
+    config = configured(tmp_path / "run", "qwen2_5_omni_thinker", **SMOOTH, weight_decay=0.1)
+    megatron, theirs, samples = started(MegatronEngine(config)), started(TorchEngine(config)), media_batch(config)
+    text = [sample for sample in samples if sample.media is not None and not sample.media.items]
+    for step, batch in enumerate((text, samples, text, text)):
+        for engine in (megatron, theirs):
+            before = weights_of(engine, tmp_path / "before")
+            train(engine, batch, step, nothing)
+            after = weights_of(engine, tmp_path / "after")
+            assert [name for name in after if after[name].equal(before[name]) and before[name].any()] == []
+    assert max_difference(weights_of(megatron, tmp_path / "a"), weights_of(theirs, tmp_path / "b")) < 1e-5
+
+
 @pytest.mark.parametrize(
     ("model_type", "precision"),
     [

@@ -112,6 +112,19 @@ def test_frozen_towers_stay_and_have_no_optimizer_state(tmp_path: Path) -> None:
     assert len({key.partition(".")[0] for key in state}) <= len(before) - towers
 
 
+def test_training_resumes_exactly_after_a_step_without_media(tmp_path: Path) -> None:
+    engine, config = begun(tmp_path / "run", "qwen2_5_omni_thinker", weight_decay=0.1)
+    samples, other = media_batch(config), TorchEngine(config)
+    text = [sample for sample in samples if sample.media is not None and not sample.media.items]
+    train(engine, text, 0, silent)
+    (folder := tmp_path / "checkpoint").mkdir()
+    engine.save(folder)
+    other.load(folder)
+    for step in (1, 2):
+        assert train(other, samples, step, silent).metrics == train(engine, samples, step, silent).metrics
+    assert other.fingerprint() == engine.fingerprint()
+
+
 def test_a_pattern_without_a_weight_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"trainer\.freeze: '\*vision_tower\*' matches no weight of the model; it has"

@@ -100,9 +100,12 @@ class OptimizedModel:
     ) -> dict[str, float]:
         """Multiply the accumulated gradients by `scale_of(measurements)`, clip them, and step.
 
+        A weight that the step did not read, such as those of a tower in a step without media, has a gradient of 0.
+
         Raises:
             FloatingPointError: the norm of the gradients is not finite.
         """
+        self._complete_gradients()
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         measured, count = add_metrics(self.measured), float(len(self.measured))
@@ -115,6 +118,13 @@ class OptimizedModel:
         self._optimizer.step()
         self.discard()
         return measured | {"grad_norm": norm, "micro_batches": count}
+
+    def _complete_gradients(self) -> None:
+        # AdamW would skip weights without a gradient. Megatron-Core cannot: it keeps one step number for all weights.
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """Return the tensors of a checkpoint by file name."""
