@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import subprocess
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -149,3 +150,15 @@ def make_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     yield make
     for run in runs:
         run.stop()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a small file system."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["/bin/mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting a small file system needs root")
+    yield folder
+    subprocess.run(["/bin/umount", "-l", str(folder)], check=True)

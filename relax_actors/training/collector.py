@@ -8,6 +8,7 @@ before the listing. So it may be stopped, killed or replaced at any point, and k
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 import time
 from collections import Counter
@@ -33,6 +34,8 @@ from relax_actors.training.strays import FIRST_COLUMNS, Extent, Removal, allowed
 CHECK_SECONDS, KEYS_SECONDS, SWEEP_SECONDS = 0.5, 5.0, 30.0
 """Between two looks at the table's size, at the keys of the bucket, and at all cells while the table grows as usual. A
 sweep looks at every cell of the table, which is the trainer's most expensive request."""
+FULL_STORE_SECONDS = 5.0
+"""Between two sweeps while the store's file system is nearly full: actors may wait for the room of finished rows."""
 GROWTH_BYTES, GROWTH_CELLS = 16 << 20, 20_000
 """Growth of the table since the last sweep after which it is swept at once."""
 MAX_LISTED = 200_000
@@ -42,6 +45,7 @@ MAX_LOOKUPS, LOOKUPS_AT_ONCE = 5000, 64
 KEEP_SECONDS = 30.0
 """Time for which media that no row uses are kept for rows to come."""
 FULL = 0.9
+"""Share of the table's limit, or of the store's file system, from which they are nearly full."""
 OTHERS = ("evaluation", "critic", "critic_checkpoint")
 """Kinds of numbered cells that the trainer does not write."""
 log = structlog.get_logger()
@@ -81,21 +85,30 @@ class Collector:
         self._remove_media(0.0)
 
     def _run(self) -> None:
-        sweep_due = keys_due = float("-inf")
+        swept_at = keys_due = float("-inf")
         while not self._closing.wait(CHECK_SECONDS):
             if self._table.connection.loop.is_closed():
                 return
             try:
                 fill = self._table.fill()
                 grown = fill.size - self._swept.size > GROWTH_BYTES or fill.cells - self._swept.cells > GROWTH_CELLS
-                if grown or time.monotonic() > sweep_due or fill.size > FULL * fill.max_size:
+                is_due = time.monotonic() - swept_at > self._sweep_seconds()
+                if grown or is_due or fill.size > FULL * fill.max_size:
                     self.sweep()
-                    sweep_due = time.monotonic() + SWEEP_SECONDS
+                    swept_at = time.monotonic()
                 elif time.monotonic() > keys_due:
                     self._remove_keys()
                     keys_due = time.monotonic() + KEYS_SECONDS
             except (RelaxError, nats.errors.Error, OSError) as error:
                 log.warning("sweep_failed", error=f"{type(error).__name__}: {error}")
+
+    def _sweep_seconds(self) -> float:
+        """Return the longest time between two sweeps."""
+        with suppress(OSError):  # the folder does not exist yet
+            disk = shutil.disk_usage(self._table.store.root)
+            if disk.used > FULL * (disk.used + disk.free):
+                return FULL_STORE_SECONDS
+        return SWEEP_SECONDS
 
     def sweep(self) -> Removal:
         """Remove all strays and finished rows that the table holds now."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -62,11 +63,11 @@ def rank_of(run: Run, rank: int, role: str = "trainer") -> int | None:
 def kill_ranks(run: Run, role: str, moments: tuple[tuple[str, int | None], ...]) -> None:
     """Kill ranks of a role, or its actor, one after the other."""
     for cell, rank in moments:
-        wait_until(lambda cell=cell: run.table.get(f"relax.{run.name}.{cell}") is not None, cell, 180)
+        wait_until(partial(run.table.get, f"relax.{run.name}.{cell}"), cell, 180)
         if rank is None:
             run.kill(f"{role}.0")
         else:
-            pid = wait_until(lambda rank=rank: rank_of(run, rank, role), f"rank {rank}")
+            pid = wait_until(partial(rank_of, run, rank, role), f"rank {rank}")
             os.kill(pid, signal.SIGKILL)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +22,6 @@ WIDE = (
     "trainer.prompts_per_step=2",
     SLOW,
 )
-MOUNT, UMOUNT = "/bin/mount", "/bin/umount"
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a small file system."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = [MOUNT, "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("mounting a small file system needs root")
-    yield folder
-    subprocess.run([UMOUNT, "-l", str(folder)], check=True)
 
 
 def fill(folder: Path) -> Path:
