@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -645,3 +646,11 @@ def test_the_trainer_keeps_a_reference_only_without_the_role() -> None:
     assert load_config(DEMO, [KL]).computes_reference
     assert not load_config(DEMO, [*with_roles("reference"), KL]).computes_reference
     assert not load_config(DEMO).computes_reference
+
+
+def test_episodes_of_a_model_that_sees_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "x", "vision_config": {}}))
+    with pytest.raises(ConfigError) as caught:
+        load_config(DEMO, [f"model.path={tmp_path}", "environment.name=tests.support.environments.Echo"])
+    expected = "[environment]: episodes read text alone, but the model sees or hears; choose a model of text"
+    assert expected in str(caught.value)
