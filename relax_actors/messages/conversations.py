@@ -38,7 +38,7 @@ def unpack_conversations(packed: NDArray[Any], samples: int) -> list[list[dict[s
     data = packed.astype(np.uint8).tobytes()
     try:
         check_items(data, MAX_ITEMS)
-        found = msgpack.unpackb(data, raw=False, strict_map_key=True)
+        found: list[list[dict[str, Any]]] = msgpack.unpackb(data, raw=False, strict_map_key=True)
     except (CodecError, ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         msg = f"the conversations of a trajectory are malformed: {str(error)[:200]}"
         raise ValueError(msg) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -648,9 +647,8 @@ def test_the_trainer_keeps_a_reference_only_without_the_role() -> None:
     assert not load_config(DEMO).computes_reference
 
 
-def test_episodes_of_a_model_that_sees_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "x", "vision_config": {}}))
-    with pytest.raises(ConfigError) as caught:
-        load_config(DEMO, [f"model.path={tmp_path}", "environment.name=tests.support.environments.Echo"])
+def test_episodes_of_a_model_that_sees_are_refused() -> None:
+    changes = ["model.architecture.vision_config.depth=1", "environment.name=tests.support.environments.Echo"]
     expected = "[environment]: episodes read text alone, but the model sees or hears; choose a model of text"
-    assert expected in str(caught.value)
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        load_config(DEMO, changes)
