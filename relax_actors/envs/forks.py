@@ -64,6 +64,11 @@ class Forks:
             self.close()
             raise ConfigError(str(problem))
 
+    @property
+    def pid(self) -> int:
+        """Id of the process that forks."""
+        return self._process.pid
+
     async def start(self, cpu_seconds: int | None) -> Fork:
         """Fork the process of a session.
 

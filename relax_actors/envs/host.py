@@ -114,10 +114,14 @@ class SessionHost:
         """End all sessions."""
         for session in list(self._sessions.values()):
             self._forget(session)
-        if self._ending:
-            await asyncio.wait(self._ending)
+        await self.closed()
         while self._free:
             await self._forks.end(self._free.pop())
+
+    async def closed(self) -> None:
+        """Wait until the environments of closed sessions have been closed."""
+        if self._ending:
+            await asyncio.wait(self._ending)
 
     async def _open(self, session: HostedSession, request: Open) -> EnvironmentAnswer:
         turn = session.turn = len(request.actions) + OPENED
@@ -127,7 +131,11 @@ class SessionHost:
                 session.name, turn, error=Fault.BUSY, detail=f"{self._section.sessions} sessions are open"
             )
         self.replayed += 0 if request.state is not None else len(request.actions)
-        session.fork = await self._process()
+        fork = await self._process()
+        if self._sessions.get(session.name) is not session:  # closed while its process started
+            self._free.append(fork)
+            return EnvironmentAnswer(session.name, turn, error=Fault.LOST, detail="the session has been closed")
+        session.fork = fork
         seconds = self._section.open_seconds
         return await self._ask(session, encode(request, AUTHOR), turn, seconds, "environment.open_seconds")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,10 @@ from relax_actors.messages import EnvironmentAnswer
 
 MAX_STATE_BYTES = 1 << 20
 MAX_METRICS = 64
+MAX_NUMBER = 1e30
+"""Largest reward or metric, so that the rewards of an episode add up to a number that fits in float32."""
+_METRIC_NAME = re.compile(r"[\w./-]{1,48}", re.ASCII)
+"""Trajectories accept 64 characters, of which a prefix takes some."""
 ROLES = ("user", "tool", "system", "assistant")
 _DEPTH = 16
 _PLAIN = (type(None), bool, int, float)
@@ -157,9 +162,9 @@ def _number(value: Any, method: str, what: str) -> float:
             number = float(value)
         except OverflowError:
             number = math.inf
-        if math.isfinite(number):
+        if abs(number) <= MAX_NUMBER:
             return number
-    msg = f"{method} returned {what} {value!r:.80}; return a finite number"
+    msg = f"{method} returned {what} {value!r:.80}; return a finite number of at most {MAX_NUMBER:g}"
     raise EnvironmentFaultError(msg)
 
 
@@ -167,4 +172,10 @@ def _metrics(metrics: Any, method: str) -> dict[str, float]:
     if not isinstance(metrics, Mapping) or len(metrics) > MAX_METRICS:
         msg = f"{method} returned metrics {metrics!r:.80}; return a dict of at most {MAX_METRICS} numbers"
         raise EnvironmentFaultError(msg)
-    return {_text(name, method): _number(value, method, f"metric {name!r:.40}") for name, value in metrics.items()}
+    if unknown := [name for name in metrics if not (isinstance(name, str) and _METRIC_NAME.fullmatch(name))]:
+        msg = (
+            f"{method} returned a metric {unknown[0]!r:.80}; its name has at most 48 characters, letters, digits and "
+            "._/- only"
+        )
+        raise EnvironmentFaultError(msg)
+    return {str(name): _number(value, method, f"metric {name!r:.40}") for name, value in metrics.items()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import socket
 import traceback
 from collections.abc import Callable
@@ -111,7 +112,7 @@ async def serve(template: Template, sock: socket.socket) -> None:
             data = await read_frame(reader, MAX_CELL_BYTES)
             if data == CLOSE:
                 await session.close()
-                if not template.is_reusable:
+                if not template.is_reusable or _has_children():
                     return
                 session = Session(template)
                 writer.write(frame(REUSABLE))
@@ -130,6 +131,15 @@ async def serve(template: Template, sock: socket.socket) -> None:
     with suppress(Exception):
         await session.close()
     writer.close()
+
+
+def _has_children() -> bool:
+    """Whether this process has child processes, which a further session must not inherit."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def _encoded(answer: EnvironmentAnswer) -> bytes:

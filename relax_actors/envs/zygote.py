@@ -18,6 +18,7 @@ import struct
 import sys
 import traceback
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -29,7 +30,9 @@ from relax_actors.errors import ConfigError
 
 LENGTH = struct.Struct("!I")
 FORK, REAP = "fork", "reap"
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_ROUNDS = 100
+"""How often the processes that a session has left behind are looked for: killing one may reveal its children."""
 _MAX_DESCRIPTORS = 1
 
 
@@ -62,6 +65,29 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def adopt_descendants() -> None:
+    """Become the parent of descendants whose own parent ends, those that left the process group included."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _reap(pid: int, alive: set[int]) -> int:
+    """Wait for a session's process that has ended, and kill what it left behind; return its exit code."""
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    alive.discard(pid)
+    for _ in range(_ROUNDS):
+        try:
+            found = Path("/proc/self/task", str(os.getpid()), "children").read_text().split()
+        except OSError:  # a kernel without this list
+            break
+        left = {int(child) for child in found} - alive
+        if not left:
+            break
+        for child in left:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    return code
+
+
 def _fork(control: socket.socket, template: Template, descriptor: int, cpu_seconds: int | None) -> int:
     """Fork the process of a session; return its id."""
     if pid := os.fork():
@@ -73,6 +99,7 @@ def _fork(control: socket.socket, template: Template, descriptor: int, cpu_secon
         die_with_parent()
         if os.getppid() == parent:
             os.setsid()
+            adopt_descendants()
             control.close()
             if cpu_seconds is not None:
                 resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
@@ -108,12 +135,15 @@ def main() -> None:
     send(control, "")
     gc.collect()
     gc.freeze()
+    adopt_descendants()
+    alive: set[int] = set()
     while (received := receive(control)) is not None:
         (command, *arguments), descriptors = received
         if command == FORK:
-            send(control, _fork(control, template, descriptors[0], *arguments))
+            alive.add(pid := _fork(control, template, descriptors[0], *arguments))
+            send(control, pid)
         else:
-            send(control, os.waitstatus_to_exitcode(os.waitpid(arguments[0], 0)[1]))
+            send(control, _reap(arguments[0], alive))
 
 
 if __name__ == "__main__":

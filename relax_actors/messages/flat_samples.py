@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from relax_actors.messages.conversations import pack_conversations
 from relax_actors.messages.experts import store_experts
 from relax_actors.messages.fingerprints import fingerprints_of
 from relax_actors.messages.samples import Sample, TokenSequence, runs
@@ -56,7 +57,9 @@ def flatten_samples(prompt_tokens: Array, samples: Sequence[Sample], fingerprint
         "spans": _stored_spans(own),
         "metrics": {name: [float(sample.metrics[name]) for sample in samples] for name in names},
         "turn_rewards": _turn_rewards(samples),
-        "conversations": [s.messages for s in samples] if any(s.messages for s in samples) else [],
+        "conversations": pack_conversations([s.messages for s in samples])
+        if any(s.messages for s in samples)
+        else None,
         "prompt_experts": experts[0],
         "routed_experts": experts[1],
     }

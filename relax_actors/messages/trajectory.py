@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from relax_actors.messages.conversations import unpack_conversations
 from relax_actors.messages.experts import check_experts, expand, join_experts
 from relax_actors.messages.fingerprints import sampling_versions
 from relax_actors.messages.flat_samples import flatten_samples
@@ -53,7 +54,8 @@ class Trajectory:
         metrics: name -> `[n]`, measurements of the samples.
         turn_rewards: `[spans] float32`, reward of each generation, in the order of `turn_spans`; None if turns have no
             rewards.
-        conversations: `[n]`, messages of the samples of an episode; empty if the samples are completions.
+        conversations: `[bytes] uint8`, messages of the samples of an episode, see `pack_conversations`; None if the
+            samples are completions.
         greedy_samples: how many of the samples, the last ones, are greedy baselines of the others; none of their
             tokens are trained.
         prompt_experts: `[1 or sequences, prompt_len - 1, moe_layers, experts_per_token]` uint8 or int16 as
@@ -80,7 +82,7 @@ class Trajectory:
     spans: Array | None = None
     metrics: dict[str, list[float]] = field(default_factory=dict)
     turn_rewards: Array | None = None
-    conversations: list[list[dict[str, Any]]] = field(default_factory=list)
+    conversations: Array | None = None
     greedy_samples: int = 0
     prompt_experts: Array | None = None
     routed_experts: Array | None = None
@@ -191,14 +193,15 @@ class Trajectory:
     def samples(self) -> list[Sample]:
         """The samples, in order."""
         sequences, found, turns = self.iter_sequences(), [], [0]
+        said = None if self.conversations is None else unpack_conversations(self.conversations, len(self.texts))
         if self.turn_rewards is not None:
             turns = np.cumsum([0, *self.turn_counts]).tolist()
         for i, count in enumerate(self.counts.tolist()):
             metrics = {name: values[i] for name, values in self.metrics.items()}
             own = tuple(next(sequences) for _ in range(count))
             rewards = None if self.turn_rewards is None else self.turn_rewards[turns[i] : turns[i + 1]]
-            said = self.conversations[i] if self.conversations else []
-            found.append(Sample(own, self.texts[i], FinishReason(self.finish_reasons[i]), metrics, rewards, said))
+            reason, messages = FinishReason(self.finish_reasons[i]), [] if said is None else said[i]
+            found.append(Sample(own, self.texts[i], reason, metrics, rewards, messages))
         return found
 
     def iter_sequences(self, *, spans: bool = True, experts: bool = True) -> Iterator[TokenSequence]:
@@ -331,8 +334,9 @@ class Trajectory:
             raise ValueError(msg)
 
     def _check_turns(self) -> None:
-        if self.conversations and len(self.conversations) != len(self.texts):
-            msg = f"a trajectory of {len(self.texts)} samples has {len(self.conversations)} conversations"
+        said = self.conversations
+        if said is not None and (said.ndim != 1 or said.dtype != np.uint8):
+            msg = f"conversations of a trajectory are {said.dtype}{list(said.shape)}, not one-dimensional uint8"
             raise ValueError(msg)
         rewards = self.turn_rewards
         if rewards is None:

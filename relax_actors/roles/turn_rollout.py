@@ -17,7 +17,7 @@ from relax_actors.engines.protocols import GenerationRequest
 from relax_actors.engines.protocols.guests import InFlight
 from relax_actors.engines.protocols.inference import no_more_requests
 from relax_actors.envs.loading import load_environment
-from relax_actors.errors import ConfigError, RelaxError, RowError
+from relax_actors.errors import RelaxError, RowError
 from relax_actors.messages import Trajectory
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.roles.rollout import BatchKey, Pending, Rollout
@@ -47,24 +47,11 @@ class TurnRollout(Rollout):
     """Whether a turn waits for the environments of all episodes, as it does in a deterministic run."""
 
     def setup(self) -> None:
-        """Build the engine, and connect to the environments.
-
-        Raises:
-            ConfigError: the run has settings that episodes do not support.
-        """
+        """Build the engine, and connect to the environments."""
         from relax_actors.envs.client import EnvironmentClient  # noqa: PLC0415 as above
 
         super().setup()
         config = self.context.config
-        if self._baselines:
-            msg = (
-                f'algorithm.advantage = "{config.algorithm.advantage}" needs a greedy sample of each prompt, which '
-                "episodes with [environment] do not have; choose another advantage"
-            )
-            raise ConfigError(msg)
-        if self._media is not None:
-            msg = "[environment]: episodes read text alone, but the model sees or hears; choose a model of text"
-            raise ConfigError(msg)
         chats = self._tokenizer.has_chat_template if config.data.chat is None else config.data.chat
         self._conversation = conversation_of(self._tokenizer, chat=chats, tools=_tools(config) if chats else ())
         self._client = EnvironmentClient(self.context)
@@ -94,14 +81,14 @@ class TurnRollout(Rollout):
             self.context, self._client, self._conversation, self._limits, barrier=self._barrier
         )
         batch.counts = self._counts
-        batch.add(first, samples)
+        bad += batch.add(first, samples)
         running, refresh = InFlight(), self._refresh_of(version)
         tokens = 0
 
         def ready() -> list[GenerationRequest]:
             batch.take_answers(0.0)
             free = self.row_limit() - len(batch.groups)
-            batch.add(self._joining(key, pending, lambda: more(free), bad), samples)
+            bad.extend(batch.add(self._joining(key, pending, lambda: more(free), bad), samples))
             guests = running.invite(self.guests) if version is None else []
             return guests + running.add(batch.requests(template))
 
@@ -116,6 +103,7 @@ class TurnRollout(Rollout):
 
         more_turns = no_more_requests if self._barrier else join
         try:
+            yield self._finished(batch)
             while batch.groups:
                 if refresh is not None:
                     refresh()

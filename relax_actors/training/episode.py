@@ -231,6 +231,7 @@ class Episode:
             self._budget_left -= len(tokens)
         self.actions.append(self._conversation.text(tokens))
         self._rewards.append(0.0)
+        self._digest.update(self.observations[-1].digest.encode())
         self._digest.update(np.ascontiguousarray(tokens, np.int32).tobytes() + b"|")
         self.state = State.WAITING
         if cut and short:
@@ -258,8 +259,8 @@ class Episode:
     def repeat(self, turn: Turn) -> bool:
         """Take a turn that was written down; False if it does not follow what the episode has so far."""
         if turn.attempt > self.attempt and turn.number == 0:
-            while self.attempt < turn.attempt:
-                self.restart()
+            self.attempt = turn.attempt - 1
+            self.restart()
         follows = (turn.attempt, turn.number) == (self.attempt, self.turns)
         waits = self.state in (State.OPENING, State.WAITING) or (turn.ended and self.state is State.ENDED)
         if not (follows and waits) or turn.before != self._digest.hexdigest():

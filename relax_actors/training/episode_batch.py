@@ -42,7 +42,9 @@ class EpisodeBatch:
 
     Attributes:
         groups: rows that are not over.
-        counts: turns generated, turns taken from turn cells instead, sessions lost, and failures of environments.
+        counts: turns generated, turns taken from turn cells instead, sessions opened and lost, and failures of
+            environments. Batches of one actor share it: the number of a session is part of its name, so that no answer
+            to an earlier session is taken for one to a later session of the same sample.
     """
 
     def __init__(
@@ -63,19 +65,28 @@ class EpisodeBatch:
         self._sessions: dict[str, Live] = {}
         self._ready: deque[Live] = deque()
         self._running: dict[Live, int] = {}
-        self._opened, self._looked = 0, 0.0
+        self._looked = 0.0
         self.counts: Counter[str] = Counter()
 
-    def add(self, rows: Sequence[Row], samples: int) -> None:
-        """Begin with rows, or continue where the last actor that had them wrote turns down."""
+    def add(self, rows: Sequence[Row], samples: int) -> list[tuple[Row, RelaxError]]:
+        """Begin with rows, or continue where the last actor that had them wrote turns down.
+
+        Returns:
+            The rows whose prompts cannot be rendered, with their errors.
+        """
+        bad: list[tuple[Row, RelaxError]] = []
         if not rows:
-            return
+            return bad
         turns = read_turns(self._context.table, [row.id for row in rows])
         for row in rows:
             recorded, attempt = turns[row.id]
-            group = EpisodeGroup(row, TurnLog(self._context.table, row.id, attempt), time.monotonic())
             by_environment = self._section.prompt == "environment"
-            starts = starts_of(row.prompt, samples, self._conversation, from_environment=by_environment)
+            try:
+                starts = starts_of(row.prompt, samples, self._conversation, from_environment=by_environment)
+            except RowError as error:
+                bad.append((row, error))
+                continue
+            group = EpisodeGroup(row, TurnLog(self._context.table, row.id, attempt), time.monotonic())
             group.members = [Live(Episode(start, self._limits, self._conversation), group) for start in starts]
             repeated = repeat_turns([live.episode for live in group.members], recorded)
             if repeated:
@@ -83,15 +94,16 @@ class EpisodeBatch:
                 self._context.journal.event("row_resumed", row=str(row.id), turns=repeated)
             self.groups.append(group)
             self._open([live for live in group.members if live.episode.state is not State.ENDED])
+        return bad
 
     def _open(self, members: Sequence[Live]) -> None:
         """Open the sessions of episodes, and bring them to their last action."""
         operations = []
         for live in members:
             self._sessions.pop(live.session, None)
-            self._opened += 1
+            self.counts["sessions_opened"] += 1
             row, sample = live.group.row, live.episode.start.sample
-            live.session = f"{row.id}.{sample}@{self._context.author}.{self._opened}"
+            live.session = f"{row.id}.{sample}@{self._context.author}.{self.counts['sessions_opened']}"
             self._sessions[live.session] = live
             actions, seen = live.episode.actions, live.episode.observations
             opening = Open(live.session, task_of(row.prompt), derive_seed(row.prompt.seed, "environment", sample))

@@ -15,6 +15,7 @@ from relax_actors.messages.samples import TRUNCATED
 from relax_actors.runtime import Drop, Row
 from relax_actors.training.conversation import Conversation
 from relax_actors.training.episode import Episode, Start, State
+from relax_actors.training.growing_sequence import GrowingSequence
 from relax_actors.training.turn_log import TurnLog
 
 MASKED = TRUNCATED - {FinishReason.ABORT}
@@ -88,14 +89,15 @@ class EpisodeGroup:
         if not any(sequence.loss_mask.any() for sample in samples for sequence in sample.sequences):
             reasons = ", ".join(sorted({str(sample.finish_reason) for sample in samples}))
             return Drop(DropReason.TRUNCATED, f"no sample has a trained token; they ended with: {reasons}")
-        return Trajectory.of(self._prompt(samples), _with_equal_metrics(samples), fingerprints)
+        prompt = self._prompt(samples)
+        samples = [_with_prompt(sample, prompt) for sample in samples]
+        return Trajectory.of(prompt, _with_equal_metrics(samples), fingerprints)
 
     def _prompt(self, samples: Sequence[Sample]) -> Any:
         if len(tokens := self.members[0].episode.start.tokens):
             return tokens
-        first = samples[0].sequences[0]
-        sampled = np.flatnonzero(first.sampled)
-        return first.token_ids[: sampled[0] if len(sampled) else None]
+        first = next(sample.sequences[0] for sample in samples if sample.sequences[0].sampled.any())
+        return first.token_ids[: np.flatnonzero(first.sampled)[0]]
 
 
 def starts_of(prompt: Prompt, samples: int, conversation: Conversation, *, from_environment: bool) -> list[Start]:
@@ -126,6 +128,13 @@ def task_of(prompt: Prompt) -> dict[str, Any]:
 def _without_reward(sample: Sample) -> Sample:
     rewards = None if sample.turn_rewards is None else np.zeros_like(sample.turn_rewards)
     return replace(sample, metrics={**sample.metrics, "environment_reward": 0.0}, turn_rewards=rewards)
+
+
+def _with_prompt(sample: Sample, prompt: Any) -> Sample:
+    """Give a sample that ended before its environment gave a prompt that of another sample: no sequence is empty."""
+    if any(len(sequence.token_ids) for sequence in sample.sequences):
+        return sample
+    return replace(sample, sequences=(GrowingSequence.of(prompt).built(trained=False),))
 
 
 def _with_equal_metrics(samples: Sequence[Sample]) -> list[Sample]:

@@ -20,7 +20,6 @@ from relax_actors.training.episode import Episode
 
 MAX_UNWRITTEN = 64
 """Cells that may wait for the server's acknowledgement before an actor waits for the oldest."""
-MAX_ATTEMPTS = 1000
 
 
 class TurnLog:
@@ -51,12 +50,23 @@ class TurnLog:
         if not self._waiting:
             return
         turns, self._waiting = self._waiting, []
-        data = self._table.encode(self._subject(self._attempt, self._written), Turns(turns))
+        self._write_all(turns)
+        while self._writes and (self._writes[0].done() or len(self._writes) > MAX_UNWRITTEN):
+            self._writes.pop(0).result(CALL_DEADLINE)
+
+    def _write_all(self, turns: Sequence[Turn]) -> None:
+        """Write turns as one cell, or as several if they are too large for one."""
+        try:
+            data = self._table.encode(self._subject(self._attempt, self._written), Turns(list(turns)))
+        except CodecError:
+            # A single turn that no cell can hold is generated again after a crash.
+            half = len(turns) // 2
+            for part in (turns[:half], turns[half:]) if half else ():
+                self._write_all(part)
+            return
         work = self._write(data, self._written)
         self._writes.append(asyncio.run_coroutine_threadsafe(work, self._table.connection.loop))
         self._written += 1
-        while self._writes and (self._writes[0].done() or len(self._writes) > MAX_UNWRITTEN):
-            self._writes.pop(0).result(CALL_DEADLINE)
 
     async def _write(self, data: bytes, k: int) -> None:
         """Write a cell; if another actor has written it, in the next attempt that is free."""

@@ -92,7 +92,7 @@ def test_killing_the_node_restarts_its_actors_and_ends_with_the_same_weights(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize(("algorithm", "seed"), [("grpo", 3), ("updates", 3), ("ppo", 26)])
+@pytest.mark.parametrize(("algorithm", "seed"), [("grpo", 3), ("updates", 3), ("ppo", 26), ("turns", 5)])
 def test_thirty_random_kills_over_all_roles_end_with_the_same_weights(
     tmp_path: Path, algorithm: str, seed: int
 ) -> None:
@@ -104,6 +104,7 @@ def test_thirty_random_kills_over_all_roles_end_with_the_same_weights(
     assert algorithm != "ppo" or "critic.0 in the middle of a step" in met, text
     assert {"trainer.0 in the middle of a step", "rollout.0 in the middle of a generation"} <= met, text
     assert "trainer.0 in the middle of a checkpoint" in met, text
+    assert result.get("turns_twice", 0) == 0, text
     assert sum(event["replayed"] for event in story.of("recovered")) > 0, text
     assert story.of("replay_diverged") == []
     assert (result["dropped"], result["quarantined"], result["in_flight"]) == (0, 0, 0)

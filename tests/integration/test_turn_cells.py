@@ -96,3 +96,20 @@ def test_a_malformed_turn_cell_is_skipped(make_context: MakeContext) -> None:
     table.put_encoded([(table.subjects.turn(ROW, 0, 0), b"garbage")])
     table.put(table.subjects.turn(ROW, 0, 1), Turns([]))
     assert read_turns(table, [ROW]) == {ROW: ([], 1)}
+
+
+def test_turns_that_are_too_large_for_one_cell_are_written_as_several(make_context: MakeContext) -> None:
+    table = make_context("rollout").table
+    log, (one, other) = TurnLog(table, ROW), episodes()
+    for size in (2, 2, 2, 5, 1):
+        for each in (one, other):
+            each.observe(EnvironmentAnswer("s", each.turns - 1, [{"role": "user", "content": "x" * (size << 20)}]))
+            each.begin()
+            token = np.array([size], np.int32)
+            log.add(each.generated(token, token.astype(np.float32), token, "stop"))
+    log.flush()
+    wait_until(lambda: table.count_cells(table.subjects.turn(ROW, "*", "*")) >= 7, "turn cells")
+    again = episodes()
+    # No cell can hold an observation of 5 MiB: what follows it is generated again.
+    assert repeat_turns(again, read_turns(table, [ROW])[ROW][0]) == 6
+    assert [e.turns for e in again] == [3, 3]

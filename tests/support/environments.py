@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import time
 from typing import Any
@@ -70,6 +71,19 @@ class Random(Environment):
 
     def step(self, action: str) -> str:
         return str(time.monotonic_ns())
+
+
+class Leaves(Environment):
+    """Leaves a process behind with each action: `child`, or `daemon`, which has a session and a parent of its own."""
+
+    def reset(self, task: Any, rng: np.random.Generator) -> str:
+        return ""
+
+    def step(self, action: str) -> str:
+        if action == "child":
+            return str(subprocess.Popen(["/bin/sleep", "1000"]).pid)
+        command = ["setsid", "sh", "-c", "sleep 1000 >/dev/null & echo $!"]
+        return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 class Misbehaving(Environment):

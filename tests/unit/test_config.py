@@ -645,3 +645,10 @@ def test_the_trainer_keeps_a_reference_only_without_the_role() -> None:
     assert load_config(DEMO, [KL]).computes_reference
     assert not load_config(DEMO, [*with_roles("reference"), KL]).computes_reference
     assert not load_config(DEMO).computes_reference
+
+
+def test_episodes_of_a_model_that_sees_are_refused() -> None:
+    changes = ["model.architecture.vision_config.depth=1", "environment.name=tests.support.environments.Echo"]
+    expected = "[environment]: episodes read text alone, but the model sees or hears; choose a model of text"
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        load_config(DEMO, changes)

@@ -64,11 +64,17 @@ def test_observation_becomes_messages(observation: Any, messages: Any) -> None:
             {"role": "user", "content": "", "x": object},
             "step() returned <class 'object'> within an observation; use te",
         ),
-        (Step("a", reward=float("nan")), "step() returned reward nan; return a finite number"),
-        (Step("a", reward="1"), "step() returned reward '1'; return a finite number"),  # type: ignore[arg-type]
+        (Step("a", reward=float("nan")), "step() returned reward nan; return a finite number of at most 1e+30"),
+        (Step("a", reward="1"), "step() returned reward '1'; return a finite number of at most 1e+30"),  # type: ignore[arg-type]
         (Step("a", reward=10**400), "step() returned reward 1000"),
+        (Step("a", reward=1e31), "step() returned reward 1e+31; return a finite number of at most 1e+30"),
+        (Step("a", metrics={"of picks": 1}), "step() returned a metric 'of picks'; its name has at most 48 characters"),
+        (Step("a", metrics={"m" * 49: 1}), "step() returned a metric 'mmm"),
         (Step("a", done=1), "step() returned Step(done=1); done is True or False"),  # type: ignore[arg-type]
-        (Step("a", metrics={"m": float("inf")}), "step() returned metric 'm' inf; return a finite number"),
+        (
+            Step("a", metrics={"m": float("inf")}),
+            "step() returned metric 'm' inf; return a finite number of at most 1e+30",
+        ),
         (Step("a", metrics=3), "step() returned metrics 3; return a dict of at most 64 numbers"),  # type: ignore[arg-type]
     ],
 )
@@ -143,7 +149,7 @@ async def play(forks: Forks, name: str, actions: list[str], **settings: Any) -> 
         ("crash", r"its process was killed by SIGSEGV"),
         ("kill", r"its process was killed by SIGKILL"),
         ("garbage", r"its process wrote something else than an answer: .*"),
-        ("nan", r"step\(\) returned reward nan; return a finite number"),
+        ("nan", r"step\(\) returned reward nan; return a finite number of at most 1e\+30"),
         ("utf8", r"step\(\) returned a text that is not UTF-8: surrogates not allowed at character 0"),
         ("large", r"step\(\) returned an observation of 2097152 bytes; environment.max_observation_bytes is 1048576"),
     ],
@@ -223,8 +229,55 @@ def test_sessions_end_with_a_killed_actor() -> None:
     wait_until(lambda: not _is_alive(pid), "end of the session")
 
 
+def _children_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
 def _is_alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
     except FileNotFoundError:
         return False
+
+
+@pytest.mark.parametrize("action", ["child", "daemon"])
+def test_processes_that_an_environment_left_behind_end_with_its_session(action: str) -> None:
+    async def leave() -> tuple[int, int]:
+        section = EnvironmentSection(name=f"{SUPPORT}.Leaves")
+        forks = Forks(section)
+        host = SessionHost(section, forks)
+        await host.open(Open("s", {}, 0), "a")
+        answer = await host.act(Act("s", 0, action), "a")
+        left = int(answer.messages[0]["content"])
+        assert _is_alive(left)
+        host.close("s", "a")
+        await host.closed()
+        alive = _is_alive(left)
+        await host.end()
+        forks.close()
+        return left, alive
+
+    left, alive = asyncio.run(leave())
+    assert not alive, left
+
+
+def test_session_that_is_closed_while_its_process_starts_leaves_none() -> None:
+    async def close() -> None:
+        section = EnvironmentSection(name=f"{SUPPORT}.Echo")
+        forks = Forks(section)
+        host = SessionHost(section, forks)
+        opening = asyncio.ensure_future(host.open(Open("s", {}, 0), "a"))
+        for _ in range(3):  # until it waits for a process
+            await asyncio.sleep(0)
+        assert host.count == 1
+        host.close("s", "a")
+        assert (await opening).detail == "the session has been closed"
+        # Its process takes the next session.
+        await host.open(Open("t", {}, 0), "a")
+        first = await host.act(Act("t", 0, "a"), "a")
+        assert first.messages[0]["content"].startswith("a ")
+        assert _children_of(forks.pid) == [first.messages[0]["content"].split()[1]]
+        await host.end()
+        forks.close()
+
+    asyncio.run(close())

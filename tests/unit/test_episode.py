@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -236,3 +237,25 @@ def test_turns_are_normalised_over_all_turns_of_the_group() -> None:
     np.testing.assert_allclose(found[group.mask], expected[group.mask])
     assert not found[~group.mask].any()
     assert not turn(Group(rewards=[1.0, 1.0], lengths=np.array([2, 1]))).any()
+
+
+def test_a_turn_that_follows_another_observation_is_not_repeated() -> None:
+    one, other = episode(), episode()
+    turns = []
+    for each, seen in ((one, "a"), (other, "b")):
+        each.observe(answer(seen))
+        first = write(each, "x")
+        each.observe(answer("c"))
+        turns.append((first, write(each, "y")))
+    again = episode()
+    assert repeat_turns([again] * 3, [turns[0][0], turns[1][1]]) == 1
+    assert again.turns == 1
+
+
+def test_a_recorded_attempt_begins_at_once() -> None:
+    one = episode()
+    one.observe(answer())
+    turn = replace(write(one, "x"), attempt=1 << 60)
+    again = episode()
+    assert not again.repeat(turn)
+    assert again.attempt == 1 << 60

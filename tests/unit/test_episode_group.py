@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from broker.codec import decode
+from broker.encoder import CellEncoder
 from broker.store import Store
-from broker.subjects import RowId
+from broker.subjects import RowId, Subjects
 from relax_actors.config.environment import EnvironmentSection
 from relax_actors.errors import EpisodesFailedError
 from relax_actors.messages import DropReason, FinishReason, Trajectory
 from relax_actors.rewards import environment
 from relax_actors.rewards.loading import call_reward, load_reward
 from relax_actors.runtime import Drop, Row
+from relax_actors.training.episode import Episode, Limits, Start
 from relax_actors.training.episode_group import EpisodeGroup, Live
-from tests.unit.test_episode import answer, episode, write
+from tests.unit.test_episode import Letters, answer, episode, write
 
 ENDS = FinishReason.ENV_DONE, FinishReason.ERROR, FinishReason.MAX_TURNS
 
@@ -89,3 +94,36 @@ def length(completion: str, prompt: object) -> float:
     """Count characters."""
     del prompt
     return float(len(completion))
+
+
+@pytest.mark.parametrize("kind", ["group", "eval"])
+def test_a_sample_that_failed_before_the_environment_gave_the_prompt_has_that_of_another_one(
+    tmp_path: Path, kind: str
+) -> None:
+    found = group(tmp_path, (), kind)
+    for failed in (True, False):
+        one = Episode(Start(int(failed), 5, np.zeros(0, np.int32)), Limits(4, 5, 60), Letters())
+        if not failed:
+            one.observe(answer("ab"))
+            write(one, "x")
+        one.end(FinishReason.ERROR if failed else FinishReason.TIMEOUT)
+        found.members.append(Live(one, found))
+    trajectory = result(found, on_error="zero", prompt="environment")
+    assert isinstance(trajectory, Trajectory)
+    assert trajectory.prompt_tokens.tolist() == [97, 98]
+    assert [s.token_ids.tolist() for s in trajectory.sequences] == [[97, 98], [97, 98, 120]]
+    assert trajectory.trained_lengths.tolist() == [0, 1]
+
+
+def test_conversations_may_be_larger_than_a_cell(tmp_path: Path) -> None:
+    found = group(tmp_path)
+    for live in found.members:
+        live.episode.observations[-1].messages[0]["content"] = "b" * (3 << 20)
+    trajectory = result(found)
+    assert isinstance(trajectory, Trajectory)
+    store = Store(tmp_path)
+    with closing(CellEncoder(Subjects("r"), store, "rollout.0#1", 8 << 20)) as encoder:
+        data = encoder.encode("relax.r.group.3.1.trajectory", trajectory)
+    assert len(data) < 1 << 20
+    again = decode(data, Trajectory, store.read)
+    assert [s.messages for s in again.samples] == [s.messages for s in trajectory.samples]
