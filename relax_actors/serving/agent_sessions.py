@@ -162,6 +162,8 @@ class AgentSessions:
             return _ended(call.session, f"it ended with reason '{session.state.reason}'")
         # One request of a sample at a time: a second one, such as a retry, may find the answer of the first.
         async with self._locks[session.row, session.sample]:
+            if session.id != call.session or session.state is not None:
+                return _ended(call.session, "it ended while the request waited")
             try:
                 return await self._answer(session, call)
             except Refused as error:
@@ -183,8 +185,10 @@ class AgentSessions:
         plan = await asyncio.to_thread(self._plan, session, call, keys)
         before = session.forest.tokens(plan.parent)
         answer = await self._service.ask(
-            self._request(session, call, np.concatenate([before, plan.observed])), call.call
+            self._request(session, call, np.concatenate([before, plan.observed])), call.call, call.seconds
         )
+        if session.id != call.session:
+            return _ended(call.session, "another agent has got its sample meanwhile")
         session.alive_until = time.monotonic() + session.lease
         if answer.refusal:
             return answer
@@ -207,9 +211,13 @@ class AgentSessions:
         if (writer := self._writers.get(session.row)) is None:
             return GenerateAnswer(refusal=Refusal.ELSEWHERE, detail="the row was released; try again")
         await writer.write([cell_of(session.sample, turn)])
+        is_current = session.id == call.session  # else the record of the next attempt follows this cell
+        number = session.forest.add(turn, is_used=is_current)
+        if not is_current:
+            return _ended(call.session, "another agent has got its sample meanwhile")
         self.turns += 1
-        self.branches += plan.parent == ROOT and len(session.forest.turns) > 0
-        return self._given(session, session.forest.add(turn))
+        self.branches += plan.parent == ROOT and number > 0
+        return self._given(session, number)
 
     def _plan(self, session: Session, call: GenerateCall, keys: list[str]) -> _Plan:
         """Return what a request continues. Called in a thread of its own: templates take milliseconds.
