@@ -178,12 +178,7 @@ def read_result(path: Path) -> AgentResult:
     if not path.exists():
         return AgentResult()
     try:
-        # The agent may have left a pipe, on which opening or reading would block, or a link.
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:  # noqa: PTH123
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                msg = "it is no regular file"
-                raise ValueError(msg)
-            body = json.loads(file.read(MAX_RESULT_BYTES + 1))
+        body = json.loads(_content(path))
         metrics = {str(name): _number(value) for name, value in body.get("metrics", {}).items()}
         reward = body.get("reward")
         found = AgentResult(None if reward is None else _number(reward), metrics)
@@ -194,6 +189,15 @@ def read_result(path: Path) -> AgentResult:
         msg = f"{path.name} has {len(metrics)} metrics, more than {MAX_METRICS}"
         raise AgentError(msg)
     return found
+
+
+def _content(path: Path) -> bytes:
+    """Return the content of a regular file; the agent may have left a link, or a pipe that would block."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            msg = "it is no regular file"
+            raise ValueError(msg)
+        return file.read(MAX_RESULT_BYTES + 1)
 
 
 def _number(value: Any) -> float:

@@ -19,9 +19,26 @@ Message = dict[str, Any]
 _ROLES = {"developer": "system", "function": "tool"}
 """Roles of clients, by the name that templates know."""
 RESERVED = frozenset(
-    "add_generation_prompt asks chat_template continue_final_message conversation documents max_length messages padding "
-    "processor_kwargs return_assistant_tokens_mask return_dict return_tensors self tokenize tokenizer_kwargs tools "
-    "truncation".split()
+    [
+        "add_generation_prompt",
+        "asks",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "documents",
+        "max_length",
+        "messages",
+        "padding",
+        "processor_kwargs",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "self",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    ]
 )
 """Names that are no variables of a chat template but arguments of the functions that run it."""
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg  # `relax check` loads every role, and imports no broker client
 
 ALIVE_SECONDS = 20.0
-"""Interval of empty messages to a client that waits; the server forgets its reply subject (`accounts.ANSWER_SECONDS`)."""
+"""Interval of empty messages to a client that waits; the server forgets its reply subject after
+`broker.accounts.ANSWER_SECONDS`."""
 MAX_WAITING = 1024
 """Requests that may wait for the engine; more are refused."""
 GREEDY_TEMPERATURE = 1.0

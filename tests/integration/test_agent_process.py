@@ -69,7 +69,8 @@ def test_processes_that_a_program_detached_end_with_it(tmp_path: Path) -> None:
     code = (
         "import os, time\n"
         "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n"
-        "        open('pid.new', 'w').write(str(os.getpid()))\n        os.rename('pid.new', 'pid')\n        time.sleep(600)\n"
+        "        open('pid.new', 'w').write(str(os.getpid()))\n        os.rename('pid.new', 'pid')\n"
+        "        time.sleep(600)\n"
         "    os._exit(0)\n"
         "while not os.path.exists('pid'): time.sleep(0.01)\n"
     )
