@@ -7,13 +7,16 @@ import json
 import math
 import os
 import shutil
+import stat
+import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from broker.files import write_private
+from broker.orphans import kill_orphans
 from broker.process import kill_group, spawn
 from relax_actors.errors import ConfigError
 from relax_actors.serving.session_client import AgentResult, AgentTask
@@ -21,6 +24,9 @@ from relax_actors.serving.session_client import AgentResult, AgentTask
 KEPT = ("PATH", "HOME", "LANG", "TMPDIR")
 MAX_RESULT_BYTES = 64 << 10
 MAX_METRICS = 64
+TAIL_BYTES = 500
+_running: set[int] = set()
+"""Programs that run; a process that such a program has detached is adopted by this one when the program ends."""
 
 
 class AgentError(Exception):
@@ -78,6 +84,8 @@ class Program:
         if program is None:
             msg = f"{self.command[0]!r} is no program on the PATH"
             raise AgentError(msg)
+        # Before the program starts: it may put something into its folder on which opening blocks.
+        log = (folder / "output.log").open("xb")
         reading, writing = os.pipe2(os.O_CLOEXEC)
         try:
             process = spawn(
@@ -88,22 +96,26 @@ class Program:
             )
         except BaseException:
             os.close(reading)
+            log.close()
             raise
         finally:
             os.close(writing)
-        output = asyncio.ensure_future(self._keep_output(reading, folder / "output.log"))
+        _running.add(process.pid)
+        output = asyncio.ensure_future(self._keep_output(reading, log))
         try:
-            code = await asyncio.to_thread(process.wait)
+            code = await _ended(process)
         except asyncio.CancelledError:
             kill_group(process.pid)
-            await asyncio.shield(asyncio.to_thread(process.wait))
+            await _ended(process)
             raise
         finally:
             kill_group(process.pid)  # what it left behind
+            _running.discard(process.pid)
+            kill_orphans(_running)
+            tail = ""
             with suppress(TimeoutError):
-                await asyncio.wait_for(output, 5)
+                tail = (await asyncio.wait_for(output, 5)).decode(errors="replace")
         if code != 0:
-            tail = (folder / "output.log").read_bytes()[-500:].decode(errors="replace")
             msg = f"agent.command ended with code {code}; its last output: {tail}"
             raise AgentError(msg)
         return read_result(files["result"])
@@ -121,21 +133,40 @@ class Program:
             "ANTHROPIC_API_KEY": task.api_key,
         }
 
-    async def _keep_output(self, pipe: int, path: Path) -> None:
-        """Write the first bytes of the output to a file, and discard the rest, so that the program never waits."""
+    async def _keep_output(self, pipe: int, file: IO[bytes]) -> bytes:
+        """Write the first bytes of the output to a file, and discard the rest, so that the program never waits.
+
+        Returns:
+            The last bytes.
+        """
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=1 << 16)
         transport, _ = await loop.connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(pipe, "rb", buffering=0)
         )
-        left = self.max_output_bytes
+        left, tail = self.max_output_bytes, b""
         try:
-            with path.open("wb") as file:
+            with file:
                 while data := await reader.read(1 << 16):
                     file.write(data[:left])
                     left = max(0, left - len(data))
+                    tail = (tail + data)[-TAIL_BYTES:]
         finally:
             transport.close()
+        return tail
+
+
+async def _ended(process: subprocess.Popen[bytes]) -> int:
+    """Return the exit code of a process, without one of the few threads that the event loop has for blocking calls."""
+    loop = asyncio.get_running_loop()
+    descriptor, ended = os.pidfd_open(process.pid), asyncio.Event()
+    loop.add_reader(descriptor, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+    return process.wait()
 
 
 def read_result(path: Path) -> AgentResult:
@@ -147,8 +178,7 @@ def read_result(path: Path) -> AgentResult:
     if not path.exists():
         return AgentResult()
     try:
-        with path.open("rb") as file:
-            body = json.loads(file.read(MAX_RESULT_BYTES + 1))
+        body = json.loads(_content(path))
         metrics = {str(name): _number(value) for name, value in body.get("metrics", {}).items()}
         reward = body.get("reward")
         found = AgentResult(None if reward is None else _number(reward), metrics)
@@ -159,6 +189,15 @@ def read_result(path: Path) -> AgentResult:
         msg = f"{path.name} has {len(metrics)} metrics, more than {MAX_METRICS}"
         raise AgentError(msg)
     return found
+
+
+def _content(path: Path) -> bytes:
+    """Return the content of a regular file; the agent may have left a link, or a pipe that would block."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            msg = "it is no regular file"
+            raise ValueError(msg)
+        return file.read(MAX_RESULT_BYTES + 1)
 
 
 def _number(value: Any) -> float:

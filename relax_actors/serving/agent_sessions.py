@@ -163,6 +163,7 @@ class AgentSessions:
         # One request of a sample at a time: a second one, such as a retry, may find the answer of the first.
         async with self._locks[session.row, session.sample]:
             try:
+                _check_current(session, call)
                 return await self._answer(session, call)
             except Refused as error:
                 return error.answer
@@ -183,13 +184,12 @@ class AgentSessions:
         plan = await asyncio.to_thread(self._plan, session, call, keys)
         before = session.forest.tokens(plan.parent)
         answer = await self._service.ask(
-            self._request(session, call, np.concatenate([before, plan.observed])), call.call
+            self._request(session, call, np.concatenate([before, plan.observed])), call.call, call.seconds
         )
+        _check_current(session, call)
         session.alive_until = time.monotonic() + session.lease
         if answer.refusal:
             return answer
-        if session.state is not None:
-            return _ended(call.session, f"it ended with reason '{session.state.reason}'")
         message = answer_message(self._dialogue.parse(answer.tokens, call.tools), call.call)
         state_key = conversation_keys([*call.messages, message], call.tools, call.settings)[-1]
         turn = Turn(
@@ -207,9 +207,12 @@ class AgentSessions:
         if (writer := self._writers.get(session.row)) is None:
             return GenerateAnswer(refusal=Refusal.ELSEWHERE, detail="the row was released; try again")
         await writer.write([cell_of(session.sample, turn)])
+        # Of a session that was given to another agent meanwhile, the record of that follows this cell.
+        number = session.forest.add(turn, is_used=session.id == call.session)
+        _check_current(session, call)
         self.turns += 1
-        self.branches += plan.parent == ROOT and len(session.forest.turns) > 0
-        return self._given(session, session.forest.add(turn))
+        self.branches += plan.parent == ROOT and number > 0
+        return self._given(session, number)
 
     def _plan(self, session: Session, call: GenerateCall, keys: list[str]) -> _Plan:
         """Return what a request continues. Called in a thread of its own: templates take milliseconds.
@@ -264,5 +267,21 @@ class AgentSessions:
         )
 
 
+def _check_current(session: Session, call: GenerateCall) -> None:
+    """Check that a session is still that of the agent that asks; it may end while a request waits.
+
+    Raises:
+        Refused: it is not.
+    """
+    if session.id != call.session:
+        raise Refused(Refusal.ENDED, _over(call.session, "another agent has its sample"))
+    if session.state is not None:
+        raise Refused(Refusal.ENDED, _over(call.session, f"it ended with reason '{session.state.reason}'"))
+
+
+def _over(name: str, why: str) -> str:
+    return f"session {name[:128]!r} is over: {why}"
+
+
 def _ended(name: str, why: str) -> GenerateAnswer:
-    return GenerateAnswer(refusal=Refusal.ENDED, detail=f"session {name[:128]!r} is over: {why}")
+    return GenerateAnswer(refusal=Refusal.ENDED, detail=_over(name, why))

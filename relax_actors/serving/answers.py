@@ -172,18 +172,19 @@ class Answers:
     async def _waiting(
         self, task: asyncio.Task[Found], events: Callable[[Found], Iterator[bytes]], *, anthropic: bool
     ) -> AsyncIterator[bytes]:
-        with self.admitted():
-            try:
-                while not task.done():
-                    yield b": waiting for the policy\n\n"
-                    await asyncio.wait({task}, timeout=HEARTBEAT_SECONDS)
-                for data in events(task.result()):
-                    yield data
-            except Exception as error:  # noqa: BLE001 the status is sent; the stream has to say it
-                known = error if isinstance(error, ApiError) else ApiError(500, f"{type(error).__name__}: {error}")
-                yield event(known.anthropic(), "error") if anthropic else event(known.openai())
-            finally:
-                task.cancel()
+        self._running += 1  # admitted before, and not to be refused now
+        try:
+            while not task.done():
+                yield b": waiting for the policy\n\n"
+                await asyncio.wait({task}, timeout=HEARTBEAT_SECONDS)
+            for data in events(task.result()):
+                yield data
+        except Exception as error:  # noqa: BLE001 the status is sent; the stream has to say it
+            known = error if isinstance(error, ApiError) else ApiError(500, f"{type(error).__name__}: {error}")
+            yield event(known.anthropic(), "error") if anthropic else event(known.openai())
+        finally:
+            task.cancel()
+            self._running -= 1
 
 
 def _stream(events: AsyncIterator[bytes]) -> Response:

@@ -40,7 +40,7 @@ class MessagesBody(Lenient):
         messages = [{"role": "system", "content": _text(self.system)}] if self.system else []
         for message in self.messages:
             messages += messages_of(message)
-        kind = (self.tool_choice or {}).get("type", "auto")
+        kind = str((self.tool_choice or {}).get("type", "auto"))
         return Ask(
             messages=messages,
             tools=offered_tools([_tool(tool) for tool in self.tools or []], _CHOICES.get(kind, kind)),

@@ -18,6 +18,29 @@ from relax_actors.errors import RowError
 Message = dict[str, Any]
 _ROLES = {"developer": "system", "function": "tool"}
 """Roles of clients, by the name that templates know."""
+RESERVED = frozenset(
+    [
+        "add_generation_prompt",
+        "asks",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "documents",
+        "max_length",
+        "messages",
+        "padding",
+        "processor_kwargs",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "self",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    ]
+)
+"""Names that are no variables of a chat template but arguments of the functions that run it."""
 
 
 class Dialogue:
@@ -47,6 +70,9 @@ class Dialogue:
             raise RowError(msg)
         if tools and self.tool_format is None:
             msg = "the chat template of the model knows no tools; leave `tools` out, or describe them in a message"
+            raise RowError(msg)
+        if taken := RESERVED.intersection(settings):
+            msg = f"chat_template_kwargs may not set {min(taken)!r}; give variables of the chat template alone"
             raise RowError(msg)
         text = self.tokenizer.chat(
             [for_template(message) for message in messages], asks=asks, tools=list(tools) or None, **settings

@@ -75,8 +75,12 @@ class Forest:
         for turn in turns:
             self.add(turn)
 
-    def add(self, turn: Turn) -> int:
-        """Add a turn that was just given to the agent; return its number.
+    def add(self, turn: Turn, *, is_used: bool = True) -> int:
+        """Add a turn; return its number.
+
+        Args:
+            turn: the turn.
+            is_used: whether the present agent gets it; one that does not can reach it by asking the same.
 
         Raises:
             ValueError: its parent does not exist.
@@ -88,8 +92,9 @@ class Forest:
         self.turns.append(turn)
         self._by_state[turn.state] = number
         self._by_asked.setdefault(turn.asked, []).append(number)
-        self._given[turn.asked] = len(self._by_asked[turn.asked])
-        self._used.add(number)
+        if is_used:
+            self._given[turn.asked] = len(self._by_asked[turn.asked])
+            self._used.add(number)
         if turn.call:
             self._by_call[turn.call] = number
         return number

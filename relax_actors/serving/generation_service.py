@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-from nats.aio.msg import Msg
-from nats.errors import Error as NatsError
+from typing import TYPE_CHECKING, Any, Protocol
 
 from broker.codec import decode_fields, encode, open_envelope
 from relax_actors.data.tokenizer import Tokenizer
@@ -18,6 +15,12 @@ from relax_actors.errors import CodecError, ConfigError, RelaxError
 from relax_actors.messages.generate import GenerateAnswer, GenerateCall, Refusal, SessionAnswer, SessionCall
 from relax_actors.runtime.context import Context
 
+if TYPE_CHECKING:
+    from nats.aio.msg import Msg  # `relax check` loads every role, and imports no broker client
+
+ALIVE_SECONDS = 20.0
+"""Interval of empty messages to a client that waits; the server forgets its reply subject after
+`broker.accounts.ANSWER_SECONDS`."""
 MAX_WAITING = 1024
 """Requests that may wait for the engine; more are refused."""
 GREEDY_TEMPERATURE = 1.0
@@ -95,19 +98,31 @@ class GenerationService:
     async def _serve(self, message: Msg) -> None:
         if not message.reply:
             return
+        answering = asyncio.ensure_future(self._answer(message.data))
         try:
-            envelope = open_envelope(message.data)
-            if envelope.type == SessionCall.__name__:
-                answer: Any = await self._session(decode_fields(envelope, SessionCall))
-            else:
-                answer = await self._generate(decode_fields(envelope, GenerateCall))
-        except CodecError as error:
-            answer = GenerateAnswer(refusal=Refusal.INVALID, detail=str(error)[:500])
-        try:
-            await self._connection.nc.publish(message.reply, encode(answer, self._context.author))
-        except (CodecError, NatsError, OSError) as error:
-            self._context.journal.event("answer_lost", error=str(error)[:500])
+            while not (await asyncio.wait({answering}, timeout=ALIVE_SECONDS))[0]:
+                await self._connection.nc.publish(message.reply, b"")
+            await self._connection.nc.publish(message.reply, encode(answering.result(), self._context.author))
+        except Exception as error:  # noqa: BLE001 of the broker or of one request; the service goes on
+            self._context.journal.event("answer_lost", error=f"{type(error).__name__}: {error}"[:500])
+        finally:
+            answering.cancel()
         self.answered += 1
+
+    async def _answer(self, data: bytes) -> GenerateAnswer | SessionAnswer:
+        kind: type[GenerateAnswer | SessionAnswer] = GenerateAnswer
+        try:
+            envelope = open_envelope(data)
+            if envelope.type == SessionCall.__name__:
+                kind = SessionAnswer
+                return await self._session(decode_fields(envelope, SessionCall))
+            return await self._generate(decode_fields(envelope, GenerateCall))
+        except CodecError as error:
+            return kind(refusal=Refusal.INVALID, detail=str(error)[:500])
+        except Exception as error:  # noqa: BLE001 a request without an answer would be waited for in vain
+            detail = f"{type(error).__name__}: {error}"[:500]
+            self._context.journal.event("request_failed", error=detail)
+            return kind(refusal=Refusal.FAILED, detail=detail)
 
     async def _session(self, call: SessionCall) -> SessionAnswer:
         if self._sessions is not None:
@@ -122,7 +137,7 @@ class GenerationService:
                 return GenerateAnswer(refusal=Refusal.ENDED, detail=f"this run has no session {call.session[:128]!r}")
             return await self._sessions.generate(call)
         try:
-            return await self.ask(self.request(call))
+            return await self.ask(self.request(call), call.call, call.seconds)
         except Refused as error:
             return error.answer
 
@@ -161,8 +176,14 @@ class GenerationService:
             session=call.affinity,
         )
 
-    async def ask(self, request: GenerationRequest, call: str = "") -> GenerateAnswer:
-        """Generate a request in the engine's running batch."""
+    async def ask(self, request: GenerationRequest, call: str, seconds: float) -> GenerateAnswer:
+        """Generate a request in the engine's running batch.
+
+        Args:
+            request: the request.
+            call: id of the call.
+            seconds: time after which nobody waits for the answer; the request then leaves the queue.
+        """
         if len(self._around.guests) >= MAX_WAITING:
             return GenerateAnswer(refusal=Refusal.BUSY, detail=f"{MAX_WAITING} requests wait for the engine; try again")
         loop = asyncio.get_running_loop()
@@ -171,10 +192,17 @@ class GenerationService:
         def done(result: Generation | RelaxError) -> None:
             loop.call_soon_threadsafe(_settle, answer, result)
 
-        self._around.guests.add(Guest(request, done))
+        guest = Guest(request, done)
+        self._around.guests.add(guest)
         self._around.on_guest()
         self._context.wake()
-        found = await answer
+        try:
+            found = await asyncio.wait_for(answer, seconds)
+        except TimeoutError:
+            detail = f"the engine did not finish the request within {seconds:g} s; try again, or raise the time"
+            return GenerateAnswer(refusal=Refusal.FAILED, detail=detail, call=call)
+        finally:
+            self._around.guests.remove(guest)
         if isinstance(found, RelaxError):
             return GenerateAnswer(refusal=Refusal.FAILED, detail=str(found)[:500], call=call)
         version = int(found.versions[-1]) if len(found.versions) else -1

@@ -99,20 +99,28 @@ class RunPolicy:
     ) -> Answer | None:
         """Send a call to an actor; None if it is gone, restarted, or does not answer in time."""
         table, incarnation = self._context.table, self._members.get(n)
-        subject = table.subjects.service("generate", n)
+        subject, nc = table.subjects.service("generate", n), table.connection.nc
         data = encode(call, self._context.author)
-        asking = asyncio.ensure_future(table.connection.nc.request(subject, data, timeout=seconds))
+        end = time.monotonic() + seconds
+        inbox = nc.new_inbox()
         try:
-            while not asking.done():
-                await asyncio.wait({asking}, timeout=LOOK_SECONDS)
-                if not asking.done() and (await self._current()).get(n) != incarnation:
-                    return None
-            return decode(asking.result().data, kind)
+            answers = await nc.subscribe(inbox)
+            try:
+                await nc.publish(subject, data, reply=inbox)
+                while (left := end - time.monotonic()) > 0:
+                    with suppress(nats.errors.TimeoutError):
+                        message = await answers.next_msg(min(left, LOOK_SECONDS))
+                        if message.data:
+                            return decode(message.data, kind)
+                        if message.headers:  # the server's: nobody serves the subject
+                            return None
+                    if (await self._current()).get(n) != incarnation:
+                        return None
+            finally:
+                await answers.unsubscribe()
         except (nats.errors.Error, TimeoutError, CodecError) as error:
             self._context.journal.event("call_failed", n=n, error=f"{type(error).__name__}: {error}"[:300])
-            return None
-        finally:
-            asking.cancel()
+        return None
 
     async def _current(self) -> dict[int, int]:
         """Return the incarnation of each actor, from leases read at most `LOOK_SECONDS` ago."""

@@ -7,8 +7,6 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
-
 TIMEOUT = 30.0
 PAUSE_SECONDS = 0.3
 GIVE_UP_SECONDS = 120.0
@@ -58,6 +56,9 @@ class SessionClient:
 
     def __init__(self, url: str, token: str) -> None:
         self._url, self._token = url.rstrip("/"), token
+        import httpx  # noqa: PLC0415 `relax check` loads every role, and httpx imports a console
+
+        self._lost = httpx.TransportError
         self._http = httpx.AsyncClient(timeout=TIMEOUT, trust_env=False)
 
     async def take(self, lease: float) -> AgentTask | None:
@@ -98,7 +99,7 @@ class SessionClient:
                 )
                 if answer.status_code < 500 and answer.status_code != 429:  # noqa: PLR2004
                     break
-            except httpx.TransportError:
+            except self._lost:
                 if time.monotonic() > end:
                     raise
             else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 from starlette.requests import Request
@@ -16,6 +16,9 @@ from relax_actors.serving.policy import Policy
 from relax_actors.serving.requests import read_object
 from relax_actors.serving.tokens import session_token
 
+Number = Annotated[float, Field(ge=-1e30, le=1e30)]
+"""Number that is finite in float32."""
+
 
 class TakeBody(Lenient):
     """Body of `POST /sessions`."""
@@ -26,9 +29,9 @@ class TakeBody(Lenient):
 class EndBody(Lenient):
     """Body of `POST /sessions/<id>/end`."""
 
-    reward: float | None = None
+    reward: Number | None = None
     error: str = Field("", max_length=4096)
-    metrics: dict[str, float] = Field(default_factory=dict, max_length=64)
+    metrics: dict[Annotated[str, Field(max_length=128)], Number] = Field(default_factory=dict, max_length=64)
 
 
 class SessionRoutes:

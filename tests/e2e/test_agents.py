@@ -54,12 +54,15 @@ def test_conversations_of_an_sdk_are_trained_with_the_log_probs_of_the_rollout(m
     assert (result["steps"], result["trained"]) == (6, 12)
     for trajectory in seen.values():
         assert trajectory.metrics["turns"] == [3.0, 3.0]
-        assert len(trajectory.lengths) == 2, "the conversation only grew, so that each sample is one sequence"
-        for sequence in trajectory.sequences:
-            assert sequence.spans is not None
-            assert len(sequence.spans) == 3
-            for begin, end in sequence.spans.tolist():
-                assert sequence.loss_mask[begin:end].all()
+        # An answer that was cut off is not continued: the template would close it with a token that was not sampled.
+        spans = [
+            sequence.loss_mask[begin:end]
+            for sequence in trajectory.sequences
+            if sequence.spans is not None
+            for begin, end in sequence.spans.tolist()
+        ]
+        assert sum(mask.all() for mask in spans) == 6, "each of three turns of two samples is trained once"
+        assert all(mask.all() or not mask.any() for mask in spans)
     said = relax("tail", f"relax.{run.name}.metric.trainer.>", "--history", cwd=run.cwd).stdout
     deltas = [float(found) for found in re.findall(r'"abs_delta": ([0-9.e+-]+)', said)]
     assert len(deltas) >= 6, said[-2000:]

@@ -38,7 +38,7 @@ def test_live_policy_answers_while_it_trains_and_its_gateway_is_killed(make_run:
     run = make_run("served", "run.steps=100000", config=AGENTS).start()
     url, token = address_of(run)
     assert (run.folder.root / "gateway" / "token").stat().st_mode & 0o777 == 0o600
-    tokenizer = Tokenizer(run.folder.model)
+    tokenizer = Tokenizer(run.folder.root / "model-config")
     versions = set()
     with openai.OpenAI(base_url=f"{url}/v1", api_key=token, max_retries=8, timeout=60) as client:
         for n in range(40):

@@ -25,14 +25,20 @@ from relax_actors.serving.dialogue import Dialogue
 from relax_actors.serving.generation_service import GenerationService, Surroundings
 from relax_actors.serving.session_book import Session
 from tests.support.contexts import context_of
-from tests.support.running import SUPPORT
+from tests.support.running import SUPPORT, wait_until
 
 ROW = RowId(0, 0)
 USER = {"role": "user", "content": "say 7"}
 
 
 @pytest.fixture
-def make_sessions(table: Table, tmp_path: Path) -> Callable[[int], Any]:
+def goes_on() -> threading.Event:
+    """While it is not set, the engine answers nothing."""
+    return threading.Event()
+
+
+@pytest.fixture
+def make_sessions(table: Table, tmp_path: Path, goes_on: threading.Event) -> Callable[[int], Any]:
     """Make the sessions of one incarnation of a rollout actor, whose engine answers "<number of its request>#"."""
 
     @contextmanager
@@ -41,6 +47,7 @@ def make_sessions(table: Table, tmp_path: Path) -> Callable[[int], Any]:
         context = context_of(table, tmp_path, "rollout", settings, incarnation, SUPPORT / "tiny_agents.toml")
         tokenizer, guests, prompts = Tokenizer(context.config.model_path), Guests(), []
         waits = threading.Event()
+        goes_on.set()
         stops = tokenizer.stop_ids, None
         around = Surroundings(guests, tokenizer, 256, lambda _: stops, {7: "f" * 32}, waits.set)
         service, ended = GenerationService(context, around), threading.Event()
@@ -51,6 +58,7 @@ def make_sessions(table: Table, tmp_path: Path) -> Callable[[int], Any]:
                 waits.wait(1)
                 waits.clear()
                 for guest in guests.take(8):
+                    goes_on.wait(20)
                     prompts.append(guest.request.tokens)
                     tokens = tokenizer.encode(f"{len(prompts)}#", special=False)
                     zeros = np.zeros(len(tokens), np.float32)
@@ -123,6 +131,41 @@ def test_agent_that_is_lost_is_replaced_by_one_that_gets_its_answers(make_sessio
         )
         replayed = ask(connection, sessions, successor, [USER], call="new")
         assert (replayed.tokens.tolist(), len(prompts)) == (first.tokens.tolist(), 1)
+
+
+def test_answer_to_a_lost_agent_is_no_turn_of_its_successor(
+    make_sessions: Callable[[int], Any], goes_on: threading.Event
+) -> None:
+    with make_sessions(1) as (sessions, connection, _):
+        lost = handle(connection, sessions, "take", lease=60.0).session
+        goes_on.clear()
+        call = GenerateCall("late", session=lost, messages=[USER])
+        asking = asyncio.run_coroutine_threadsafe(sessions.generate(call), connection.loop)
+        wait_until(sessions._locks[ROW, 0].locked, "the request")
+        handle(connection, sessions, "end", lost, error="the agent crashed")
+        goes_on.set()
+        late = asking.result(20)
+        assert (late.refusal, late.detail) == (
+            Refusal.ENDED,
+            f"session {lost!r} is over: another agent has its sample",
+        )
+        (session, _) = connection.call(sessions.close(ROW), 20)
+        assert (session.attempt, session.forest.used) == (1, 0)
+
+
+def test_request_that_nobody_waits_for_leaves_the_engines_queue(
+    make_sessions: Callable[[int], Any], goes_on: threading.Event
+) -> None:
+    with make_sessions(1) as (sessions, connection, _):
+        name = handle(connection, sessions, "take", lease=60.0).session
+        goes_on.clear()
+        late = ask(connection, sessions, name, [USER], seconds=0.5)
+        assert (late.refusal, late.detail) == (
+            Refusal.FAILED,
+            "the engine did not finish the request within 0.5 s; try again, or raise the time",
+        )
+        goes_on.set()
+        assert not ask(connection, sessions, name, [USER], call="again").refusal
 
 
 def test_limits_of_a_session_are_told(make_sessions: Callable[[int], Any]) -> None:

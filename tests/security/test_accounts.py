@@ -36,6 +36,7 @@ SETTINGS = [
     "eval.data.kind=python",
     "eval.data.function=tiny_tasks.make",
     "environment.name=none.Game",
+    "gateway.port=0",
 ]
 CONFIG: Config = load_config(TINY, SETTINGS)
 USERS = [user for user in users(CONFIG) if user != OPERATOR]

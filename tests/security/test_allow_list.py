@@ -21,7 +21,7 @@ from broker.connection import Connection
 from broker.credentials import OperatorKeys, SigningKey
 from broker.errors import BrokerError
 from broker.files import write_private
-from broker.permissions import OPERATOR, Permissions
+from broker.permissions import OPERATOR, Permissions, matches
 from relax_actors.config import Config, load_config
 from relax_actors.roles.permissions import permissions, users
 from relax_actors.supervision.streams import ensure_run_streams
@@ -30,10 +30,18 @@ from tests.support.guarded import Guarded, free_port
 from tests.support.running import TINY, wait_until
 
 RUN, OTHER = "guarded", "other"
-SETTINGS = [f"run.name={RUN}", "eval.data.kind=python", "eval.data.function=tiny_tasks.make"]
+SETTINGS = [
+    f"run.name={RUN}",
+    "eval.data.kind=python",
+    "eval.data.function=tiny_tasks.make",
+    "environment.name=none.Game",
+    "gateway.port=0",
+]
 CONFIG: Config = load_config(TINY, SETTINGS)
 USERS = [user for user in users(CONFIG) if user != OPERATOR]
 EVERYTHING = Permissions((">",), (">",))
+SERVERS_OF = {subject: user for user in USERS for subject in permissions(CONFIG, user).serves}
+"""The user that answers the requests of a subject."""
 STREAMS = [
     f"{before}RELAX_{run}_{after}"
     for run in (RUN, OTHER)
@@ -93,6 +101,7 @@ def tried() -> list[str]:
         found += [f"relax.{run}.{kind}.9" for kind in ("batch", "weights", "checkpoint", "evaluation", "strange")]
         found += [f"relax.{run}.event.{role}.0.ready" for role in ("rollout", "trainer", "node", "root", "run")]
         found += [f"relax.{run}.metric.{role}.0" for role in ("rollout", "trainer", "node", "root", "run")]
+        found += [f"relax.{run}.{kind}.9" for kind in ("env", "generate")]
         found += [f"$KV.RELAX_{run}_STATE.{key}" for key in KEYS]
         found += [f"$JS.ACK.RELAX_{run}_TABLE.{name}.1.1.1.0.0" for name in CONSUMERS]
         found += [
@@ -196,10 +205,17 @@ def publish_all(connection: Connection, subjects: list[str], body: bytes, reply:
     connection.call(publish(), 60)
 
 
+def is_service(subject: str) -> bool:
+    """Whether users answer the requests of a subject, not the server."""
+    return any(matches(pattern, subject) for pattern in SERVERS_OF)
+
+
 def last_subject(user: str) -> str:
     """A subject that a user may publish; heard last, it shows that all others were heard or refused."""
     return next(
-        filled(s) for s in permissions(CONFIG, user).publish if s.startswith(("relax.", "$JS.ACK", "$JS.API.D"))
+        filled(s)
+        for s in permissions(CONFIG, user).publish
+        if s.startswith(("relax.", "$JS.ACK", "$JS.API.D")) and not is_service(filled(s))
     )
 
 
@@ -230,7 +246,7 @@ def test_exactly_the_documented_subjects_reach_the_streams(guarded: Guarded, use
                 publish_all(connection, [last_subject(user)], mark + b"last")
                 wait_until(lambda: any(m.data == mark + b"last" for m in heard), "the last message")
         reached = {m.subject for m in heard if m.data == mark}
-        expected = {subject for subject in subjects if granted.allows(subject, publish=True)}
+        expected = {s for s in subjects if granted.allows(s, publish=True) and not is_service(s) and s[:4] != "_R_."}
         if given == "every permission":
             expected.add("$JS.API.INFO")  # every account imports it, see broker.accounts
         # The server carries requests on to its own account under the same subjects, and answers every account that asks
@@ -253,9 +269,44 @@ def test_user_hears_exactly_what_is_documented(guarded: Guarded, user: str) -> N
                     writer.call(writer.js.purge_stream(stream), 10)  # a cell is stored once
                 publish_all(writer, written, b"written")
         stored = [s for s in written if f".{RUN}." in s or f"_{RUN}_" in s]
-        expected = {s for s in stored if granted.allows(s, publish=False) and not s.endswith("strange.9")}
+        expected = {s for s in stored if Permissions((), granted.subscribe).allows(s, publish=False)}
+        expected = {s for s in expected if not s.endswith("strange.9") and not is_service(s)}
         wait_until(lambda: expected <= {m.subject for m in heard}, "what the user may hear")
     assert {m.subject for m in heard} == expected
+
+
+@on_servers(USERS)
+def test_exactly_the_documented_requests_reach_the_users_that_answer_them(guarded: Guarded, user: str) -> None:
+    """The account of a user that answers hears the requests that it answers, of the users that may send them."""
+    granted, keys, mark = permissions(CONFIG, user), keys_of(guarded), b"{" + secrets.token_hex(8).encode()
+    hostile = [f"$JS.API.STREAM.DELETE.{STREAMS[0]}", f"relax.{RUN}.generate.9", f"relax.{RUN}.weights.9"]
+    for pattern, server in SERVERS_OF.items():
+        if server == user:
+            continue
+        subject = filled(pattern)
+        with (
+            spy(guarded, keys.account_of(RUN, server)) as heard,
+            spy(guarded, keys.account_of(RUN)) as heard_by_streams,
+            closing(sign_in(guarded, "attacker", keys.account_of(RUN, user), EVERYTHING)) as attacker,
+            closing(sign_in(guarded, "server", keys.account_of(RUN, server), EVERYTHING)) as answers,
+        ):
+
+            async def answer(message: Msg, answers: Connection = answers) -> None:
+                await answers.nc.publish(message.reply, b"answer" + message.data)
+
+            answers.call(answers.nc.subscribe(subject, cb=answer), 10)
+            answers.call(answers.nc.flush(5), 10)
+            for reply in hostile:
+                publish_all(attacker, [*tried(), subject], mark, reply)
+            if granted.publish:
+                publish_all(attacker, [last_subject(user)], mark + b"last")
+                wait_until(lambda: any(m.data == mark + b"last" for m in heard_by_streams), "the last message")
+            may = granted.allows(subject, publish=True)
+            if may:
+                wait_until(lambda s=subject: sum(m.subject == s for m in heard) >= len(hostile), "the requests")
+        own = {m.subject for m in heard if m.data == mark and is_service(m.subject)}
+        assert own == ({s for s in (*tried(), subject) if matches(pattern, s)} if may else set())
+        assert not any(m.data.startswith(b"answer") for m in heard_by_streams)
 
 
 @pytest.mark.parametrize("guarded", [1], indirect=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +56,11 @@ class Guests:
             return []
         with self._lock:
             return [self._waiting.popleft() for _ in range(min(limit, len(self._waiting)))]
+
+    def remove(self, guest: Guest) -> None:
+        """Remove a guest that nobody waits for; do nothing if it does not wait in the queue."""
+        with self._lock, suppress(ValueError):
+            self._waiting.remove(guest)
 
 
 class InFlight:

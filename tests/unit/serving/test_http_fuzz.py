@@ -14,7 +14,8 @@ import httpx
 import pytest
 
 from relax_actors.serving.answers import Limits
-from tests.support.scripted_policy import TOKEN, serve
+from relax_actors.serving.tokens import session_token
+from tests.support.scripted_policy import SECRET, TOKEN, serve
 
 LIMITS = Limits(max_body_bytes=64 << 10, max_concurrent=4, request_seconds=5.0)
 HEAD = {"Authorization": f"Bearer {TOKEN}"}
@@ -88,6 +89,24 @@ def is_alive(url: str) -> bool:
         (RESPONSES, b'{"input": "x", "previous_response_id": "r"}', 400, "previous_response_id is not supported: no"),
         ("/inference/v1/generate", b'{"token_ids": []}', 400, "token_ids: List should have at least 1 item"),
         ("/v1/completions", b'{"prompt": [[1], [2]]}', 400, "2 prompts in one request; send one request for each"),
+        (
+            MESSAGES,
+            b'{"messages": [{"role": "user", "content": "x"}], "tool_choice": {"type": []}}',
+            400,
+            "tool_choice '[]' is not supported: calls are the policy's own choice; use auto or none",
+        ),
+        (
+            CHAT,
+            b'{"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"chat_template": "{{ 1 }}"}}',
+            400,
+            "chat_template_kwargs may not set 'chat_template'; give variables of the chat template alone",
+        ),
+        (
+            CHAT,
+            b'{"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"asks": true}}',
+            400,
+            "chat_template_kwargs may not set 'asks'; give variables of the chat template alone",
+        ),
         ("/v1/nothing", b"{}", 404, "POST /v1/nothing: no such route; see docs/how-to/agents.md for the routes"),
     ],
 )
@@ -151,6 +170,14 @@ def test_every_route_but_health_needs_a_token(url: str) -> None:
     for path in ("/end", "/keep", "/v1/chat/completions"):
         assert httpx.post(f"{url}/sessions/group-0-0-0-0{path}", headers=HEAD, json={}).status_code == 403
     assert httpx.get(f"{url}/health").json() == {"status": "ok"}
+
+
+@pytest.mark.parametrize("body", [{"reward": 1e39}, {"metrics": {"a": 1e39}}, {"metrics": {"a" * 129: 1.0}}])
+def test_result_that_no_sample_can_hold_is_refused(url: str, body: dict[str, Any]) -> None:
+    name = "group-0-0-0-0"
+    head = {"Authorization": f"Bearer {session_token(SECRET, name)}"}
+    answer = httpx.post(f"{url}/sessions/{name}/end", headers=head, json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
 
 
 def test_random_changes_of_a_request_never_break_the_gateway(url: str) -> None:

@@ -1,0 +1,85 @@
+"""Agents that are programs: their number, what they leave behind, and what they put where their result belongs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from broker.orphans import become_subreaper
+from relax_actors.serving.agent_process import AgentError, Program
+from relax_actors.serving.session_client import AgentResult, AgentTask
+from tests.support.running import wait_until
+
+TASK = AgentTask("group-0-0-0-0", "http://127.0.0.1:1/v1", "http://127.0.0.1:1", "key", {"prompt": "x"}, 60.0)
+
+
+def run(code: str, folder: Path) -> AgentResult:
+    folder.mkdir()
+    program = Program([sys.executable, "-I", "-S", "-c", code], None, {}, 1000)
+    return asyncio.run(asyncio.wait_for(program.run(TASK, folder), 60))
+
+
+def test_more_programs_than_threads_run_at_once_and_each_end_is_noticed(tmp_path: Path) -> None:
+    """The event loop has one thread for blocking calls, as one with many cores has a few."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    waits = "import os, time\nwhile not os.path.exists('../go'): time.sleep(0.01)"
+
+    async def run_all() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        folders = [tmp_path / str(n) for n in range(4)]
+        for folder in folders:
+            folder.mkdir()
+        programs = [Program([sys.executable, "-I", "-S", "-c", code], None, {}, 1000) for code in (waits, waits, "")]
+        tasks = [asyncio.ensure_future(p.run(TASK, folder)) for p, folder in zip(programs, folders, strict=False)]
+        await asyncio.wait_for(asyncio.shield(tasks[2]), 30)
+        assert not tasks[0].done()
+        (tmp_path / "go").touch()
+        await asyncio.wait_for(asyncio.gather(*tasks), 30)
+
+    asyncio.run(run_all())
+
+
+@pytest.mark.parametrize(
+    "leaves",
+    [
+        "os.mkfifo('result.json')",
+        "os.mkdir('result.json')",
+        "os.symlink('/dev/zero', 'result.json')",
+        "os.remove('output.log'); os.mkfifo('output.log'); sys.exit(3)",
+    ],
+)
+def test_what_a_program_leaves_in_its_folder_never_blocks(tmp_path: Path, leaves: str) -> None:
+    before = time.monotonic()
+    with pytest.raises(
+        AgentError, match=r"^(result\.json is not |agent\.command ended with code 3; its last output: hi)"
+    ):
+        run(f"import os, sys; print('hi', flush=True); {leaves}", tmp_path / "sample")
+    assert time.monotonic() - before < 30
+
+
+def test_processes_that_a_program_detached_end_with_it(tmp_path: Path) -> None:
+    become_subreaper()
+    code = (
+        "import os, time\n"
+        "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n"
+        "        open('pid.new', 'w').write(str(os.getpid()))\n        os.rename('pid.new', 'pid')\n"
+        "        time.sleep(600)\n"
+        "    os._exit(0)\n"
+        "while not os.path.exists('pid'): time.sleep(0.01)\n"
+    )
+    assert run(code, tmp_path / "sample") == AgentResult()
+    pid = int((tmp_path / "sample" / "pid").read_text())
+
+    def is_gone() -> bool:
+        with suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+        return not Path(f"/proc/{pid}").exists()
+
+    wait_until(is_gone, "the end of the detached process")
