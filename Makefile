@@ -119,9 +119,10 @@ omni: $(VENV)/.omni
 		$(BIN)/python examples/omni/show.py $$task || exit 1; \
 	done
 
-# A model learns to sort by turns with an environment.
+# A model learns to sort by turns with an environment, another one to use a calculator.
 agents: $(VENV)/.base
 	$(BIN)/relax up examples/agents/pick.toml $(SETTINGS)
+	$(BIN)/relax up examples/agents/calculator.toml $(SETTINGS)
 
 smollm2: $(VENV)/.smollm2
 	$(BIN)/python examples/smollm2/prepare.py

@@ -1,15 +1,17 @@
-"""Measure episodes: overhead of a turn, time lost to waiting for environments, and turns lost to kills.
+"""Measure episodes: overhead of a turn, time lost to waiting for environments, turns lost to kills, and success.
 
     overhead     CPU time of a turn with an environment that costs nothing, 256 episodes at once
     waiting      share of engine time lost to environments of 50 ms to 2 s, with and without a barrier a turn
     resumption   64 episodes of 20 turns a step, actors killed 30 times: turns generated twice, with turn cells and
                  without
+    demo         share of held-out episodes of examples/agents/pick.toml that succeed, before and after training; with
+                 `--results FILE.json` finished runs are kept and not repeated
 
-Each is a run of `relax up` with an engine that computes nothing (benchmarks/agents_parts.py): a token takes a given
-time, whatever the number of episodes. CPU times are those of the rollout's process and of all processes of the
+The first three are runs of `relax up` with an engine that computes nothing (benchmarks/agents_parts.py): a token takes
+a given time, whatever the number of episodes. CPU times are those of the rollout's process and of all processes of the
 environments.
 
-    python benchmarks/agents.py overhead|waiting|resumption [--kills 30]
+    python benchmarks/agents.py overhead|waiting|resumption|demo [--kills 30] [--seeds 1 2 3] [--steps 100]
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from agents_demo import demo
 from agents_parts import BUSY, COUNT
 from live_run import name_of, wait_for
 from process_memory import tree
@@ -192,11 +195,19 @@ def resumption(kills: int) -> dict[str, float]:
 def main() -> None:
     """Print a measurement as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["overhead", "waiting", "resumption"])
+    parser.add_argument("what", choices=["overhead", "waiting", "resumption", "demo"])
     parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--results", type=Path, help="file of finished runs of `demo`")
     options = parser.parse_args()
-    found = {"overhead": overhead, "waiting": waiting}.get(options.what, lambda: resumption(options.kills))()
-    print(json.dumps(found, indent=1))
+    measurements = {
+        "overhead": overhead,
+        "waiting": waiting,
+        "resumption": lambda: resumption(options.kills),
+        "demo": lambda: demo(options.seeds, options.steps, options.results),
+    }
+    print(json.dumps(measurements[options.what](), indent=1))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.errors import ConfigError
 from relax_actors.registry.registry import is_dotted
 
+WHOLE_SAMPLES = ("rloo", "length_weighted", "greedy", "passk", "mean_ratio", "ema")
+"""Estimators with one baseline for all turns of a sample; "group" becomes "turn" by itself."""
 MEAN_OF_SAMPLES = ("sample_mean_of_means", "sample_weight_length")
 """Aggregations that weigh a sample's loss by a known number, whatever its length."""
 
@@ -60,6 +62,12 @@ def _advantages(config: Config) -> Iterator[str]:
         yield (
             f'algorithm.advantage = "{advantage}" needs the sum of the squared probabilities at each token; add '
             "[roles.squares]"
+        )
+    by_turn = config.environment is not None and config.environment.credit == "turn"
+    if by_turn and advantage in WHOLE_SAMPLES:
+        yield (
+            f'environment.credit = "turn" gives every turn its own return, which algorithm.advantage = "{advantage}" '
+            'would compare with whole samples; set algorithm.advantage = "turn", or environment.credit = "episode"'
         )
     if "greedy" in required.needs and config.rollout.actor != "rollout":
         yield (

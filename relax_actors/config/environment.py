@@ -48,7 +48,8 @@ class EnvironmentSection(PoolSection):
     """Whether samples that ended by a limit (max_turns, token_budget, length, timeout) are left out of the loss."""
     credit: Literal["episode", "turn"] = "episode"
     """What the reward of a turn counts for: "episode" sums the rewards of a sample; "turn" gives each turn its own
-    return, the rewards from it to the end. Needs `reward.function = "environment"`."""
+    return, the rewards from it to the end, and `algorithm.advantage = "group"` becomes "turn". Needs
+    `reward.function = "environment"`."""
     discount: Fraction = 1.0
     """Discount factor of rewards of later turns where credit goes to turns."""
     isolation: Literal["none", "sandbox"] = "none"

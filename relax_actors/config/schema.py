@@ -166,6 +166,8 @@ class Config(Section):
                 f'{self.reward.function!r}; set reward.function = "environment", or environment.credit = "episode"'
             )
             raise ValueError(msg)
+        if self.environment.credit == "turn" and self.algorithm.advantage == "group":
+            object.__setattr__(self, "algorithm", self.algorithm.model_copy(update={"advantage": "turn"}))
         return self
 
     @model_validator(mode="after")

@@ -174,6 +174,16 @@ class Trajectory:
         return found
 
     @property
+    def turn_numbers(self) -> Array:
+        """Number of each token's generation in its sample, `[total] int64`; a token between two has that before it."""
+        begins = np.zeros(len(self.token_ids) + 1, np.int64)
+        begins[self.turn_spans[:, 0]] = 1
+        before = np.concatenate([[0], np.cumsum(begins)])
+        first = np.cumsum(self.sample_lengths) - self.sample_lengths
+        numbers: Array = before[1:-1] - np.repeat(before[first], self.sample_lengths) - 1
+        return np.maximum(numbers, 0)
+
+    @property
     def oldest_version(self) -> int:
         """Oldest weight version that sampled a trained token."""
         return int(self.versions[self.trained].min())

@@ -1,8 +1,8 @@
-r"""Rewards of single turns as rewards of tokens, so that every advantage estimator gives credit to turns.
+r"""Rewards of single turns as rewards of tokens, so that advantage estimators give credit to turns.
 
-The return of turn t is $G_t = r_t + \gamma G_{t+1}$. The reward of a sample is $G_0$. The last token of turn t has
-reward $G_t - G_{t+1}$, and that of the last turn $G_T - G_0$: from any token on, the rewards of a sample and of its
-tokens add up to the return of the token's turn.
+The return of turn t is $G_t = r_t + \gamma G_{t+1}$. The reward of a sample is the sum $R$ of its turns' rewards,
+without discount. The last token of turn t has reward $G_t - G_{t+1}$, and that of the last turn $G_T - R$: from any
+token on, the rewards of a sample and of its tokens add up to the return of the token's turn.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ def by_turn(trajectory: Trajectory, discount: float) -> Reward:
             continue
         part = slice(start, start + count)
         start += count
-        returns = discounted(trajectory.turn_rewards[part].astype(np.float64), discount)
-        values[i] = returns[0]
-        tokens[last[part]] = returns - np.append(returns[1:], returns[0])
+        rewards = trajectory.turn_rewards[part].astype(np.float64)
+        returns = discounted(rewards, discount)
+        values[i] = rewards.sum()
+        tokens[last[part]] = returns - np.append(returns[1:], values[i])
     lengths = trajectory.sample_lengths.astype(np.int32)
     return Reward(values.astype(np.float32), {}, tokens.astype(np.float32), lengths)
 

@@ -12,8 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.codec import decode, encode
-from relax_actors.algorithms.advantages.groups import Group
-from relax_actors.algorithms.advantages.turns import turn
 from relax_actors.data.renderer import Extension, Message
 from relax_actors.messages import EnvironmentAnswer, FinishReason, Trajectory, Turn, Turns
 from relax_actors.rewards.credit import by_turn, discounted
@@ -213,30 +211,15 @@ def test_credit_of_turns_is_their_discounted_return() -> None:
     assert trajectory.turn_counts.tolist() == [3, 1]
     restored = [s.turn_rewards.tolist() for s in trajectory.samples]
     assert restored == [[0.5, 0.0, 1.0], [0.25]]
+    assert trajectory.turn_numbers[trajectory.trained].tolist() == [0, 0, 1, 1, 2, 2, 0, 0]
     found = by_turn(trajectory, 0.5)
-    assert found.values.tolist() == [0.75, 0.25]
+    assert found.values.tolist() == [1.5, 0.25], "the reward of a row is what its environment gave, without discount"
     ends = np.cumsum(found.lengths)
     for i, (begin, end) in enumerate(zip(ends - found.lengths, ends, strict=True)):
         to_go = found.values[i] + np.cumsum(found.token_values[begin:end][::-1])[::-1]
         of_turns = to_go[trajectory.trained[begin:end]].reshape(-1, 2)
         expected = discounted(samples[i].turn_rewards.astype(float), 0.5)
         np.testing.assert_allclose(of_turns, np.repeat(expected[:, None], 2, 1), atol=1e-6)
-
-
-def test_turns_are_normalised_over_all_turns_of_the_group() -> None:
-    # Two samples: turns with returns 3, 1 and with return 2; masked tokens between and behind.
-    rewards = np.array([0.0, 2.0, 0.0, 0.0, 1.0 - 3.0, 0.0, 0.0])
-    group = Group(
-        rewards=[3.0, 2.0],
-        lengths=np.array([5, 2]),
-        loss_mask=np.array([1, 1, 0, 1, 1, 1, 0], np.bool_),
-        token_rewards=rewards,
-    )
-    found = turn(group)
-    expected = (np.array([3.0, 3.0, 2.0, 1.0, 1.0, 2.0, 2.0]) - 2.0) / (1.0 + 1e-6)
-    np.testing.assert_allclose(found[group.mask], expected[group.mask])
-    assert not found[~group.mask].any()
-    assert not turn(Group(rewards=[1.0, 1.0], lengths=np.array([2, 1]))).any()
 
 
 def test_a_turn_that_follows_another_observation_is_not_repeated() -> None:

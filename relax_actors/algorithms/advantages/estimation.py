@@ -176,6 +176,7 @@ class RowEstimation:
             values=columns.get(VALUES),
             logprobs=None if trajectory is None else trajectory.logprobs,
             squares=columns.get(SQUARES),
+            turns=None if trajectory is None else trajectory.turn_numbers,
             components=reward.components if "components" in needs else {},
             role=str(columns["prompt"].metadata.get("role", "")) if "role" in needs else "",
         )

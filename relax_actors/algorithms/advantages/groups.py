@@ -20,7 +20,7 @@ Estimator: TypeAlias = Callable[..., Array]
 F = TypeVar("F", bound=Estimator)
 INPUTS = ("tokens", "values", "logprobs", "squares", "greedy", "components", "role")
 """Inputs that an estimator can need besides the rewards."""
-_FULL = ("token_rewards", "values", "logprobs", "squares")
+_FULL = ("token_rewards", "values", "logprobs", "squares", "turns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,7 @@ class Group:
         values: `[total] float64`, of the critic.
         logprobs: `[total] float64`, that the tokens were sampled with.
         squares: `[total] float64`, sum of the squared probabilities of the whole vocabulary at each token.
+        turns: `[total] float64`, number of the turn of each token in its sample, from 0; see `turn_numbers`.
         components: name -> `[n] float64`, parts of the rewards.
         greedy_reward: reward of the greedy sample, which is not among the n samples.
         role: name of the role that the samples play, from the prompt's metadata.
@@ -66,6 +67,7 @@ class Group:
     values: Array | None = None
     logprobs: Array | None = None
     squares: Array | None = None
+    turns: Array | None = None
     components: Mapping[str, Array] = field(default_factory=dict)
     greedy_reward: float | None = None
     role: str = ""
@@ -153,6 +155,11 @@ class Group:
     def trained_lengths(self) -> Array:
         """Number of trained tokens of each sample, `[n] int64`."""
         return per_sample_sums(self.mask, self.token_counts).astype(np.int64)
+
+    @property
+    def turn_numbers(self) -> Array:
+        """Number of the turn of each token in its sample, `[total] int64`; without `turns`, one turn a sample."""
+        return np.zeros(len(self.mask), np.int64) if self.turns is None else self.turns.astype(np.int64)
 
     def input(self, name: str) -> Array:
         """Return a per-token array.

@@ -1,0 +1,45 @@
+"""Multiply with a tool: "71*26?" -> "(71*26)" -> the calculator shows "1846:" -> "=1846"."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from relax_actors.data.task import Task
+from relax_actors.envs import Environment, Step
+
+CALL = re.compile(r"\((\d{1,4})\*(\d{1,4})\)")
+
+
+class Calculator(Environment):
+    """Computes what the model writes in parentheses; an answer that begins with "=" ends the episode."""
+
+    def reset(self, task: Mapping[str, Any], rng: np.random.Generator) -> str:
+        """Begin with the question of the prompt."""
+        del rng
+        self.answer, self.calls = task["answer"].rpartition("=")[2], 0
+        return ""
+
+    def step(self, action: str) -> Step:
+        """Run a call, or judge an answer."""
+        call = CALL.fullmatch(action)
+        if call is None:
+            return Step(reward=float(action == f"={self.answer}"), done=True, metrics={"calls": self.calls})
+        self.calls += 1
+        return Step(f"{int(call[1]) * int(call[2])}:", metrics={"calls": self.calls})
+
+
+def make(*, size: int | None, seed: int) -> list[Task]:
+    """Return tasks; every second answer calls the tool, the others go without it to a guess."""
+    source = random.Random(seed)  # noqa: S311 not a secret
+    return [_task(source, i) for i in range(size or 10_000)]
+
+
+def _task(source: random.Random, index: int) -> Task:
+    a, b = source.randint(10, 99), source.randint(10, 99)
+    call = f"({a}*{b}).{a * b}:" if index % 2 else ""
+    return Task(f"{a}*{b}?", f"{call}={a * b}")
