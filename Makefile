@@ -29,7 +29,7 @@ INSTALL = $(PYTHON) deploy/install.py --venv $(VENV)
 
 export OMP_NUM_THREADS = 1
 
-.PHONY: demo install media megatron sglang test test-all chaos fuzz compose-test lint lock audit docs bench bench-recovery omni smollm2 clean
+.PHONY: demo install media megatron sglang test test-all chaos fuzz compose-test lint lock audit docs bench bench-recovery omni agents smollm2 clean
 .DELETE_ON_ERROR:
 
 # Written by deploy/install.py, which removes it while it changes the environment.
@@ -118,6 +118,10 @@ omni: $(VENV)/.omni
 		$(BIN)/relax up examples/omni/$$task.toml $(SETTINGS) || exit 1; \
 		$(BIN)/python examples/omni/show.py $$task || exit 1; \
 	done
+
+# A model learns to sort by turns with an environment.
+agents: $(VENV)/.base
+	$(BIN)/relax up examples/agents/pick.toml $(SETTINGS)
 
 smollm2: $(VENV)/.smollm2
 	$(BIN)/python examples/smollm2/prepare.py

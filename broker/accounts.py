@@ -6,12 +6,13 @@ own such a subject means nothing, and an answer from the account of the streams 
 chose.
 
 A message that an account imported as a service is not exported again as a stream. So the streams republish below
-`view.` what they have stored, and users import their subscriptions from there.
+`view.` what they have stored, and users import their subscriptions from there. For the same reason a user that answers
+requests of other users exports them from its own account, and these import from there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from broker.permissions import API, Permissions, matches
@@ -22,6 +23,8 @@ INFO = f"{API}.INFO"
 whole API from the server, which then answers each request a second time, with "JetStream not enabled for account"."""
 RESPONSE_SECONDS = 30
 """Time after which the server forgets the reply subject of a request that has several answers."""
+ANSWER_SECONDS = 60
+"""The same for requests that a user answers, who must send something more often."""
 _SEVERAL_ANSWERS = (f"{API}.CONSUMER.MSG.NEXT.", f"{API}.DIRECT.GET.")
 
 
@@ -33,22 +36,32 @@ def view_of(subject: str) -> str:
 def exports(users: Iterable[Permissions]) -> list[dict[str, Any]]:
     """Exports of the account that owns the streams, as claims: all that its users import."""
     granted = list(users)
-    services = _widest(subject for user in granted for subject in (INFO, *user.publish))
+    served = {subject for user in granted for subject in user.serves}
+    services = _widest(subject for user in granted for subject in (INFO, *user.publish) if subject not in served)
     views = _widest(view_of(subject) for user in granted for subject in _subscribed(user))
     return [_service(subject) for subject in services] + [
         {"name": subject, "subject": subject, "type": "stream"} for subject in views
     ]
 
 
-def imports(user: Permissions, owner: str) -> list[dict[str, Any]]:
+def own_exports(user: Permissions) -> list[dict[str, Any]]:
+    """Exports of a user's account, as claims: the requests that the user answers, each with any number of answers."""
+    return [
+        {"name": subject, "subject": subject, "type": "service"} | _answered_for(ANSWER_SECONDS)
+        for subject in _widest(user.serves)
+    ]
+
+
+def imports(user: Permissions, owner: str, served: Mapping[str, str]) -> list[dict[str, Any]]:
     """Imports of a user's account, as claims.
 
     Args:
         user: what the user may publish and subscribe to.
         owner: public key of the account that owns the streams.
+        served: public key of the account that answers, by the subject of the requests.
     """
     services = [
-        {"name": subject, "subject": subject, "account": owner, "type": "service"}
+        {"name": subject, "subject": subject, "account": served.get(subject, owner), "type": "service"}
         for subject in _widest((INFO, *user.publish))
     ]
     return services + [
@@ -66,8 +79,13 @@ def imports(user: Permissions, owner: str) -> list[dict[str, Any]]:
 def _service(subject: str) -> dict[str, Any]:
     claims: dict[str, Any] = {"name": subject, "subject": subject, "type": "service"}
     if subject.startswith(_SEVERAL_ANSWERS):
-        claims |= {"response_type": "Stream", "response_threshold": RESPONSE_SECONDS * 10**9}
+        claims |= _answered_for(RESPONSE_SECONDS)
     return claims
+
+
+def _answered_for(seconds: int) -> dict[str, Any]:
+    """Claims of a request with several answers, at most so many seconds apart."""
+    return {"response_type": "Stream", "response_threshold": seconds * 10**9}
 
 
 def _subscribed(user: Permissions) -> list[str]:

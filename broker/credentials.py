@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from broker.accounts import exports, imports
+from broker.accounts import exports, imports, own_exports
 from broker.errors import AddressError, BrokerError
 from broker.files import write_private
 from broker.permissions import Permissions
@@ -150,10 +150,12 @@ class OperatorKeys:
         owner = self.account_of(run.run).public
         limits = _ACCOUNT | _JETSTREAM | {"disk_storage": run.max_bytes}
         accounts = {owner: (owner, {"limits": limits, "exports": exports(run.users.values())})}
+        keys = {name: self.account_of(run.run, name).public for name in run.users}
+        served = {subject: keys[name] for name, granted in run.users.items() for subject in granted.serves}
         for name, granted in run.users.items():
             limits = _ACCOUNT | {"conn": MAX_CONNECTIONS, "subs": MAX_SUBSCRIPTIONS, "leaf": 0}
-            claims = {"limits": limits, "imports": imports(granted, owner)}
-            accounts[self.account_of(run.run, name).public] = (f"{run.run}.{name}", claims)
+            claims = {"limits": limits, "imports": imports(granted, owner, served), "exports": own_exports(granted)}
+            accounts[keys[name]] = (f"{run.run}.{name}", claims)
         revoked = {"revocations": {"*": run.revoked}} if run.revoked else {}
         return {
             key: self.operator.sign(key, name, _NO_DEFAULTS | claims | revoked, issued=max(self.issued, run.revoked))
@@ -184,7 +186,7 @@ class OperatorKeys:
         # NATS takes an empty allow list as "everything is allowed".
         pub, sub = (
             {"allow": list(allowed)} if allowed else {"deny": [">"]}
-            for allowed in (permissions.publish, permissions.subscribe)
+            for allowed in (permissions.published, permissions.subscribed)
         )
         kinds = ["STANDARD", "WEBSOCKET"] if websocket else ["STANDARD"]
         own = {"type": "user", **_UNLIMITED, "pub": pub, "sub": sub, "allowed_connection_types": kinds}

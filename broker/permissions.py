@@ -16,6 +16,8 @@ FOLLOWERS = 4
 stopped by a signal and replaced neither takes messages of its successor nor resets the successor's consumer."""
 OPERATOR, NODE, OBSERVER = "operator", "node", "observer"
 """Users of a run besides its roles: its operator, the supervisors of its nodes, and read-only monitors."""
+ANSWERS = "_R_.>"
+"""Reply subjects, chosen by the server, of requests from other accounts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +26,29 @@ class Permissions:
 
     publish: tuple[str, ...] = ()
     subscribe: tuple[str, ...] = ()
+    serves: tuple[str, ...] = ()
+    """Subjects of requests that the user answers. Users that may publish them reach its account, and no other one."""
 
     def __or__(self, other: Permissions) -> Permissions:
         return Permissions(
-            tuple(dict.fromkeys(self.publish + other.publish)), tuple(dict.fromkeys(self.subscribe + other.subscribe))
+            tuple(dict.fromkeys(self.publish + other.publish)),
+            tuple(dict.fromkeys(self.subscribe + other.subscribe)),
+            tuple(dict.fromkeys(self.serves + other.serves)),
         )
 
     def allows(self, subject: str, *, publish: bool) -> bool:
         """Whether publishing (or subscribing) to a subject without wildcards is permitted."""
-        return any(matches(pattern, subject) for pattern in (self.publish if publish else self.subscribe))
+        return any(matches(pattern, subject) for pattern in (self.published if publish else self.subscribed))
+
+    @property
+    def published(self) -> tuple[str, ...]:
+        """All subjects that the user may publish, answers to requests included."""
+        return (*self.publish, ANSWERS) if self.serves else self.publish
+
+    @property
+    def subscribed(self) -> tuple[str, ...]:
+        """All subjects that the user may subscribe to, those of requests included."""
+        return self.subscribe + self.serves
 
 
 def matches(pattern: str, subject: str) -> bool:

@@ -93,7 +93,7 @@ class PullSubscription:
         self.consumer_lost = False
         """Whether the server reported that the consumer does not exist or is not available."""
         self._prefetch = prefetch
-        self._woken = False
+        self._woken = self._nudged = False
         self._connection = connection
         self._on_delivery = on_delivery
         self._request_subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
@@ -160,7 +160,8 @@ class PullSubscription:
     async def fetch(self, limit: int, timeout: float, linger: float = 0.0) -> list[Msg]:  # noqa: ASYNC109 returns an empty list
         """Return up to `limit` messages as soon as there is one.
 
-        The list is empty after `timeout` seconds without a message, after `wake`, or if the consumer is lost.
+        The list is empty after `timeout` seconds without a message, after `wake` or `nudge`, or if the consumer is
+        lost.
 
         Args:
             limit: maximum number of messages.
@@ -171,12 +172,13 @@ class PullSubscription:
         while not (self._buffer or self.consumer_lost or self._woken) and (left := end - time.monotonic()) > 0:
             self._arrived.clear()
             await self._refill()
-            if self._buffer:
+            if self._buffer or self._nudged:
                 break
             try:
                 await asyncio.wait_for(self._arrived.wait(), min(left, self._expires + _GRACE))
             except TimeoutError:
                 continue
+        self._nudged = False
         end = time.monotonic() + linger
         while 0 < len(self._buffer) < limit and (left := end - time.monotonic()) > 0:
             self._arrived.clear()
@@ -212,6 +214,11 @@ class PullSubscription:
     def wake(self) -> None:
         """Make `fetch` return without waiting from now on."""
         self._woken = True
+        self._arrived.set()
+
+    def nudge(self) -> None:
+        """Make the running or the next `fetch` request messages, and return without waiting for them."""
+        self._nudged = True
         self._arrived.set()
 
     @property

@@ -2,6 +2,7 @@
 
 relax.<run>.group.<step>.<index>.<field>     a cell of a training row
 relax.<run>.eval.<version>.<index>.<field>   a cell of an evaluation row
+relax.<run>.<kind>.<step>.<index>.turns.<attempt>.<k>   turns of a row's samples, while they are generated
 relax.<run>.batch.<step>                     rows that a step trains
 relax.<run>.weights.<version>                location and fingerprint of a weight version
 relax.<run>.checkpoint.<version>             a durable checkpoint
@@ -10,6 +11,8 @@ relax.<run>.critic.<version>                 fingerprint of a version of the cri
 relax.<run>.critic_checkpoint.<version>      a durable checkpoint of the critic
 relax.<run>.event.<role>.<n>.<kind>          event of an actor or the supervision, JSON
 relax.<run>.metric.<role>.<n>                metrics of an actor, JSON
+relax.<run>.env.<n>                          requests to an actor that hosts environments; in no stream
+relax.<run>.generate.<n>                     requests to an actor that generates; in no stream
 """
 
 from __future__ import annotations
@@ -24,7 +27,10 @@ NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 
 ROW_KINDS = ("group", "eval")
+TURNS = "turns"
 NUMBERED_KINDS = ("batch", "weights", "checkpoint", "evaluation", "critic", "critic_checkpoint")
+SERVICES = ("env", "generate")
+"""Kinds of requests between actors, which no stream stores."""
 
 
 def check_name(name: str, what: str) -> str:
@@ -73,7 +79,8 @@ class RowId:
 class CellId:
     """Parsed subject of a cell: a field of a row, or a numbered cell such as `batch.7`.
 
-    The number of a numbered cell is its `step`; its `index` is -1 and its `field` empty.
+    The number of a numbered cell is its `step`; its `index` is -1 and its `field` empty. The `field` of a turn cell is
+    `turns.<attempt>.<k>`.
     """
 
     kind: str
@@ -126,7 +133,15 @@ class Subjects:
 
     def row(self, row: RowId) -> str:
         """Filter for all cells of a row."""
-        return f"{self.prefix}.{row}.*"
+        return f"{self.prefix}.{row}.>"
+
+    def turn(self, row: RowId, attempt: int | str, k: int | str) -> str:
+        """Subject of a turn cell of a row; `*` matches all attempts or cells."""
+        return f"{self.prefix}.{row}.{TURNS}.{attempt}.{k}"
+
+    def turns(self, kind: str) -> str:
+        """Filter for the turn cells of all rows of a kind."""
+        return f"{self.prefix}.{kind}.*.*.{TURNS}.*.*"
 
     def numbered(self, kind: str, number: int | str) -> str:
         """Subject of a numbered cell (see `NUMBERED_KINDS`); `*` matches all numbers.
@@ -147,9 +162,20 @@ class Subjects:
         """Subject of an actor's metrics."""
         return f"{self.prefix}.metric.{role}.{n}"
 
+    def service(self, kind: str, n: int | str) -> str:
+        """Subject of requests to actor `n` of the role that serves a kind of them (see `SERVICES`); `*` for any actor.
+
+        Raises:
+            SubjectError: `kind` is not one of `SERVICES`.
+        """
+        if kind not in SERVICES:
+            msg = f"no service {kind!r}; there are {', '.join(SERVICES)}"
+            raise SubjectError(msg)
+        return f"{self.prefix}.{kind}.{n}"
+
     def table_subjects(self) -> list[str]:
         """Subjects of the table stream."""
-        rows = [f"{self.prefix}.{kind}.*.*.*" for kind in ROW_KINDS]
+        rows = [name for kind in ROW_KINDS for name in (f"{self.prefix}.{kind}.*.*.*", self.turns(kind))]
         return rows + [f"{self.prefix}.{kind}.*" for kind in NUMBERED_KINDS]
 
     def log_subjects(self) -> list[str]:
@@ -168,6 +194,9 @@ class Subjects:
             kind, step, index, field = parts
             if _NUMBER.fullmatch(step) and _NUMBER.fullmatch(index) and NAME.fullmatch(field):
                 return CellId(kind, int(step), int(index), field)
+        is_turn = len(parts) == 6 and parts[0] in ROW_KINDS and parts[3] == TURNS  # noqa: PLR2004
+        if is_turn and all(_NUMBER.fullmatch(part) for part in (*parts[1:3], *parts[4:])):
+            return CellId(parts[0], int(parts[1]), int(parts[2]), ".".join(parts[3:]))
         if len(parts) == 2 and parts[0] in NUMBERED_KINDS and _NUMBER.fullmatch(parts[1]):  # noqa: PLR2004
             return CellId(parts[0], int(parts[1]))
         msg = f"subject {subject[:200]!r} does not name a cell of run {self.run!r}"

@@ -15,6 +15,7 @@ from broker.permissions import NODE, OBSERVER, OPERATOR
 from broker.subjects import NUMBERED_KINDS, RowId, Subjects
 from relax_actors import messages
 from relax_actors.config import Config
+from relax_actors.config.media import MediaSection
 from relax_actors.monitoring.render import fields_of
 from relax_actors.registry.catalog import ROLES
 from relax_actors.roles import built_in_spec
@@ -28,6 +29,12 @@ SCORING_ROLES = [name for name in ROLES.built_in if built_in_spec(name).section 
 FLOATS, INTS = np.array([-0.25, -0.5], np.float32), np.array([5, 3], np.int32)
 FINGERPRINT = "5f0c1a7d93b24e68a1d0c7f2e9b84d36"
 
+REQUESTS = (
+    messages.EnvironmentRequest([messages.Open("group.12.3/0/0", {"answer": "35"}, 77)], [], ["group.11.2/0/0"]),
+    messages.EnvironmentAnswers(
+        [messages.EnvironmentAnswer("group.12.3/0/0", -1, [{"role": "user", "content": "53"}])]
+    ),
+)
 # One example of each kind of cell.
 EXAMPLES: dict[str, Any] = {
     "prompt": messages.Prompt("53>", INTS, "35", {}, 77, 11),
@@ -103,7 +110,7 @@ def meaning(cls: type) -> str:
 
 
 def config() -> Config:
-    """A run with all built-in roles."""
+    """A run with all built-in roles, although no single run has both media and environments."""
     data = {"kind": "python", "function": "none.make"}
     tree = {
         "run": {"name": "demo"},
@@ -111,10 +118,11 @@ def config() -> Config:
         "data": data,
         "eval": {"data": data},
         "critic": {},
-        "media": {},
+        "environment": {"name": "none.Game"},
+        "gateway": {},
         "roles": {name: {} for name in SCORING_ROLES},
     }
-    return Config.model_validate(tree)
+    return Config.model_validate(tree).model_copy(update={"media": MediaSection()})
 
 
 def cells(subjects: Subjects) -> list[str]:
@@ -129,6 +137,8 @@ def cells(subjects: Subjects) -> list[str]:
         lines += [f"### `{pattern}`", "", "Log-probs `[total] float32`, in the layout of the trajectory's own.", ""]
     values = subjects.cell(ROW, "values").replace(str(ROW), "group.<step>.<index>")
     lines += [f"### `{values}`", "", "Values of the critic, `[total] float32`, in the same layout.", ""]
+    turns = subjects.turn(ROW, 0, 1).replace(f"{ROW}.turns.0.1", "group.<step>.<index>.turns.<attempt>.<k>")
+    lines += [f"### `{turns}`", "", f"{meaning(messages.Turns)} Fields of a turn: {fields(messages.Turn)}.", ""]
     for kind in NUMBERED_KINDS:
         number = "step" if kind == "batch" else "version"
         lines += [f"### `{subjects.numbered(kind, f'<{number}>')}`", ""]
@@ -159,7 +169,8 @@ def rights(run: Config) -> list[str]:
         allowed = permissions(run, user)
         lines += [f"### {user}", "", *([f"{said[user][:1].upper()}{said[user][1:]}.", ""] if user in said else [])]
         lines += ["```", *(f"pub {subject}" for subject in allowed.publish)]
-        lines += [*(f"sub {subject}" for subject in allowed.subscribe), "```", ""]
+        lines += [f"sub {subject}" for subject in allowed.subscribe]
+        lines += [*(f"answer {subject}" for subject in allowed.serves), "```", ""]
     return lines
 
 
@@ -198,6 +209,19 @@ def page() -> str:
         title = f"### `{subject}`" + (", of each step" if name == "step" else "")
         lines = [title, "", "```json", json.dumps(LOG[name]), "```", ""]
         head += lines
+    asked = [
+        "## Requests",
+        "",
+        f"`{subjects.service('env', '<n>')}`: operations on sessions of actor `n` of the role `environment`, in no",
+        "stream. The answers go to the request's reply subject, in as many messages as there are moments in which some",
+        "are ready. Both are encoded as cells.",
+        "",
+        *(
+            f"- {meaning(type(value))} Fields: {fields(type(value))}. `{fields_of(encode(value, AUTHOR))}`"
+            for value in REQUESTS
+        ),
+        "",
+    ]
     state = [
         "## The state",
         "",
@@ -211,7 +235,7 @@ def page() -> str:
         "Credentials written by `relax keys` grant exactly these permissions.",
         "",
     ]
-    return "\n".join([*head, *state, *rights(run)]).rstrip() + "\n"
+    return "\n".join([*head, *asked, *state, *rights(run)]).rstrip() + "\n"
 
 
 if __name__ == "__main__":

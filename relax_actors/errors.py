@@ -60,5 +60,9 @@ class EngineError(RelaxError):
     """Repeated failure of an engine with the current rows: counted against these rows."""
 
 
+class EpisodesFailedError(RelaxError):
+    """Failure of the environment in all samples of a row: counted against the row."""
+
+
 class FencedError(ActorError):
     """Fencing of this incarnation: a later incarnation of the actor has started, so this one must exit."""

@@ -14,6 +14,7 @@ ADVANTAGE_SETTINGS: dict[str, tuple[str, ...]] = {
     "rloo": ("scale", "epsilon"),
     "length_weighted": ("scale", "epsilon"),
     "passk": ("scale", "epsilon"),
+    "turn": ("scale", "epsilon"),
     "ema": ("ema_decay",),
     "returns": ("gamma",),
     "gae": ("gamma", "gae_lambda"),

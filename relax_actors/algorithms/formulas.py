@@ -39,6 +39,7 @@ ADVANTAGES = {
         r"(r_{(1)} - r_{(2)}) \, \mathbb{1}[i = \arg\max_j r_j]",
     ),
     "mean_ratio": ("(r - mean(r)) / mean(r)", r"\frac{r_i - \bar{r}}{\bar{r}}"),
+    "turn": ("G_k - mean(G of all turns)", r"G_{i,k} - \operatorname{mean}(G), \quad t \in \text{turn } k"),
     "ema": ("r - b, then b <- decay b + (1 - decay) r", r"r_i - b, \quad b \leftarrow \eta b + (1 - \eta) r_i"),
     "reward": ("r", r"r_i"),
     "none": ("0", r"0"),

@@ -132,7 +132,7 @@ def _components(config: Config) -> Iterator[str]:
 def _has_token_advantages(algorithm: AlgorithmSection) -> bool:
     """Whether the built-in estimators give the tokens of a sample different advantages."""
     by_kl = algorithm.advantage == "greedy" and algorithm.kl.place == "reward"
-    return by_kl or algorithm.advantage in ("returns", "gae", "optimal_token", "optimal_turn")
+    return by_kl or algorithm.advantage in ("returns", "gae", "optimal_token", "optimal_turn", "turn")
 
 
 def _shaping(config: Config) -> Iterator[str]:

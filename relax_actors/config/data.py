@@ -34,6 +34,8 @@ class TokenizerSection(Section):
     """All characters that prompts and completions may contain."""
     end: str = "#"
     """End-of-sequence character; must be in the alphabet."""
+    chat_template: str | None = None
+    """Jinja template that writes a conversation with these characters, `end` behind each answer; none if not set."""
 
 
 class ModelSection(Section):

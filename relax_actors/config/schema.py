@@ -10,6 +10,8 @@ from pydantic import Field, field_validator, model_validator
 from broker.subjects import check_name
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.config.data import DataSection, EvalSection, ModelSection
+from relax_actors.config.environment import EnvironmentSection
+from relax_actors.config.gateway import AgentSection, GatewaySection
 from relax_actors.config.infrastructure import BrokerSection, StoreSection, SupervisionSection
 from relax_actors.config.media import MediaSection, is_multimodal
 from relax_actors.config.placement import PlacementSection
@@ -59,6 +61,9 @@ class Config(Section):
     prompts: PromptsSection = PromptsSection()
     media: MediaSection | None = None
     rollout: RolloutSection = RolloutSection()
+    environment: EnvironmentSection | None = None
+    gateway: GatewaySection | None = None
+    agent: AgentSection | None = None
     reward: RewardSection = RewardSection()
     advantages: AdvantagesSection = AdvantagesSection()
     trainer: TrainerSection = TrainerSection()
@@ -126,6 +131,41 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _agents(self) -> Config:
+        """Give every run with agents a gateway, by which they ask the policy."""
+        if self.agent is None:
+            return self
+        if self.environment is not None or self.eval is not None:
+            other = "environment" if self.environment is not None else "eval"
+            msg = f"[agent] and [{other}] exclude each other: agents own their loop, and work on training rows alone"
+            raise ValueError(msg)
+        if self.gateway is None:
+            object.__setattr__(self, "gateway", GatewaySection())
+        if "function" not in self.reward.model_fields_set and "actor" not in self.reward.model_fields_set:
+            object.__setattr__(self, "reward", self.reward.model_copy(update={"function": "environment"}))
+        return self
+
+    @model_validator(mode="after")
+    def _episodes(self) -> Config:
+        """Let the environment give the reward, unless the reward is set."""
+        if self.environment is None:
+            return self
+        if "function" not in self.reward.model_fields_set and "actor" not in self.reward.model_fields_set:
+            object.__setattr__(self, "reward", self.reward.model_copy(update={"function": "environment"}))
+        if self.eval is not None and "reward" not in self.eval.model_fields_set:
+            object.__setattr__(self, "eval", self.eval.model_copy(update={"reward": "environment"}))
+        if self.trainer.router_replay:
+            msg = "trainer.router_replay: the experts of episodes with [environment] are not recorded; set it to false"
+            raise ValueError(msg)
+        if self.environment.credit == "turn" and self.reward.function != "environment":
+            msg = (
+                f'environment.credit = "turn" gives credit by the rewards of the environment, but reward.function is '
+                f'{self.reward.function!r}; set reward.function = "environment", or environment.credit = "episode"'
+            )
+            raise ValueError(msg)
+        return self
+
+    @model_validator(mode="after")
     def _across(self) -> Config:
         if (
             self.staleness.policy == "correct"
@@ -165,6 +205,12 @@ class Config(Section):
     def store_path(self) -> Path:
         """The folder of the store."""
         return self.store.path or self.folder / "store"
+
+    @property
+    def local_agent(self) -> AgentSection | None:
+        """The section [agent] if actors of this run run the agents."""
+        agent = self.agent
+        return agent if agent is not None and (agent.command or agent.function) else None
 
     @property
     def updates_in_flight(self) -> bool:

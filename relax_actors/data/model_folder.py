@@ -67,6 +67,8 @@ def prepare(config: Config, folder: Path) -> None:
     _check_sizes(fields, "model.architecture")
     folder.mkdir(parents=True, exist_ok=True)
     ids = make_character_tokenizer(tokenizer.alphabet, tokenizer.end, folder, list(special.values()))
+    if tokenizer.chat_template is not None:
+        (folder / "chat_template.jinja").write_text(tokenizer.chat_template)
     wanted = fields.get("vocab_size", ids["vocab_size"])
     if wanted < ids["vocab_size"]:
         msg = f"model.architecture.vocab_size is {wanted}, the tokenizer has {ids['vocab_size']} ids; leave it out"

@@ -79,6 +79,7 @@ class PromptMaker:
         whole: maximum tokens of a sequence; see `room`.
         max_tokens: maximum tokens of a completion, which the prompt must leave room for.
         admission: of media; None for a model of text alone.
+        keeps_messages: whether prompts hold their chat messages, which episodes continue.
     """
 
     def __init__(
@@ -88,7 +89,10 @@ class PromptMaker:
         whole: int,
         max_tokens: int,
         admission: MediaAdmission | None = None,
+        *,
+        keeps_messages: bool = False,
     ) -> None:
+        self._keeps_messages = keeps_messages
         self._data, self._tokenizer, self._admission = data, tokenizer, admission
         self._room = whole - max_tokens
         self._whole, self._max_tokens = whole, max_tokens
@@ -123,6 +127,8 @@ class PromptMaker:
         if self._admission is not None:
             media = self._media(task, tokens)
             fields["media"] = self._admission.sources(media, row, task.origin or "a task")
+        if self._keeps_messages:
+            fields["messages"] = self._chat_of(task) or []
         return Prompt(text, tokens, task.answer, task.metadata, **fields)
 
     def _without_messages(self, task: Task) -> Task:
@@ -223,21 +229,27 @@ class PromptMaker:
 
     def text(self, task: Task) -> str:
         """Text that the model reads."""
-        messages = task.prompt
+        messages = self._chat_of(task)
+        if messages is not None:
+            return self._tokenizer.chat(messages)
+        text = self._templated(str(task.prompt))
         if self._admission is not None and (task.media or self._has_placeholders(task)):
-            messages = self._messages(task)
-            if isinstance(task.prompt, str):
-                messages = with_parts([{"role": "user", "content": self._templated(task.prompt)}])
-                if not self._chats:
-                    return self._with_markers(messages[0]["content"])
-        elif isinstance(messages, str):
-            text = self._templated(messages)
+            return self._with_markers(with_parts([{"role": "user", "content": text}])[0]["content"])
+        return text
+
+    def _chat_of(self, task: Task) -> list[dict[str, Any]] | None:
+        """Return the messages that a chat template formats; None if the prompt is plain text."""
+        if isinstance(task.prompt, str):
             if not self._chats:
-                return text
-            messages = [{"role": "user", "content": text}]
+                return None
+            messages = [{"role": "user", "content": self._templated(task.prompt)}]
+        else:
+            messages = task.prompt
+        if self._admission is not None and (task.media or self._has_placeholders(task)):
+            messages = with_parts(messages)
         if self._data.system is not None:
             messages = [{"role": "system", "content": self._data.system}, *messages]
-        return self._tokenizer.chat(messages)
+        return messages
 
     def _templated(self, prompt: str) -> str:
         return self._data.template.replace("{prompt}", prompt)

@@ -134,13 +134,29 @@ class Tokenizer:
             return True
         return "chat_template" in _json_object(self._folder / "tokenizer_config.json")
 
-    def chat(self, messages: list[dict[str, Any]], **variables: Any) -> str:
-        """Messages formatted by the chat template, with the prompt for the model's answer.
+    @cached_property
+    def chat_template(self) -> str:
+        """Text of the chat template; empty if the folder has none."""
+        path = self._folder / "chat_template.jinja"
+        if path.exists():
+            return path.read_text()
+        found = _json_object(self._folder / "tokenizer_config.json").get("chat_template", "")
+        return found if isinstance(found, str) else json.dumps(found)
+
+    def spell(self, tokens: Sequence[int] | NDArray[Any]) -> str:
+        """Text of token ids with its special tokens, but without the stop token at its end."""
+        ids = [int(token) for token in tokens]
+        ids = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
+        return str(self._inner.decode(ids, skip_special_tokens=False))
+
+    def chat(self, messages: list[dict[str, Any]], *, asks: bool = True, **variables: Any) -> str:
+        """Messages formatted by the chat template.
 
         The template is code of the model's author. Jinja's sandbox gives it no access to files or modules.
 
         Args:
             messages: `role`, `content` and what else the template reads.
+            asks: whether the prompt for the model's answer follows.
             variables: further variables of the template, such as `tools`.
 
         Raises:
@@ -149,7 +165,7 @@ class Tokenizer:
         """
         formatter = self.formatter
         try:
-            return str(formatter.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **variables))
+            return str(formatter.apply_chat_template(messages, tokenize=False, add_generation_prompt=asks, **variables))
         except Exception as error:
             msg = (
                 f"the chat template of {self._folder} raised {type(error).__name__}: {str(error)[:300]}; correct the "

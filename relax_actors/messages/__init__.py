@@ -17,25 +17,40 @@ from relax_actors.messages.cells import (
     Shard,
     Weights,
 )
+from relax_actors.messages.environment import (
+    Act,
+    EnvironmentAnswer,
+    EnvironmentAnswers,
+    EnvironmentRequest,
+    Fault,
+    Open,
+)
 from relax_actors.messages.media import KINDS_OF_MEDIA, Media, MediaSource, ObservedMedia, PreparedPrompt
 from relax_actors.messages.samples import NOT_SAMPLED, FinishReason, Sample, TokenSequence
 from relax_actors.messages.teacher import TeacherScores
 from relax_actors.messages.trajectory import Trajectory
+from relax_actors.messages.turns import Turn, Turns
 
 __all__ = [
     "KINDS_OF_MEDIA",
     "NOT_SAMPLED",
+    "Act",
     "Advantage",
     "Batch",
     "Checkpoint",
     "CriticVersion",
     "DropReason",
     "Dropped",
+    "EnvironmentAnswer",
+    "EnvironmentAnswers",
+    "EnvironmentRequest",
     "Evaluation",
+    "Fault",
     "FinishReason",
     "Media",
     "MediaSource",
     "ObservedMedia",
+    "Open",
     "PreparedPrompt",
     "Prompt",
     "Quarantined",
@@ -48,5 +63,7 @@ __all__ = [
     "TeacherScores",
     "TokenSequence",
     "Trajectory",
+    "Turn",
+    "Turns",
     "Weights",
 ]

@@ -37,6 +37,7 @@ class DropReason(StrEnum):
     TOO_OLD = "too_old"
     SURPLUS = "surplus"
     LOST_SEGMENT = "lost_segment"
+    TRUNCATED = "truncated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class Prompt:
         greedy: whether to choose the most likely tokens.
         requeue_of: quarantined row with the same task, if the row was requeued; else empty.
         media: images, videos and sounds of the prompt in the order of their placeholders in `tokens`, one token each.
+        messages: the prompt as chat messages, with those of [data]; empty for a text without chat template.
 
     Raises:
         ValueError: the tokens are no one-dimensional integers, or a number is out of range.
@@ -69,6 +71,7 @@ class Prompt:
     greedy: bool = False
     requeue_of: str = ""
     media: list[MediaSource] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 1 or self.tokens.dtype.kind not in "iu":

@@ -55,6 +55,8 @@ def flatten_samples(prompt_tokens: Array, samples: Sequence[Sample], fingerprint
         "shared_lengths": _none_if_all(len(prompt_tokens), shared),
         "spans": _stored_spans(own),
         "metrics": {name: [float(sample.metrics[name]) for sample in samples] for name in names},
+        "turn_rewards": _turn_rewards(samples),
+        "conversations": [s.messages for s in samples] if any(s.messages for s in samples) else [],
         "prompt_experts": experts[0],
         "routed_experts": experts[1],
     }
@@ -66,6 +68,12 @@ def _count_shared(prompt: Array, sequence: TokenSequence) -> int:
     limit = min(len(prompt), int(sampled[0]) if len(sampled) else len(sequence.token_ids))
     differences = np.flatnonzero(np.asarray(prompt[:limit]) != sequence.token_ids[:limit])
     return int(differences[0]) if len(differences) else limit
+
+
+def _turn_rewards(samples: Sequence[Sample]) -> Array | None:
+    """Concatenate the rewards of turns; None unless all samples have them."""
+    given = [sample.turn_rewards for sample in samples if sample.turn_rewards is not None]
+    return np.concatenate(given).astype(np.float32) if len(given) == len(samples) else None
 
 
 def _int32(array: Array, name: str) -> Array:

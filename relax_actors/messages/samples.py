@@ -21,6 +21,17 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
+    ENV_DONE = "env_done"
+    MAX_TURNS = "max_turns"
+    TOKEN_BUDGET = "token_budget"  # noqa: S105 no password
+    TIMEOUT = "timeout"
+    ERROR = "error"
+
+
+TRUNCATED = frozenset(
+    {FinishReason.LENGTH, FinishReason.ABORT, FinishReason.MAX_TURNS, FinishReason.TOKEN_BUDGET, FinishReason.TIMEOUT}
+)
+"""Reasons of samples that were cut off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +105,17 @@ class Sample:
         text: what the model wrote, decoded.
         finish_reason: why the sample ended.
         metrics: measurements of the sample, such as turns, tool calls or the environment's reward.
+        turn_rewards: `[turns] float32`, reward of each generation of an episode in the order of the spans of the
+            sequences; None if turns have no rewards.
+        messages: the conversation of an episode, for reward functions that read it.
     """
 
     sequences: tuple[TokenSequence, ...]
     text: str = ""
     finish_reason: str = FinishReason.STOP
     metrics: Mapping[str, float] = field(default_factory=dict)
+    turn_rewards: Array | None = None
+    messages: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def tokens(self) -> Array:

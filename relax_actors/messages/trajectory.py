@@ -51,6 +51,9 @@ class Trajectory:
         spans: `[spans, 2] int32`, begin and end of each generation among the `total` tokens; None if each run of
             sampled tokens is one generation.
         metrics: name -> `[n]`, measurements of the samples.
+        turn_rewards: `[spans] float32`, reward of each generation, in the order of `turn_spans`; None if turns have no
+            rewards.
+        conversations: `[n]`, messages of the samples of an episode; empty if the samples are completions.
         greedy_samples: how many of the samples, the last ones, are greedy baselines of the others; none of their
             tokens are trained.
         prompt_experts: `[1 or sequences, prompt_len - 1, moe_layers, experts_per_token]` uint8 or int16 as
@@ -76,6 +79,8 @@ class Trajectory:
     shared_lengths: Array | None = None
     spans: Array | None = None
     metrics: dict[str, list[float]] = field(default_factory=dict)
+    turn_rewards: Array | None = None
+    conversations: list[list[dict[str, Any]]] = field(default_factory=list)
     greedy_samples: int = 0
     prompt_experts: Array | None = None
     routed_experts: Array | None = None
@@ -87,6 +92,7 @@ class Trajectory:
         self._check_tokens()
         self._check_fingerprints()
         self._check_spans()
+        self._check_turns()
         sizes = len(self.prompt_tokens), len(self.lengths), len(self.token_ids)
         check_experts(self.prompt_experts, self.routed_experts, sizes)
 
@@ -148,6 +154,24 @@ class Trajectory:
         return found
 
     @property
+    def turn_spans(self) -> Array:
+        """Begin and end of each generation among the `total` tokens, `[spans, 2] int32`."""
+        if self.spans is not None:
+            return self.spans
+        found: Array
+        ends = np.cumsum(self.lengths, dtype=np.int64).tolist()
+        parts = [runs(self.versions[end - n : end] >= 0) + end - n for end, n in zip(ends, self.lengths, strict=True)]
+        found = np.concatenate(parts).astype(np.int32)
+        return found
+
+    @property
+    def turn_counts(self) -> Array:
+        """Number of generations of each sample, `[n] int64`."""
+        bounds = np.concatenate([[0], np.cumsum(self.sample_lengths)])
+        found: Array = np.diff(np.searchsorted(self.turn_spans[:, 0], bounds))
+        return found
+
+    @property
     def oldest_version(self) -> int:
         """Oldest weight version that sampled a trained token."""
         return int(self.versions[self.trained].min())
@@ -166,11 +190,15 @@ class Trajectory:
     @property
     def samples(self) -> list[Sample]:
         """The samples, in order."""
-        sequences, found = self.iter_sequences(), []
+        sequences, found, turns = self.iter_sequences(), [], [0]
+        if self.turn_rewards is not None:
+            turns = np.cumsum([0, *self.turn_counts]).tolist()
         for i, count in enumerate(self.counts.tolist()):
             metrics = {name: values[i] for name, values in self.metrics.items()}
             own = tuple(next(sequences) for _ in range(count))
-            found.append(Sample(own, self.texts[i], FinishReason(self.finish_reasons[i]), metrics))
+            rewards = None if self.turn_rewards is None else self.turn_rewards[turns[i] : turns[i + 1]]
+            said = self.conversations[i] if self.conversations else []
+            found.append(Sample(own, self.texts[i], FinishReason(self.finish_reasons[i]), metrics, rewards, said))
         return found
 
     def iter_sequences(self, *, spans: bool = True, experts: bool = True) -> Iterator[TokenSequence]:
@@ -300,6 +328,18 @@ class Trajectory:
                 f"a trajectory has {len(self.fingerprints)} fingerprints, but {count} versions sampled its tokens; "
                 "give one for each version, or none"
             )
+            raise ValueError(msg)
+
+    def _check_turns(self) -> None:
+        if self.conversations and len(self.conversations) != len(self.texts):
+            msg = f"a trajectory of {len(self.texts)} samples has {len(self.conversations)} conversations"
+            raise ValueError(msg)
+        rewards = self.turn_rewards
+        if rewards is None:
+            return
+        turns = len(self.turn_spans)
+        if rewards.shape != (turns,) or rewards.dtype.kind != "f" or not np.isfinite(rewards).all():
+            msg = f"turn_rewards of a trajectory are {rewards.dtype}{list(rewards.shape)}, not {turns} finite numbers"
             raise ValueError(msg)
 
     def _check_spans(self) -> None:

@@ -20,6 +20,9 @@ ROLES: Registry[type] = Registry(
         "prompts": "relax_actors.roles.prompts:PromptSource",
         "media": "relax_actors.roles.media:MediaRole",
         "rollout": "relax_actors.roles.rollout:Rollout",
+        "environment": "relax_actors.roles.environment:EnvironmentRole",
+        "gateway": "relax_actors.roles.gateway:GatewayRole",
+        "agent": "relax_actors.roles.agent:AgentRole",
         "reward": "relax_actors.roles.reward:RewardRole",
         "advantages": "relax_actors.roles.advantages:Advantages",
         "trainer": "relax_actors.roles.trainer:Trainer",
@@ -41,6 +44,7 @@ ADVANTAGES: Registry[Callable[..., Any]] = Registry(
         "mean_ratio": "relax_actors.algorithms.advantages.baselines:mean_ratio",
         "length_weighted": "relax_actors.algorithms.advantages.baselines:length_weighted",
         "greedy": "relax_actors.algorithms.advantages.baselines:greedy",
+        "turn": "relax_actors.algorithms.advantages.turns:turn",
         "ema": "relax_actors.algorithms.advantages.baselines:ema",
         "reward": "relax_actors.algorithms.advantages.baselines:reward",
         "none": "relax_actors.algorithms.advantages.baselines:none",
@@ -76,6 +80,7 @@ REWARDS: Registry[Callable[..., Any]] = Registry(
     "relax_actors.rewards",
     {
         "character_error_rate": "relax_actors.rewards._error_rate:character_error_rate",
+        "environment": "relax_actors.rewards._environment:environment",
         "exact_match": "relax_actors.rewards._text:exact_match",
         "iou": "relax_actors.rewards._boxes:iou",
         "math_verify": "relax_actors.rewards._math_verify:math_verify",
@@ -85,6 +90,17 @@ REWARDS: Registry[Callable[..., Any]] = Registry(
         "reasoning_gym_score": "relax_actors.rewards._reasoning_gym:reasoning_gym_score",
         "temporal_iou": "relax_actors.rewards._intervals:temporal_iou",
         "word_error_rate": "relax_actors.rewards._error_rate:word_error_rate",
+    },
+)
+ENVIRONMENTS: Registry[type] = Registry(
+    "environment",
+    "relax_actors.environments",
+    {
+        "gymnasium": "relax_actors.envs.adapters.gymnasium:GymnasiumEnvironment",
+        "mcp": "relax_actors.envs.adapters.mcp:McpEnvironment",
+        "openenv": "relax_actors.envs.adapters.openenv:OpenEnvEnvironment",
+        "python": "relax_actors.envs.tools.python:PythonEnvironment",
+        "reasoning_gym": "relax_actors.envs.adapters.reasoning_gym:ReasoningGymEnvironment",
     },
 )
 DATA_SOURCES: Registry[Callable[..., Any]] = Registry(
@@ -151,6 +167,7 @@ ALL: tuple[Registry[Any], ...] = (
     POLICY_LOSSES,
     CORRECTIONS,
     REWARDS,
+    ENVIRONMENTS,
     DATA_SOURCES,
     INFERENCE_ENGINES,
     TRAINING_ENGINES,

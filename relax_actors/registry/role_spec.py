@@ -23,8 +23,14 @@ class RoleSpec:
     """Kinds of rows that it writes: "group" for training rows, "eval" for held-out rows."""
     numbered: tuple[str, ...] = ()
     """Kinds of numbered cells that it writes, such as "batch"."""
+    turns: bool = False
+    """Whether it writes turn cells of the rows that it generates."""
     notes: tuple[str, ...] = ()
     """Keys of the run's bucket where it tells others how to reach it; each begins with `note.`."""
+    serves: tuple[str, ...] = ()
+    """Kinds of requests that it answers, such as "env"; see `broker.subjects.SERVICES`."""
+    requests: tuple[str, ...] = ()
+    """Kinds of requests that it sends, in runs with a role that answers them."""
     removes: bool = False
     """Whether it may delete messages of the table and the bucket; only the trainer needs it."""
     single: bool = False

@@ -1,6 +1,7 @@
 """Reward functions: from a completion and its prompt to a number; higher is better.
 
     def my_reward(completion: str, prompt: Prompt) -> float
+    def my_reward(completion: str, prompt: Prompt, sample: Sample) -> float  # reads the conversation of an episode
 
 No reward needs torch. The packages behind `math_verify` and `reasoning_gym_score` are imported on first use.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from relax_actors.rewards._boxes import iou
 from relax_actors.rewards._choice import multiple_choice
+from relax_actors.rewards._environment import environment
 from relax_actors.rewards._error_rate import character_error_rate, word_error_rate
 from relax_actors.rewards._intervals import temporal_iou
 from relax_actors.rewards._math_verify import math_verify
@@ -23,6 +25,7 @@ __all__ = [
     "RewardFunction",
     "character_error_rate",
     "checked",
+    "environment",
     "exact_match",
     "iou",
     "load_reward",

@@ -5,13 +5,15 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 
 from relax_actors.errors import ConfigError
-from relax_actors.messages import Prompt
+from relax_actors.messages import Prompt, Sample
 from relax_actors.registry.catalog import REWARDS
 from relax_actors.rewards._value import checked
 
-RewardFunction = Callable[[str, Prompt], float]
+RewardFunction = Callable[..., float]
+"""Function of (completion, prompt) or, with a parameter of the name `sample`, of (completion, prompt, sample)."""
 
 
 def load_reward(path: str, setting: str = "reward.function") -> RewardFunction:
@@ -24,14 +26,15 @@ def load_reward(path: str, setting: str = "reward.function") -> RewardFunction:
         setting: the configuration key that errors quote.
 
     Raises:
-        ConfigError: unknown name, package not installed, or a function that does not take (completion, prompt).
+        ConfigError: unknown name, package not installed, or a function that does not take (completion, prompt), and
+            perhaps `sample`.
     """
     reward = REWARDS.load(path, setting)
     where = f"{setting} = {path!r}"
     if not callable(reward):
         msg = f"{where} is a {type(reward).__name__}; name a function of (completion, prompt) that returns a number"
         raise ConfigError(msg)
-    if inspect.iscoroutinefunction(reward) or not _takes_two(reward):
+    if inspect.iscoroutinefunction(reward) or not _takes_completion_and_prompt(reward):
         msg = f"{where} cannot be called with (completion, prompt); write def {path[-40:]}(completion, prompt) -> float"
         raise ConfigError(msg)
     getattr(reward, "check_requirements", lambda: None)()
@@ -57,15 +60,32 @@ def load_rewards(weights: Mapping[str, float], setting: str = "reward.function")
             raise ConfigError(msg)
     parts = [(path, float(weight), load_reward(path, setting)) for path, weight in weights.items()]
 
-    def weighted(completion: str, prompt: Prompt) -> float:
-        return sum(weight * checked(reward(completion, prompt), path) for path, weight, reward in parts)
+    def weighted(completion: str, prompt: Prompt, sample: Sample | None = None) -> float:
+        return sum(
+            weight * checked(call_reward(reward, completion, prompt, sample), path) for path, weight, reward in parts
+        )
 
     return weighted
 
 
-def _takes_two(function: Callable[..., object]) -> bool:
+def call_reward(function: RewardFunction, completion: str, prompt: Prompt, sample: Sample | None) -> object:
+    """Call a reward function, with the sample if it has a parameter for it."""
+    return function(completion, prompt, sample=sample) if takes_sample(function) else function(completion, prompt)
+
+
+@lru_cache(maxsize=256)
+def takes_sample(function: RewardFunction) -> bool:
+    """Whether a reward function has a parameter `sample`: it reads the conversation, the metrics or the turns."""
     try:
-        inspect.signature(function).bind("completion", "prompt")
+        return "sample" in inspect.signature(function).parameters
+    except ValueError:  # a built-in function without a signature
+        return False
+
+
+def _takes_completion_and_prompt(function: Callable[..., object]) -> bool:
+    try:
+        more = {"sample": None} if takes_sample(function) else {}
+        inspect.signature(function).bind("completion", "prompt", **more)
     except TypeError:
         return False
     except ValueError:  # a built-in function without a signature

@@ -61,7 +61,14 @@ class Evaluator(StatefulRole):
         self._rows = min(config.eval.rows, len(self._source))
         tokenizer = Tokenizer(config.model_path)
         admission = admission_of(config, self.context.table.store)
-        self._maker = PromptMaker(config.eval.data, tokenizer, room(config), config.rollout.max_tokens, admission)
+        self._maker = PromptMaker(
+            config.eval.data,
+            tokenizer,
+            room(config),
+            config.rollout.max_tokens,
+            admission,
+            keeps_messages=config.environment is not None,
+        )
         # Mean reward of each ended row by version and index; None for rows without a reward.
         self._ended: dict[int, dict[int, float | None]] = {}
         self._done: set[int] = set()

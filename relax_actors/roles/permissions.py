@@ -24,7 +24,9 @@ from broker.permissions import (
 )
 from broker.subjects import ROW_KINDS, Subjects
 from relax_actors.config import Config
-from relax_actors.roles.registry import role_names, spec_of
+from relax_actors.registry.role_spec import RoleSpec
+from relax_actors.roles.registry import role_class, role_names, spec_of
+from relax_actors.runtime.service_role import ServiceRole
 
 
 def users(config: Config) -> list[str]:
@@ -96,9 +98,25 @@ def _role(config: Config, subjects: Subjects, role: str) -> Permissions:
         subjects.metric(role, "*"),
         *(bucket_key(subjects, name) for name in keys),
         *(subjects.column(name, kind) for kind in ROW_KINDS if kind in spec.kinds for name in spec.writes),
+        *(subjects.turns(kind) for kind in spec.kinds if spec.turns),
         *(subjects.numbered(kind, "*") for kind in spec.numbered),
     ]
     subscribed = tuple(subjects.numbered(kind, "*") for kind in ("weights", "checkpoint"))
-    rows = (allow_follow_consumers if spec.single else allow_pool_consumer)(table, role)
+    rows = Permissions()
+    if not issubclass(role_class(config, role), ServiceRole):
+        rows = (allow_follow_consumers if spec.single else allow_pool_consumer)(table, role)
     removes = allow_removal(table, bucket) if spec.removes else Permissions()
-    return Permissions(tuple(published), subscribed) | allow_read(table, bucket) | rows | removes
+    return (
+        Permissions(tuple(published), subscribed)
+        | _services(config, subjects, spec)
+        | allow_read(table, bucket)
+        | rows
+        | removes
+    )
+
+
+def _services(config: Config, subjects: Subjects, spec: RoleSpec) -> Permissions:
+    """Permit the requests that a role sends and answers."""
+    answered = {kind for name in role_names(config) for kind in spec_of(config, name).serves} if spec.requests else ()
+    sent = tuple(subjects.service(kind, "*") for kind in spec.requests if kind in answered)
+    return Permissions(sent, (), tuple(subjects.service(kind, "*") for kind in spec.serves))

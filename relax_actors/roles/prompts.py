@@ -76,7 +76,14 @@ class PromptSource(StatefulRole):
         self._source = open_data(config.data, config.media)
         tokenizer = Tokenizer(config.model_path)
         admission = admission_of(config, self.context.table.store)
-        self._maker = PromptMaker(config.data, tokenizer, room(config), config.rollout.max_tokens, admission)
+        self._maker = PromptMaker(
+            config.data,
+            tokenizer,
+            room(config),
+            config.rollout.max_tokens,
+            admission,
+            keeps_messages=config.environment is not None or config.agent is not None,
+        )
         self._metrics: dict[str, float] = {}
         # Requeued rows that are not readmitted yet, in the order of their requests (an ordered set).
         self._requeued: dict[RowId, None] = {}

@@ -13,6 +13,7 @@ from relax_actors.errors import ConfigError
 from relax_actors.registry.catalog import ROLES
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import Role, StatefulRole, check_role
+from relax_actors.runtime.service_role import ServiceRole
 
 FAILURES = ("dropped", "quarantined")
 """Columns that every pool role may write, by which a row leaves the run."""
@@ -29,7 +30,7 @@ def complete_spec(cls: type[Role]) -> RoleSpec:
     own = (cls.writes,) if cls.writes else ()
     if issubclass(cls, StatefulRole):
         return replace(cls.spec, writes=tuple(dict.fromkeys((*own, *cls.spec.writes))), single=True)
-    writes = (*own, *FAILURES)
+    writes = () if issubclass(cls, ServiceRole) else (*own, *FAILURES)
     return replace(cls.spec, reads=cls.reads, writes=writes, kinds=cls.kinds)
 
 
@@ -77,7 +78,7 @@ def role_class(config: Config, name: str) -> type[Role]:
 
 def _built_in_class(config: Config, name: str) -> type[Role]:
     """Class of a built-in role, or the class that its section names in its place."""
-    setting, usual = f"{name}.actor", check_role(ROLES.load(name, "role"), name)
+    setting, usual = f"{name}.actor", check_role(ROLES.load(_variant(config, name), "role"), name)
     path = getattr(section_of(config, name), "actor", name)
     if path == name:
         return usual
@@ -96,6 +97,14 @@ def _built_in_class(config: Config, name: str) -> type[Role]:
         msg = f"{setting} = {path!r} has kinds {cls.kinds}; with [eval] they must be {usual.kinds}"
         raise ConfigError(msg)
     return cls
+
+
+def _variant(config: Config, name: str) -> str:
+    """Return the class of a built-in role, which is another one for episodes."""
+    if name == "rollout" and config.agent is not None:
+        return "relax_actors.roles.agent_rollout.AgentRollout"
+    episodes = name == "rollout" and config.environment is not None
+    return "relax_actors.roles.turn_rollout.TurnRollout" if episodes else name
 
 
 def _pool_roles(config: Config) -> list[type[Role]]:

@@ -8,9 +8,11 @@ from typing import ClassVar
 import numpy as np
 
 from broker.store import Store
-from relax_actors.messages import Prompt, Reward
+from relax_actors.messages import Prompt, Reward, Sample
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.rewards import RewardFunction, checked, load_reward, load_rewards
+from relax_actors.rewards.credit import by_turn
+from relax_actors.rewards.loading import call_reward, takes_sample
 from relax_actors.runtime import Role, Row
 from relax_actors.simulation.devices import REWARD, Devices
 
@@ -33,13 +35,23 @@ class RewardScorer:
         paths = [setting] if isinstance(setting, str) else list(setting)
         self._functions: dict[str, RewardFunction] = {path: load_reward(path, name) for path in paths}
 
-    def score(self, text: str, prompt: Prompt) -> tuple[float, dict[str, float]]:
+    @property
+    def reads_samples(self) -> bool:
+        """Whether a function reads more of a sample than its text."""
+        return any(map(takes_sample, self._functions.values()))
+
+    def score(self, text: str, prompt: Prompt, sample: Sample | None = None) -> tuple[float, dict[str, float]]:
         """Return the reward of a completion, and the score of each function of a table by its name.
+
+        `sample` is needed if `reads_samples`.
 
         Raises:
             RowError: a function did not return a finite number.
         """
-        parts = {path: checked(function(text, prompt), path) for path, function in self._functions.items()}
+        parts = {
+            path: checked(call_reward(function, text, prompt, sample), path)
+            for path, function in self._functions.items()
+        }
         if self._weights is None:
             return next(iter(parts.values())), {}
         return sum(self._weights[path] * value for path, value in parts.items()), parts
@@ -82,10 +94,14 @@ class RewardRole(Role):
         scorer = self._eval if row.is_eval else self._train
         if self._devices is not None:
             self._devices.elapse_phase(REWARD, row.prompt.seed, self.progress)
+        environment = self.context.config.environment
+        if environment is not None and environment.credit == "turn" and not row.is_eval:
+            return by_turn(row.trajectory, environment.discount)
         prompt = with_files(row.prompt, self.context.table.store)
-        values, components = [], []
-        for text in row.trajectory.texts:
-            value, parts = scorer.score(text, prompt)
+        texts, values, components = row.trajectory.texts, [], []
+        samples = row.trajectory.samples if scorer.reads_samples else [None] * len(texts)
+        for text, sample in zip(texts, samples, strict=True):
+            value, parts = scorer.score(text, prompt, sample)
             values.append(value)
             components.append(parts)
             self.progress()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import count
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -17,12 +16,15 @@ from relax_actors.config import Config
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.backends import inference_backend
 from relax_actors.engines.protocols import Generation, GenerationRequest, PromptMedia, StopStrings
+from relax_actors.engines.protocols.guests import Guests, InFlight
+from relax_actors.engines.protocols.inference import Refresh
 from relax_actors.errors import ConfigError, RelaxError, RowError, StoreError
 from relax_actors.messages import Prompt, Trajectory
 from relax_actors.messages.experts import split_prompt_experts
 from relax_actors.messages.fingerprints import fingerprints_of
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import More, Results, Role, Row
+from relax_actors.serving.generation_service import GenerationService, Surroundings
 from relax_actors.training.row_media import RowMedia, with_media
 from relax_actors.training.validation import RowValidator
 from relax_actors.weights.stager import Stager
@@ -53,7 +55,7 @@ class Rollout(Role):
     kinds: ClassVar = ("group", "eval")
     batch_wait = BATCH_WAIT_MIN
     prefetch: ClassVar = False
-    spec: ClassVar = RoleSpec(device=True, section="rollout", start_order=60)
+    spec: ClassVar = RoleSpec(device=True, section="rollout", requests=("env",), serves=("generate",), start_order=60)
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         """Return the columns to read: the prompt, and its media if the model takes media."""
@@ -81,6 +83,29 @@ class Rollout(Role):
         self._generated_tokens = 0
         self._model_seconds = 0.0
         self._last_report = 0.0
+        self.guests = Guests()
+        self._service = None if config.gateway is None else self._make_service()
+        if self._service is not None:
+            self.start_service(self._service)
+
+    def start_service(self, service: GenerationService) -> None:
+        """Begin to answer requests of the gateway."""
+        service.start()
+
+    def on_guest(self) -> None:
+        """Take notice of a request of the gateway. Called in the event loop's thread."""
+
+    def _make_service(self) -> GenerationService:
+        config = self.context.config
+        around = Surroundings(
+            self.guests,
+            self._tokenizer,
+            self._engine.context_length,
+            lambda texts: stops_of(self._tokenizer, [*config.rollout.stop, *texts]),
+            self._stager.served,
+            self.on_guest,
+        )
+        return GenerationService(self.context, around)
 
     def handle_many(self, rows: Sequence[Row]) -> list[Trajectory | RelaxError]:
         """Generate the rows and return all results at once; see `stream` for the errors."""
@@ -126,46 +151,89 @@ class Rollout(Role):
         weights are staged and in-flight updates are off: the batch then drains, so that neither is starved.
         """
         first, (version, greedy) = pending.pop(key), key
-        if version is None:
-            self._stager.use_newest(max(row.prompt.min_version for row in first))
-        elif not self._stager.try_use_version(version):
-            yield [(row, StoreError(f"weights {version} are gone")) for row in first]
+        if gone := self._use_weights(version, first):
+            yield gone
             return
-        refresh = self._stager.refresh if version is None and self._in_flight_updates else None
-        # Row and start time, by the number under which the engine returns the row: the order in which rows joined.
-        running: dict[int, tuple[Row, float]] = {}
-        numbers = count()
+        running = InFlight()
         bad: list[tuple[Row, RelaxError]] = []
 
         def start(rows: Sequence[Row]) -> list[GenerationRequest]:
             now = time.monotonic()
-            running.update((next(numbers), (row, now)) for row in rows)
-            return [self._request(row, greedy=greedy) for row in rows]
+            return running.add([(self._request(row, greedy=greedy), (row, now)) for row in rows])
 
         def join(limit: int) -> list[GenerationRequest]:
-            drains = refresh is None and (pending or self._stager.has_newer)
-            if version is not None or drains or any(other != key for other in pending):
-                return []
-            if not pending:
-                bad.extend(self._enqueue(more(limit), pending))
-            serving = self._stager.serving
-            current, arrived = -1 if serving is None else serving.version, pending.pop(key, [])
-            if too_new := [row for row in arrived if row.prompt.min_version > current]:
-                pending[key] = too_new
-            return start([row for row in arrived if row.prompt.min_version <= current])
+            found = running.invite(self.guests) if version is None else []
+            return found + start(self._joining(key, pending, lambda: more(limit), bad))
 
         cpu_start = time.thread_time()
-        for done in self._engine.stream(start(first), self.progress, refresh, join):
-            self._model_seconds += time.thread_time() - cpu_start
-            found: list[tuple[Row, Any]] = []
-            for number, samples in done:
-                row, started = running.pop(number)
-                self._report(samples, time.monotonic() - started)
-                found.append((row, self._trajectory(row, samples)))
-            yield [*found, *bad]
-            bad.clear()
-            cpu_start = time.thread_time()
+        try:
+            for done in self._engine.stream(start(first), self.progress, self._refresh_of(version), join):
+                self._model_seconds += time.thread_time() - cpu_start
+                found: list[tuple[Row, Any]] = []
+                for (row, started), samples in running.take(done):
+                    self._report(samples, time.monotonic() - started)
+                    found.append((row, self._trajectory(row, samples)))
+                yield [*found, *bad]
+                bad.clear()
+                cpu_start = time.thread_time()
+        finally:
+            running.dismiss()
         yield bad
+
+    def serve(self, until: Callable[[], bool]) -> None:
+        """Generate the guests that wait while there is no row; called in the role's thread.
+
+        Args:
+            until: after it has returned true, no further guest is taken, and those in flight are finished.
+        """
+        while len(self.guests) and not until():
+            self._stager.use_newest(0)
+            running = InFlight()
+
+            def join(limit: int, running: InFlight = running) -> list[GenerationRequest]:
+                del limit
+                return [] if until() else running.invite(self.guests)
+
+            refresh = self._stager.refresh if self._in_flight_updates else None
+            try:
+                for done in self._engine.stream(running.invite(self.guests), self.progress, refresh, join):
+                    running.take(done)
+            finally:
+                running.dismiss()
+
+    def _use_weights(self, version: int | None, rows: Sequence[Row]) -> list[tuple[Row, RelaxError]]:
+        """Swap to the weights that rows of a batch need; return the rows with errors if these are gone."""
+        if version is None:
+            self._stager.use_newest(max(row.prompt.min_version for row in rows))
+        elif not self._stager.try_use_version(version):
+            return [(row, StoreError(f"weights {version} are gone")) for row in rows]
+        return []
+
+    def _refresh_of(self, version: int | None) -> Refresh | None:
+        return self._stager.refresh if version is None and self._in_flight_updates else None
+
+    def _joining(
+        self, key: BatchKey, pending: Pending, arrive: Callable[[], Sequence[Row]], bad: list[tuple[Row, RelaxError]]
+    ) -> list[Row]:
+        """Return the rows that join the running batch of a key.
+
+        Args:
+            key: of the running batch.
+            pending: rows that are not being generated yet; those that arrive and do not join are added.
+            arrive: takes further rows that have arrived.
+            bad: rows that cannot be generated are added, with their errors.
+        """
+        version, _ = key
+        drains = self._refresh_of(version) is None and (pending or self._stager.has_newer)
+        if version is not None or drains or any(other != key for other in pending):
+            return []
+        if not pending:
+            bad.extend(self._enqueue(arrive(), pending))
+        serving = self._stager.serving
+        current, arrived = -1 if serving is None else serving.version, pending.pop(key, [])
+        if too_new := [row for row in arrived if row.prompt.min_version > current]:
+            pending[key] = too_new
+        return [row for row in arrived if row.prompt.min_version <= current]
 
     def _checked_prompt(self, row: Row) -> Prompt:
         """Return the prompt of a row, with its media expanded.
@@ -245,6 +313,8 @@ class Rollout(Role):
 
     def close(self) -> None:
         """Close the stager and the engine."""
+        if self._service is not None:
+            self._service.close()
         self._stager.close()
         self._engine.close()
 

@@ -35,6 +35,7 @@ class Context:
         progress: report progress, so that the watchdog does not take the actor for hung.
         report_waiting: report what the actor waits for, for `relax tree` and the black box.
         wait_for_room: called when the disk is full; waits a while, or raises the error.
+        wake: make the pump call `Role.serve`, now or when the current rows are done; thread-safe.
         device_lock: context manager in which the actor may compute. Where roles share a device, entering it waits
             until no other actor holds the device.
     """
@@ -51,6 +52,7 @@ class Context:
     progress: Callable[[], None] = field(default=lambda: None)
     report_waiting: Callable[[str], None] = field(default=lambda _: None)
     wait_for_room: Callable[[StoreFullError], None] = raise_error
+    wake: Callable[[], None] = field(default=lambda: None)
     device_lock: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property

@@ -54,6 +54,8 @@ class PoolPump:
         self._handler = Handler(role, context)
         self._jobs: list[Job] = []
         self._accepts_more = False
+        self._wanted = False
+        context.wake = self._wake_from_thread
         self._ending: asyncio.Task[None] | None = None
         self._finishing: set[asyncio.Task[None]] = set()
         self._join = Join(role, context)
@@ -92,7 +94,12 @@ class PoolPump:
             try:
                 self.watch.start_waiting(self._idle_reason)
                 while not stopping.is_set() and not pull.consumer_lost:
+                    if self._wanted:
+                        pull.nudge()
                     messages = await pull.fetch(limit, PATIENCE, self.role.batch_wait)
+                    if not messages:
+                        await self._serve(pull)
+                        continue
                     redelivered = self._fetched = [message for message in messages if is_redelivery(message)]
                     new = [message for message in messages if not is_redelivery(message)]
                     await self._process(new, accept_more=not (redelivered or shares_device))
@@ -109,6 +116,31 @@ class PoolPump:
         if self._pull is not None:
             self._pull.wake()
             self._ending = asyncio.create_task(self._return_prefetched(self._pull))
+
+    def _wake_from_thread(self) -> None:
+        self.table.connection.loop.call_soon_threadsafe(self._want)
+
+    def _want(self) -> None:
+        self._wanted = True
+        if self._pull is not None:
+            self._pull.nudge()
+
+    async def _serve(self, pull: PullSubscription) -> None:
+        """Let the role do work that belongs to no row, if it asked for it."""
+        if not self._wanted:
+            return
+        self._wanted = False
+        self.watch.start_work("answering requests")
+
+        def serve() -> None:
+            with self.context.device_lock():
+                self.role.serve(lambda: bool(pull.buffered) or self.context.stopping())
+
+        try:
+            await ask(self.mailbox, serve)
+        except Exception as error:  # noqa: BLE001 no row is to blame
+            self.fail(error)
+        self.watch.start_waiting(self._idle_reason)
 
     async def _renew(self, pull: PullSubscription) -> None:
         while True:

@@ -16,16 +16,12 @@ depend on the row and the run's seed alone; the table refuses the second write.
 
 from __future__ import annotations
 
-import difflib
-import typing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
-import pydantic
-
 from relax_actors.config import Config
-from relax_actors.errors import ConfigError
+from relax_actors.registry.options import build, options_of
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime.context import Context
 from relax_actors.runtime.row import Row
@@ -150,6 +146,15 @@ class Role:
             raise ValueError(msg)
         yield list(zip(rows, values, strict=True))
 
+    def serve(self, until: Callable[[], bool]) -> None:
+        """Do work that belongs to no row, such as requests of other actors. Called in the role's thread.
+
+        An actor of a pool calls it after `context.wake()` while no row is handled.
+
+        Args:
+            until: whether rows wait; the role should then begin nothing new, and return.
+        """
+
     def row_limit(self) -> int:
         """Return how many rows are handled at once, at most. Called once, after `setup`."""
         return self.max_concurrent_rows
@@ -175,13 +180,7 @@ class Role:
     @classmethod
     def options(cls) -> dict[str, tuple[Any, Any]]:
         """Return the options of the class: name -> (type, default), from its annotated attributes."""
-        hints = typing.get_type_hints(cls)
-        reserved = typing.get_type_hints(Role).keys()
-        return {
-            name: (hint, getattr(cls, name, ...))
-            for name, hint in hints.items()
-            if name not in reserved and not name.startswith("_") and typing.get_origin(hint) is not ClassVar
-        }
+        return options_of(cls, Role)
 
     @classmethod
     def build(cls, given: dict[str, Any], where: str) -> Role:
@@ -194,36 +193,4 @@ class Role:
         Raises:
             ConfigError: an option is unknown, missing or of the wrong type.
         """
-        try:
-            fields: dict[str, Any] = dict(cls.options())
-            strict = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=True)
-            model = pydantic.create_model(cls.__name__, __config__=strict, **fields)
-        except (NameError, TypeError, pydantic.PydanticUserError) as error:
-            msg = f"{where}: the annotations of {cls.__name__} give no options: {type(error).__name__}: {error}"
-            raise ConfigError(msg) from error
-        try:
-            values = model(**given)
-        except pydantic.ValidationError as error:
-            raise ConfigError("\n".join(cls._explain(e, where, list(fields)) for e in error.errors())) from error
-        try:
-            role = cls()
-        except Exception as error:
-            msg = f"{where}: {cls.__name__}() raised {type(error).__name__}: {error}; do preparation in setup()"
-            raise ConfigError(msg) from error
-        for name in fields:
-            setattr(role, name, getattr(values, name))
-        return role
-
-    @classmethod
-    def _explain(cls, error: Any, where: str, options: list[str]) -> str:
-        """Describe an error of pydantic in one line."""
-        key, name = f"{where}.{'.'.join(map(str, error['loc']))}", str(error["loc"][0])
-        if error["type"] == "extra_forbidden":
-            if name in vars(cls) and not name.startswith("_") and name not in vars(Role):
-                return f"{key}: {cls.__name__}.{name} is no option without an annotation; write `{name}: <type> = ...`"
-            close = difflib.get_close_matches(name, options, 1)
-            known = f"known: {', '.join(sorted(options)) or 'none'}"
-            return f"{key}: unknown option of {cls.__name__}; {f'did you mean {close[0]!r}?' if close else known}"
-        if error["type"] == "missing":
-            return f"{key}: is missing; {cls.__name__} has no default for it"
-        return f"{key}: {error['msg'].removeprefix('Value error, ')}, got {error['input']!r:.80}"
+        return build(cls, Role, given, where, "setup")

@@ -8,6 +8,7 @@ from broker.subjects import NUMBERED_KINDS, check_name
 from relax_actors.errors import ConfigError, SubjectError
 from relax_actors.runtime.role import Role
 from relax_actors.runtime.row import END_COLUMNS
+from relax_actors.runtime.service_role import ServiceRole
 from relax_actors.runtime.stateful_role import StatefulRole
 
 
@@ -52,6 +53,8 @@ def check_role(cls: object, where: str) -> type[Role]:
     cls = _role_class(cls, where)
     if issubclass(cls, StatefulRole):
         _check_spec(cls, where)
+        return cls
+    if issubclass(cls, ServiceRole):
         return cls
     if not cls.reads and cls.inputs is Role.inputs:
         msg = f"{where}: {cls.__name__} reads no column; set `reads`, e.g. reads = ('trajectory',)"

@@ -36,8 +36,10 @@ def needed_roles(config: Config, *, imports: bool = True) -> dict[str, str]:
             readers = sorted({*readers, "advantages"})
         if name not in ROLES.built_in and not readers:
             continue
-        what = f"column {' and '.join(columns)}" if columns else f"cells {' and '.join(spec.numbered)}"
-        found[name] = f"nobody writes {what}" + (f", needed by {' and '.join(readers)}" if readers else "")
+        what = f"writes column {' and '.join(columns)}" if columns else f"writes cells {' and '.join(spec.numbered)}"
+        if spec.serves:
+            what = f"answers requests of kind {' and '.join(spec.serves)}"
+        found[name] = f"nobody {what}" + (f", needed by {' and '.join(readers)}" if readers else "")
     return found
 
 

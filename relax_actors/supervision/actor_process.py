@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from pathlib import Path
+from typing import TypeAlias
 
 import structlog
 
@@ -46,6 +47,7 @@ from relax_actors.runtime.journal import Journal
 from relax_actors.runtime.mailbox import Mailbox, ask
 from relax_actors.runtime.pump import PoolPump
 from relax_actors.runtime.run_folder import RunFolder
+from relax_actors.runtime.service_role import ServicePump, ServiceRole
 from relax_actors.runtime.watchdog import DiskSpaceWait, Watchdog, limit_memory
 from relax_actors.supervision.outcome import StatusPipe
 
@@ -54,6 +56,7 @@ REAP_SECONDS = 60.0
 OUTER_PID = "RELAX_OUTER_PID"
 """Environment variable with the process id by which the supervisor knows an actor in a sandbox."""
 log = structlog.get_logger()
+Pump: TypeAlias = FollowerPump | PoolPump | ServicePump
 
 
 class ActorProcess:
@@ -70,7 +73,7 @@ class ActorProcess:
         self.folder, self.role_name, self.n = folder, role, n
         self.box = BlackBox(folder.black_box(f"{role}.{n}"))
         self.stopping = asyncio.Event()
-        self._pump: FollowerPump | PoolPump | None = None
+        self._pump: Pump | None = None
         self.device_lock: DeviceLock | None = None
         self.config: Config = folder.load_config()
         self.settings = section_of(self.config, role)
@@ -128,10 +131,12 @@ class ActorProcess:
         watch = Watchdog(role.context, self.box, settings.deadline, self.status.failed, settings.memory_limit_mib)
         watch.thread_id = await ask(mailbox, threading.get_ident)
         await ask(mailbox, role.setup)
-        watch.start_waiting("its first row")
-        pump: FollowerPump | PoolPump
+        watch.start_waiting("requests" if isinstance(role, ServiceRole) else "its first row")
+        pump: Pump
         if isinstance(role, StatefulRole):
             pump = FollowerPump(role, role.context, mailbox, watch)
+        elif isinstance(role, ServiceRole):
+            pump = ServicePump(role)
         else:
             pump = PoolPump(role, role.context, mailbox, watch, self.crash)
         # Two tasks: while the broker is unreachable the lease cannot be renewed, but signs of life must go on.
@@ -157,7 +162,7 @@ class ActorProcess:
                 zombies.reap()
             await asyncio.sleep(seconds)
 
-    async def _publish_status(self, role: Role, watch: Watchdog, pump: FollowerPump | PoolPump) -> None:
+    async def _publish_status(self, role: Role, watch: Watchdog, pump: Pump) -> None:
         """Publish the actor's metrics and renew its lease, once a second."""
         started = time.time()
         last = (0, 0.0, time.process_time(), time.monotonic())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
@@ -20,6 +19,7 @@ from broker.files import make_private_folder
 from relax_actors.config import Config
 from relax_actors.config.masking import masked
 from relax_actors.config.pools import RoleSection
+from relax_actors.envs import bubblewrap
 from relax_actors.errors import ConfigError
 from relax_actors.roles import section_of
 from relax_actors.runtime.run_folder import RunFolder
@@ -30,9 +30,6 @@ KEEPER_MODULE = "relax_actors.supervision.sandbox_keeper"
 PORT = 4222
 """Port of the loopback interface in a sandbox at which the broker answers."""
 TMP, TMP_BYTES = "/tmp", 256 << 20  # noqa: S108 the sandbox's own
-SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store")
-ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "nsswitch.conf", "passwd", "group", "alternatives")
-CERTIFICATES = ("ssl/openssl.cnf", "ssl/certs", "pki/tls/certs", "ca-certificates")
 KEY_LEVELS = 5
 """Levels of folders below the code that are searched for credentials, as RUNS/RUN/broker/keys/USER of another run."""
 SIGNING_KEYS = ("keys.json", "private")
@@ -61,7 +58,7 @@ def check_sandbox(config: Config, roles: Iterable[str]) -> None:
         if not is_sandboxed(config, role):
             continue
         key = f"roles.{role}" if role in config.roles else role
-        problem = _problem()
+        problem = bubblewrap.problem()
         if config.simulate is not None:
             problem = "simulated actors share files of the run folder"
         elif max_processes(config, role) is not None and (unbound := process_limit.problem()):
@@ -70,19 +67,6 @@ def check_sandbox(config: Config, roles: Iterable[str]) -> None:
         if problem:
             msg = f'{key}.isolation = "sandbox": {problem}; or set {key}.isolation = "none" if you trust its code'
             raise ConfigError(msg)
-
-
-def _problem() -> str:
-    """Why no sandbox can be created here; empty if it can."""
-    program = shutil.which("bwrap")
-    if program is None:
-        return "bwrap is not installed; install bubblewrap (apt install bubblewrap)"
-    command = [program, "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "true"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-    if done.returncode:
-        said = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        return f"bwrap cannot create a sandbox ({said[0]}); allow user namespaces, which containers often forbid"
-    return ""
 
 
 @dataclass(frozen=True)
@@ -121,7 +105,17 @@ class SandboxFiles:
         config, view = self.folder.load_config(), RunFolder(self.view)
         view.save_config(self._without_secrets(config), self.folder.import_path)
         self.address.inside(PORT).save(view.address)
-        arguments = [*_system(), "--proc", "/proc", "--dev", "/dev", "--size", str(TMP_BYTES), "--tmpfs", TMP]
+        arguments = [
+            *bubblewrap.system_files(),
+            "--proc",
+            "/proc",
+            "--dev",
+            "/dev",
+            "--size",
+            str(TMP_BYTES),
+            "--tmpfs",
+            TMP,
+        ]
         shown = self._code(config)
         for path in shown:
             arguments += ["--ro-bind-try", str(path), str(path)]
@@ -233,19 +227,18 @@ def command(files: SandboxFiles, info: int, inner: list[str]) -> list[str]:
         info: descriptor for the id of the sandboxed process.
         inner: the command.
     """
-    isolated = ["--unshare-all", "--die-with-parent", "--new-session", "--as-pid-1", "--cap-drop", "ALL"]
     places = ["--chdir", TMP, "--setenv", "HOME", TMP, "--setenv", "TMPDIR", TMP]
-    return ["bwrap", *isolated, *files.prepare(), *places, "--info-fd", str(info), "--", *inner]
-
-
-def _system() -> Iterator[str]:
-    for path in map(Path, SYSTEM):
-        if path.is_symlink():
-            yield from ("--symlink", os.readlink(path), str(path))  # noqa: PTH115
-        elif path.exists():
-            yield from ("--ro-bind", str(path), str(path))
-    for path in (Path("/etc") / name for name in (*ETC, *CERTIFICATES)):
-        yield from ("--ro-bind-try", str(path), str(path))
+    return [
+        "bwrap",
+        *bubblewrap.ISOLATED,
+        "--as-pid-1",
+        *files.prepare(),
+        *places,
+        "--info-fd",
+        str(info),
+        "--",
+        *inner,
+    ]
 
 
 def _media_folders(config: Config) -> list[Path]:

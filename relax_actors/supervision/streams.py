@@ -22,6 +22,7 @@ from relax_actors.errors import BrokerError, ConfigError, UnsafePathError
 from relax_actors.roles import make_role, role_names
 from relax_actors.runtime import Role, StatefulRole
 from relax_actors.runtime.join import trigger_columns
+from relax_actors.runtime.service_role import ServiceRole
 
 LOG_AGE = 7 * 86400.0
 RUN_KEY, MARK = "run", "mark"
@@ -49,6 +50,8 @@ class RunRecord:
 
 def consumers_of(config: Config, name: str, role: Role) -> list[ConsumerConfig]:
     """Return the durable consumers of a role."""
+    if isinstance(role, ServiceRole):
+        return []
     if isinstance(role, StatefulRole):
         return [follow_spec(consumer, role.follows(config)) for consumer in follow_names(name)]
     subjects, triggers = Subjects(config.run.name), trigger_columns(role.inputs(config), config.advantages.reads)

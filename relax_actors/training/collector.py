@@ -21,7 +21,7 @@ import structlog
 
 from broker.codec import open_envelope
 from broker.shared_files import SharedFiles
-from broker.subjects import CellId, RowId
+from broker.subjects import TURNS, CellId, RowId
 from broker.table import Fill
 from relax_actors.algorithms.schedules import is_evaluated
 from relax_actors.errors import CodecError, RelaxError, SubjectError
@@ -102,6 +102,9 @@ class Collector:
         with self._lock:
             table, before = self._table, self._table.fill()
             found, malformed = self._list("*.*.*.*", MAX_LISTED)
+            turns, malformed_turns = self._list(f"*.*.*.{TURNS}.*.*", MAX_LISTED)
+            found += turns
+            malformed += malformed_turns
             first = self._first_cells()
             malformed += self._remove_malformed()
             extent = read_extent(self._context, self._well_formed)
@@ -201,7 +204,7 @@ class Collector:
         named: Counter[str] = Counter()
         for field, cell in columns.items():
             author = f"the writer of column {field}"
-            found = self._table.get(self._table.subject(cell.row, field), direct=False)
+            found = self._table.get(f"{self._table.subjects.prefix}.{cell.row}.{field}", direct=False)
             with suppress(CodecError):
                 if found is not None:
                     author = open_envelope(found.data).author.partition("#")[0][:80]

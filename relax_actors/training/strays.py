@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from broker.errors import SubjectError
-from broker.subjects import CellId, RowId
+from broker.subjects import TURNS, CellId, RowId
 from relax_actors.training.ledger import STRAY_REFILLS
 
 KEPT_COLUMNS = ("quarantined", "requeued", "readmitted")
@@ -201,6 +201,11 @@ def _below_floor(below: list[CellId], quarantined: set[RowId]) -> list[str]:
     return [*(f"group.{step}.>" for step in steps), *(f"{cell.row}.{cell.field}" for cell in gone)]
 
 
+def _column(cell: CellId) -> str:
+    """Return the end of a filter for a column of rows; all turn cells of a row are one column."""
+    return f"{TURNS}.>" if cell.field.startswith(f"{TURNS}.") else cell.field
+
+
 def _in_bulk(below: list[CellId], quarantined: set[RowId]) -> list[str]:
     """Return one filter for each index of the rows below the floor; nothing if there are hardly fewer than steps.
 
@@ -210,6 +215,6 @@ def _in_bulk(below: list[CellId], quarantined: set[RowId]) -> list[str]:
     """
     kept = {row.index for row in quarantined}
     indices = sorted({cell.index for cell in below})
-    columns = sorted({cell.field for cell in below}.difference(_KEPT)) if kept else []
+    columns = sorted({_column(cell) for cell in below}.difference(_KEPT)) if kept else []
     found = [f"group.*.{i}.{column}" for i in indices for column in (columns if i in kept else [">"])]
     return found if 2 * len(found) < len({cell.step for cell in below}) else []

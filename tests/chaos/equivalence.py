@@ -4,8 +4,9 @@
 with 1 if they differ. Victims, moments and pauses come from `--seed`; the moments are cells and files of the
 run that is killed, so that each kill meets it in the middle of something. `--algorithm updates` makes several optimizer
 updates with each batch, `--algorithm ppo` trains a critic, too, whose weights are compared as well, and
-`--algorithm images` trains a model that looks at pictures. `--cluster` gives the killed run three servers with
-accounts, which are killed in turn.
+`--algorithm images` trains a model that looks at pictures, and `--algorithm turns` trains with an environment, whose
+actor is killed, too, and counts turns that were generated again although they were written. `--cluster` gives the
+killed run three servers with accounts, which are killed in turn.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from relax_actors.weights import files as weights
 from tests.support.clusters import Cluster
 from tests.support.faults import Story, aimed, box, hit, is_over, process, story_of, wait_for_path
 from tests.support.running import IMAGES, TINY, Run, wait_until
+from tests.support.turn_counter import TurnCounter
 
 STRIDE = 1
 FIRST = 2
@@ -58,11 +60,21 @@ SERVER = "server"
 SERVER_POINTS = (4, ("batch.{k}", "group.{k}.0.prompt", "group.{k}.1.trajectory", "weights.{k}"))
 """Weight and moments of the servers of a cluster, which takes the place of the embedded broker."""
 CRITIC_POINTS = ("group.{k}.1.trajectory", "batch.{k}", "batch.{k}", "critic.{k}", "critic checkpoint")
+ENVIRONMENT_POINTS = ("group.{k}.0.prompt", "group.{k}.1.prompt", "group.{k}.0.turns.0.1", "group.{k}.2.turns.0.0")
+TURN_POINTS = ("group.{k}.0.prompt", "group.{k}.0.turns.0.0", "group.{k}.1.turns.0.2", "group.{k}.3.turns.0.1")
 MEDIA_POINTS = ("weights.{k}", "group.{k}.0.prompt", "group.{k}.2.prompt", "group.{k}.0.media")
 UPDATES = ("trainer.minibatches=2", "trainer.epochs=2", "algorithm.proximal=trainer")
 ALGORITHMS: dict[str, tuple[str, ...]] = {
     "grpo": (),
     "updates": UPDATES,
+    "turns": (
+        "environment.name=tiny_pick.Pick",
+        "environment.options.pause=0.05",
+        "data.function=tiny_pick.make",
+        "rollout.max_tokens=2",
+        "rollout.turn_log_after=0",
+        "reward.function=environment",
+    ),
     "images": ("trainer.max_tokens_per_microbatch=128",),
     "ppo": (*UPDATES, "algorithm.name=ppo", "algorithm.kl.place=none", "critic.learning_rate=1e-3"),
 }
@@ -100,6 +112,8 @@ def points_of(algorithm: str, *, cluster: bool = False) -> dict[str, tuple[int, 
     found = dict(POINTS) | ({"critic.0": (6, CRITIC_POINTS)} if algorithm == "ppo" else {})
     if algorithm == "images":
         found["media.0"] = (8, MEDIA_POINTS)
+    if algorithm == "turns":
+        found |= {"environment.0": (6, ENVIRONMENT_POINTS), "rollout.0": (8, TURN_POINTS)}
     if cluster:
         del found["broker"]
         found[SERVER] = SERVER_POINTS
@@ -289,13 +303,18 @@ def compare(
     say(f"done in {alone['seconds']:.0f} s; the same with {kills} kills")
     more = cluster.run_settings if cluster is not None else ()
     run = Run(folder, "killed", [*settings, *more], config)
-    began = time.monotonic()
+    began, counter = time.monotonic(), TurnCounter(run) if algorithm == "turns" else None
     try:
         tally = killed_run(run, plans, say, cluster)
         code, result, said = run.finish(300)
         assert code == 0, said
     finally:
         run.stop()
+        if counter is not None:
+            counter.close()
+            say(f"{len(counter.turns)} turns in {len(counter.cells)} cells, generated again: {len(counter.twice)}")
+    if counter is not None:
+        result["turns_twice"] = len(counter.twice)
     story, expected = story_of(run), story_of(calm).fingerprints()
     different = [version for version, print_ in sorted(story.fingerprints().items()) if expected.get(version) != print_]
     if different:

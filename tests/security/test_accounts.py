@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -31,7 +31,12 @@ from tests.support.running import TINY, wait_until
 Keyed = Embedded | Cluster
 
 RUN = "guarded"
-SETTINGS = [f"run.name={RUN}", "eval.data.kind=python", "eval.data.function=tiny_tasks.make"]
+SETTINGS = [
+    f"run.name={RUN}",
+    "eval.data.kind=python",
+    "eval.data.function=tiny_tasks.make",
+    "environment.name=none.Game",
+]
 CONFIG: Config = load_config(TINY, SETTINGS)
 USERS = [user for user in users(CONFIG) if user != OPERATOR]
 SUBJECTS = Subjects(RUN)
@@ -256,3 +261,49 @@ def consumer_of(connection: Connection, role: str) -> ConsumerInfo:
         return found
 
     return connection.call(read(), 20)
+
+
+def test_request_to_a_user_is_answered_by_it_alone(guarded: Keyed) -> None:
+    """Rollouts reach the actors that host environments, and get several answers to a request; nobody else does."""
+    subject, heard, intercepted = SUBJECTS.service("env", 0), [], []
+    with (
+        closing(Connection(guarded.address("environment"), "environment")) as environment,
+        closing(Connection(guarded.address("rollout"), "rollout")) as rollout,
+        closing(Connection(guarded.address("reward"), "reward")) as reward,
+        closing(Connection(guarded.address("observer"), "observer")) as observer,
+    ):
+
+        async def serve() -> None:
+            async def answer(message: Msg) -> None:
+                for n in range(3):
+                    await environment.nc.publish(message.reply, f"{message.data.decode()}{n}".encode())
+
+            await environment.nc.subscribe(subject, cb=answer)
+            await environment.nc.flush(5)
+
+        async def overhear(connection: Connection) -> None:
+            async def hear(message: Msg) -> None:
+                intercepted.append(message.data)
+
+            await connection.nc.subscribe(subject, cb=hear)
+            with suppress(TimeoutError):
+                await connection.nc.flush(1)
+
+        async def ask(connection: Connection, body: bytes) -> None:
+            inbox = connection.nc.new_inbox()
+
+            async def hear(message: Msg) -> None:
+                heard.append(message.data)
+
+            await connection.nc.subscribe(inbox, cb=hear)
+            await connection.nc.publish(subject, body, reply=inbox)
+            await connection.nc.flush(5)
+
+        environment.call(serve(), 20)
+        for other in (reward, observer):
+            other.call(overhear(other), 20)
+        reward.call(ask(reward, b"foreign"), 20)
+        rollout.call(ask(rollout, b"own"), 20)
+        wait_until(lambda: len(heard) >= 3, "the answers")
+    assert heard == [b"own0", b"own1", b"own2"]
+    assert intercepted == []

@@ -174,3 +174,8 @@ def hang(completion: str, prompt: Prompt) -> float:
     """Hang on every row."""
     threading.Event().wait()
     return share_of_sevens(completion, prompt)
+
+
+def questions(*, size: int | None, seed: int) -> list[Task]:
+    """Tasks whose prompts are conversations."""
+    return [Task([{"role": "user", "content": f"say {i % 10}"}], str(i % 10), {"index": i}) for i in range(size or 100)]

@@ -99,7 +99,36 @@ PROMPTS = st.builds(
     exact_version=st.booleans(),
     greedy=st.booleans(),
     media=st.lists(st.deferred(lambda: SOURCES), max_size=2),
+    messages=st.lists(st.dictionaries(st.text(), PLAIN, max_size=2), max_size=2),
 )
+OBSERVED = st.builds(
+    messages.EnvironmentAnswer,
+    st.text(),
+    st.integers(-1, 99),
+    st.lists(st.dictionaries(st.text(), PLAIN, max_size=2), max_size=2),
+    st.none() | FINITE,
+    st.booleans(),
+    st.booleans(),
+    st.dictionaries(st.text(), FINITE, max_size=2),
+    st.none() | st.binary(),
+)
+
+
+@st.composite
+def turns(draw: st.DrawFn) -> messages.Turn:
+    small, length = st.integers(0, 99), draw(st.integers(0, 3))
+    return messages.Turn(
+        *(draw(small) for _ in range(3)),
+        draw(st.text()),
+        draw(OBSERVED),
+        draw(arrays.arrays(np.int32, draw(st.integers(0, 4)))),
+        draw(st.booleans()),
+        draw(arrays.arrays(np.int32, length)),
+        draw(arrays.arrays(np.float32, length)),
+        draw(arrays.arrays(np.int32, length)),
+        draw(st.sampled_from(list(messages.FinishReason))).value,
+        draw(st.just("") | st.sampled_from([reason.value for reason in messages.FinishReason])),
+    )
 
 
 @st.composite
@@ -164,11 +193,43 @@ def teacher_scores(draw: st.DrawFn) -> messages.TeacherScores:
     return messages.TeacherScores(logprobs, ids, top)
 
 
+OPENS = st.builds(
+    messages.Open,
+    st.text(),
+    st.dictionaries(st.text(), PLAIN, max_size=2),
+    st.integers(0, 2**64 - 1),
+    st.none() | st.binary(),
+    st.lists(st.text(), max_size=2),
+    st.lists(st.text(), max_size=2),
+)
+ACTS = st.builds(messages.Act, st.text(), st.integers(0, 2**31), st.text())
+ANSWERS = st.builds(
+    messages.EnvironmentAnswer,
+    st.text(),
+    st.integers(-1, 2**31),
+    st.lists(st.dictionaries(st.text(), PLAIN, max_size=2), max_size=2),
+    st.none() | FINITE,
+    st.booleans(),
+    st.booleans(),
+    st.dictionaries(st.text(), FINITE, max_size=2),
+    st.none() | st.binary(),
+    st.sampled_from(["", *map(str, messages.Fault)]),
+    st.text(),
+)
 OTHERS: dict[type, st.SearchStrategy[Any]] = {
     messages.Prompt: PROMPTS,
     messages.MediaSource: SOURCES,
     messages.Media: media(),
     messages.PreparedPrompt: prepared_prompts(),
+    messages.Open: OPENS,
+    messages.Act: ACTS,
+    messages.EnvironmentRequest: st.builds(
+        messages.EnvironmentRequest, st.lists(OPENS, max_size=1), st.lists(ACTS, max_size=1), st.lists(st.text())
+    ),
+    messages.EnvironmentAnswer: ANSWERS,
+    messages.EnvironmentAnswers: st.builds(
+        messages.EnvironmentAnswers, st.lists(ANSWERS, max_size=1), st.integers(0, 9)
+    ),
     messages.ObservedMedia: observed_media(),
     messages.Reward: st.builds(messages.Reward, NUMBERS) | token_rewards(),
     messages.Advantage: st.builds(messages.Advantage, NUMBERS, FINITE),
@@ -188,6 +249,8 @@ OTHERS: dict[type, st.SearchStrategy[Any]] = {
     messages.CriticVersion: st.builds(messages.CriticVersion, INTEGERS, st.text(), INTEGERS),
     messages.TeacherScores: teacher_scores(),
     messages.Evaluation: st.builds(messages.Evaluation, INTEGERS, st.floats(), INTEGERS),
+    messages.Turn: turns(),
+    messages.Turns: st.builds(messages.Turns, st.lists(turns(), max_size=2)),
 }
 MESSAGES = OTHERS | {messages.Trajectory: trajectories()}
 ANY_MESSAGE = st.one_of(*MESSAGES.values())

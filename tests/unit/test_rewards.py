@@ -339,7 +339,7 @@ def test_a_users_reward_goes_by_its_path(functions: str) -> None:
     [
         (
             "exact_mach",
-            r"is not a known reward function; did you mean 'exact_match'.*\? known: character_error_rate, exact_",
+            r"is not a known reward function; did you mean 'exact_match'.*\? known: character_error_rate, environment,",
         ),
         ("zzz", r"is not a known reward function; known: character_error_rate"),
         ("{}.constant", "is a int; name a function"),

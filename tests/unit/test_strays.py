@@ -36,7 +36,7 @@ def cells(*names: str) -> list[CellId]:
     """Parse `group.<step>.<index>.<column>`."""
     found = []
     for name in names:
-        kind, step, index, field = name.split(".")
+        kind, step, index, field = name.split(".", 3)
         found.append(CellId(kind, int(step), int(index), field))
     return found
 
@@ -173,3 +173,10 @@ FOREIGN_KEYS = (
 def test_keys_that_no_process_of_the_run_has_are_removed() -> None:
     roles = ("rollout", "trainer")
     assert [key for key in (*KEYS, *FOREIGN_KEYS) if allowed_bytes(key, roles) > 0] == [*KEYS]
+
+
+def test_turn_cells_go_with_their_row() -> None:
+    names = ("group.4.0.prompt", "group.4.0.turns.0.0", "group.4.1.turns.0.0", "group.9.0.turns.1.7")
+    assert removed(*names).filters == ("group.9.>", "group.4.1.turns.0.0")
+    kept = removed("group.2.0.prompt", "group.2.0.quarantined", "group.2.0.turns.0.0", "group.2.1.turns.0.3")
+    assert kept.filters == ("group.2.0.turns.0.0", "group.2.1.turns.0.3")

@@ -35,6 +35,18 @@ def test_cell_id_round_trips_through_its_subject(run: str, row: RowId, field: st
     assert found.row == row
 
 
+@given(ROWS, NUMBERS, NUMBERS)
+def test_turn_cell_round_trips_and_matches_the_filters_of_its_row_and_the_table(
+    row: RowId, attempt: int, k: int
+) -> None:
+    subject = SUBJECTS.turn(row, attempt, k)
+    cell = SUBJECTS.parse(subject)
+    assert (cell.row, cell.field) == (row, f"turns.{attempt}.{k}")
+    assert matches(subject, SUBJECTS.row(row))
+    assert matches(subject, SUBJECTS.turns(row.kind))
+    assert sum(matches(subject, pattern) for pattern in SUBJECTS.table_subjects()) == 1
+
+
 @given(NAMES, st.sampled_from(NUMBERED_KINDS), NUMBERS)
 def test_numbered_cell_id_round_trips_through_its_subject(run: str, kind: str, number: int) -> None:
     assert Subjects(run).parse(Subjects(run).numbered(kind, number)) == CellId(kind, number)
@@ -50,7 +62,11 @@ def test_any_text_is_a_row_id_or_refused(text: str) -> None:
         assert str(row) == text
 
 
-@given(st.lists(st.sampled_from(["relax", "demo", "group", "eval", "batch", "0", "7", "01", "-1", "", "x", "*", ">"])))
+@given(
+    st.lists(
+        st.sampled_from(["relax", "demo", "group", "eval", "batch", "turns", "0", "7", "01", "-1", "", "x", "*", ">"])
+    )
+)
 def test_every_cell_has_exactly_one_subject(parts: list[str]) -> None:
     subject = ".".join(parts)
     try:
@@ -58,7 +74,10 @@ def test_every_cell_has_exactly_one_subject(parts: list[str]) -> None:
     except SubjectError as error:
         assert "does not name a cell of run 'demo'" in str(error)  # noqa: PT017 otherwise it must be a cell
     else:
-        again = SUBJECTS.cell(cell.row, cell.field) if cell.field else SUBJECTS.numbered(cell.kind, cell.step)
+        turn = cell.field.startswith("turns.")
+        again = SUBJECTS.cell(cell.row, cell.field) if cell.field and not turn else ""
+        again = SUBJECTS.turn(cell.row, *cell.field.split(".")[1:]) if turn else again
+        again = again or SUBJECTS.numbered(cell.kind, cell.step)
         assert again == subject
 
 

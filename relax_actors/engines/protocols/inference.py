@@ -38,6 +38,8 @@ class GenerationRequest:
         min_tokens: number of tokens before which no stop token is sampled and no stop string ends a sample.
         stop_strings: strings that end a sample; None if there are none.
         media: media and positions of the prompt; None for a model that reads text only.
+        session: conversation of one sample that the prompt continues; an engine may keep its keys and values for the
+            next request of the session. Empty if none follows.
     """
 
     tokens: NDArray[Any]
@@ -51,6 +53,7 @@ class GenerationRequest:
     min_tokens: int = 0
     stop_strings: StopStrings | None = None
     media: PromptMedia | None = None
+    session: str = ""
 
     def is_greedy(self, sample: int) -> bool:
         """Whether a sample, by its index, chooses the most likely tokens."""
@@ -112,7 +115,8 @@ class InferenceEngine(WeightConsumer, Protocol):
             refresh: called between two tokens. In-flight samples continue with the new weights: generated tokens keep
                 their log-probs and versions, and the next token is sampled by the new weights given all tokens before.
                 None to generate with the current weights only.
-            more: called by engines that add requests to a running batch, with the number that they have room for.
+            more: called by engines that add requests to a running batch, with the number of rows that they have room
+                for; turns of rows that the caller has already begun do not count.
 
         Raises:
             StoreError: no weights are loaded.

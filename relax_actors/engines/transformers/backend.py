@@ -24,7 +24,11 @@ class TransformersBackend:
         config = context.config
         configure_torch(config.run)
         device = device_of(config.rollout.device)
-        return TransformersEngine(config.model_path, device, records_experts=config.trainer.router_replay)
+        joins = config.environment is not None or config.gateway is not None
+        kept_bytes = config.rollout.turn_cache_mib << 20 if joins else None
+        return TransformersEngine(
+            config.model_path, device, records_experts=config.trainer.router_replay, kept_bytes=kept_bytes
+        )
 
     def check(self, config: Config, model: Path) -> Iterator[str]:
         """Refuse models that transformers cannot build."""

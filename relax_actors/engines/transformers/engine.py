@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from itertools import count, groupby
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import Cache
+from transformers import Cache, DynamicCache
 
 from relax_actors.engines.protocols.inference import (
     Done,
@@ -30,7 +31,8 @@ from relax_actors.engines.torch.model import context_length
 from relax_actors.engines.torch.swappable_model import SwappableModel
 from relax_actors.engines.transformers.batch_media import BatchMedia, Reading
 from relax_actors.engines.transformers.expert_recorder import ExpertRecorder
-from relax_actors.engines.transformers.lockstep_batch import LockstepBatch
+from relax_actors.engines.transformers.kept_caches import KeptCache, KeptCaches, cut, fill, is_joinable, join
+from relax_actors.engines.transformers.lockstep_batch import LockstepBatch, padded
 from relax_actors.engines.transformers.reserved_cache import reserved_cache
 from relax_actors.media.family import family_of
 
@@ -43,6 +45,8 @@ class TransformersEngine(SwappableModel, GenerateMixin):
         device: torch device.
         dtype: of the computation.
         records_experts: whether generations include the chosen experts.
+        kept_bytes: size of the keys and values that are kept between the turns of episodes; None if requests do not
+            join a running batch, because the caller has no episodes.
 
     Raises:
         ConfigError: `records_experts` is set, and the model has no supported router.
@@ -55,6 +59,7 @@ class TransformersEngine(SwappableModel, GenerateMixin):
         dtype: torch.dtype = torch.float32,
         *,
         records_experts: bool = False,
+        kept_bytes: int | None = None,
     ) -> None:
         super().__init__(path, device, dtype)
         self._routers = Routers(self._model) if records_experts else None
@@ -62,6 +67,9 @@ class TransformersEngine(SwappableModel, GenerateMixin):
         self._barred = BarredIds(self._family, self._device)
         pad = self._model.config.get_text_config().pad_token_id
         self._pad = 0 if pad is None else int(pad)
+        # Recorded experts and media are those of a batch that nothing joins.
+        joins = kept_bytes is not None and self._routers is None and self._family is None
+        self.kept = KeptCaches(kept_bytes or 0) if joins and self._is_joinable() else None
 
     @property
     def context_length(self) -> int:
@@ -76,13 +84,58 @@ class TransformersEngine(SwappableModel, GenerateMixin):
         refresh: Refresh | None = None,
         more: MoreRequests = no_more_requests,
     ) -> Iterator[Done]:
-        """Generate all samples as one batch, which no other rows join; see `InferenceEngine`."""
-        del more
-        version = self.require_weights()
-        batch = LockstepBatch(requests, self._pad, self._device)
+        """Generate all samples as one batch; see `InferenceEngine`.
+
+        Requests join it only if the engine keeps caches of episodes.
+        """
+        version, numbers = self.require_weights(), count()
+        batch, cache, logits, media, experts = self._start(requests, numbers, version)
+        while True:
+            progress()
+            tokens = batch.sample(logits, version)
+            if ended := batch.ended():
+                self._keep_caches(batch, cache, ended, version)
+                yield [(batch.numbers[i], batch.result(i, experts)) for i in ended]
+            arrived = more(0) if self.kept is not None else ()
+            if batch.finished and not arrived:
+                return
+            refreshed = refresh is not None and refresh()
+            if refreshed:
+                version = self.require_weights()
+            groups = _by_samples(arrived)
+            if batch.finished:
+                batch, cache, logits, media, experts = self._start(groups.pop(0), numbers, version)
+            else:
+                if (keep := batch.shrink(all_ended=bool(arrived))) is not None:
+                    cache.batch_select_indices(keep)
+                    tokens = tokens[keep]
+                if refreshed:
+                    # A cache of the old weights would give log-probs that belong to no version.
+                    cache, tokens = self._empty_cache(batch.max_length), batch.all_tokens()
+                    reading = self._prefill_inputs(batch.mask, media, batch.owners)
+                else:
+                    tokens = tokens[:, None]
+                    positions = batch.positions[:, None] if media is None else media.next_positions(batch)
+                    reading = Reading(batch.mask, positions)
+                logits, chosen = self._forward(tokens, cache, reading)
+                if experts is not None and chosen is not None:
+                    experts.record_step(chosen[:, -1], batch.alive)
+            for group in groups:
+                other, own, own_logits, _, _ = self._start(group, numbers, version)
+                join(cache, own, batch.absorb(other))
+                logits = torch.cat([logits, own_logits])
+
+    def _start(
+        self, requests: Sequence[GenerationRequest], numbers: Iterator[int], version: int
+    ) -> tuple[LockstepBatch, DynamicCache, Tensor, BatchMedia | None, ExpertRecorder | None]:
+        """Prefill the prompts of a batch; return it with its cache, the last logits, media and recorded experts."""
+        batch = LockstepBatch(requests, self._pad, self._device, [next(numbers) for _ in requests])
         experts = ExpertRecorder([r.samples for r in requests]) if self._routers is not None else None
         media = None if self._family is None else BatchMedia(self._family, requests, self._device)
-        cache = self._empty_cache(batch)
+        cache = self._empty_cache(batch.max_length)
+        kept = [self.kept.take(r.session, r.tokens, version) if self.kept and r.session else None for r in requests]
+        if any(one is not None for one in kept):
+            return batch, cache, self._extend(batch, cache, requests, kept), media, experts
         reading = self._prefill_inputs(batch.prompt_mask, media, range(len(requests)))
         logits, chosen = self._forward(batch.prompts, cache, reading)
         # Each prompt is prefilled once, then repeated for its samples.
@@ -90,30 +143,38 @@ class TransformersEngine(SwappableModel, GenerateMixin):
         logits = logits.repeat_interleave(batch.repeats_tensor, dim=0)
         if experts is not None and chosen is not None:
             experts.record_prompts(chosen, [len(r.tokens) for r in requests])
-        while True:
-            progress()
-            tokens = batch.sample(logits, version)
-            if ended := batch.ended():
-                yield [(i, batch.result(i, experts)) for i in ended]
-            if batch.finished:
-                return
-            if (keep := batch.shrink()) is not None:
-                cache.batch_select_indices(keep)
-                tokens = tokens[keep]
-            if refresh is not None and refresh():
-                version = self.require_weights()
-                # A cache of the old weights would give log-probs that belong to no version.
-                cache = self._empty_cache(batch)
-                reading = self._prefill_inputs(batch.mask, media, batch.owners)
-                logits, chosen = self._forward(batch.all_tokens(), cache, reading)
-            else:
-                positions = batch.positions[:, None] if media is None else media.next_positions(batch)
-                logits, chosen = self._forward(tokens[:, None], cache, Reading(batch.mask, positions))
-            if experts is not None and chosen is not None:
-                experts.record_step(chosen[:, -1], batch.alive)
+        return batch, cache, logits, media, experts
 
-    def _empty_cache(self, batch: LockstepBatch) -> Cache:
-        return reserved_cache(self._model.config.get_text_config(), batch.max_length)
+    def _extend(
+        self,
+        batch: LockstepBatch,
+        cache: DynamicCache,
+        requests: Sequence[GenerationRequest],
+        kept: list[KeptCache | None],
+    ) -> Tensor:
+        """Prefill what the kept caches of some requests lack; return the last logits."""
+        before = fill(cache, kept)
+        new = [r.tokens[0 if one is None else one.length :] for r, one in zip(requests, kept, strict=True)]
+        mask, tokens = padded(new, self._pad, self._device)
+        positions = (before.sum(-1, keepdim=True) + mask.cumsum(-1) - 1).clamp(min=0)
+        batch.mask = torch.cat([before, mask], dim=1)
+        return self._forward(tokens, cache, Reading(batch.mask, positions))[0]
+
+    def _keep_caches(self, batch: LockstepBatch, cache: DynamicCache, ended: Sequence[int], version: int) -> None:
+        """Keep the caches of requests that have ended, for the next request of their session."""
+        if self.kept is None:
+            return
+        for i in ended:
+            if session := batch.requests[i].session:
+                place, tokens = batch.place_and_tokens(i)
+                # The newest token has not passed through the model yet.
+                self.kept.keep(session, KeptCache(tokens, version, cut(cache, place, batch.mask[place, :-1])))
+
+    def _is_joinable(self) -> bool:
+        return is_joinable(self._empty_cache(1))
+
+    def _empty_cache(self, limit: int) -> DynamicCache:
+        return reserved_cache(self._model.config.get_text_config(), limit)
 
     def _prefill_inputs(self, mask: Tensor, media: BatchMedia | None, owners: Iterable[int]) -> Reading:
         """Return how to read whole sequences of these requests, padded on the left."""
@@ -141,3 +202,8 @@ class TransformersEngine(SwappableModel, GenerateMixin):
         encoded = multimodal.encode_placed(self._model, self._family, reading.placement)
         keep = slice(-1, None)
         return multimodal.logits(self._model, tokens, reading.placement, encoded, keep, **settings)[:, -1]
+
+
+def _by_samples(requests: Sequence[GenerationRequest]) -> list[list[GenerationRequest]]:
+    """Group requests by their number of samples, since a cache repeats all prompts by the same number."""
+    return [list(group) for _, group in groupby(requests, key=lambda r: r.samples)]

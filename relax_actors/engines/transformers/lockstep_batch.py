@@ -1,4 +1,8 @@
-"""Samples of several requests that are generated in lockstep, one token of each per step."""
+"""Samples of several requests that are generated in lockstep, one token of each per step.
+
+A batch takes in another one whose prompts have been prefilled: samples are aligned at their newest token, with padding
+on the left.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,21 @@ from relax_actors.engines.protocols.stop_strings import START
 from relax_actors.engines.transformers.expert_recorder import ExpertRecorder
 from relax_actors.messages import FinishReason
 
+_PER_SAMPLE = {
+    "_temperature": 0,
+    "_top_p": 0,
+    "_greedy": 0,
+    "_min_tokens": 0,
+    "_max_tokens": 0,
+    "_stops": -1,
+    "_uniforms": 0,
+    "_tokens": 0,
+    "_logprobs": 0,
+    "_versions": 0,
+    "_lengths": 0,
+    "_stopped": 0,
+}
+"""Arrays with a row for each sample of a batch, and what rows are padded with."""
 CPU_CHUNK, GPU_CHUNK = 1 << 20, 1 << 24
 """Logits from which tokens are drawn at once: the copies made of them need about 30 bytes each."""
 
@@ -29,25 +48,23 @@ class LockstepBatch:
         requests: all with the same number of samples.
         pad: token id of the padding.
         device: torch device.
+        numbers: numbers of the requests in the order of arrival.
     """
 
-    def __init__(self, requests: Sequence[GenerationRequest], pad: int, device: torch.device) -> None:
-        self._requests = requests
-        longest = max(len(r.tokens) for r in requests)
-        prompts = np.full((len(requests), longest), pad, np.int64)
-        mask = np.zeros((len(requests), longest), np.int64)
-        for i, request in enumerate(requests):
-            prompts[i, longest - len(request.tokens) :] = request.tokens
-            mask[i, longest - len(request.tokens) :] = 1
-        self.prompts = torch.from_numpy(prompts).to(device)
-        self.prompt_mask = torch.from_numpy(mask).to(device)
+    def __init__(
+        self, requests: Sequence[GenerationRequest], pad: int, device: torch.device, numbers: list[int]
+    ) -> None:
+        self.requests = list(requests)
+        self.numbers = numbers
+        self._pad = pad
+        self.prompt_mask, self.prompts = padded([r.tokens for r in requests], pad, device)
         counts = [r.samples for r in requests]
         # The cache repeats all prompts by the same number.
         self.repeats = _equal_count(counts)
-        self.repeats_tensor = torch.tensor(counts, device=device)
+        self.repeats_tensor = repeats = torch.tensor(counts, device=device)
 
         def per_sample(values: list[Any], dtype: torch.dtype) -> Tensor:
-            return torch.tensor(values, dtype=dtype, device=device).repeat_interleave(self.repeats_tensor)
+            return torch.tensor(values, dtype=dtype, device=device).repeat_interleave(repeats, dim=0)
 
         self._temperature = per_sample([r.temperature for r in requests], torch.float32)[:, None]
         self._top_p = per_sample([r.top_p for r in requests], torch.float32)[:, None]
@@ -58,10 +75,13 @@ class LockstepBatch:
         self._max_tokens = per_sample([r.max_tokens for r in requests], torch.long)
         width = max(r.max_tokens for r in requests)
         self._uniforms = torch.from_numpy(np.concatenate([_uniforms(r, width) for r in requests])).to(device)
-        self.mask = self.prompt_mask.repeat_interleave(self.repeats_tensor, dim=0)
+        self.mask = self.prompt_mask.repeat_interleave(repeats, dim=0)
         self.positions = self.mask.sum(-1) - 1
-        stops = sorted({s for r in requests for s in r.stop_ids})
-        self._stops = torch.tensor(stops, dtype=torch.long, device=device)
+        most = max(1, *(len(r.stop_ids) for r in requests))
+        # `[samples, most]`, -1 where a request has fewer stop tokens.
+        self._stops = per_sample(
+            [[*sorted(r.stop_ids), *[-1] * (most - len(r.stop_ids))] for r in requests], torch.long
+        )
         total = sum(counts)
         # Stop strings of each sample, and the state of its tokens so far.
         self._stop_strings = [r.stop_strings for r in requests for _ in range(r.samples)]
@@ -78,7 +98,6 @@ class LockstepBatch:
         self._versions = torch.zeros((total, width), dtype=torch.int32, device=device)
         self._lengths = torch.zeros(total, dtype=torch.long, device=device)
         self._stopped = torch.zeros(total, dtype=torch.bool, device=device)
-        self._step = 0
 
     def sample(self, logits: Tensor, version: int) -> Tensor:
         """Sample the next token of every sample in the batch.
@@ -96,17 +115,17 @@ class LockstepBatch:
         drawn = [self._draw(logits[i : i + rows_at_once], alive[i : i + rows_at_once]) for i in starts]
         tokens, logprobs = (torch.cat(parts) for parts in zip(*drawn, strict=True))
         rows = alive[running]
-        self._tokens[rows, self._step] = tokens[running].int()
-        self._logprobs[rows, self._step] = logprobs[running]
-        self._versions[rows, self._step] = version
+        places = self._lengths[rows]
+        self._tokens[rows, places] = tokens[running].int()
+        self._logprobs[rows, places] = logprobs[running]
+        self._versions[rows, places] = version
         self._lengths[rows] += 1
-        stopped = torch.isin(tokens, self._stops)
+        stopped = (tokens[:, None] == self._stops[alive]).any(-1)
         if self._has_stop_strings:
             stopped |= self._end_stop_strings(tokens)
         stopped &= running
         self._stopped[alive[stopped]] = True
-        self._step += 1
-        self._running = running & ~stopped & (self._max_tokens[alive] > self._step)
+        self._running = running & ~stopped & (self._max_tokens[alive] > self._lengths[alive])
         self.mask = torch.cat([self.mask, torch.ones_like(self.mask[:, :1])], dim=1)
         self.positions = self.positions + 1
         return tokens
@@ -123,7 +142,9 @@ class LockstepBatch:
         """
         logprobs = (logits.float() / self._temperature[samples]).log_softmax(-1)
         allowed = self._allowed(logprobs, samples)
-        tokens = _choose(allowed, self._top_p[samples], self._uniforms[samples, self._step])
+        # Of a sample that has ended, any number: its token is ignored.
+        places = self._lengths[samples].clamp(max=self._uniforms.shape[1] - 1)
+        tokens = _choose(allowed, self._top_p[samples], self._uniforms[samples, places])
         tokens = torch.where(self._greedy[samples], allowed.argmax(-1), tokens)
         return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
 
@@ -134,16 +155,18 @@ class LockstepBatch:
         for i, (number, token) in enumerate(zip(alive, tokens.tolist(), strict=True)):
             if (strings := self._stop_strings[number]) is not None:
                 self._states[number], found[i] = strings.advance(self._states[number], token)
-        return torch.tensor(found, device=tokens.device) & (self._min_tokens[self._alive] <= self._step)
+        return torch.tensor(found, device=tokens.device) & (self._min_tokens[self._alive] < self._lengths[self._alive])
 
     def _allowed(self, logprobs: Tensor, samples: Tensor) -> Tensor:
         """Mask the stop tokens of samples below their minimum length."""
         if not self._has_min_tokens:
             return logprobs
-        early = (self._min_tokens[samples] > self._step)[:, None]
-        stops = torch.zeros(logprobs.shape[1], dtype=torch.bool, device=logprobs.device)
-        stops[self._stops] = True
-        return logprobs.masked_fill(early & stops, float("-inf"))
+        early = (self._min_tokens[samples] > self._lengths[samples])[:, None]
+        vocabulary, own = logprobs.shape[1], self._stops[samples]
+        # One column more, for the requests with fewer stop tokens.
+        stops = torch.zeros(len(samples), vocabulary + 1, dtype=torch.bool, device=logprobs.device)
+        stops.scatter_(1, torch.where(own < 0, vocabulary, own), torch.ones_like(own, dtype=torch.bool))
+        return logprobs.masked_fill(early & stops[:, :vocabulary], float("-inf"))
 
     @property
     def max_length(self) -> int:
@@ -160,13 +183,13 @@ class LockstepBatch:
         """Whether no sample is running."""
         return not bool(self._running.any())
 
-    def shrink(self) -> Tensor | None:
-        """Remove ended samples once they are half of the batch; return the positions kept.
+    def shrink(self, *, all_ended: bool = False) -> Tensor | None:
+        """Remove ended samples once they are half of the batch, or at once; return the positions kept.
 
         None if the batch stays as it is.
         """
         count = int(self._running.sum())
-        if count * 2 > len(self._running):
+        if count == len(self._running) or (count * 2 > len(self._running) and not all_ended):
             return None
         keep = self._running.nonzero()[:, 0]
         self._alive, self._running = self._alive[keep], self._running[keep]
@@ -180,9 +203,65 @@ class LockstepBatch:
         return found
 
     def all_tokens(self) -> Tensor:
-        """Return the prompts and completions of the samples in the batch, laid out as `mask`."""
-        prompts = self.prompts.repeat_interleave(self.repeats_tensor, dim=0)[self._alive]
-        return torch.cat([prompts, self._tokens[self._alive, : self._step].long()], dim=1)
+        """Return the prompts and completions of the samples in the batch, and lay `mask` out in the same way."""
+        alive, generated = self._alive.cpu().numpy(), self._tokens.cpu().numpy()
+        lengths = self._lengths.cpu().numpy()
+        sequences = [
+            np.concatenate([self.requests[owner].tokens, generated[sample, : lengths[sample]]])
+            for owner, sample in zip(self.owners, alive, strict=True)
+        ]
+        self.mask, tokens = padded(sequences, self._pad, self.mask.device)
+        self.positions = self.mask.sum(-1) - 1
+        return tokens
+
+    def place_and_tokens(self, i: int) -> tuple[int, NDArray[Any]]:
+        """Place in the batch, and prompt and completion `[len]`, of request `i` of one sample, which has just ended."""
+        sample = int(self._starts[i])
+        own = self._tokens[sample, : int(self._lengths[sample])].cpu().numpy()
+        place = int((self._alive == sample).nonzero()[0, 0])
+        return place, np.concatenate([self.requests[i].tokens, own])
+
+    def absorb(self, other: LockstepBatch) -> int:
+        """Take in the samples of a batch whose prompts have been prefilled, behind the own ones.
+
+        Call it when all samples in the batch run. Requests that have ended are forgotten.
+
+        Returns:
+            How many of the columns on the left of `mask` hold nothing but padding now; they are removed.
+        """
+        self._forget_ended()
+        total = len(self._lengths)
+        for name, fill in _PER_SAMPLE.items():
+            setattr(self, name, _stacked(getattr(self, name), getattr(other, name), fill))
+        self.mask = _stacked(self.mask, other.mask, 0, left=True)
+        self.positions = torch.cat([self.positions, other.positions])
+        self._alive = torch.cat([self._alive, other._alive + total])
+        self._running = torch.cat([self._running, other._running])
+        self._unfinished |= {i + len(self.requests) for i in other._unfinished}
+        self._starts = np.concatenate([self._starts, other._starts[1:] + total])
+        self.requests += other.requests
+        self.numbers += other.numbers
+        self._stop_strings += other._stop_strings
+        self._states += other._states
+        self._has_stop_strings |= other._has_stop_strings
+        self._has_min_tokens |= other._has_min_tokens
+        self._running_before = len(self._running)
+        unused = int(self.mask.any(0).int().argmax())
+        self.mask = self.mask[:, unused:]
+        return unused
+
+    def _forget_ended(self) -> None:
+        kept = sorted(self._unfinished)
+        counts = [self.requests[i].samples for i in kept]
+        samples = np.concatenate([np.arange(self._starts[i], self._starts[i + 1]) for i in kept])
+        index = torch.from_numpy(samples).to(self._alive.device)
+        for name in _PER_SAMPLE:
+            setattr(self, name, getattr(self, name)[index])
+        self._alive = torch.searchsorted(index, self._alive)
+        self._stop_strings = [self._stop_strings[i] for i in samples]
+        self._states = [self._states[i] for i in samples]
+        self.requests, self.numbers = [self.requests[i] for i in kept], [self.numbers[i] for i in kept]
+        self._starts, self._unfinished = np.cumsum([0, *counts]), set(range(len(kept)))
 
     def ended(self) -> list[int]:
         """Return the requests whose last sample has ended since the previous call."""
@@ -208,6 +287,26 @@ class LockstepBatch:
             columns = [array[k, :n].copy() for array in (tokens, logprobs, versions)]
             group.append(Generation(columns[0], columns[1], columns[2], reason, routed[k]))
         return group
+
+
+def padded(sequences: Sequence[NDArray[Any]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the mask and the ids of sequences that are padded on the left, both `[sequences, longest] int64`."""
+    longest = max(map(len, sequences))
+    tokens = np.full((len(sequences), longest), pad, np.int64)
+    mask = np.zeros((len(sequences), longest), np.int64)
+    for i, sequence in enumerate(sequences):
+        tokens[i, longest - len(sequence) :] = sequence
+        mask[i, longest - len(sequence) :] = 1
+    return torch.from_numpy(mask).to(device), torch.from_numpy(tokens).to(device)
+
+
+def _stacked(first: Tensor, second: Tensor, fill: int, *, left: bool = False) -> Tensor:
+    """Stack rows of two batches; the shorter rows are padded on the right, or on the left."""
+    if first.dim() > 1 and (missing := first.shape[1] - second.shape[1]):
+        pad = (abs(missing), 0) if left else (0, abs(missing))
+        first = torch.nn.functional.pad(first, pad, value=fill) if missing < 0 else first
+        second = torch.nn.functional.pad(second, pad, value=fill) if missing > 0 else second
+    return torch.cat([first, second])
 
 
 def _uniforms(request: GenerationRequest, width: int) -> NDArray[Any]:

@@ -6,6 +6,7 @@ allocator.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from torch import Tensor
@@ -43,6 +44,10 @@ class ReservedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
             room[..., used:length, :] = new
         self.keys, self.values = (room[..., :length, :] for room in self._rooms)
         return self.keys, self.values
+
+    def replace(self, keys: Tensor, values: Tensor) -> None:
+        """Hold other keys and values, of sequences whose length is not known in advance."""
+        self.keys, self.values, self._rooms, self._limit = keys, values, None, sys.maxsize
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every sequence."""

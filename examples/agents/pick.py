@@ -1,0 +1,54 @@
+"""Sort by turns: "61408:" is answered by the smallest digit that is left, then the environment shows the rest."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from relax_actors.data.task import Task
+from relax_actors.envs import Environment, Step
+from relax_actors.messages import Prompt
+
+DIGITS = 5
+END = "."
+
+
+class Pick(Environment):
+    """Pick the smallest digit that is left. A wrong one earns nothing; the right one is removed, and it goes on."""
+
+    def reset(self, task: Mapping[str, Any], rng: np.random.Generator) -> str:
+        """Begin with the digits of the prompt."""
+        del rng
+        self.left = list(task["prompt"].rstrip(":"))
+        return ""
+
+    def step(self, action: str) -> Step:
+        """Take one digit."""
+        smallest = min(self.left)
+        self.left.remove(smallest)
+        reward = 1 / DIGITS if action == smallest else 0.0
+        return Step("".join(self.left) + ":", reward, done=not self.left)
+
+
+def make(*, size: int | None, seed: int) -> list[Task]:
+    """Return tasks; the answer is an episode of random picks, which shows the format and not the task."""
+    source = random.Random(seed)  # noqa: S311 not a secret
+    return [_task(source) for _ in range(size or 10_000)]
+
+
+def _task(source: random.Random) -> Task:
+    left = source.sample("0123456789", k=DIGITS)
+    prompt, answer = "".join(left) + ":", ""
+    while left:
+        answer += source.choice(left)
+        left.remove(min(left))
+        answer += END + "".join(left) + ":" if left else ""
+    return Task(prompt, answer)
+
+
+def all_right(completion: str, prompt: Prompt) -> float:
+    """Whether every pick of an episode was right."""
+    return float(completion == "".join(sorted(prompt.text.rstrip(":"))))

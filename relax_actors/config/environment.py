@@ -1,0 +1,60 @@
+"""The section [environment]: episodes of several turns with an environment, in a pool of actors of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from relax_actors.config.sections import Fraction, Named, NonNegativeInt, PoolSection, Positive, PositiveFloat
+from relax_actors.registry.catalog import ENVIRONMENTS
+
+
+class EnvironmentSection(PoolSection):
+    """[environment]: the environment that the model acts in. With it, samples are episodes of several turns."""
+
+    name: Annotated[str, Named(ENVIRONMENTS)]
+    """Environment: a registered name, or the dotted path of your own subclass of `relax_actors.envs.Environment`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of the environment's class."""
+    prompt: Literal["data", "environment"] = "data"
+    """Where an episode's prompt comes from: "data" appends the first observation, if it is not empty, to the prompt of
+    the data; "environment" takes the first observation alone."""
+    sessions: Positive = 64
+    """Episodes that an actor hosts at once, each in a process of its own."""
+    open_seconds: PositiveFloat = 60.0
+    """Deadline of opening an environment, replayed turns included."""
+    step_seconds: PositiveFloat = 30.0
+    """Deadline of a step. An environment that takes longer is killed, and its sample ends with reason `error`."""
+    max_turns: Positive = 16
+    """Actions of an episode; it then ends with reason `max_turns`."""
+    token_budget: Positive | None = None
+    """Tokens of an episode behind the prompt, observations included; by default what the model and
+    trainer.max_tokens_per_microbatch have room for. An episode without room ends with reason `token_budget`."""
+    episode_seconds: PositiveFloat = 3600.0
+    """Duration of an episode; it then ends with reason `timeout`."""
+    cpu_seconds: Positive | None = None
+    """CPU time of a session's process, after which the kernel kills it. Unlimited if not set. `memory_limit_mib` bounds
+    the memory of each session's process, too."""
+    max_observation_bytes: Annotated[int, Field(gt=0, le=2 << 20)] = 1 << 20
+    """Largest observation. A larger one ends its sample with reason `error`."""
+    on_error: Literal["exclude", "refill", "zero"] = "exclude"
+    """What happens to a sample whose environment failed: "exclude" computes the group's advantages without it, "refill"
+    generates it again, "zero" trains it with reward 0."""
+    max_refills: NonNegativeInt = 3
+    """Attempts at a sample beyond the first one with "refill"; then it is excluded."""
+    mask_truncated: bool = False
+    """Whether samples that ended by a limit (max_turns, token_budget, length, timeout) are left out of the loss."""
+    credit: Literal["episode", "turn"] = "episode"
+    """What the reward of a turn counts for: "episode" sums the rewards of a sample; "turn" gives each turn its own
+    return, the rewards from it to the end. Needs `reward.function = "environment"`."""
+    discount: Fraction = 1.0
+    """Discount factor of rewards of later turns where credit goes to turns."""
+    isolation: Literal["none", "sandbox"] = "none"
+    """"sandbox" runs the actors without network but the broker, with a read-only view of the Python installation, the
+    folder of the configuration, `readable`, the store and the model, and with an empty /tmp; needs bubblewrap."""
+    readable: tuple[Path, ...] | None = None
+    """Further files and folders that a sandbox shows, read-only."""
+    max_processes: Positive | None = None
+    """Limit of processes and threads in a sandbox; unlimited if not set. For root it needs a control group."""

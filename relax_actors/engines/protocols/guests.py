@@ -1,0 +1,99 @@
+"""Requests that join the generation of rows, but belong to no row: those of the gateway."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from relax_actors.engines.protocols.inference import Done, Generation, GenerationRequest
+from relax_actors.errors import EngineError, RelaxError
+
+GUESTS = 64
+"""Guests that an engine generates at once; further ones wait."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Guest:
+    """A request of one sample.
+
+    Attributes:
+        request: the request, which fits the context of the model.
+        done: called once in the role's thread, with the sample or why there is none; must not block.
+    """
+
+    request: GenerationRequest
+    done: Callable[[Generation | RelaxError], None]
+
+
+class Guests:
+    """Queue of guests; may be used from any thread."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Guest] = deque()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, guest: Guest) -> None:
+        """Append a guest.
+
+        Raises:
+            ValueError: the request asks for more or less than one sample.
+        """
+        if guest.request.samples != 1:
+            msg = f"a guest asks for {guest.request.samples} samples; send one request for each sample"
+            raise ValueError(msg)
+        self._waiting.append(guest)
+
+    def take(self, limit: int) -> list[Guest]:
+        """Remove and return up to `limit` guests, oldest first."""
+        if not self._waiting:
+            return []
+        with self._lock:
+            return [self._waiting.popleft() for _ in range(min(limit, len(self._waiting)))]
+
+
+class InFlight:
+    """Requests that an engine generates, by the numbers under which it returns them: the order in which they came."""
+
+    def __init__(self) -> None:
+        self._work: dict[int, Any] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self._work)
+
+    def add(self, work: Sequence[tuple[GenerationRequest, Any]]) -> list[GenerationRequest]:
+        """Add requests with what their caller knows them by; return the requests for the engine."""
+        for _, known_by in work:
+            self._work[self._count] = known_by
+            self._count += 1
+        return [request for request, _ in work]
+
+    def invite(self, guests: Guests) -> list[GenerationRequest]:
+        """Add guests that wait, at most `GUESTS`."""
+        places = GUESTS - sum(isinstance(one, Guest) for one in self._work.values()) if len(guests) else 0
+        return self.add([(guest.request, guest) for guest in guests.take(max(0, places))])
+
+    def take(self, done: Done) -> list[tuple[Any, list[Generation]]]:
+        """Remove finished requests, and return those that are no guests; guests get their sample."""
+        found = []
+        for number, samples in done:
+            known_by = self._work.pop(number)
+            if isinstance(known_by, Guest):
+                known_by.done(samples[0])
+            else:
+                found.append((known_by, samples))
+        return found
+
+    def dismiss(self) -> None:
+        """Forget all requests, before an engine numbers anew; guests without a sample get an error."""
+        for known_by in self._work.values():
+            if isinstance(known_by, Guest):
+                known_by.done(EngineError("generation has ended before the sample; send the request again"))
+        self._work.clear()
+        self._count = 0

@@ -1,0 +1,1 @@
+"""Environments of other projects; each imports its package on first use."""

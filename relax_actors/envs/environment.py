@@ -1,0 +1,126 @@
+"""Base class of environments: what a model acts in, turn by turn.
+
+    class GuessNumber(Environment):
+        limit: int = 15  # option `limit` of [environment.options]
+
+        def reset(self, task, rng):
+            self.secret = rng.integers(self.limit + 1)
+            return "?"
+
+        def step(self, action):
+            guess = int(action) if action.isdigit() else -1
+            if guess == self.secret:
+                return Step(done=True, reward=1.0)
+            return Step("<" if self.secret < guess else ">")
+
+Invariant: what an environment answers must follow from the task, the random generator and the actions alone. After a
+crash the same actions are taken again, and the answers are compared with the recorded ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+
+from relax_actors.registry.options import build
+
+Observation: TypeAlias = str | Mapping[str, Any] | Sequence[Mapping[str, Any]]
+"""What the model sees: a text, a chat message, a list of chat messages, or the parts of one message's content."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """Answer of an environment to an action.
+
+    Attributes:
+        observation: what the model sees next; ignored if the episode has ended.
+        reward: reward of the turn; None if there is none. The reward of an episode is the sum of its turns' rewards.
+        done: whether the episode has ended.
+        metrics: finite numbers to record with the sample.
+        truncated: whether the episode has ended by a limit of the environment, without a result.
+    """
+
+    observation: Observation = ""
+    reward: float | None = None
+    done: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    truncated: bool = False
+
+
+Result: TypeAlias = Step | Observation
+"""What `reset` and `step` return: an observation alone means `Step(observation)`."""
+
+
+class Environment:
+    """One episode of a model with its surroundings.
+
+    Each episode has an instance and, while it is open, a process of its own, in which the methods run one at a time.
+    They may be coroutines. Annotated class attributes of a subclass are its options, set from [environment.options]
+    before `reset` and checked by pydantic. Attributes whose names begin with an underscore, and `ClassVar`s, are no
+    options.
+
+    An exception of any method ends the sample with reason `error`; it does not end the row or the rollout.
+
+    Attributes:
+        shares_process: whether the process of an episode that was closed in order may host the next one. Set it to
+            False if episodes change more than their instance, e.g. the attributes of modules.
+    """
+
+    shares_process: ClassVar[bool] = True
+
+    def reset(self, task: Mapping[str, Any], rng: np.random.Generator) -> Result | Awaitable[Result]:
+        """Begin the episode and return the first observation, which may be empty.
+
+        Args:
+            task: the task of the data: `prompt` (text), `answer` (text) and `metadata`.
+            rng: source of all random choices; it depends on the row and the sample alone.
+        """
+        raise NotImplementedError
+
+    def step(self, action: str) -> Result | Awaitable[Result]:
+        """Answer an action: the text that the model wrote in a turn."""
+        raise NotImplementedError
+
+    def close(self) -> Awaitable[None] | None:
+        """Release resources at the end of the episode. Not called after a kill or a timeout."""
+
+    def state(self) -> bytes | Awaitable[bytes | None] | None:
+        """Return the state after the last turn, for `restore`; None if the actions are to be replayed instead.
+
+        Called after every turn; at most 1 MiB.
+        """
+        return None
+
+    def restore(self, state: bytes) -> Awaitable[None] | None:
+        """Continue from a state. Called in place of the replay, after `reset` with the same task and random numbers."""
+        raise NotImplementedError
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, Any]) -> None:
+        """Check before the run starts that the environment can be used here with the values of its options.
+
+        Raises:
+            ConfigError: it cannot, e.g. because a package or a program is missing.
+        """
+
+    @classmethod
+    def tool_schemas(cls, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return JSON schemas of functions that the model may call, for its chat template; none by default.
+
+        Args:
+            options: values of the options.
+        """
+        del options
+        return []
+
+    @classmethod
+    def build(cls, given: dict[str, Any], where: str = "environment.options") -> Environment:
+        """Create an instance and set its options.
+
+        Raises:
+            ConfigError: an option is unknown, missing or of the wrong type.
+        """
+        return build(cls, Environment, given, where, "reset")

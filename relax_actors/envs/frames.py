@@ -1,0 +1,36 @@
+"""Frames on the socket between an actor and the process of a session: 4 bytes of length, then a cell."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+
+from relax_actors.errors import CodecError
+
+_LENGTH = struct.Struct("!I")
+
+
+def frame(data: bytes) -> bytes:
+    """Return a frame with the data."""
+    return _LENGTH.pack(len(data)) + data
+
+
+async def read_frame(reader: asyncio.StreamReader, most: int) -> bytes:
+    """Read one frame.
+
+    Raises:
+        asyncio.IncompleteReadError: the other side has closed the socket.
+        CodecError: the frame is longer than `most` bytes.
+    """
+    (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+    if size > most:
+        msg = f"frame of {size} bytes is over the limit of {most}"
+        raise CodecError(msg)
+    return await reader.readexactly(size)
+
+
+async def open_socket(sock: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Wrap a connected socket in streams."""
+    sock.setblocking(False)
+    return await asyncio.open_connection(sock=sock)

@@ -1,0 +1,112 @@
+"""Environment in which a model calls tools until it answers without a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from relax_actors.data.tool_calls import ParsedAnswer, ToolCall, ToolFormat, parse_answer
+from relax_actors.envs.environment import Environment, Result, Step
+from relax_actors.envs.tools.functions import Tool, ToolError, content_of, tools_of
+
+MAX_TEXT = 16_000
+
+
+class ToolEnvironment(Environment):
+    """Runs the tool calls in the model's answers and gives it the results; an answer without a call ends the episode.
+
+        class Shop(ToolEnvironment):
+            tools = (find_article,)          # a function with type hints and a docstring
+
+            def score(self, answer):
+                return float(answer == self.task["answer"])
+
+    A malformed call, an unknown tool, wrong arguments and a tool that raises are answered to the model with the reason.
+
+    Attributes:
+        tools: functions that the model may call. Override `make_tools` for tools with a state.
+        tool_format: how the model writes calls: "hermes", "qwen_xml", "llama_json" or "mistral".
+        result_role: role of the messages with results.
+        max_result_chars: longest result; a longer one loses its middle.
+        task: the task of the episode, from `reset` on.
+    """
+
+    tools: ClassVar[Sequence[Callable[..., Any] | Tool]] = ()
+    tool_format: ToolFormat = ToolFormat.HERMES
+    result_role: str = "tool"
+    max_result_chars: int = MAX_TEXT
+
+    _by_name: dict[str, Tool]
+    _task: Mapping[str, Any]
+
+    @property
+    def task(self) -> Mapping[str, Any]:
+        """The task of the episode."""
+        return self._task
+
+    @classmethod
+    def tool_schemas(cls, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the JSON schemas of the tools."""
+        del options
+        return [tool.schema for tool in tools_of(cls.tools).values()]
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, Any]) -> None:
+        """Check that the tools can be described to a model.
+
+        Raises:
+            ConfigError: a tool has no type hints.
+        """
+        cls.tool_schemas(options)
+
+    def make_tools(self) -> Sequence[Callable[..., Any] | Tool]:
+        """Return the tools of an episode; called by `reset`. They must have the schemas of `tool_schemas`."""
+        return self.tools
+
+    def reset(self, task: Mapping[str, Any], rng: np.random.Generator) -> Any:
+        """Begin with the data's prompt."""
+        del rng
+        self._task = task
+        self._by_name = tools_of(self.make_tools())
+        return ""
+
+    async def step(self, action: str) -> Result:
+        """Run the calls of an answer."""
+        schemas = [tool.schema for tool in self._by_name.values()]
+        answer = parse_answer(action, self.tool_format, schemas)
+        if not answer.calls and not answer.malformed:
+            return self.finish(answer)
+        messages: list[dict[str, Any]] = []
+        failed = len(answer.malformed)
+        for call in answer.calls:
+            try:
+                content = self._shortened(content_of(await self._call(call)))
+            except ToolError as error:
+                content, failed = f"Error: {error}", failed + 1
+            messages.append({"role": self.result_role, "name": call.name, "content": content})
+        messages += [{"role": self.result_role, "content": f"Error: {bad.error}"} for bad in answer.malformed]
+        return Step(messages, metrics={"tool_calls": len(answer.calls), "tool_errors": failed})
+
+    def finish(self, answer: ParsedAnswer) -> Step:
+        """Return the end of the episode, with the reward of an answer without calls."""
+        return Step(reward=self.score(answer.content), done=True)
+
+    def score(self, answer: str) -> float | None:
+        """Return the reward of the final answer; None, the default, leaves it to `reward.function`."""
+        del answer
+        return None
+
+    async def _call(self, call: ToolCall) -> Any:
+        tool = self._by_name.get(call.name)
+        if tool is None:
+            msg = f"there is no tool {call.name!r:.80}; tools are {', '.join(self._by_name) or 'none'}"
+            raise ToolError(msg)
+        return await tool.call(call.arguments)
+
+    def _shortened(self, content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+        if isinstance(content, list) or len(content) <= self.max_result_chars:
+            return content
+        half, left_out = self.max_result_chars // 2, len(content) - 2 * (self.max_result_chars // 2)
+        return f"{content[:half]}\n[... {left_out} characters left out ...]\n{content[-half:]}"

@@ -1,0 +1,156 @@
+"""A Python function as a tool: its JSON schema, and calls with checked arguments."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pydantic
+
+from relax_actors.errors import ConfigError
+
+_ARGUMENT = re.compile(r"^\s+\*{0,2}(\w+)(?:\s*\([^)]*\))?:\s*(.+)$")
+_SECTION = re.compile(r"^(\w+):\s*$")
+
+
+class ToolError(Exception):
+    """Failure of a tool call; the text is for the model that made it."""
+
+
+class Tool:
+    """A function that a model may call.
+
+    Args:
+        function: function or bound method with type hints; may be a coroutine function. Its docstring describes it, and
+            the entries of the section `Args:` describe the arguments.
+        name: name for the model; that of the function by default.
+
+    Raises:
+        ConfigError: an argument has no type hint, or one that no JSON schema describes.
+    """
+
+    def __init__(self, function: Callable[..., Any], name: str = "") -> None:
+        self.function, self.name = function, name or function.__name__
+        where = f"tool {self.name}"
+        try:
+            hints = typing.get_type_hints(function)
+            parameters = inspect.signature(function).parameters.values()
+        except (NameError, TypeError, ValueError) as error:
+            msg = f"{where}: its signature cannot be read: {error}; write a function with type hints"
+            raise ConfigError(msg) from error
+        fields: dict[str, Any] = {}
+        for parameter in parameters:
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+                msg = f"{where}: argument {parameter} cannot be given by name; write arguments with names"
+                raise ConfigError(msg)
+            if parameter.name not in hints:
+                msg = f"{where}: argument {parameter.name!r} has no type hint; write `{parameter.name}: <type>`"
+                raise ConfigError(msg)
+            default = ... if parameter.default is parameter.empty else parameter.default
+            fields[parameter.name] = (hints[parameter.name], default)
+        try:
+            strict = pydantic.ConfigDict(extra="forbid")
+            self._model = pydantic.create_model(self.name, __config__=strict, **fields)
+            parameters_schema = self._model.model_json_schema()
+        except (TypeError, ValueError, pydantic.PydanticUserError) as error:
+            msg = f"{where}: its type hints have no JSON schema: {error}"
+            raise ConfigError(msg) from error
+        self.schema = _schema(self.name, inspect.getdoc(function) or "", parameters_schema)
+
+    async def call(self, arguments: Mapping[str, Any]) -> Any:
+        """Call the function.
+
+        Raises:
+            ToolError: the arguments do not fit, or the function raised.
+        """
+        try:
+            checked = self._model(**arguments)
+        except (pydantic.ValidationError, TypeError) as error:
+            raise ToolError(self._explain(error)) from error
+        values = {name: getattr(checked, name) for name in type(checked).model_fields}
+        try:
+            result = self.function(**values)
+            return await result if inspect.isawaitable(result) else result
+        except Exception as error:
+            msg = f"{self.name} raised {type(error).__name__}: {error}"
+            raise ToolError(msg) from error
+
+    def _explain(self, error: pydantic.ValidationError | TypeError) -> str:
+        if isinstance(error, TypeError):
+            return f"{self.name}: {error}"
+        known = ", ".join(self._model.model_fields) or "none"
+        lines = []
+        for found in error.errors():
+            where = ".".join(map(str, found["loc"]))
+            if found["type"] == "extra_forbidden":
+                lines.append(f"no argument {where!r}; arguments are {known}")
+            elif found["type"] == "missing":
+                lines.append(f"argument {where!r} is missing")
+            else:
+                lines.append(f"argument {where!r}: {found['msg']}, got {found['input']!r:.80}")
+        return f"{self.name}: {'; '.join(lines)}"
+
+
+def tools_of(functions: Sequence[Callable[..., Any] | Tool]) -> dict[str, Tool]:
+    """Return tools by name.
+
+    Raises:
+        ConfigError: two have one name, or as `Tool`.
+    """
+    found: dict[str, Tool] = {}
+    for function in functions:
+        tool = function if isinstance(function, Tool) else Tool(function)
+        if tool.name in found:
+            msg = f"two tools have the name {tool.name!r}; rename one"
+            raise ConfigError(msg)
+        found[tool.name] = tool
+    return found
+
+
+def content_of(result: Any) -> str | list[dict[str, Any]]:
+    """Return what a tool returned as the content of a message: a text, or parts if it is a list of them."""
+    if isinstance(result, str):
+        return result
+    if isinstance(result, list | tuple) and result and all(isinstance(p, Mapping) and "type" in p for p in result):
+        return [dict(part) for part in result]
+    try:
+        return json.dumps(result, ensure_ascii=False, allow_nan=True, default=str)
+    except (TypeError, ValueError):
+        return str(result)
+
+
+def _schema(name: str, text: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    described = _arguments(text)
+    properties = {
+        key: {k: v for k, v in schema.items() if k != "title"}
+        | ({"description": described[key]} if key in described and "description" not in schema else {})
+        for key, schema in parameters.get("properties", {}).items()
+    }
+    kept = {key: value for key, value in parameters.items() if key in ("required", "$defs")}
+    return {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": text.split("\n\n", 1)[0].replace("\n", " ").strip(),
+            "parameters": {"type": "object", "properties": properties, **kept},
+        },
+    }
+
+
+def _arguments(text: str) -> dict[str, str]:
+    """Return the descriptions of arguments in a docstring's section `Args:`."""
+    found: dict[str, str] = {}
+    section, last = "", ""
+    for line in text.splitlines():
+        if heading := _SECTION.match(line):
+            section = heading[1]
+        elif section == "Args" and (match := _ARGUMENT.match(line)) and not line.startswith(" " * 8):
+            last = match[1]
+            found[last] = match[2].strip()
+        elif section == "Args" and last and line.startswith(" " * 8):
+            found[last] += f" {line.strip()}"
+    return found

@@ -1,0 +1,190 @@
+"""Run code that a model wrote: in a sandbox of bubblewrap, with limits, and with a bounded output.
+
+The sandbox has no network, no file of this machine but the system's, read-only, and an empty /tmp. If this process is
+root, it starts the sandbox as a user without a name, since root has no limit of processes.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from relax_actors.envs.bubblewrap import ISOLATED, problem, system_files
+from relax_actors.errors import ConfigError
+
+Kind = Literal["bubblewrap", "none"]
+FIRST_USER, USERS = 1 << 20, 1 << 20
+"""Range of user ids for sandboxes that root starts. Each process has its own, so that they do not share limits."""
+_ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "alternatives")
+_CHUNK = 1 << 16
+_TMP = "/tmp"  # noqa: S108 the sandbox's own
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of a program.
+
+    Attributes:
+        seconds: wall clock.
+        cpu_seconds: CPU time of a process; None for `seconds`.
+        memory_mib: address space of each process, and size of /tmp.
+        processes: processes and threads.
+        file_mib: largest file.
+        output: bytes of output that are kept; a program that writes more is killed.
+    """
+
+    seconds: float = 10.0
+    cpu_seconds: int | None = None
+    memory_mib: int = 512
+    processes: int = 16
+    file_mib: int = 16
+    output: int = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """End of a program.
+
+    Attributes:
+        output: what it wrote to standard output and standard error, as text.
+        problem: why it ended, for the model; empty if it ended with exit code 0.
+    """
+
+    output: str
+    problem: str = ""
+
+
+def check_kind(kind: Kind, setting: str = "environment.options.sandbox") -> None:
+    """Check that code can be run as configured.
+
+    Raises:
+        ConfigError: no sandbox can be created here.
+    """
+    if kind == "bubblewrap" and (why := problem(_as_nobody())):
+        msg = f'{setting} = "bubblewrap": {why}; or write {setting} = "none" if the code may do all that this user may'
+        raise ConfigError(msg)
+
+
+def run_program(command: Sequence[str], text: str, limits: Limits, kind: Kind = "bubblewrap") -> Ended:
+    """Run a program, with a text as its standard input, and return how it ended.
+
+    Args:
+        command: the program and its arguments, by their paths in the sandbox.
+        text: standard input.
+        limits: its limits.
+        kind: "none" applies the limits without a sandbox.
+    """
+    sandbox = [*_as_nobody(), *_bubblewrap(limits)] if kind == "bubblewrap" else []
+    environment = {"PATH": "/usr/bin:/bin", "HOME": _TMP, "LANG": "C.UTF-8"}
+    with subprocess.Popen(  # noqa: S603 running code is what this is for
+        [*_limited(limits), *sandbox, *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        cwd=_TMP,
+        env=environment,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, stopped = _communicate(process, text.encode(errors="replace"), limits)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            code = process.wait()
+    return Ended(output.decode(errors="replace"), stopped or _describe(code, limits))
+
+
+def python_command() -> list[str]:
+    """Return the command of a Python that a sandbox can see, without installed packages."""
+    system = shutil.which("python3", path="/usr/bin:/bin")
+    return [system or str(Path(sys.executable).resolve()), "-I", "-S", "-"]
+
+
+def _as_nobody() -> tuple[str, ...]:
+    if os.geteuid() != 0:
+        return ()
+    user = str(FIRST_USER + os.getpid() % USERS)
+    return ("setpriv", "--reuid", user, "--regid", user, "--clear-groups", "--no-new-privs", "--inh-caps=-all", "--")
+
+
+def _bubblewrap(limits: Limits) -> list[str]:
+    tmp = ["--size", str(limits.memory_mib << 20), "--tmpfs", _TMP, "--chdir", _TMP]
+    places = ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev", *tmp, "--remount-ro", "/"]
+    return ["bwrap", *ISOLATED, *system_files(_ETC), *places, "--"]
+
+
+def _limited(limits: Limits) -> list[str]:
+    """Return the start of a command line that sets the limits of a command."""
+    values = {
+        "cpu": limits.cpu_seconds or max(1, int(limits.seconds)),
+        "as": limits.memory_mib << 20,
+        "fsize": limits.file_mib << 20,
+        "nproc": limits.processes,
+        "nofile": 64,
+        "core": 0,
+    }
+    return ["prlimit", *(f"--{name}={value}" for name, value in values.items()), "--"]
+
+
+def _communicate(process: subprocess.Popen[bytes], text: bytes, limits: Limits) -> tuple[bytes, str]:
+    """Write the input and read the output; return it, and why the program must be stopped."""
+    assert process.stdin is not None  # noqa: S101 as given to Popen
+    assert process.stdout is not None  # noqa: S101
+    deadline, output, sent = time.monotonic() + limits.seconds, bytearray(), 0
+    for pipe in (process.stdin, process.stdout):
+        os.set_blocking(pipe.fileno(), False)
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        selector.register(process.stdin, selectors.EVENT_WRITE)
+        while (left := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                if key.fileobj is process.stdin:
+                    sent = _send(process.stdin.fileno(), text, sent)
+                    if sent >= len(text):
+                        selector.unregister(process.stdin)
+                        with suppress(BrokenPipeError):
+                            process.stdin.close()
+                    continue
+                data = os.read(process.stdout.fileno(), _CHUNK)
+                if not data:
+                    return bytes(output), _wait(process, deadline, limits)
+                output += data
+                if len(output) > limits.output:
+                    return bytes(output[: limits.output]), f"it wrote more than {limits.output} bytes and was stopped"
+    return bytes(output), f"it took longer than {limits.seconds:g} seconds and was stopped"
+
+
+def _wait(process: subprocess.Popen[bytes], deadline: float, limits: Limits) -> str:
+    """Wait for the end of a program that closed its output."""
+    try:
+        process.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return f"it took longer than {limits.seconds:g} seconds and was stopped"
+    return ""
+
+
+def _send(descriptor: int, text: bytes, sent: int) -> int:
+    try:
+        return sent + os.write(descriptor, text[sent : sent + _CHUNK])
+    except BrokenPipeError:
+        return len(text)
+
+
+def _describe(code: int, limits: Limits) -> str:
+    """Describe an exit code; bwrap and setpriv report a signal as 128 and its number."""
+    number = -code if code < 0 else code - 128
+    if number == signal.SIGXCPU:
+        return f"it used more than {limits.cpu_seconds or max(1, int(limits.seconds))} seconds of CPU"
+    if number in signal.valid_signals():
+        return f"it was killed by {signal.Signals(number).name}" if number else f"it ended with exit code {code}"
+    return f"it ended with exit code {code}" if code else ""

@@ -1,0 +1,173 @@
+"""Requests between the gateway and rollout actors: NATS requests, answered once, never stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+MAX_STOPS = 16
+"""Most stop strings of a request."""
+
+
+def _no_ints() -> Array:
+    return np.zeros(0, np.int32)
+
+
+def _no_floats() -> Array:
+    return np.zeros(0, np.float32)
+
+
+class Refusal(StrEnum):
+    """Why a request was not answered."""
+
+    BUSY = "busy"
+    """Too many requests wait; try again."""
+    ELSEWHERE = "elsewhere"
+    """This actor does not hold the session; another one may."""
+    ENDED = "ended"
+    """The session is over."""
+    INVALID = "invalid"
+    """The request itself is wrong."""
+    TOO_LONG = "too_long"
+    """The conversation leaves no room for an answer."""
+    FAILED = "failed"
+    """The engine failed; try again."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateCall:
+    """Ask for one answer of the policy.
+
+    Attributes:
+        call: id of the request; the same id always has the same answer.
+        tokens: `[len] int32`, the prompt of a request without a session.
+        session: the session that the conversation belongs to; empty for none.
+        messages: the conversation of a session, as chat messages.
+        tools: tools that the model may call, as JSON schemas.
+        settings: further variables of the chat template.
+        max_tokens: largest number of tokens of the answer; 0 for rollout.max_tokens.
+        temperature: None for rollout.temperature; 0 chooses the most likely tokens. Ignored in a session.
+        top_p: None for rollout.top_p. Ignored in a session.
+        seed: sole source of the random numbers. Ignored in a session, whose seeds follow from its row.
+        stop: strings that end the answer, besides rollout.stop.
+        affinity: requests with the same text share a prefix that an engine may have cached.
+        is_retry: whether the client repeats a request whose answer it did not get.
+        seconds: time after which nobody waits for the answer.
+    """
+
+    call: str
+    tokens: Array = field(default_factory=_no_ints)
+    session: str = ""
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    max_tokens: int = 0
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int = 0
+    stop: list[str] = field(default_factory=list)
+    affinity: str = ""
+    is_retry: bool = False
+    seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.tokens.ndim != 1 or self.tokens.dtype != np.int32:
+            msg = f"tokens of a request are {self.tokens.dtype}{list(self.tokens.shape)}, not [len] int32"
+            raise ValueError(msg)
+        if self.max_tokens < 0 or len(self.stop) > MAX_STOPS or "" in self.stop or not 0 < self.seconds <= 1e6:  # noqa: PLR2004
+            msg = f"max_tokens, stop or seconds of request {self.call[:80]!r} are out of bounds"
+            raise ValueError(msg)
+        if self.temperature is not None and not 0 <= self.temperature <= 100:  # noqa: PLR2004
+            msg = f"temperature of a request is {self.temperature}"
+            raise ValueError(msg)
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            msg = f"top_p of a request is {self.top_p}"
+            raise ValueError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateAnswer:
+    """An answer of the policy, or why there is none.
+
+    Attributes:
+        refusal: a `Refusal`; empty if there is an answer.
+        detail: text for the client that asked.
+        prompt: `[prompt_len] int32`, what the model read.
+        tokens: `[len] int32`, with the stop token.
+        logprobs: `[len] float32`.
+        versions: `[len] int32`, version of the weights that sampled each token.
+        finish_reason: a `FinishReason`.
+        fingerprint: fingerprint of the newest of these versions.
+        call: id of the call that it was first given to; ids of tool calls follow from it.
+    """
+
+    refusal: str = ""
+    detail: str = ""
+    prompt: Array = field(default_factory=_no_ints)
+    tokens: Array = field(default_factory=_no_ints)
+    logprobs: Array = field(default_factory=_no_floats)
+    versions: Array = field(default_factory=_no_ints)
+    finish_reason: str = ""
+    fingerprint: str = ""
+    call: str = ""
+
+    def __post_init__(self) -> None:
+        lengths = {len(array) for array in (self.tokens, self.logprobs, self.versions) if array.ndim == 1}
+        if len(lengths) != 1 or self.prompt.ndim != 1:
+            msg = "tokens, logprobs and versions of an answer differ in length"
+            raise ValueError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionCall:
+    """Take a waiting sample, keep it, or end it.
+
+    Attributes:
+        kind: "take", "keep", "show" or "end".
+        session: the session; empty to take one.
+        lease: seconds without a request after which the session is offered again.
+        reward: the agent's own reward, with "end"; None if it has none.
+        error: why the agent failed, with "end"; empty if it did not.
+        metrics: measurements of the agent, with "end".
+    """
+
+    kind: str
+    session: str = ""
+    lease: float = 30.0
+    reward: float | None = None
+    error: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        numbers = [self.lease, *self.metrics.values(), *([] if self.reward is None else [self.reward])]
+        if self.kind not in ("take", "keep", "show", "end") or not np.isfinite(numbers).all() or self.lease <= 0:
+            msg = (
+                f"call {self.kind[:40]!r} of session {self.session[:80]!r} has an unknown kind or a number that is none"
+            )
+            raise ValueError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionAnswer:
+    """State of a session, or why the call was refused.
+
+    Attributes:
+        refusal: a `Refusal`; empty if the call was done. A "take" that finds no sample has no session.
+        detail: text for the client that asked.
+        session: the session.
+        task: what the agent is to do: `prompt` (text), `messages`, `answer` if agent.shows_answer, `metadata`.
+        seconds: time until the session ends by itself.
+        turns: answers given so far.
+    """
+
+    refusal: str = ""
+    detail: str = ""
+    session: str = ""
+    task: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    turns: int = 0

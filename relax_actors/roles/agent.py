@@ -1,0 +1,173 @@
+"""Role `agent`: runs an agent for each sample that a rollout actor offers."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import shutil
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any, ClassVar
+
+from relax_actors.config.gateway import AgentSection
+from relax_actors.errors import ConfigError
+from relax_actors.registry import dotted
+from relax_actors.registry.role_spec import RoleSpec
+from relax_actors.runtime.service_role import ServiceRole
+from relax_actors.serving.agent_process import AgentError, Program
+from relax_actors.serving.session_client import AgentResult, AgentTask, SessionClient, SessionGoneError
+
+IDLE_SECONDS, MAX_IDLE_SECONDS = 0.05, 1.0
+"""Pause before samples are asked for again, doubled while none waits."""
+GATEWAY_SECONDS = 120.0
+STUCK_SECONDS = 30.0
+"""Time that a coroutine has to end after it was cancelled; then the actor is restarted."""
+
+
+class AgentRole(ServiceRole):
+    """Takes samples from the gateway, runs `agent.command` or `agent.function` for each, and sends back its result."""
+
+    spec: ClassVar = RoleSpec(section="agent", requires="local_agent", start_order=70)
+
+    def setup(self) -> None:
+        """Find the agent and the gateway.
+
+        Raises:
+            ConfigError: the command or the function cannot be found.
+        """
+        self._section = section = self.context.config.agent or AgentSection()
+        self._program = Program(section.command, section.cwd, section.environment, section.max_output_bytes)
+        self._function = None if section.command else load_function(section.function)
+        if section.command:
+            self._program.check()
+        self._folder = self.context.folder.root / "agents"
+        self._done = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        # Of its own, so that a function that blocks does not stop the signs of life of this process.
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="agents", daemon=True).start()
+
+    async def start(self) -> None:
+        """Begin to take samples."""
+        self._running = asyncio.ensure_future(self._run())
+        self._running.add_done_callback(self._on_end)
+
+    def _on_end(self, running: asyncio.Task[None]) -> None:
+        if not running.cancelled() and (error := running.exception()) is not None:
+            self.fail(error)
+
+    async def stop(self) -> None:
+        """Kill the agents; their samples are given to others."""
+        self._running.cancel()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=3)
+
+    def handled(self) -> int:
+        """Return the number of agents that have ended."""
+        return self._done
+
+    async def _run(self) -> None:
+        url, token = await self._gateway()
+        client, pause = SessionClient(url, token), IDLE_SECONDS
+        try:
+            while True:
+                while len(self._tasks) >= self._section.concurrency:
+                    await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+                taken = await client.take(self._section.lease_seconds)
+                if taken is None:
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, MAX_IDLE_SECONDS)
+                    continue
+                pause = IDLE_SECONDS
+                task = asyncio.ensure_future(self._work(client, taken))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+        finally:
+            await client.close()
+
+    async def _gateway(self) -> tuple[str, str]:
+        """Return address and token of the gateway, as soon as it has written them."""
+        section = self._section
+        if section.gateway_url and section.gateway_token_file is not None:
+            return section.gateway_url, section.gateway_token_file.read_text().split()[0]
+        folder = self.context.config.folder / "gateway"
+        own = self.context.config.gateway
+        token = folder / "token" if own is None or own.token_file is None else own.token_file
+        for _ in range(int(GATEWAY_SECONDS / IDLE_SECONDS)):
+            if (folder / "url.0").exists() and token.exists():
+                return (folder / "url.0").read_text(), token.read_text().split()[0]
+            await asyncio.sleep(IDLE_SECONDS)
+        msg = (
+            f"no gateway has written its address to {folder} within {GATEWAY_SECONDS:g} s; on another machine set "
+            "agent.gateway_url and agent.gateway_token_file"
+        )
+        raise ConfigError(msg)
+
+    async def _work(self, client: SessionClient, task: AgentTask) -> None:
+        agent = asyncio.ensure_future(self._agent(task))
+        keeping = asyncio.ensure_future(self._keep(client, task))
+        try:
+            await asyncio.wait({agent, keeping}, timeout=task.seconds + 1, return_when=asyncio.FIRST_COMPLETED)
+            if agent.done():
+                await self._report(client, task, agent)
+        except SessionGoneError:
+            pass
+        finally:
+            keeping.cancel()
+            agent.cancel()
+            await asyncio.wait({agent, keeping}, timeout=STUCK_SECONDS)
+            if not agent.done():
+                msg = f"agent.function {self._section.function} did not end within {STUCK_SECONDS:g} s of its end"
+                self.fail(AgentError(msg))
+            self._done += 1
+
+    async def _report(self, client: SessionClient, task: AgentTask, agent: asyncio.Task[AgentResult]) -> None:
+        try:
+            await client.end(task, agent.result())
+        except SessionGoneError:
+            raise
+        except Exception as error:  # noqa: BLE001 of this agent alone
+            await client.end(task, AgentResult(), f"{type(error).__name__}: {error}")
+
+    async def _keep(self, client: SessionClient, task: AgentTask) -> None:
+        """Keep the session while the agent lives; returns when the session is over."""
+        while True:
+            await asyncio.sleep(self._section.lease_seconds / 3)
+            try:
+                await client.keep(task)
+            except SessionGoneError:
+                return
+
+    async def _agent(self, task: AgentTask) -> AgentResult:
+        if self._function is not None:
+            work = asyncio.run_coroutine_threadsafe(_call(self._function, task), self._loop)
+            return await asyncio.wrap_future(work)
+        folder = self._folder / task.session
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return await self._program.run(task, folder)
+
+
+def load_function(path: str) -> Callable[[AgentTask], Awaitable[Any]]:
+    """Return the coroutine function that a dotted path names.
+
+    Raises:
+        ConfigError: it does not import, or is none.
+    """
+    found = dotted.load(path, "agent.function")
+    if not inspect.iscoroutinefunction(found):
+        msg = f"agent.function {path!r} is no coroutine function; write `async def`"
+        raise ConfigError(msg)
+    return found
+
+
+async def _call(function: Callable[[AgentTask], Awaitable[Any]], task: AgentTask) -> AgentResult:
+    found = await function(task)
+    if isinstance(found, AgentResult):
+        return found
+    if found is None or (isinstance(found, int | float) and not isinstance(found, bool)):
+        return AgentResult(None if found is None else float(found))
+    msg = f"agent.function returned a {type(found).__name__}; return a reward, an AgentResult or None"
+    raise AgentError(msg)

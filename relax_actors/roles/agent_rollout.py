@@ -1,0 +1,162 @@
+"""Rollout whose samples are worked out by agents, which ask the policy through the gateway."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from broker.subjects import RowId
+from relax_actors.data.prompt_maker import room
+from relax_actors.errors import ConfigError, RelaxError, RowError
+from relax_actors.messages import FinishReason, Sample, Trajectory
+from relax_actors.messages.samples import TRUNCATED
+from relax_actors.registry.role_spec import RoleSpec
+from relax_actors.roles.rollout import Rollout
+from relax_actors.runtime import Drop, More, Results, Row
+from relax_actors.serving.agent_sessions import AgentSessions
+from relax_actors.serving.dialogue import Dialogue
+from relax_actors.serving.generation_service import GenerationService
+from relax_actors.serving.session_book import Session
+
+WAIT_SECONDS = 0.2
+"""Longest wait for a request or the end of a sample before rows are looked for again."""
+OPEN_SECONDS = 60.0
+AGENT_FAILED = "agent_failed"
+"""Reason of a row that is dropped because no agent did anything with it."""
+
+
+class AgentRollout(Rollout):
+    """Offers the samples of its rows to agents, generates what they ask, and writes what they did.
+
+    Each answer is a turn in a forest of its sample (`serving.forest`). It is written to the table before the agent gets
+    it, so that an actor that takes the row over knows all that the agent knows.
+    """
+
+    spec: ClassVar[RoleSpec] = replace(Rollout.spec, turns=True)
+
+    def setup(self) -> None:
+        """Build the engine, and begin to serve sessions.
+
+        Raises:
+            ConfigError: the model has no chat template that grows turn by turn, or takes media.
+        """
+        self._news: queue.SimpleQueue[RowId | None] = queue.SimpleQueue()
+        super().setup()
+        if self._media is not None or self._baselines:
+            msg = "[agent] works with models of text, and with advantages that need no greedy sample of each prompt"
+            raise ConfigError(msg)
+
+    def start_service(self, service: GenerationService) -> None:
+        """Begin to answer requests of agents."""
+        config = self.context.config
+        dialogue = Dialogue(self._tokenizer)
+        if not self._tokenizer.chat_template:
+            msg = "[agent] needs a model with a chat template; add chat_template.jinja to the model folder"
+            raise ConfigError(msg)
+        limit = min(self._engine.context_length, room(config))
+        self._sessions = AgentSessions(self.context, dialogue, service, limit, self._news.put)
+        service.start(self._sessions)
+
+    def on_guest(self) -> None:
+        """Wake the role's thread: a request waits."""
+        self._news.put(None)
+
+    def stream(self, rows: Sequence[Row], more: More) -> Iterator[Results]:
+        """Hold rows until their agents are done, and yield each when all of its samples have ended."""
+        held: dict[RowId, Row] = {}
+        yield self._open(rows, held)
+        while held:
+            self.progress()
+            ended = self._ended(held)
+            if len(self.guests):
+                self.serve(lambda: not self._news.empty())
+            if ended:
+                yield [(held[row], self._result(held.pop(row))) for row in ended]
+            if (free := self.row_limit() - len(held)) > 0 and (bad := self._open(more(free), held)):
+                yield bad
+
+    def _ended(self, held: dict[RowId, Row]) -> list[RowId]:
+        """Wait for news; return the rows that are over."""
+        found = []
+        try:
+            news = self._news.get(timeout=0 if len(self.guests) else WAIT_SECONDS)
+            while True:
+                if news is not None and news in held and news not in found:
+                    found.append(news)
+                news = self._news.get_nowait()
+        except queue.Empty:
+            return found
+
+    def _open(self, rows: Sequence[Row], held: dict[RowId, Row]) -> list[tuple[Row, RelaxError]]:
+        """Offer the samples of rows to agents; return the rows that cannot be offered."""
+        bad = []
+        for row in rows:
+            try:
+                prompt = self._checked_prompt(row)
+                self._use_weights(None, [row])
+            except RelaxError as error:
+                bad.append((row, error))
+                continue
+            task: dict[str, Any] = {"prompt": prompt.text, "messages": prompt.messages, "metadata": prompt.metadata}
+            agent = self.context.config.agent
+            if agent is not None and agent.shows_answer:
+                task["answer"] = prompt.answer
+            sessions = [Session(row.id, n, task, prompt.seed) for n in range(self._settings.group_size)]
+            held[row.id] = row
+            self.context.table.connection.call(self._sessions.open(row.id, sessions), OPEN_SECONDS)
+        return bad
+
+    def _result(self, row: Row) -> Trajectory | Drop | RelaxError:
+        sessions = self.context.table.connection.call(self._sessions.close(row.id), OPEN_SECONDS)
+        try:
+            samples = [sample for session in sessions if (sample := self._sample(session)) is not None]
+            if not samples:
+                return Drop(AGENT_FAILED, "no agent of the row has got an answer of the policy, or all have failed")
+            trajectory = Trajectory.of(row.prompt.tokens, _with_equal_metrics(samples), self._stager.served)
+        except ValueError as error:
+            return RowError(f"agents of {row.id}: {error}")
+        if why := self._validator.of_trajectory(trajectory, row.id.step):
+            return RowError(f"agents of {row.id}: {why}")
+        self._generated_tokens += sum(len(sample.tokens) for sample in samples)
+        return trajectory
+
+    def _sample(self, session: Session) -> Sample | None:
+        """Return the sample of a session; None if its agent failed, or asked nothing."""
+        agent, state, forest = self.context.config.agent, session.state, session.forest
+        if agent is None or state is None or not forest.leaves() or state.reason == FinishReason.ERROR:
+            return None
+        last = forest.last
+        metrics = {
+            **{f"agent/{name}": value for name, value in state.metrics.items()},
+            "turns": float(forest.used),
+            "branches": float(len(forest.leaves())),
+            "retries": float(state.attempt),
+        }
+        if state.reward is not None or state.reason in TRUNCATED:
+            metrics["environment_reward"] = state.reward or 0.0
+        return Sample(
+            tuple(forest.sequences(agent.branches)),
+            self._tokenizer.decode(forest.turns[last].tokens),
+            FinishReason(state.reason),
+            metrics,
+            messages=forest.conversation(last),
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Return those of every rollout, and the sessions and turns of agents."""
+        counts = self._sessions.book.counts()
+        return {
+            **super().metrics(),
+            **{f"sessions_{name}": count for name, count in counts.items()},
+            "agent_turns": self._sessions.turns,
+            "agent_replays": self._sessions.replays,
+            "agent_branches": self._sessions.branches,
+        }
+
+
+def _with_equal_metrics(samples: Sequence[Sample]) -> list[Sample]:
+    """Return samples with the same metrics: one that an agent did not report is 0."""
+    names = {name for sample in samples for name in sample.metrics}
+    return [replace(s, metrics={name: s.metrics.get(name, 0.0) for name in names}) for s in samples]

@@ -1,0 +1,137 @@
+"""Role `environment`: hosts the environments of episodes, and answers the rollouts' requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from broker.codec import decode_fields, encode, open_envelope
+from relax_actors.errors import CodecError, ConfigError
+from relax_actors.messages import EnvironmentAnswer, EnvironmentAnswers, EnvironmentRequest
+from relax_actors.registry.role_spec import RoleSpec
+from relax_actors.runtime.service_role import ServiceRole
+
+if TYPE_CHECKING:  # `relax check` loads every role, and needs no NATS
+    from nats.aio.msg import Msg
+
+    from relax_actors.envs.host import SessionHost
+
+GATHER_SECONDS = 0.002
+"""Time for which answers are gathered, so that the turns of many sessions share a message."""
+KEEPALIVE_SECONDS = 1.0
+"""Interval of messages about a request that is not finished: a rollout takes a silent actor for dead."""
+SWEEP_SECONDS = 10.0
+MAX_GATHERED_BYTES = 1 << 20
+
+
+class EnvironmentRole(ServiceRole):
+    """Hosts sessions, each in a process of its own.
+
+    A request carries the operations of many sessions. Their answers are sent as soon as each is ready, so a slow
+    environment delays no other.
+    """
+
+    spec: ClassVar = RoleSpec(section="environment", requires="environment", serves=("env",), start_order=15)
+
+    def setup(self) -> None:
+        """Import the class of the environment, in the process that forks sessions."""
+        from relax_actors.envs.forks import Forks  # noqa: PLC0415 `relax check` loads every role
+        from relax_actors.envs.host import SessionHost  # noqa: PLC0415
+
+        section = self.context.config.environment
+        if section is None:
+            msg = "role environment needs the section [environment]"
+            raise ConfigError(msg)
+        self._forks = Forks(section)
+        self._host: SessionHost = SessionHost(section, self._forks, self._report)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Accept requests."""
+        table = self.context.table
+        subject = table.subjects.service("env", self.context.n)
+        self._subscription = await table.connection.nc.subscribe_direct(subject, self._receive)
+        self._spawn(self._sweep())
+
+    async def stop(self) -> None:
+        """End all sessions; rollouts open them again on other actors."""
+        await self._subscription.unsubscribe()
+        for task in self._tasks:
+            task.cancel()
+        await self._host.end()
+
+    def close(self) -> None:
+        """End the process that forks sessions."""
+        self._forks.close()
+
+    def handled(self) -> int:
+        """Return the number of turns taken."""
+        return self._host.turns
+
+    def metrics(self) -> dict[str, float]:
+        """Return the open sessions, and the failed and replayed turns of this incarnation."""
+        host = self._host
+        return {
+            "environment_sessions": host.count,
+            "environment_faults": host.faults,
+            "environment_replayed_turns": host.replayed,
+        }
+
+    def _receive(self, message: Msg) -> None:
+        try:
+            envelope = open_envelope(message.data)
+            request = decode_fields(envelope, EnvironmentRequest)
+        except CodecError as error:
+            self.context.journal.event("malformed_request", error=str(error)[:500])
+            return
+        for name in request.closes:
+            self._host.close(name, envelope.author)
+        if request.opens or request.acts:
+            self._spawn(self._serve(request, envelope.author, message.reply))
+
+    async def _serve(self, request: EnvironmentRequest, holder: str, reply: str) -> None:
+        work: list[Coroutine[Any, Any, EnvironmentAnswer]] = [
+            *(self._host.open(operation, holder) for operation in request.opens),
+            *(self._host.act(operation, holder) for operation in request.acts),
+        ]
+        pending = {asyncio.ensure_future(operation) for operation in work}
+        while pending:
+            done, pending = await asyncio.wait(pending, timeout=KEEPALIVE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if done and pending:
+                more, pending = await asyncio.wait(pending, timeout=GATHER_SECONDS)
+                done |= more
+            await self._answer([operation.result() for operation in done], len(pending), reply)
+
+    async def _answer(self, answers: list[EnvironmentAnswer], remaining: int, reply: str) -> None:
+        """Publish answers, in as many messages as their size needs."""
+        parts: list[list[EnvironmentAnswer]] = [[]]
+        size = 0
+        for answer in answers:
+            own = len(encode(answer, self.context.author))
+            if size + own > MAX_GATHERED_BYTES and parts[-1]:
+                parts.append([])
+                size = 0
+            parts[-1].append(answer)
+            size += own
+        for part in parts:
+            data = encode(EnvironmentAnswers(part, remaining), self.context.author)
+            await self.context.table.connection.nc.publish(reply, data)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            self._host.sweep()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
+
+    def _report(self, session: str, turn: int, problem: str) -> None:
+        self.context.journal.event("environment_failed", session=session, turn=turn, error=problem)

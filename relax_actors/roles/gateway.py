@@ -1,0 +1,114 @@
+"""Role `gateway`: HTTP endpoints on the live policy, and sessions for agents that own their loop."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import ClassVar
+
+from broker.files import write_private
+from relax_actors.config.gateway import GatewaySection
+from relax_actors.errors import ConfigError
+from relax_actors.registry.role_spec import RoleSpec
+from relax_actors.runtime.service_role import ServiceRole
+
+
+class GatewayRole(ServiceRole):
+    """Serves HTTP; see `relax_actors.serving`. It keeps no state that its clients need."""
+
+    spec: ClassVar = RoleSpec(section="gateway", requires="gateway", requests=("generate",), start_order=45)
+
+    def setup(self) -> None:
+        """Load the tokenizer and bind the address.
+
+        Raises:
+            ConfigError: the extra is not installed, the address is in use, or a file of tokens cannot be used.
+        """
+        try:
+            from relax_actors.serving.answers import Answers, Limits  # noqa: PLC0415 needs the extra
+            from relax_actors.serving.app import Access, Gateway  # noqa: PLC0415
+            from relax_actors.serving.run_policy import RunPolicy  # noqa: PLC0415
+            from relax_actors.serving.server import HttpServer  # noqa: PLC0415
+        except ImportError as error:
+            msg = f"role gateway needs Starlette and uvicorn ({error}); pip install 'relax-actors[gateway]'"
+            raise ConfigError(msg) from error
+        from relax_actors.data.model_folder import measure  # noqa: PLC0415 `relax check` loads every role
+        from relax_actors.data.tokenizer import Tokenizer  # noqa: PLC0415
+
+        config = self.context.config
+        section = config.gateway or GatewaySection()
+        lease = 300.0 if config.agent is None else config.agent.idle_seconds
+        limits = Limits(section.max_body_bytes, section.max_concurrent, section.request_seconds, lease)
+        path, folder = config.model_path, gateway_folder(config.folder)
+        policy = RunPolicy(self.context)
+        self._answers = Answers(policy, Tokenizer(path), section.model, measure(path).context_length, limits)
+        access = Access(tokens_of(section, folder), session_secret(config.store_path))
+        app = Gateway(self._answers, access, limits).app()
+        port, certificate = self._port(section, folder), _certificate(section)
+        self._server = HttpServer(app, section.host, port, certificate, section.max_connections)
+        write_private(folder / f"url.{self.context.n}", self._server.url)
+
+    def _port(self, section: GatewaySection, folder: Path) -> int:
+        """Return the port to bind: the one of the configuration, or the one that a former incarnation had."""
+        if section.port:
+            return section.port + self.context.n
+        known = folder / f"url.{self.context.n}"
+        found = known.read_text().rpartition(":")[2] if known.exists() else ""
+        return int(found) if found.isascii() and found.isdigit() and _is_free(section.host, int(found)) else 0
+
+    async def start(self) -> None:
+        """Begin to serve."""
+        serving = await self._server.start()
+        serving.add_done_callback(self._on_end)
+        self.context.journal.event("gateway_ready", url=self._server.url)
+
+    def _on_end(self, serving: asyncio.Task[None]) -> None:
+        if not serving.cancelled() and (error := serving.exception()) is not None:
+            self.fail(error)
+
+    async def stop(self) -> None:
+        """Finish the running requests and close."""
+        await self._server.stop()
+
+    def handled(self) -> int:
+        """Return the number of HTTP requests answered so far."""
+        return self._answers.count
+
+
+def gateway_folder(folder: Path) -> Path:
+    """Return the folder of the gateway's addresses and token, which only its owner may enter."""
+    found = folder / "gateway"
+    found.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return found
+
+
+def tokens_of(section: GatewaySection, folder: Path) -> tuple[str, ...]:
+    """Return the bearer tokens of the gateway: those of the user's file, or a random one.
+
+    Raises:
+        ConfigError: the user's file cannot be used.
+    """
+    from relax_actors.serving.tokens import load_or_create_secret, read_tokens  # noqa: PLC0415 as in `setup`
+
+    if section.token_file is not None:
+        return read_tokens(section.token_file)
+    return (load_or_create_secret(folder / "token"),)
+
+
+def session_secret(store: Path) -> str:
+    """Return the secret from which the tokens of sessions follow; all nodes of a run share it in the store."""
+    from relax_actors.serving.tokens import load_or_create_secret  # noqa: PLC0415 as in `setup`
+
+    return load_or_create_secret(store / "gateway" / "secret")
+
+
+def _certificate(section: GatewaySection) -> tuple[Path, Path] | None:
+    if section.certificate is None or section.certificate_key is None:
+        return None
+    return section.certificate, section.certificate_key
+
+
+def _is_free(host: str, port: int) -> bool:
+    from relax_actors.serving.server import is_free  # noqa: PLC0415 as in `setup`
+
+    return is_free(host, port)

@@ -1,0 +1,63 @@
+"""Base class of roles that handle no rows, and the pump of their actors."""
+
+from __future__ import annotations
+
+import asyncio
+
+from relax_actors.runtime.role import Role
+
+
+class ServiceRole(Role):
+    """Role without rows: it answers requests of other actors, or of programs.
+
+    `setup` runs first, then `start`; when the actor is asked to stop, `stop`, then `close`. `setup` and `close` run in
+    the role's thread; `start` and `stop` run in the event loop's thread and must not block. An exception of any of them
+    ends the process, and the supervisor restarts it.
+    """
+
+    _failed: asyncio.Future[None]
+
+    async def start(self) -> None:
+        """Begin to serve; return as soon as requests are accepted."""
+        raise NotImplementedError
+
+    async def stop(self) -> None:
+        """Stop serving. Called also after `fail`."""
+
+    def handled(self) -> int:
+        """Return the number of requests answered so far, which the actor publishes as `rows`."""
+        return 0
+
+    def fail(self, error: BaseException) -> None:
+        """End the process as crashed, with an error of a task in the background. Called in the event loop's thread."""
+        if not self._failed.done():
+            self._failed.set_exception(error)
+
+
+class ServicePump:
+    """Pump of one actor of a `ServiceRole`."""
+
+    def __init__(self, role: ServiceRole) -> None:
+        self._role = role
+        role._failed = asyncio.get_running_loop().create_future()  # noqa: SLF001 set here, so that subclasses need no constructor
+
+    @property
+    def handled(self) -> int:
+        """Requests answered so far."""
+        return self._role.handled()
+
+    def wake(self) -> None:
+        """Do nothing: `run` waits for `stopping` itself."""
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Serve until `stopping` is set or the role fails."""
+        failed = self._role._failed  # noqa: SLF001
+        ended = asyncio.ensure_future(stopping.wait())
+        try:
+            await self._role.start()
+            await asyncio.wait((ended, failed), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
+            await self._role.stop()
+        if failed.done():
+            failed.result()

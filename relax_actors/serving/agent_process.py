@@ -1,0 +1,168 @@
+"""Runs an agent that is a program: with a task file, bounded output, and the death of all of its processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from broker.files import write_private
+from broker.process import kill_group, spawn
+from relax_actors.errors import ConfigError
+from relax_actors.serving.session_client import AgentResult, AgentTask
+
+KEPT = ("PATH", "HOME", "LANG", "TMPDIR")
+MAX_RESULT_BYTES = 64 << 10
+MAX_METRICS = 64
+
+
+class AgentError(Exception):
+    """The agent failed: it ended with another code than 0, or wrote a result that is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program to run for each sample.
+
+    Attributes:
+        command: its path and arguments.
+        cwd: working directory; None for a folder of the sample.
+        environment: further environment variables.
+        max_output_bytes: output that is kept.
+    """
+
+    command: Sequence[str]
+    cwd: Path | None
+    environment: Mapping[str, str]
+    max_output_bytes: int
+
+    def check(self) -> None:
+        """Find the program and its folder.
+
+        Raises:
+            ConfigError: one does not exist.
+        """
+        if self._find() is None:
+            msg = f"agent.command {self.command[0]!r} is no program on the PATH; write its absolute path"
+            raise ConfigError(msg)
+        if self.cwd is not None and not self.cwd.is_dir():
+            msg = f"agent.cwd {self.cwd} is no folder; create it, or leave it out"
+            raise ConfigError(msg)
+
+    def _find(self) -> str | None:
+        found = shutil.which(self.command[0], path=self.environment.get("PATH", os.environ.get("PATH", os.defpath)))
+        return None if found is None else str(Path(found).absolute())
+
+    async def run(self, task: AgentTask, folder: Path) -> AgentResult:
+        """Run the program for a sample. Called in a thread that lives as long as the process.
+
+        A cancelled call kills it with all processes of its group.
+
+        Args:
+            task: what it is to do.
+            folder: empty folder of the sample.
+
+        Raises:
+            AgentError: it failed.
+        """
+        files = {name: folder / f"{name}.json" for name in ("task", "result")}
+        write_private(files["task"], json.dumps(asdict(task)))
+        program = self._find()
+        if program is None:
+            msg = f"{self.command[0]!r} is no program on the PATH"
+            raise AgentError(msg)
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        try:
+            process = spawn(
+                [program, *self.command[1:]],
+                log=writing,
+                environment=self._environment(task, files),
+                cwd=self.cwd or folder,
+            )
+        except BaseException:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+        output = asyncio.ensure_future(self._keep_output(reading, folder / "output.log"))
+        try:
+            code = await asyncio.to_thread(process.wait)
+        except asyncio.CancelledError:
+            kill_group(process.pid)
+            await asyncio.shield(asyncio.to_thread(process.wait))
+            raise
+        finally:
+            kill_group(process.pid)  # what it left behind
+            with suppress(TimeoutError):
+                await asyncio.wait_for(output, 5)
+        if code != 0:
+            tail = (folder / "output.log").read_bytes()[-500:].decode(errors="replace")
+            msg = f"agent.command ended with code {code}; its last output: {tail}"
+            raise AgentError(msg)
+        return read_result(files["result"])
+
+    def _environment(self, task: AgentTask, files: Mapping[str, Path]) -> dict[str, str]:
+        own = {name: os.environ[name] for name in KEPT if name in os.environ}
+        return own | {
+            **self.environment,
+            "RELAX_SESSION": task.session,
+            "RELAX_TASK_FILE": str(files["task"].absolute()),
+            "RELAX_RESULT_FILE": str(files["result"].absolute()),
+            "OPENAI_BASE_URL": task.base_url,
+            "OPENAI_API_KEY": task.api_key,
+            "ANTHROPIC_BASE_URL": task.anthropic_base_url,
+            "ANTHROPIC_API_KEY": task.api_key,
+        }
+
+    async def _keep_output(self, pipe: int, path: Path) -> None:
+        """Write the first bytes of the output to a file, and discard the rest, so that the program never waits."""
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=1 << 16)
+        transport, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(pipe, "rb", buffering=0)
+        )
+        left = self.max_output_bytes
+        try:
+            with path.open("wb") as file:
+                while data := await reader.read(1 << 16):
+                    file.write(data[:left])
+                    left = max(0, left - len(data))
+        finally:
+            transport.close()
+
+
+def read_result(path: Path) -> AgentResult:
+    """Return the result that an agent wrote; without a file it gave no reward.
+
+    Raises:
+        AgentError: the file is too large, no JSON object, or has a number that is not finite.
+    """
+    if not path.exists():
+        return AgentResult()
+    try:
+        with path.open("rb") as file:
+            body = json.loads(file.read(MAX_RESULT_BYTES + 1))
+        metrics = {str(name): _number(value) for name, value in body.get("metrics", {}).items()}
+        reward = body.get("reward")
+        found = AgentResult(None if reward is None else _number(reward), metrics)
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        msg = f'{path.name} is not {{"reward": <number>, "metrics": {{<name>: <number>}}}}: {str(error)[:200]}'
+        raise AgentError(msg) from error
+    if len(metrics) > MAX_METRICS:
+        msg = f"{path.name} has {len(metrics)} metrics, more than {MAX_METRICS}"
+        raise AgentError(msg)
+    return found
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        msg = f"{value!r:.80} is no finite number"
+        raise ValueError(msg)
+    return float(value)

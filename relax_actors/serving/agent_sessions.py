@@ -1,0 +1,268 @@
+"""Sessions of agents in a rollout actor: their requests continue token sequences, and every answer is written first.
+
+All methods run in the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker.subjects import RowId
+from relax_actors.errors import RelaxError
+from relax_actors.messages import FinishReason
+from relax_actors.messages.generate import GenerateAnswer, GenerateCall, Refusal, SessionAnswer, SessionCall
+from relax_actors.messages.session_log import SessionState
+from relax_actors.runtime.context import Context
+from relax_actors.runtime.seeds import derive_seed
+from relax_actors.serving.dialogue import Dialogue, answer_message
+from relax_actors.serving.forest import ROOT, Turn
+from relax_actors.serving.generation_service import GenerationService, Refused
+from relax_actors.serving.session_book import Rules, Session, SessionBook
+from relax_actors.serving.session_log import LogWriter, cell_of, read_log, restore
+from relax_actors.serving.states import conversation_keys
+
+TICK_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What a request continues.
+
+    Attributes:
+        parent: turn that it continues.
+        asked: key of the conversation.
+        observed: `[len] int32`, tokens behind the parent.
+        new: messages behind the parent.
+    """
+
+    parent: int
+    asked: str
+    observed: NDArray[Any]
+    new: Sequence[dict[str, Any]]
+
+
+class AgentSessions:
+    """Implements `generation_service.Sessions`.
+
+    Args:
+        context: context of the actor.
+        dialogue: chat template of the model.
+        service: generates requests.
+        room: largest number of tokens of a sequence.
+        on_end: called when all samples of a row have ended.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        dialogue: Dialogue,
+        service: GenerationService,
+        room: int,
+        on_end: Callable[[RowId], None],
+    ) -> None:
+        section = context.config.agent
+        if section is None:
+            msg = "AgentSessions needs [agent]"
+            raise ValueError(msg)
+        self._context, self._dialogue, self._service, self._room = context, dialogue, service, room
+        self._on_end, self._shows_answer = on_end, section.shows_answer
+        grace = section.lease_seconds if context.config.local_agent is not None else section.idle_seconds
+        self._rules = Rules(section.seconds, grace, section.retries, section.max_turns)
+        self.book = SessionBook(self._rules)
+        self._writers: dict[RowId, LogWriter] = {}
+        self._locks: dict[tuple[RowId, int], asyncio.Lock] = {}
+        self._ticking: asyncio.Task[None] | None = None
+        self.turns = self.replays = self.branches = 0
+
+    async def open(self, row: RowId, sessions: Sequence[Session]) -> None:
+        """Offer the samples of a row to agents, from where an earlier actor left them."""
+        logs, attempt = await read_log(self._context.table, row)
+        restore(sessions, logs)
+        self._writers[row] = writer = LogWriter(self._context.table, row, attempt)
+        for session in sessions:
+            self._locks[row, session.sample] = asyncio.Lock()
+        await writer.write()  # an actor that takes the row over sees that agents may know its samples
+        self.book.open(row, sessions, time.monotonic(), resumed=bool(attempt))
+        if self._ticking is None:
+            self._ticking = asyncio.ensure_future(self._tick())
+        self._check(row)
+
+    async def close(self, row: RowId) -> list[Session]:
+        """Forget a row; return its samples."""
+        del self._writers[row]
+        sessions = self.book.close(row)
+        for session in sessions:
+            del self._locks[row, session.sample]
+        return sessions
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            for session, state in self.book.expire(time.monotonic()):
+                await self._record(session, state)
+
+    async def _record(self, session: Session, state: SessionState) -> None:
+        if (writer := self._writers.get(session.row)) is not None:
+            await writer.write(states=[state])
+            self._check(session.row)
+
+    def _check(self, row: RowId) -> None:
+        if row in self._writers and self.book.is_over(row):
+            self._on_end(row)
+
+    async def handle(self, call: SessionCall) -> SessionAnswer:
+        """Take, keep, show or end a session."""
+        now = time.monotonic()
+        if call.kind == "take":
+            taken = self.book.take(max(1.0, call.lease), now)
+            return SessionAnswer() if taken is None else self._shown(taken, now)
+        session = self._find(call.session, now)
+        if isinstance(session, GenerateAnswer):
+            return SessionAnswer(refusal=session.refusal, detail=session.detail)
+        if call.kind == "end" and session.state is None:
+            if call.error:
+                state = self.book.fail(session, now)
+                self._context.journal.event("agent_failed", session=call.session, error=call.error[:1000])
+            else:
+                state = SessionState(session.sample, session.attempt, FinishReason.STOP, call.reward, call.metrics)
+                self.book.end(session, state)
+            await self._record(session, state)
+        return self._shown(session, now)
+
+    def _shown(self, session: Session, now: float) -> SessionAnswer:
+        return SessionAnswer(
+            session=session.id,
+            task=dict(session.task),
+            seconds=max(0.0, session.ends_at - now) if session.state is None else 0.0,
+            turns=session.forest.used,
+        )
+
+    def _find(self, name: str, now: float) -> Session | GenerateAnswer:
+        found = self.book.find(name, now)
+        if isinstance(found, Session):
+            return found
+        if found == "elsewhere":
+            detail = f"no actor holds the row of session {name[:128]!r} now; it is over, or its actor restarts"
+            return GenerateAnswer(refusal=Refusal.ELSEWHERE, detail=detail)
+        return _ended(name, "another agent has its sample, or it never existed")
+
+    async def generate(self, call: GenerateCall) -> GenerateAnswer:
+        """Answer a request of a session; a repeated one gets the recorded answer."""
+        session = self._find(call.session, time.monotonic())
+        if isinstance(session, GenerateAnswer):
+            return session
+        if session.state is not None:
+            return _ended(call.session, f"it ended with reason '{session.state.reason}'")
+        # One request of a sample at a time: a second one, such as a retry, may find the answer of the first.
+        async with self._locks[session.row, session.sample]:
+            try:
+                return await self._answer(session, call)
+            except Refused as error:
+                return error.answer
+            except RelaxError as error:
+                return GenerateAnswer(refusal=Refusal.INVALID, detail=str(error)[:500])
+
+    async def _answer(self, session: Session, call: GenerateCall) -> GenerateAnswer:
+        keys = conversation_keys(call.messages, call.tools, call.settings)
+        replayed = session.forest.replayed(keys[-1], call.call, is_retry=call.is_retry)
+        if replayed is not None:
+            self.replays += 1
+            return self._given(session, replayed)
+        if session.forest.used >= self._rules.max_turns:
+            state = SessionState(session.sample, session.attempt, FinishReason.MAX_TURNS)
+            self.book.end(session, state)
+            await self._record(session, state)
+            return _ended(call.session, f"it has had {self._rules.max_turns} answers (agent.max_turns)")
+        plan = await asyncio.to_thread(self._plan, session, call, keys)
+        before = session.forest.tokens(plan.parent)
+        answer = await self._service.ask(
+            self._request(session, call, np.concatenate([before, plan.observed])), call.call
+        )
+        session.alive_until = time.monotonic() + session.lease
+        if answer.refusal:
+            return answer
+        if session.state is not None:
+            return _ended(call.session, f"it ended with reason '{session.state.reason}'")
+        message = answer_message(self._dialogue.parse(answer.tokens, call.tools), call.call)
+        state_key = conversation_keys([*call.messages, message], call.tools, call.settings)[-1]
+        turn = Turn(
+            plan.parent,
+            plan.asked,
+            state_key,
+            plan.observed,
+            answer.tokens,
+            answer.logprobs,
+            answer.versions,
+            answer.finish_reason,
+            call.call,
+            (*plan.new, message),
+        )
+        if (writer := self._writers.get(session.row)) is None:
+            return GenerateAnswer(refusal=Refusal.ELSEWHERE, detail="the row was released; try again")
+        await writer.write([cell_of(session.sample, turn)])
+        self.turns += 1
+        self.branches += plan.parent == ROOT and len(session.forest.turns) > 0
+        return self._given(session, session.forest.add(turn))
+
+    def _plan(self, session: Session, call: GenerateCall, keys: list[str]) -> _Plan:
+        """Return what a request continues. Called in a thread of its own: templates take milliseconds.
+
+        Raises:
+            RowError, ConfigError: the template refuses the messages.
+        """
+        parent, covered = session.forest.continued(keys)
+        if parent != ROOT:
+            turn, new = session.forest.turns[parent], call.messages[covered:]
+            history = call.messages[: covered - 1]
+            found = self._dialogue.extension(history, turn.tokens, new, call.tools, call.settings)
+            if found is not None:
+                return _Plan(parent, keys[-1], found, new)
+        return _Plan(ROOT, keys[-1], self._dialogue.prompt(call.messages, call.tools, call.settings), call.messages)
+
+    def _request(self, session: Session, call: GenerateCall, tokens: NDArray[Any]) -> Any:
+        """Return the request of a turn: sampling is that of the run, and the seed follows from the row.
+
+        Raises:
+            Refused: no room is left.
+        """
+        settings, room = self._context.config.rollout, self._room - len(tokens)
+        if room < 1:
+            detail = (
+                f"the conversation has {len(tokens)} tokens, and a sequence at most {self._room} (the model's context, "
+                "or trainer.max_tokens_per_microbatch); shorten it, or end the session"
+            )
+            raise Refused(Refusal.TOO_LONG, detail)
+        own = replace(call, tokens=tokens.astype(np.int32), temperature=None, top_p=None, affinity=call.session)
+        most = min(call.max_tokens or settings.max_tokens, settings.max_tokens, room)
+        number = len(session.forest.turns)
+        request = self._service.request(replace(own, max_tokens=most))
+        return replace(
+            request,
+            seed=derive_seed(session.seed, "turn", session.sample, number),
+            min_tokens=min(settings.min_tokens, most),
+        )
+
+    def _given(self, session: Session, number: int) -> GenerateAnswer:
+        turn = session.forest.turns[number]
+        prompt = np.concatenate([session.forest.tokens(turn.parent), turn.observed]).astype(np.int32)
+        version = int(turn.versions[-1]) if len(turn.versions) else -1
+        return GenerateAnswer(
+            prompt=prompt,
+            tokens=turn.tokens,
+            logprobs=turn.logprobs,
+            versions=turn.versions,
+            finish_reason=turn.finish_reason,
+            fingerprint=self._service.fingerprint(version),
+            call=turn.call,
+        )
+
+
+def _ended(name: str, why: str) -> GenerateAnswer:
+    return GenerateAnswer(refusal=Refusal.ENDED, detail=f"session {name[:128]!r} is over: {why}")

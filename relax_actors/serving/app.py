@@ -1,0 +1,190 @@
+"""HTTP application of the gateway: its routes, and who may use them.
+
+It keeps no state of a conversation: a request carries all of it, and the rollout actor that holds a session's row knows
+which tokens it continues. So a gateway may be killed at any moment, and its clients repeat their requests at another.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from relax_actors.errors import RelaxError
+from relax_actors.serving import anthropic, ask, completion, responses
+from relax_actors.serving.answers import Answers, Limits
+from relax_actors.serving.ask import Ask, ChatBody, CompletionBody, validated
+from relax_actors.serving.errors import ApiError
+from relax_actors.serving.requests import bearer, is_retry, read_object
+from relax_actors.serving.session_routes import SessionRoutes
+from relax_actors.serving.token_routes import GenerateBody, TokenizeBody
+from relax_actors.serving.tokens import is_any, session_token
+
+Handler: TypeAlias = Callable[[Request, str], Awaitable[Response]]
+_SESSION = re.compile(r"[A-Za-z0-9_-]{1,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may use the gateway.
+
+    Attributes:
+        tokens: bearer tokens of the gateway itself.
+        secret: from which the tokens of sessions follow.
+    """
+
+    tokens: tuple[str, ...]
+    secret: str
+
+
+class Gateway:
+    """The application.
+
+    Args:
+        answers: gets answers from the policy.
+        access: who may use it.
+        limits: sizes and times.
+    """
+
+    def __init__(self, answers: Answers, access: Access, limits: Limits) -> None:
+        self._answers, self._access, self._limits = answers, access, limits
+        self._sessions = SessionRoutes(answers.policy, access.secret, limits)
+
+    def app(self) -> Starlette:
+        """Return the ASGI application."""
+        posts: dict[str, Handler] = {
+            "/v1/chat/completions": self._chat,
+            "/v1/responses": self._responses,
+            "/v1/messages": self._messages,
+            "/v1/messages/count_tokens": self._count_tokens,
+            "/tokenize": self._tokenize,
+        }
+        free: dict[str, Handler] = {
+            "/v1/chat/completions/tokens": self._chat,
+            "/v1/completions": self._completions,
+            "/inference/v1/generate": self._generate,
+        }
+        routes = [Route("/health", self._health, methods=["GET"])]
+        routes += [self._route(path, handler) for path, handler in (posts | free).items()]
+        routes += [self._route("/v1/models", self._models, "GET"), self._route("/sessions", self._sessions.take)]
+        own = posts | {"/end": self._sessions.end, "/keep": self._sessions.keep}
+        routes += [self._route("/sessions/{session}" + path, handler) for path, handler in own.items()]
+        routes.append(self._route("/sessions/{session}/v1/models", self._models, "GET"))
+        routes.append(self._route("/sessions/{session}", self._sessions.show, "GET"))
+        return Starlette(routes=routes, exception_handlers={HTTPException: _plain_error})
+
+    def _route(self, path: str, handler: Handler, method: str = "POST") -> Route:
+        async def endpoint(request: Request) -> Response:
+            try:
+                session = request.path_params.get("session", "")
+                self._authorize(request, session)
+                with self._answers.admitted():
+                    return await handler(request, session)
+            except ApiError as error:
+                return _error(request, error)
+            except RelaxError as error:
+                return _error(request, ApiError(400, str(error), "invalid_request"))
+
+        return Route(path, endpoint, methods=[method])
+
+    def _authorize(self, request: Request, session: str) -> None:
+        given = bearer(request)
+        if not session:
+            if not is_any(given, self._access.tokens):
+                msg = "no valid token; send the gateway's token as `Authorization: Bearer <token>`"
+                raise ApiError(401, msg, "invalid_token")
+        elif not _SESSION.fullmatch(session) or not is_any(given, [session_token(self._access.secret, session)]):
+            msg = f"the token is not that of session {session[:128]!r}; each session has a token of its own"
+            raise ApiError(403, msg, "wrong_session")
+
+    async def _health(self, request: Request) -> Response:
+        del request
+        return JSONResponse({"status": "ok"})
+
+    async def _models(self, request: Request, session: str) -> Response:
+        del request, session
+        model = {"id": self._answers.model, "object": "model", "created": 0, "owned_by": "relax-actors"}
+        return JSONResponse({"object": "list", "data": [model | {"max_model_len": self._answers.context_length}]})
+
+    async def _chat(self, request: Request, session: str) -> Response:
+        found = validated(ChatBody, await self._body(request)).ask()
+        if found.prompt is None and not found.messages:
+            raise ApiError(400, "messages is empty; send at least one message", "invalid_request")
+        if session and (found.n > 1 or found.prompt is not None):
+            msg = "a session takes whole conversations and gives one answer to each; send `messages`, and n = 1"
+            raise ApiError(400, msg, "unsupported_parameter")
+        tokenizer, model = self._answers.tokenizer, self._answers.model
+        return await self._answers.respond(
+            self._answers.complete(found, session, is_retry=is_retry(request)),
+            lambda done: completion.chat_response(found, done, tokenizer, model),
+            (lambda done: completion.chat_chunks(found, done, tokenizer, model)) if found.stream else None,
+        )
+
+    async def _completions(self, request: Request, session: str) -> Response:
+        found = validated(CompletionBody, await self._body(request)).ask()
+        tokenizer, model = self._answers.tokenizer, self._answers.model
+        return await self._answers.respond(
+            self._answers.complete(found, session, is_retry=is_retry(request)),
+            lambda done: completion.text_response(found, done, tokenizer, model),
+            (lambda done: completion.text_chunks(found, done, tokenizer, model)) if found.stream else None,
+        )
+
+    async def _responses(self, request: Request, session: str) -> Response:
+        found, model = validated(responses.ResponsesBody, await self._body(request)).ask(), self._answers.model
+        return await self._answers.respond(
+            self._answers.complete(found, session, is_retry=is_retry(request)),
+            lambda done: responses.response(found, done[0], model),
+            (lambda done: responses.response_events(found, done[0], model)) if found.stream else None,
+        )
+
+    async def _messages(self, request: Request, session: str) -> Response:
+        found, model = validated(anthropic.MessagesBody, await self._body(request)).ask(), self._answers.model
+        return await self._answers.respond(
+            self._answers.complete(found, session, is_retry=is_retry(request)),
+            lambda done: anthropic.message_response(found, done[0], model),
+            (lambda done: anthropic.message_events(found, done[0], model)) if found.stream else None,
+            anthropic=True,
+        )
+
+    async def _count_tokens(self, request: Request, session: str) -> Response:
+        del session
+        found = validated(anthropic.MessagesBody, await self._body(request)).ask()
+        return JSONResponse({"input_tokens": len(await self._answers.prompt(found))})
+
+    async def _tokenize(self, request: Request, session: str) -> Response:
+        del session
+        body = validated(TokenizeBody, await self._body(request))
+        found = Ask(messages=body.messages or [], tools=ask.offered_tools(body.tools or [], None), prompt=body.prompt)
+        tokens = (
+            await self._answers.prompt(found, body.chat_template_kwargs, asks=body.add_generation_prompt)
+        ).tolist()
+        return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": self._answers.context_length})
+
+    async def _generate(self, request: Request, session: str) -> Response:
+        del session
+        found = validated(GenerateBody, await self._body(request)).ask()
+        affinity = request.headers.get("x-session-id", "")[:128]
+        (done,) = await self._answers.complete(found, "", is_retry=is_retry(request), affinity=affinity)
+        return JSONResponse(completion.token_response(done))
+
+    async def _body(self, request: Request) -> dict[str, Any]:
+        return await read_object(request, self._limits.max_body_bytes)
+
+
+def _error(request: Request, error: ApiError) -> Response:
+    body = error.anthropic() if "/v1/messages" in request.url.path else error.openai()
+    return JSONResponse(body, error.status, error.headers())
+
+
+async def _plain_error(request: Request, error: Exception) -> Response:
+    """Answer a path or method that does not exist in the form of the API."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    text = f"{request.method} {request.url.path[:200]}: no such route; see docs/how-to/agents.md for the routes"
+    return _error(request, ApiError(status, text, "not_found"))

@@ -1,0 +1,217 @@
+"""What a client asks for, whatever protocol it speaks, and the body of a chat completion request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field
+
+from relax_actors.messages.generate import MAX_STOPS
+from relax_actors.serving.errors import ApiError
+
+MAX_CHOICES = 16
+"""Most answers of one request (`n`)."""
+Body = TypeVar("Body", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How to sample; None for the settings of the run."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A conversation to continue, or a prompt as text or tokens."""
+
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    prompt: str | list[int] | None = None
+    sampling: Sampling = Sampling()
+    n: int = 1
+    stream: bool = False
+    usage_in_stream: bool = False
+    logprobs: bool = False
+    token_ids: bool = False
+    model: str = ""
+
+
+class Lenient(BaseModel):
+    """Body of a request; fields that change nothing here are ignored."""
+
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False, protected_namespaces=())
+
+
+class SamplingBody(Lenient):
+    """Fields of OpenAI's requests that control sampling."""
+
+    model: str = Field("", max_length=256)
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_p: float | None = Field(None, gt=0, le=1)
+    max_tokens: int | None = Field(None, ge=1)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    stop: str | list[str] | None = None
+    n: int | None = Field(1, ge=1, le=MAX_CHOICES)
+    stream: bool | None = False
+    stream_options: dict[str, Any] | None = None
+    return_token_ids: bool | None = False
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+
+    def sampling(self, max_tokens: int | None) -> Sampling:
+        """Return the settings of the request.
+
+        Raises:
+            ApiError: the request asks for something that would change the policy's distribution.
+        """
+        for name in ("presence_penalty", "frequency_penalty", "logit_bias"):
+            if getattr(self, name):
+                msg = f"{name} is not supported: log-probs would no longer be those of the policy; leave it out"
+                raise ApiError(400, msg, "unsupported_parameter")
+        return Sampling(
+            max_tokens=max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            seed=self.seed,
+            stop=stops(self.stop),
+        )
+
+    @property
+    def usage_in_stream(self) -> bool:
+        """Whether the last chunk of a stream has the usage."""
+        return bool((self.stream_options or {}).get("include_usage"))
+
+
+class ChatBody(SamplingBody):
+    """Body of `/v1/chat/completions`."""
+
+    messages: list[dict[str, Any]] = Field(default_factory=list)
+    tokens: list[int] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = False
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    response_format: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def ask(self) -> Ask:
+        """Return what the client asks for.
+
+        Raises:
+            ApiError: a setting is not supported.
+        """
+        if self.top_logprobs:
+            msg = "top_logprobs is not supported: the engine records the sampled token's log-prob alone; leave it out"
+            raise ApiError(400, msg, "unsupported_parameter")
+        if (self.response_format or {}).get("type", "text") != "text":
+            msg = "response_format must be text: constrained sampling is not supported; describe the form in a message"
+            raise ApiError(400, msg, "unsupported_parameter")
+        return Ask(
+            messages=self.messages,
+            tools=offered_tools(self.tools or [], self.tool_choice),
+            settings=self.chat_template_kwargs or {},
+            prompt=self.tokens,
+            sampling=self.sampling(self.max_completion_tokens or self.max_tokens),
+            n=self.n or 1,
+            stream=bool(self.stream),
+            usage_in_stream=self.usage_in_stream,
+            logprobs=bool(self.logprobs),
+            token_ids=bool(self.return_token_ids),
+            model=self.model,
+        )
+
+
+class CompletionBody(SamplingBody):
+    """Body of `/v1/completions`."""
+
+    prompt: str | list[int] | list[str] | list[list[int]] = ""
+    logprobs: int | None = Field(None, ge=0, le=5)
+    echo: bool | None = False
+    suffix: str | None = None
+
+    def ask(self) -> Ask:
+        """Return what the client asks for.
+
+        Raises:
+            ApiError: a setting is not supported, or several prompts were given.
+        """
+        if self.echo or self.suffix:
+            msg = "echo and suffix are not supported; leave them out"
+            raise ApiError(400, msg, "unsupported_parameter")
+        prompt: Any = self.prompt
+        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+            if len(prompt) != 1:
+                msg = f"{len(prompt)} prompts in one request; send one request for each"
+                raise ApiError(400, msg, "unsupported_parameter")
+            prompt = prompt[0]
+        return Ask(
+            prompt=prompt,
+            sampling=self.sampling(self.max_tokens),
+            n=self.n or 1,
+            stream=bool(self.stream),
+            usage_in_stream=self.usage_in_stream,
+            logprobs=self.logprobs is not None,
+            token_ids=bool(self.return_token_ids),
+            model=self.model,
+        )
+
+
+def stops(given: str | list[str] | None) -> tuple[str, ...]:
+    """Return stop strings as a tuple.
+
+    Raises:
+        ApiError: there are too many, or an empty one.
+    """
+    found = (given,) if isinstance(given, str) else tuple(given or ())
+    if len(found) > MAX_STOPS or any(not 0 < len(text) <= 256 for text in found):  # noqa: PLR2004
+        msg = f"stop must be at most {MAX_STOPS} strings of 1 to 256 characters"
+        raise ApiError(400, msg, "invalid_request")
+    return found
+
+
+def offered_tools(tools: list[dict[str, Any]], choice: str | dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Return the tools that the model reads.
+
+    Raises:
+        ApiError: a tool is no function, or the client wants to force a call.
+    """
+    if choice == "none":
+        return []
+    if choice not in (None, "auto"):
+        msg = f"tool_choice {str(choice)[:80]!r} is not supported: calls are the policy's own choice; use auto or none"
+        raise ApiError(400, msg, "unsupported_parameter")
+    for tool in tools:
+        function = tool.get("function")
+        if (
+            tool.get("type") != "function"
+            or not isinstance(function, dict)
+            or not isinstance(function.get("name"), str)
+        ):
+            msg = 'a tool is not {"type": "function", "function": {"name": ..., "parameters": ...}}'
+            raise ApiError(400, msg, "invalid_request")
+    return tools
+
+
+def validated(model: type[Body], body: Any) -> Body:
+    """Check the body of a request.
+
+    Raises:
+        ApiError: the body does not fit the model.
+    """
+    try:
+        return model.model_validate(body)
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))[:200] or "body"
+        msg = f"{where}: {first['msg']}; correct the body of the request"
+        raise ApiError(400, msg, "invalid_request") from error

@@ -1,0 +1,162 @@
+"""Conversations as tokens, and answers as messages, for one model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_actors.data.renderer import Renderer
+from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.data.tool_calls import ParsedAnswer, format_of, parse_answer
+from relax_actors.errors import RowError
+
+Message = dict[str, Any]
+_ROLES = {"developer": "system", "function": "tool"}
+"""Roles of clients, by the name that templates know."""
+
+
+class Dialogue:
+    """The chat template of a model, and the format of its tool calls.
+
+    Args:
+        tokenizer: tokenizer of the model.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.tool_format = format_of(tokenizer.chat_template)
+        if tokenizer.chat_template:
+            tokenizer.formatter  # noqa: B018 loads transformers now, which takes longer than a request may
+        self._renderer = lru_cache(maxsize=32)(self._make_renderer)
+
+    def prompt(
+        self, messages: Sequence[Message], tools: Sequence[Message], settings: Mapping[str, Any], *, asks: bool = True
+    ) -> NDArray[np.int32]:
+        """Return the tokens of a conversation, `[len] int32`.
+
+        Raises:
+            RowError: the template refuses the messages, or the model has none.
+        """
+        if not self.tokenizer.chat_template:
+            msg = "the model has no chat template; use /v1/completions, or add chat_template.jinja to the model folder"
+            raise RowError(msg)
+        if tools and self.tool_format is None:
+            msg = "the chat template of the model knows no tools; leave `tools` out, or describe them in a message"
+            raise RowError(msg)
+        text = self.tokenizer.chat(
+            [for_template(message) for message in messages], asks=asks, tools=list(tools) or None, **settings
+        )
+        return self.tokenizer.encode(text, special=False)
+
+    def extension(
+        self,
+        history: Sequence[Message],
+        answer: NDArray[Any],
+        new: Sequence[Message],
+        tools: Sequence[Message],
+        settings: Mapping[str, Any],
+    ) -> NDArray[np.int32] | None:
+        """Return the tokens of messages behind a sampled answer; None if the template would change what precedes.
+
+        Args:
+            history: messages before the answer.
+            answer: tokens of the answer, `[len] int32`.
+            new: messages behind it.
+            tools: tools of the conversation.
+            settings: further variables of the template.
+
+        Raises:
+            RowError: the template refuses the messages.
+            ConfigError: the template cannot be extended turn by turn.
+        """
+        if not len(answer) or int(answer[-1]) not in self.tokenizer.stop_ids:
+            return None  # an answer that was cut off: the template would close it with a token that was not sampled
+        renderer = self._renderer(json.dumps(list(tools)), json.dumps(dict(settings), sort_keys=True))
+        before, behind = ([for_template(message) for message in part] for part in (history, new))
+        found = renderer.extend(before, self.tokenizer.spell(answer), behind)
+        return found.token_ids if found.is_faithful else None
+
+    def _make_renderer(self, tools: str, settings: str) -> Renderer:
+        return Renderer(self.tokenizer, json.loads(tools), json.loads(settings))
+
+    def parse(self, tokens: NDArray[Any], tools: Sequence[Message]) -> ParsedAnswer:
+        """Take an answer apart; its calls stay text if no tools were offered."""
+        return parse_answer(self.tokenizer.spell(tokens), self.tool_format if tools else None, tools)
+
+
+def answer_message(parsed: ParsedAnswer, call: str) -> Message:
+    """Return an answer as a chat message, as clients get it and send it back.
+
+    A malformed tool call stays in the content, where the agent and the model see it.
+
+    Args:
+        parsed: the answer.
+        call: id of the request, from which the ids of tool calls follow.
+    """
+    texts = [parsed.content, *(bad.text.strip() for bad in parsed.malformed)]
+    content = "\n".join(text for text in texts if text)
+    message: Message = {"role": "assistant", "content": content or (None if parsed.calls else "")}
+    if parsed.reasoning:
+        message["reasoning_content"] = parsed.reasoning
+    if parsed.calls:
+        message["tool_calls"] = [
+            {
+                "id": f"call_{call[:16]}_{n}",
+                "type": "function",
+                "function": {"name": tool.name, "arguments": json.dumps(tool.arguments, ensure_ascii=False)},
+            }
+            for n, tool in enumerate(parsed.calls)
+        ]
+    return message
+
+
+def for_template(message: Message) -> Message:
+    """Return a message as chat templates read it: text as one string, arguments of calls as objects.
+
+    Raises:
+        RowError: it holds something that a model of text cannot read.
+    """
+    role = message.get("role")
+    if not isinstance(role, str):
+        msg = f"a message has role {role!r}; write system, user, assistant or tool"
+        raise RowError(msg)
+    found = {key: value for key, value in message.items() if value is not None}
+    found["role"] = _ROLES.get(role, role)
+    found["content"] = _text(message.get("content"))
+    if isinstance(calls := message.get("tool_calls"), list):
+        found["tool_calls"] = [_call(call) for call in calls]
+    return found
+
+
+def _text(content: Any) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        msg = f"the content of a message is a {type(content).__name__}, not a text or a list of parts"
+        raise RowError(msg)
+    for part in content:
+        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            msg = f"a message has a part of type {str(kind)[:40]!r}; the gateway takes text alone"
+            raise RowError(msg)
+    return "".join(part["text"] for part in content)
+
+
+def _call(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        msg = "a tool call of a message has no function with a name"
+        raise RowError(msg)
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError) as error:
+            msg = f"the arguments of tool call {function['name'][:80]!r} are no JSON: {error}"
+            raise RowError(msg) from error
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -1,0 +1,204 @@
+"""Forest of a session: every answer that the policy gave, and what it continued. Pure.
+
+A request of an agent carries the whole conversation. It continues the longest beginning of it that an answer of this
+session ended; what follows are observations. A request that continues no answer begins a tree of its own. A path from a
+root to a leaf is one token sequence, exactly as the model read and wrote it.
+
+Invariant: a turn never changes, and its parent has a smaller number, so that a list of turns is the whole state.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_actors.messages.samples import NOT_SAMPLED, TokenSequence
+
+Array = NDArray[Any]
+Branches: TypeAlias = Literal["all", "last"]
+"""Which leaves are exported: all of them, or that of the last turn alone."""
+ROOT = -1
+"""Parent of a turn that continues no other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """An answer of the policy, and what it answered.
+
+    Attributes:
+        parent: number of the turn that it continues, or `ROOT`.
+        asked: key of the conversation that was asked to be continued (`states.conversation_keys`).
+        state: key of the conversation with the answer, as the client sees it.
+        observed: `[len] int32`, tokens between the parent's last one and the answer; the whole prompt for a root.
+        tokens: `[len] int32`, the answer.
+        logprobs: `[len] float32`.
+        versions: `[len] int32`, version of the weights that sampled each token.
+        finish_reason: why the answer ended, a `FinishReason`.
+        call: id of the request, by which a repeated request finds its answer.
+        messages: the messages that follow the parent's answer, and the answer.
+    """
+
+    parent: int
+    asked: str
+    state: str
+    observed: Array
+    tokens: Array
+    logprobs: Array
+    versions: Array
+    finish_reason: str
+    call: str = ""
+    messages: tuple[dict[str, Any], ...] = ()
+
+
+class Forest:
+    """The turns of one session.
+
+    An agent that was restarted asks again what it asked before. It gets the recorded answers, in their order, as long
+    as it asks the same (`replayed`).
+
+    Args:
+        turns: turns of an earlier incarnation, in order.
+    """
+
+    def __init__(self, turns: Iterable[Turn] = ()) -> None:
+        self.turns: list[Turn] = []
+        self._by_state: dict[str, int] = {}
+        self._by_asked: dict[str, list[int]] = {}
+        self._by_call: dict[str, int] = {}
+        self._given: Counter[str] = Counter()
+        self._used: set[int] = set()
+        for turn in turns:
+            self.add(turn)
+
+    def add(self, turn: Turn) -> int:
+        """Add a turn that was just given to the agent; return its number.
+
+        Raises:
+            ValueError: its parent does not exist.
+        """
+        number = len(self.turns)
+        if not ROOT <= turn.parent < number:
+            msg = f"turn {number} of a session continues turn {turn.parent}, which does not exist"
+            raise ValueError(msg)
+        self.turns.append(turn)
+        self._by_state[turn.state] = number
+        self._by_asked.setdefault(turn.asked, []).append(number)
+        self._given[turn.asked] = len(self._by_asked[turn.asked])
+        self._used.add(number)
+        if turn.call:
+            self._by_call[turn.call] = number
+        return number
+
+    def continued(self, keys: Sequence[str]) -> tuple[int, int]:
+        """Return the turn that a request continues, and how many of its messages that turn covers.
+
+        Args:
+            keys: keys of every beginning of the conversation, from `conversation_keys`.
+
+        Returns:
+            `(ROOT, 0)` if the request continues no turn.
+        """
+        for count in range(len(keys) - 1, 0, -1):
+            if (number := self._by_state.get(keys[count])) is not None:
+                return number, count
+        return ROOT, 0
+
+    def restart(self) -> None:
+        """Begin to replay: the agent was restarted and knows nothing. Turns that it does not reach again are unused."""
+        self._given.clear()
+        self._used.clear()
+
+    def replayed(self, asked: str, call: str = "", *, is_retry: bool = False) -> int | None:
+        """Return the recorded turn that answers a request; None if it must be generated.
+
+        Args:
+            asked: key of the conversation.
+            call: id of the request; the same id always has the same answer.
+            is_retry: the client repeats a request whose answer it did not get.
+        """
+        if call and (number := self._by_call.get(call)) is not None:
+            self._used.add(number)
+            return number
+        answers = self._by_asked.get(asked, [])
+        if is_retry and (given := self._given[asked]) > 0:
+            return answers[given - 1]
+        if self._given[asked] < len(answers):
+            number = answers[self._given[asked]]
+            self._given[asked] += 1
+            self._used.add(number)
+            return number
+        return None
+
+    def path(self, number: int) -> list[int]:
+        """Return the turns from a root to a turn."""
+        found = []
+        while number != ROOT:
+            found.append(number)
+            number = self.turns[number].parent
+        return found[::-1]
+
+    def tokens(self, number: int) -> Array:
+        """Return all tokens that the model read and wrote up to the end of a turn, `[len] int32`."""
+        parts = [part for n in self.path(number) for part in (self.turns[n].observed, self.turns[n].tokens)]
+        return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+
+    def conversation(self, number: int) -> list[dict[str, Any]]:
+        """Return the messages from a root to a turn."""
+        return [message for n in self.path(number) for message in self.turns[n].messages]
+
+    @property
+    def used(self) -> int:
+        """Number of turns that the present agent has got."""
+        return len(self._used)
+
+    @property
+    def last(self) -> int:
+        """The newest used turn; `ROOT` if there is none."""
+        return max(self._used, default=ROOT)
+
+    def leaves(self) -> list[int]:
+        """Return the used turns that no used turn continues."""
+        parents = {self.turns[number].parent for number in self._used}
+        return sorted(self._used - parents)
+
+    def sequences(self, branches: Branches = "all") -> list[TokenSequence]:
+        """Return the token sequences of the exported leaves.
+
+        A turn that several sequences share is trained in the first of them and context in the others, so that each
+        sampled token is trained at most once; with `branches = "all"` exactly once.
+        """
+        leaves = self.leaves()
+        if branches == "last" and leaves:
+            leaves = [self.last]
+        trained: set[int] = set()
+        found = []
+        for leaf in leaves:
+            path = self.path(leaf)
+            found.append(self._sequence(path, trained))
+            trained.update(path)
+        return found
+
+    def _sequence(self, path: Sequence[int], trained: set[int]) -> TokenSequence:
+        tokens, mask, logprobs, versions, spans = [], [], [], [], []
+        length = 0
+        for number in path:
+            turn = self.turns[number]
+            before, own = len(turn.observed), len(turn.tokens)
+            tokens += [turn.observed, turn.tokens]
+            mask += [np.zeros(before, np.bool_), np.full(own, number not in trained)]
+            logprobs += [np.zeros(before, np.float32), turn.logprobs]
+            versions += [np.full(before, NOT_SAMPLED, np.int32), turn.versions]
+            spans.append((length + before, length + before + own))
+            length += before + own
+        return TokenSequence(
+            np.concatenate(tokens).astype(np.int32),
+            np.concatenate(mask),
+            np.concatenate(logprobs).astype(np.float32),
+            np.concatenate(versions).astype(np.int32),
+            np.array(spans, np.int32).reshape(-1, 2),
+        )

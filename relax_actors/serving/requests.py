@@ -1,0 +1,91 @@
+"""Bodies and credentials of HTTP requests, read within limits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+
+from relax_actors.serving.errors import ApiError
+
+BODY_SECONDS = 30.0
+"""Time for the whole body of a request to arrive."""
+MAX_DEPTH = 48
+"""Deepest nesting of a body."""
+
+
+def bearer(request: Request) -> str:
+    """Return the token of a request: `Authorization: Bearer`, or Anthropic's `x-api-key`; empty if there is none."""
+    kind, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key", "")
+
+
+def is_retry(request: Request) -> bool:
+    """Whether an SDK says that it repeats a request."""
+    return request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
+
+
+async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
+    """Return the JSON object in the body of a request.
+
+    Raises:
+        ApiError: the body is too large, too slow, too deep, or no JSON object.
+    """
+    length = request.headers.get("content-length", "0")
+    if not length.isascii() or not length.isdigit() or int(length[:20]) > max_bytes:
+        raise _too_large(max_bytes)
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            data = await _read(request, max_bytes)
+    except TimeoutError as error:
+        msg = f"the body did not arrive within {BODY_SECONDS:g} s; send it again"
+        raise ApiError(408, msg, "timeout") from error
+    except ClientDisconnect as error:
+        raise ApiError(400, "the client closed the connection", "disconnected") from error
+    try:
+        body = json.loads(data or b"{}", parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        msg = f"the body is not JSON: {str(error)[:200]}"
+        raise ApiError(400, msg, "invalid_json") from error
+    if not isinstance(body, dict):
+        msg = f"the body is a {type(body).__name__}, not a JSON object"
+        raise ApiError(400, msg, "invalid_json")
+    if _depth_over(body, MAX_DEPTH):
+        msg = f"the body is nested deeper than {MAX_DEPTH} levels"
+        raise ApiError(400, msg, "invalid_json")
+    return body
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
+    data = bytearray()
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > max_bytes:
+            raise _too_large(max_bytes)
+    return bytes(data)
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    msg = f"the body has more than {max_bytes} bytes (gateway.max_body_bytes); shorten the conversation"
+    return ApiError(413, msg, "request_too_large")
+
+
+def _refuse(name: str) -> Any:
+    msg = f"{name} is no number"
+    raise ValueError(msg)
+
+
+def _depth_over(value: Any, limit: int) -> bool:
+    layer = [value]
+    for _ in range(limit):
+        layer = [
+            inner
+            for outer in layer
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not layer:
+            return False
+    return True

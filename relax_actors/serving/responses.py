@@ -1,0 +1,191 @@
+"""OpenAI's `/v1/responses`, as far as agents use it: input items, function tools, output items, stream events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import Field
+
+from relax_actors.serving.ask import Ask, Lenient, Sampling, offered_tools
+from relax_actors.serving.completion import Completed, event
+from relax_actors.serving.dialogue import answer_message
+from relax_actors.serving.errors import ApiError
+
+_TEXT_PARTS = ("input_text", "output_text", "text")
+
+
+class ResponsesBody(Lenient):
+    """Body of `/v1/responses`."""
+
+    model: str = Field("", max_length=256)
+    input: str | list[dict[str, Any]] = ""
+    instructions: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_p: float | None = Field(None, gt=0, le=1)
+    stream: bool | None = False
+    previous_response_id: str | None = None
+    text: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def ask(self) -> Ask:
+        """Return what the client asks for.
+
+        Raises:
+            ApiError: a setting is not supported, or an item of the input is malformed.
+        """
+        if self.previous_response_id:
+            msg = "previous_response_id is not supported: nothing is stored; send the whole conversation as `input`"
+            raise ApiError(400, msg, "unsupported_parameter")
+        if ((self.text or {}).get("format") or {}).get("type", "text") != "text":
+            msg = "text.format must be text: constrained sampling is not supported; describe the form in a message"
+            raise ApiError(400, msg, "unsupported_parameter")
+        items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
+        messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        return Ask(
+            messages=messages + messages_of(items),
+            tools=offered_tools([_tool(tool) for tool in self.tools or []], self.tool_choice),
+            settings=self.chat_template_kwargs or {},
+            sampling=Sampling(max_tokens=self.max_output_tokens, temperature=self.temperature, top_p=self.top_p),
+            stream=bool(self.stream),
+            model=self.model,
+        )
+
+
+def messages_of(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return input items as chat messages; an answer's text and calls become one message, as it was given.
+
+    Raises:
+        ApiError: an item is of another type, or malformed.
+    """
+    messages: list[dict[str, Any]] = []
+    for item in items:
+        kind = item.get("type", "message")
+        if kind == "reasoning":
+            continue
+        if kind == "message":
+            message = {"role": item.get("role"), "content": _content(item.get("content"))}
+        elif kind == "function_call":
+            function = {"name": item.get("name"), "arguments": item.get("arguments", "{}")}
+            call = {"id": item.get("call_id"), "type": "function", "function": function}
+            if messages and messages[-1]["role"] == "assistant":
+                messages[-1].setdefault("tool_calls", []).append(call)
+                continue
+            message = {"role": "assistant", "content": None, "tool_calls": [call]}
+        elif kind == "function_call_output":
+            output = item.get("output", "")
+            content = output if isinstance(output, str) else _content(output)
+            message = {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
+        else:
+            name = str(kind)[:40]
+            msg = f"input item of type {name!r} is not supported; send messages, function calls and their outputs"
+            raise ApiError(400, msg, "unsupported_parameter")
+        messages.append(message)
+    return messages
+
+
+def _content(content: Any) -> Any:
+    if not isinstance(content, list):
+        return content
+    parts = []
+    for part in content:
+        is_text = isinstance(part, Mapping) and part.get("type") in _TEXT_PARTS
+        parts.append({"type": "text", "text": part.get("text")} if is_text else part)
+    return parts
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        msg = f"tool of type {str(tool.get('type'))[:40]!r} is not supported; offer functions"
+        raise ApiError(400, msg, "unsupported_parameter")
+    function = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
+    return {"type": "function", "function": function}
+
+
+def response(ask: Ask, found: Completed, model: str) -> dict[str, Any]:
+    """Return the body of a response."""
+    prompt, completion = len(found.answer.prompt), len(found.answer.tokens)
+    cut = found.finish_reason == "length"
+    return {
+        "id": f"resp_{found.call}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "incomplete" if cut else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "model": ask.model or model,
+        "system_fingerprint": found.fingerprint,
+        "output": _items(found),
+        "error": None,
+        "instructions": None,
+        "metadata": {},
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [{"type": "function", "strict": False, **tool["function"]} for tool in ask.tools],
+        "temperature": ask.sampling.temperature,
+        "top_p": ask.sampling.top_p,
+        "usage": {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": completion,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": prompt + completion,
+        },
+    }
+
+
+def _items(found: Completed) -> list[dict[str, Any]]:
+    message = answer_message(found.parsed, found.call)
+    items: list[dict[str, Any]] = []
+    if message["content"] is not None:
+        part = {"type": "output_text", "text": message["content"], "annotations": []}
+        items.append(
+            {
+                "id": f"msg_{found.call}",
+                "type": "message",
+                "role": "assistant",
+                "status": "completed",
+                "content": [part],
+            }
+        )
+    for n, call in enumerate(message.get("tool_calls", [])):
+        one = {"id": f"fc_{found.call}_{n}", "type": "function_call", "status": "completed", "call_id": call["id"]}
+        items.append(one | call["function"])
+    return items
+
+
+def response_events(ask: Ask, found: Completed, model: str) -> Iterator[bytes]:
+    """Yield the events of a response as a stream."""
+    whole, number = response(ask, found, model), -1
+
+    def out(kind: str, **fields: Any) -> bytes:
+        nonlocal number
+        number += 1
+        return event({"type": kind, "sequence_number": number, **fields}, kind)
+
+    begun = whole | {"status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+    yield out("response.created", response=begun)
+    yield out("response.in_progress", response=begun)
+    for index, item in enumerate(whole["output"]):
+        at: dict[str, Any] = {"output_index": index, "item_id": item["id"]}
+        if item["type"] == "message":
+            (part,) = item["content"]
+            empty = {"type": "output_text", "text": "", "annotations": []}
+            yield out(
+                "response.output_item.added", output_index=index, item=item | {"status": "in_progress", "content": []}
+            )
+            yield out("response.content_part.added", **at, content_index=0, part=empty)
+            yield out("response.output_text.delta", **at, content_index=0, delta=part["text"], logprobs=[])
+            yield out("response.output_text.done", **at, content_index=0, text=part["text"], logprobs=[])
+            yield out("response.content_part.done", **at, content_index=0, part=part)
+        else:
+            yield out(
+                "response.output_item.added", output_index=index, item=item | {"status": "in_progress", "arguments": ""}
+            )
+            yield out("response.function_call_arguments.delta", **at, delta=item["arguments"])
+            yield out("response.function_call_arguments.done", **at, name=item["name"], arguments=item["arguments"])
+        yield out("response.output_item.done", output_index=index, item=item)
+    yield out("response.incomplete" if whole["status"] == "incomplete" else "response.completed", response=whole)

@@ -1,0 +1,132 @@
+"""The live policy of a run, reached over NATS: requests go to the actors of the role `rollout`.
+
+Requests of one session go to the same actor as long as it lives, so that its engine finds the prefix in its cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from typing import TypeVar
+
+import nats.errors
+import xxhash
+
+from broker.codec import decode, encode
+from relax_actors.errors import CodecError
+from relax_actors.messages.generate import GenerateAnswer, GenerateCall, Refusal, SessionAnswer, SessionCall
+from relax_actors.runtime.context import Context
+from relax_actors.serving.errors import ApiError
+
+Answer = TypeVar("Answer", GenerateAnswer, SessionAnswer)
+LOOK_SECONDS = 1.0
+"""Interval at which the leases of the actors are read while requests are under way."""
+PAUSE_SECONDS = 0.1
+SESSION_SECONDS = 20.0
+_ELSEWHERE = (Refusal.ELSEWHERE, Refusal.BUSY)
+
+
+class RunPolicy:
+    """Implements `Policy`.
+
+    Args:
+        context: context of the gateway's actor.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._members: dict[int, int] = {}
+        self._looked, self._looking = float("-inf"), asyncio.Lock()
+        self._holders: dict[str, int] = {}
+
+    async def generate(self, call: GenerateCall) -> GenerateAnswer:
+        """Return the answer of an actor; ask another one if it dies or is busy.
+
+        Raises:
+            ApiError: no actor answered within `call.seconds`.
+        """
+        return await self._ask(call, GenerateAnswer, call.session, call.affinity or call.call, call.seconds)
+
+    async def session(self, call: SessionCall) -> SessionAnswer:
+        """Take, keep, show or end a session.
+
+        Raises:
+            ApiError: no actor answered in time.
+        """
+        if call.kind != "take":
+            return await self._ask(call, SessionAnswer, call.session, call.session, SESSION_SECONDS)
+        found = SessionAnswer()
+        for n in _ranked(str(time.monotonic_ns()), await self._current()):
+            answer = await self._request(n, call, SessionAnswer, SESSION_SECONDS)
+            if answer is not None and answer.session:
+                self._remember(answer.session, n)
+                return answer
+        return found
+
+    async def _ask(
+        self, call: GenerateCall | SessionCall, kind: type[Answer], session: str, affinity: str, seconds: float
+    ) -> Answer:
+        end = time.monotonic() + seconds
+        refusal: Answer | None = None
+        while (left := end - time.monotonic()) > 0:
+            order = _ranked(affinity, await self._current())
+            if (holder := self._holders.get(session)) in order:
+                order.sort(key=lambda n: n != holder)
+            for n in order:
+                answer = await self._request(n, call, kind, left)
+                if answer is None or answer.refusal in _ELSEWHERE:
+                    refusal = answer or refusal
+                    continue
+                if session:
+                    self._remember(session, n)
+                return answer
+            await asyncio.sleep(min(PAUSE_SECONDS, left))
+        if refusal is not None:
+            return refusal
+        msg = f"no rollout actor answered within {seconds:g} s; see `relax tree` for the state of the run"
+        raise ApiError(504, msg, "timeout", 1.0)
+
+    def _remember(self, session: str, n: int) -> None:
+        """Ask this actor first for a session; it may forget, and another one may hold the session later."""
+        self._holders.pop(session, None)
+        self._holders[session] = n
+        while len(self._holders) > 1 << 16:
+            del self._holders[next(iter(self._holders))]
+
+    async def _request(
+        self, n: int, call: GenerateCall | SessionCall, kind: type[Answer], seconds: float
+    ) -> Answer | None:
+        """Send a call to an actor; None if it is gone, restarted, or does not answer in time."""
+        table, incarnation = self._context.table, self._members.get(n)
+        subject = table.subjects.service("generate", n)
+        data = encode(call, self._context.author)
+        asking = asyncio.ensure_future(table.connection.nc.request(subject, data, timeout=seconds))
+        try:
+            while not asking.done():
+                await asyncio.wait({asking}, timeout=LOOK_SECONDS)
+                if not asking.done() and (await self._current()).get(n) != incarnation:
+                    return None
+            return decode(asking.result().data, kind)
+        except (nats.errors.Error, TimeoutError, CodecError) as error:
+            self._context.journal.event("call_failed", n=n, error=f"{type(error).__name__}: {error}"[:300])
+            return None
+        finally:
+            asking.cancel()
+
+    async def _current(self) -> dict[int, int]:
+        """Return the incarnation of each actor, from leases read at most `LOOK_SECONDS` ago."""
+        async with self._looking:
+            if time.monotonic() - self._looked > LOOK_SECONDS:
+                leases = await self._context.state.leases("rollout")
+                found = {}
+                for name, lease in leases.items():
+                    with suppress(ValueError):
+                        found[int(name.partition(".")[2])] = int(lease["incarnation"])
+                self._members, self._looked = found, time.monotonic()
+        return self._members
+
+
+def _ranked(key: str, members: dict[int, int]) -> list[int]:
+    """Return actors in an order that follows from a key; a new actor changes the first of few keys only."""
+    return sorted(members, key=lambda n: xxhash.xxh3_64_intdigest(f"{key}|{n}".encode()), reverse=True)

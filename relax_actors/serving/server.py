@@ -1,0 +1,125 @@
+"""HTTP server of the gateway: uvicorn in a running event loop, with deadlines for idle connections."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from relax_actors.errors import ConfigError
+
+IDLE_SECONDS = 15.0
+"""Time that a connection may take between two requests, and for the head of a request; twice this at most."""
+STOP_SECONDS = 3.0
+MAX_HEAD_BYTES = 32 << 10
+
+
+class _Protocol(H11Protocol):
+    """Connection that is closed if the head of a request does not arrive in time."""
+
+    _seen: Any = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._guard = self.loop.call_later(IDLE_SECONDS, self._check)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._guard.cancel()
+        super().connection_lost(exc)
+
+    def _check(self) -> None:
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            mark = cycle or self
+            if self._seen is mark:
+                self.transport.close()
+                return
+            self._seen = mark
+        self._guard = self.loop.call_later(IDLE_SECONDS, self._check)
+
+
+class HttpServer:
+    """Serves an ASGI application on one address.
+
+    Args:
+        app: the application.
+        host: address to bind.
+        port: port to bind; 0 for a free one.
+        certificate: certificate and key for TLS; None without.
+        connections: most connections at once.
+
+    Raises:
+        ConfigError: the address is in use, or is none of this machine.
+    """
+
+    def __init__(
+        self, app: Any, host: str, port: int, certificate: tuple[Path, Path] | None = None, connections: int = 512
+    ) -> None:
+        self._socket = _bound(host, port)
+        self.port = int(self._socket.getsockname()[1])
+        name = f"[{host}]" if ":" in host else host
+        self.url = f"{'http' if certificate is None else 'https'}://{name}:{self.port}"
+        files = {} if certificate is None else {"ssl_certfile": certificate[0], "ssl_keyfile": str(certificate[1])}
+        config = uvicorn.Config(
+            app,
+            http=_Protocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=int(IDLE_SECONDS),
+            timeout_graceful_shutdown=int(STOP_SECONDS),
+            limit_concurrency=connections,
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+            **files,  # type: ignore[arg-type]
+        )
+        self._server = uvicorn.Server(config)
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self) -> asyncio.Task[None]:
+        """Begin to serve; return the task that ends if the server fails."""
+        self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+        while not self._server.started and not self._serving.done():  # noqa: ASYNC110 uvicorn has no event for it
+            await asyncio.sleep(0.01)
+        return self._serving
+
+    async def stop(self) -> None:
+        """Finish the running requests, for `STOP_SECONDS` at most, and close."""
+        self._server.should_exit = True
+        if self._serving is not None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._serving, STOP_SECONDS + 1)
+        self._socket.close()
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    found: socket.socket | None = None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = socket.socket(family, kind, protocol)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(address)
+        found.listen(256)
+    except OSError as error:
+        if found is not None:
+            found.close()
+        msg = f"gateway cannot listen on {host}:{port}: {error}; set gateway.host and gateway.port to a free address"
+        raise ConfigError(msg) from error
+    found.setblocking(False)
+    return found
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether a port can be bound."""
+    try:
+        _bound(host, port).close()
+    except ConfigError:
+        return False
+    return True

@@ -1,0 +1,178 @@
+"""Sessions that a rollout actor holds: who works on which sample, and how each ended. Pure: the clock is passed in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from broker.subjects import RowId
+from relax_actors.messages import FinishReason
+from relax_actors.messages.session_log import SessionState
+from relax_actors.serving.forest import Forest
+
+_ID = re.compile(r"(group|eval)-(\d{1,18})-(\d{1,18})-(\d{1,9})-(\d{1,9})")
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Limits of a session, in seconds where they are times.
+
+    Attributes:
+        seconds: time that an agent has for a sample.
+        lease: time without a sign of life after which a sample is given to another agent.
+        retries: times that a sample is given out again.
+        max_turns: most answers in a sample.
+    """
+
+    seconds: float
+    lease: float
+    retries: int
+    max_turns: int
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One sample of a row, and the agent that works on it.
+
+    Attributes:
+        row: the row.
+        sample: index of the sample.
+        task: what its agent is to do.
+        seed: seed of the row.
+        attempt: times that it was given out again.
+        forest: its turns.
+        offered_at: time from which it waits for an agent; None while an agent has it.
+        alive_until: end of the agent's lease.
+        ends_at: end of the agent's time.
+        state: how it ended; None if it did not.
+        lease: seconds of the agent's lease.
+    """
+
+    row: RowId
+    sample: int
+    task: Mapping[str, Any]
+    seed: int
+    attempt: int = 0
+    forest: Forest = field(default_factory=Forest)
+    offered_at: float | None = 0.0
+    alive_until: float = 0.0
+    ends_at: float = 0.0
+    state: SessionState | None = None
+    lease: float = 30.0
+
+    @property
+    def id(self) -> str:
+        """Id of the sample in its present attempt; an agent that lost the sample has another one."""
+        return f"{self.row.kind}-{self.row.step}-{self.row.index}-{self.sample}-{self.attempt}"
+
+
+class SessionBook:
+    """Sessions of one actor.
+
+    Args:
+        rules: limits of a session.
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._rows: dict[RowId, list[Session]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._rows.values()))
+
+    def open(self, row: RowId, sessions: Iterable[Session], now: float, *, resumed: bool) -> None:
+        """Offer the samples of a row to agents.
+
+        Args:
+            row: the row.
+            sessions: its samples.
+            now: time in seconds.
+            resumed: whether another actor held the row before; its agents then have the time of a lease to go on.
+        """
+        held = list(sessions)
+        for session in held:
+            session.offered_at = now + self._rules.lease if resumed else now
+        self._rows[row] = held
+
+    def take(self, lease: float, now: float) -> Session | None:
+        """Give a waiting sample to an agent, the oldest row's first; None if none waits."""
+        for sessions in self._rows.values():
+            for session in sessions:
+                if session.state is None and session.offered_at is not None and session.offered_at <= now:
+                    session.lease = lease
+                    self._hold(session, now)
+                    return session
+        return None
+
+    def _hold(self, session: Session, now: float) -> None:
+        session.offered_at = None
+        session.alive_until, session.ends_at = now + session.lease, now + self._rules.seconds
+
+    def find(self, name: str, now: float) -> Session | str:
+        """Return the session of an id and renew its lease; else why there is none: "elsewhere" or "ended"."""
+        parts = _ID.fullmatch(name)
+        if parts is None:
+            return "ended"
+        kind, (step, index, sample, attempt) = parts[1], map(int, parts.groups()[1:])
+        sessions = self._rows.get(RowId(step, index, kind))
+        if sessions is None:
+            return "elsewhere"
+        session = next((session for session in sessions if session.sample == sample), None)
+        if session is None or session.attempt != attempt:
+            return "ended"
+        if session.state is None:
+            if session.offered_at is not None:
+                self._hold(session, now)  # its agent found this actor, which took the row over
+            session.alive_until = now + session.lease
+        return session
+
+    def end(self, session: Session, state: SessionState) -> None:
+        """End a session; the first end counts."""
+        session.state = session.state or state
+
+    def fail(self, session: Session, now: float) -> SessionState:
+        """Give a sample whose agent failed or was lost to another one, or end it; return its new state."""
+        if session.attempt >= self._rules.retries:
+            session.state = SessionState(session.sample, session.attempt, FinishReason.ERROR)
+            return session.state
+        session.attempt += 1
+        session.forest.restart()
+        session.offered_at = now
+        return SessionState(session.sample, session.attempt)
+
+    def expire(self, now: float) -> list[tuple[Session, SessionState]]:
+        """End samples whose time is over, and give out again those of lost agents; return their new states."""
+        changed = []
+        for sessions in self._rows.values():
+            for session in sessions:
+                if session.state is not None or session.offered_at is not None:
+                    continue
+                if now > session.ends_at:
+                    session.state = SessionState(session.sample, session.attempt, FinishReason.TIMEOUT)
+                    changed.append((session, session.state))
+                elif now > session.alive_until:
+                    changed.append((session, self.fail(session, now)))
+        return changed
+
+    def is_over(self, row: RowId) -> bool:
+        """Whether all samples of a row have ended."""
+        return all(session.state is not None for session in self._rows.get(row, ()))
+
+    def sessions(self, row: RowId) -> list[Session]:
+        """Return the samples of a row that is held."""
+        return self._rows[row]
+
+    def close(self, row: RowId) -> list[Session]:
+        """Forget a row; return its samples."""
+        return self._rows.pop(row, [])
+
+    def counts(self) -> dict[str, int]:
+        """Return how many samples wait for an agent, have one, and have ended."""
+        found = {"waiting": 0, "running": 0, "ended": 0}
+        for sessions in self._rows.values():
+            for session in sessions:
+                ended, waits = session.state is not None, session.offered_at is not None
+                found["ended" if ended else "waiting" if waits else "running"] += 1
+        return found

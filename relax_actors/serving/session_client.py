@@ -1,0 +1,115 @@
+"""Client of the gateway's session routes, for programs that run agents. Needs httpx alone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+TIMEOUT = 30.0
+PAUSE_SECONDS = 0.3
+GIVE_UP_SECONDS = 120.0
+"""Time for which a gateway that does not answer is asked again."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentTask:
+    """What an agent is to do, and where it finds the policy.
+
+    Attributes:
+        session: id of its session.
+        base_url: for OpenAI's SDK.
+        anthropic_base_url: for Anthropic's SDK.
+        api_key: token of the session, for both.
+        task: `prompt` (text), `messages`, `metadata`, and `answer` with agent.shows_answer.
+        seconds: time until the session ends by itself.
+    """
+
+    session: str
+    base_url: str
+    anthropic_base_url: str
+    api_key: str
+    task: dict[str, Any]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class AgentResult:
+    """What came of an agent; `metrics` become metrics of the sample."""
+
+    reward: float | None = None
+    metrics: dict[str, float] | None = None
+
+
+class SessionGoneError(Exception):
+    """The session is over, or another agent has its sample."""
+
+
+class SessionClient:
+    """Takes samples, keeps and ends them. A gateway that is restarted is asked again.
+
+    Args:
+        url: address of the gateway.
+        token: token of the gateway.
+    """
+
+    def __init__(self, url: str, token: str) -> None:
+        self._url, self._token = url.rstrip("/"), token
+        self._http = httpx.AsyncClient(timeout=TIMEOUT, trust_env=False)
+
+    async def take(self, lease: float) -> AgentTask | None:
+        """Take a sample; None if none waits.
+
+        Args:
+            lease: seconds without a sign of life after which it is given to another agent.
+        """
+        answer = await self._post("/sessions", self._token, {"lease_seconds": lease})
+        if answer is None:
+            return None
+        url = f"{self._url}/sessions/{answer['id']}"
+        return AgentTask(answer["id"], f"{url}/v1", url, answer["token"], answer["task"], answer["seconds"])
+
+    async def keep(self, task: AgentTask) -> None:
+        """Renew the lease of a session.
+
+        Raises:
+            SessionGoneError: it is over.
+        """
+        await self._post(f"/sessions/{task.session}/keep", task.api_key, {})
+
+    async def end(self, task: AgentTask, result: AgentResult, error: str = "") -> None:
+        """End a session with the result of its agent, or with why it failed.
+
+        Raises:
+            SessionGoneError: it is over.
+        """
+        body = {"reward": result.reward, "metrics": result.metrics or {}, "error": error[:4000]}
+        await self._post(f"/sessions/{task.session}/end", task.api_key, body)
+
+    async def _post(self, path: str, token: str, body: dict[str, Any]) -> dict[str, Any] | None:
+        end = time.monotonic() + GIVE_UP_SECONDS
+        while True:
+            try:
+                answer = await self._http.post(
+                    f"{self._url}{path}", json=body, headers={"Authorization": f"Bearer {token}"}
+                )
+                if answer.status_code < 500 and answer.status_code != 429:  # noqa: PLR2004
+                    break
+            except httpx.TransportError:
+                if time.monotonic() > end:
+                    raise
+            else:
+                if time.monotonic() > end:
+                    break
+            await asyncio.sleep(PAUSE_SECONDS)
+        if answer.status_code in (403, 404, 410, 503):
+            raise SessionGoneError(answer.text[:500])
+        answer.raise_for_status()
+        return dict(answer.json()) if answer.content else None
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()

@@ -1,0 +1,138 @@
+"""Tokens of the observations of an episode: by the chat template of the model, or as plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_actors.data.renderer import Extension, Message, Renderer
+from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.errors import RowError
+
+
+class Conversation(Protocol):
+    """Renders the messages of an episode.
+
+    Attributes:
+        needs_stop: whether observations follow only an answer that ended with a stop token.
+        offers_tools: whether the prompt describes tools, so that it must be rendered anew.
+    """
+
+    needs_stop: bool
+    offers_tools: bool
+
+    def prompt(self, messages: Sequence[Message]) -> NDArray[np.int32]:
+        """Return the ids of a whole conversation, `[len] int32`, up to the place where the next answer begins.
+
+        Raises:
+            RowError: the messages cannot be rendered.
+        """
+
+    def extend(self, history: Sequence[Message], answer: str, new: Sequence[Message]) -> Extension:
+        """Return the ids of messages that follow an answer; see `Renderer.extend`.
+
+        Raises:
+            RowError: the messages cannot be rendered.
+        """
+
+    def text(self, tokens: NDArray[Any]) -> str:
+        """Return what the model wrote, as the environment reads it."""
+
+
+class PlainConversation:
+    """Conversation of a model without chat template: the texts of the messages, one behind the other.
+
+    Args:
+        tokenizer: of the model.
+    """
+
+    needs_stop, offers_tools = False, False
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def prompt(self, messages: Sequence[Message]) -> NDArray[np.int32]:
+        """Encode the texts, with the special tokens that the model adds to every text."""
+        return self._tokenizer.encode(text_of(messages))
+
+    def extend(self, history: Sequence[Message], answer: str, new: Sequence[Message]) -> Extension:
+        """Encode the texts of the new messages alone."""
+        del history, answer
+        return Extension(self._tokenizer.encode(text_of(new), special=False), is_faithful=True)
+
+    def text(self, tokens: NDArray[Any]) -> str:
+        """Decode without special tokens."""
+        return self._tokenizer.decode(tokens)
+
+
+class ChatConversation:
+    """Conversation by the chat template of the model.
+
+    Args:
+        tokenizer: of the model.
+        tools: JSON schemas of functions that the model may call.
+
+    Raises:
+        ConfigError: the template cannot be extended turn by turn.
+    """
+
+    needs_stop = True
+
+    def __init__(self, tokenizer: Tokenizer, tools: Sequence[Message] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._renderer = Renderer(tokenizer, tools)
+        self.offers_tools = bool(tools)
+
+    def prompt(self, messages: Sequence[Message]) -> NDArray[np.int32]:
+        """Render by the chat template."""
+        check_text(messages)
+        return self._renderer.prompt(messages)
+
+    def extend(self, history: Sequence[Message], answer: str, new: Sequence[Message]) -> Extension:
+        """Render what follows the stop token of an answer."""
+        check_text(new)
+        return self._renderer.extend(history, answer, new)
+
+    def text(self, tokens: NDArray[Any]) -> str:
+        """Decode with special tokens, such as those of tool calls, but without the stop token."""
+        kept = [int(t) for t in tokens if int(t) not in self._tokenizer.stop_ids]
+        return str(self._tokenizer.inner.decode(kept, skip_special_tokens=False))
+
+
+def conversation_of(tokenizer: Tokenizer, *, chat: bool, tools: Sequence[Message] = ()) -> Conversation:
+    """Return the conversation of a model.
+
+    Raises:
+        ConfigError: as `ChatConversation`.
+    """
+    return ChatConversation(tokenizer, tools) if chat else PlainConversation(tokenizer)
+
+
+def text_of(messages: Sequence[Message]) -> str:
+    """Return the texts of messages, one behind the other.
+
+    Raises:
+        RowError: as `check_text`.
+    """
+    check_text(messages)
+    contents = [message.get("content") or "" for message in messages]
+    parts = [part for content in contents for part in ([content] if isinstance(content, str) else content)]
+    return "".join(part if isinstance(part, str) else str(part["text"]) for part in parts)
+
+
+def check_text(messages: Sequence[Message]) -> None:
+    """Check that messages hold text alone.
+
+    Raises:
+        RowError: a message holds an image, a video or a sound.
+    """
+    for message in messages:
+        content = message.get("content")
+        for part in () if isinstance(content, str) else content or ():
+            if not isinstance(part, str) and (part.get("type") != "text" or "text" not in part):
+                kind = part.get("type", "no type")
+                msg = f"a message holds a part of type {kind!r}; episodes with [environment] read text alone"
+                raise RowError(msg)

@@ -1,0 +1,327 @@
+"""Episode of a sample with an environment: a state machine without input and output.
+
+    OPENING -> READY -> GENERATING -> WAITING -> READY -> ... -> ENDED
+
+Invariant: the tokens of a sequence only grow. The tokens of a turn are what the model read and sampled, never decoded
+and encoded again; where the chat template would write the conversation in another way, a new sequence begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from relax_actors.messages import EnvironmentAnswer, FinishReason, Sample, Turn
+from relax_actors.runtime.seeds import derive_seed
+from relax_actors.training.conversation import Conversation
+from relax_actors.training.growing_sequence import GrowingSequence
+
+Array = NDArray[Any]
+_NO_TOKENS, _NO_LOGPROBS = np.zeros(0, np.int32), np.zeros(0, np.float32)
+
+
+class State(Enum):
+    """What an episode waits for."""
+
+    OPENING = auto()
+    READY = auto()
+    GENERATING = auto()
+    WAITING = auto()
+    ENDED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of an episode.
+
+    Attributes:
+        max_turns: turns of the model.
+        max_tokens: sampled tokens of a turn.
+        room: tokens of a sequence, observations included.
+        token_budget: tokens of all turns and observations behind the prompt; None if only `room` counts.
+    """
+
+    max_turns: int
+    max_tokens: int
+    room: int
+    token_budget: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What an episode begins with.
+
+    Attributes:
+        sample: index of the sample.
+        seed: of the row.
+        tokens: `[len] int32`, the prompt; empty if the environment gives it.
+        messages: the prompt as chat messages; empty for plain text.
+    """
+
+    sample: int
+    seed: int
+    tokens: Array
+    messages: Sequence[dict[str, Any]] = ()
+
+
+class Episode:
+    """One sample of a row. The methods must be called in the states that they name.
+
+    Args:
+        start: what it begins with.
+        limits: its limits.
+        conversation: renders messages.
+
+    Attributes:
+        state: what it waits for.
+        reason: why it ended; None before.
+        attempt: how often the sample has begun again.
+        actions: what the model wrote, a text for each turn.
+        observations: what the environment answered to its reset and to each action.
+        branches: sequences that began because the template rewrote the conversation.
+    """
+
+    def __init__(self, start: Start, limits: Limits, conversation: Conversation) -> None:
+        self.start, self._limits, self._conversation = start, limits, conversation
+        self.attempt = -1
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin again, under the next attempt; in any state."""
+        self.attempt += 1
+        self.state = State.OPENING
+        self.reason: FinishReason | None = None
+        self.actions: list[str] = []
+        self.observations: list[EnvironmentAnswer] = []
+        self.branches = 0
+        self._messages = [dict(message) for message in self.start.messages]
+        tokens = self.start.tokens
+        self._sequences = [GrowingSequence.of(tokens)] if len(tokens) else []
+        self._rewards: list[float] = []
+        self._budget_left = self._limits.token_budget
+        self._digest = xxhash.xxh3_128(f"{self.start.sample}.{self.attempt}".encode())
+        # Of the turn that is being generated: digest before its observation, tokens of the observation, branching.
+        self._before, self._context, self._branches = self._digest.hexdigest(), _NO_TOKENS, False
+
+    @property
+    def turns(self) -> int:
+        """Number of turns that were generated."""
+        return len(self.actions)
+
+    @property
+    def tokens(self) -> Array:
+        """Tokens that the model reads next, `[len] int32`."""
+        return self._sequences[-1].ids
+
+    @property
+    def max_tokens(self) -> int:
+        """Largest number of tokens of the next turn."""
+        return min(self._limits.max_tokens, self._free)
+
+    @property
+    def seed(self) -> int:
+        """Seed of the next turn, from the row's seed, the sample, the turn and the attempt alone."""
+        again = (self.attempt,) if self.attempt else ()
+        return derive_seed(self.start.seed, "turn", self.start.sample, self.turns, *again)
+
+    @property
+    def _free(self) -> int:
+        room = self._limits.room - (self._sequences[-1].length if self._sequences else 0)
+        return room if self._budget_left is None else min(room, self._budget_left)
+
+    def observe(self, observed: EnvironmentAnswer, recorded: Turn | None = None) -> None:
+        """Take the answer to the reset or to the last action; OPENING or WAITING becomes READY or ENDED.
+
+        Args:
+            observed: the answer.
+            recorded: turn whose tokens to take, in place of rendering the messages.
+
+        Raises:
+            RowError: the messages cannot be rendered.
+        """
+        self._expect(State.OPENING, State.WAITING)
+        self._before = self._digest.hexdigest()
+        self.observations.append(observed)
+        self._context, self._branches = _NO_TOKENS, False
+        if self._rewards and observed.reward is not None:
+            self._rewards[-1] = observed.reward
+        if observed.done or observed.truncated:
+            self.end(FinishReason.ENV_DONE if observed.done else FinishReason.MAX_TURNS)
+        elif self.turns >= self._limits.max_turns:
+            self.end(FinishReason.MAX_TURNS)
+        else:
+            self._read(observed, recorded)
+
+    def _read(self, observed: EnvironmentAnswer, recorded: Turn | None) -> None:
+        if recorded is None:
+            self._context, self._branches = self._render(observed.messages)
+        else:
+            self._context, self._branches = recorded.context, recorded.branches
+        if self.turns and observed.messages:
+            self._messages += [{"role": "assistant", "content": self.actions[-1]}]
+        self._messages += observed.messages
+        cost = len(self._context)
+        if self._branches and self.turns:
+            self.branches += 1
+            cost = max(0, cost - self._sequences[-1].length)
+        elif self._branches:
+            self._sequences.clear()  # the first observation is part of the prompt
+        if self._branches or not self._sequences:
+            self._sequences.append(GrowingSequence.of(self._context))
+        else:
+            self._sequences[-1].read(self._context)
+        if self._budget_left is not None and self.turns:
+            self._budget_left -= cost
+        self.state = State.READY
+        if self._free < 1:
+            self._drop_context()
+            self.end(FinishReason.TOKEN_BUDGET)
+
+    def _drop_context(self) -> None:
+        """Remove the observation that leaves no room for an answer, so that the trainer need not read it."""
+        if not self.turns:
+            self._sequences = [GrowingSequence.of(self.start.tokens)]
+            return
+        if self._branches:
+            self._sequences.pop()
+            self.branches -= 1
+            return
+        self._sequences[-1].drop_last()
+
+    def _render(self, messages: list[dict[str, Any]]) -> tuple[Array, bool]:
+        """Return the tokens of an observation, and whether they are those of a new sequence."""
+        if not self._sequences:
+            return self._conversation.prompt([*self._messages, *messages]), False
+        if not self.turns:
+            if not messages:
+                return _NO_TOKENS, False
+            if self._messages:
+                return self._conversation.prompt([*self._messages, *messages]), True
+            return self._conversation.extend((), "", messages).token_ids, False
+        answer = self.actions[-1]
+        found = self._conversation.extend(self._messages, answer, messages)
+        if found.is_faithful:
+            return found.token_ids, False
+        whole = [*self._messages, {"role": "assistant", "content": answer}, *messages]
+        return self._conversation.prompt(whole), True
+
+    def begin(self) -> None:
+        """Begin to generate a turn: READY becomes GENERATING."""
+        self._expect(State.READY)
+        self.state = State.GENERATING
+
+    def generated(self, tokens: Array, logprobs: Array, versions: Array, reason: str) -> Turn:
+        """Take a generated turn; GENERATING becomes WAITING or ENDED.
+
+        Returns:
+            The turn as it is written down. In state WAITING the environment must be given the last of `actions`.
+        """
+        self._expect(State.GENERATING)
+        cut = reason != FinishReason.STOP
+        short = self.max_tokens < self._limits.max_tokens
+        turn = self._turn(tokens, logprobs, versions, reason)
+        self._sequences[-1].write(tokens, logprobs, versions)
+        if self._budget_left is not None:
+            self._budget_left -= len(tokens)
+        self.actions.append(self._conversation.text(tokens))
+        self._rewards.append(0.0)
+        self._digest.update(np.ascontiguousarray(tokens, np.int32).tobytes() + b"|")
+        self.state = State.WAITING
+        if cut and short:
+            self.end(FinishReason.TOKEN_BUDGET)
+        elif cut and self._conversation.needs_stop:
+            self.end(FinishReason.LENGTH)
+        return turn
+
+    def _turn(self, tokens: Array, logprobs: Array, versions: Array, reason: str) -> Turn:
+        position = self.start.sample, self.attempt, self.turns, self._before
+        read = self.observations[-1], self._context, self._branches
+        return Turn(*position, *read, tokens, logprobs, versions, str(reason))
+
+    def end(self, reason: FinishReason) -> None:
+        """End the episode, in any state."""
+        self.state, self.reason = State.ENDED, reason
+
+    def last_turn(self) -> Turn:
+        """Return what is written down of the end of an episode, in state ENDED."""
+        self._expect(State.ENDED)
+        position = self.start.sample, self.attempt, self.turns, self._digest.hexdigest()
+        seen = self.observations[-1] if len(self.observations) > self.turns else EnvironmentAnswer("", self.turns - 1)
+        return Turn(*position, seen, _NO_TOKENS, False, _NO_TOKENS, _NO_LOGPROBS, _NO_TOKENS, ended=str(self.reason))
+
+    def repeat(self, turn: Turn) -> bool:
+        """Take a turn that was written down; False if it does not follow what the episode has so far."""
+        if turn.attempt > self.attempt and turn.number == 0:
+            while self.attempt < turn.attempt:
+                self.restart()
+        follows = (turn.attempt, turn.number) == (self.attempt, self.turns)
+        waits = self.state in (State.OPENING, State.WAITING) or (turn.ended and self.state is State.ENDED)
+        if not (follows and waits) or turn.before != self._digest.hexdigest():
+            return False
+        if turn.ended:
+            self._repeat_end(turn)
+            return True
+        self.observe(turn.observed, turn)
+        if self.state is not State.READY:
+            return False
+        self.begin()
+        self.generated(turn.token_ids, turn.logprobs, turn.versions, turn.finish_reason)
+        return True
+
+    def _repeat_end(self, turn: Turn) -> None:
+        if self.state is State.WAITING and turn.observed.reward is not None and self._rewards:
+            self._rewards[-1] = turn.observed.reward
+        if self.state is not State.ENDED:
+            self.observations.append(turn.observed)
+        self.end(FinishReason(turn.ended))
+
+    @property
+    def reward(self) -> float:
+        """Sum of the rewards of the turns."""
+        return float(np.sum(self._rewards, dtype=np.float64))
+
+    def sample(self, *, trained: bool = True) -> Sample:
+        """Return the sample, in state ENDED; with `trained` false its loss mask is empty."""
+        sequences = self._sequences or [GrowingSequence.of(self.start.tokens)]
+        joint = "\n" if self._conversation.needs_stop else ""
+        metrics = {f"environment/{name}": value for seen in self.observations for name, value in seen.metrics.items()}
+        metrics |= {
+            "environment_reward": self.reward,
+            "turns": float(self.turns),
+            "branches": float(self.branches),
+            "attempts": float(self.attempt + 1),
+        }
+        return Sample(
+            tuple(sequence.built(trained=trained) for sequence in sequences),
+            joint.join(self.actions),
+            self.reason or FinishReason.ERROR,
+            metrics,
+            np.array(self._rewards, np.float32),
+            self._said(),
+        )
+
+    def _said(self) -> list[dict[str, Any]]:
+        """Return the whole conversation, the last answer included, without the bytes of its media."""
+        said = [dict(message) for message in self.start.messages]
+        for i, seen in enumerate(self.observations):
+            said += [{**message, "content": _without_bytes(message.get("content"))} for message in seen.messages]
+            if i < self.turns:
+                said.append({"role": "assistant", "content": self.actions[i]})
+        return said
+
+    def _expect(self, *states: State) -> None:
+        if self.state not in states:
+            msg = f"sample {self.start.sample} is {self.state.name}, not {' or '.join(state.name for state in states)}"
+            raise AssertionError(msg)
+
+
+def _without_bytes(content: Any) -> Any:
+    if not isinstance(content, list):
+        return content
+    return [{name: v for name, v in part.items() if not isinstance(v, bytes)} for part in content]

@@ -1,0 +1,263 @@
+"""Episodes that an actor generates: which turns are ready, and the traffic with their environments.
+
+Used from the role's thread. Every wait has a deadline: the client answers each operation, at the latest with an error.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+from relax_actors.config import Config
+from relax_actors.config.environment import EnvironmentSection
+from relax_actors.engines.protocols import Generation, GenerationRequest
+from relax_actors.envs.client import Close, EnvironmentClient
+from relax_actors.errors import EpisodesFailedError, RelaxError, RowError
+from relax_actors.messages import Act, EnvironmentAnswer, Fault, FinishReason, Open, Trajectory
+from relax_actors.runtime import Drop, Row
+from relax_actors.runtime.context import Context
+from relax_actors.runtime.seeds import derive_seed
+from relax_actors.training.conversation import Conversation
+from relax_actors.training.episode import Episode, Limits, State
+from relax_actors.training.episode_group import EpisodeGroup, Live, starts_of, task_of
+from relax_actors.training.turn_log import TurnLog, read_turns, repeat_turns
+
+MAX_LOSSES = 20
+"""Times that a session may be lost in one turn before its sample fails."""
+LOOK_SECONDS = 1.0
+"""Interval of looking for episodes that have taken too long."""
+
+
+class EpisodeBatch:
+    """Episodes of the rows that an actor generates together.
+
+    Args:
+        context: context of the actor.
+        client: sessions of the actor.
+        conversation: renders observations.
+        limits: limits of an episode.
+        barrier: whether to wait for all environments before each turn.
+
+    Attributes:
+        groups: rows that are not over.
+        counts: turns generated, turns taken from turn cells instead, sessions lost, and failures of environments.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        client: EnvironmentClient,
+        conversation: Conversation,
+        limits: Limits,
+        *,
+        barrier: bool,
+    ) -> None:
+        config: Config = context.config
+        assert config.environment is not None  # noqa: S101 the role is chosen by this section
+        self._context, self._client, self._conversation = context, client, conversation
+        self._section: EnvironmentSection = config.environment
+        self._settings, self._limits, self._barrier = config.rollout, limits, barrier
+        self.groups: list[EpisodeGroup] = []
+        self._sessions: dict[str, Live] = {}
+        self._ready: deque[Live] = deque()
+        self._running: dict[Live, int] = {}
+        self._opened, self._looked = 0, 0.0
+        self.counts: Counter[str] = Counter()
+
+    def add(self, rows: Sequence[Row], samples: int) -> None:
+        """Begin with rows, or continue where the last actor that had them wrote turns down."""
+        if not rows:
+            return
+        turns = read_turns(self._context.table, [row.id for row in rows])
+        for row in rows:
+            recorded, attempt = turns[row.id]
+            group = EpisodeGroup(row, TurnLog(self._context.table, row.id, attempt), time.monotonic())
+            by_environment = self._section.prompt == "environment"
+            starts = starts_of(row.prompt, samples, self._conversation, from_environment=by_environment)
+            group.members = [Live(Episode(start, self._limits, self._conversation), group) for start in starts]
+            repeated = repeat_turns([live.episode for live in group.members], recorded)
+            if repeated:
+                self.counts["turns_repeated"] += repeated
+                self._context.journal.event("row_resumed", row=str(row.id), turns=repeated)
+            self.groups.append(group)
+            self._open([live for live in group.members if live.episode.state is not State.ENDED])
+
+    def _open(self, members: Sequence[Live]) -> None:
+        """Open the sessions of episodes, and bring them to their last action."""
+        operations = []
+        for live in members:
+            self._sessions.pop(live.session, None)
+            self._opened += 1
+            row, sample = live.group.row, live.episode.start.sample
+            live.session = f"{row.id}.{sample}@{self._context.author}.{self._opened}"
+            self._sessions[live.session] = live
+            actions, seen = live.episode.actions, live.episode.observations
+            opening = Open(live.session, task_of(row.prompt), derive_seed(row.prompt.seed, "environment", sample))
+            live.restoring = bool(actions) and seen[-1].state is not None
+            if live.restoring:
+                opening = replace(opening, state=seen[-1].state, actions=actions[:-1])
+            elif actions:
+                opening = replace(opening, actions=list(actions), digests=[answer.digest for answer in seen[1:]])
+            operations.append(opening)
+        self._client.submit(operations)
+
+    def take_answers(self, timeout: float) -> None:
+        """Take the answers of environments that have arrived; waits at most `timeout` seconds for the first one."""
+        for answer in self._client.take(timeout):
+            live = self._sessions.get(answer.session)
+            if live is None or live.episode.state not in (State.OPENING, State.WAITING):
+                continue
+            if answer.error:
+                self._fail(live, answer)
+            elif live.restoring:
+                live.restoring = False
+                self._act([live])
+            else:
+                self._observe(live, answer)
+        self._end_late()
+
+    def _observe(self, live: Live, answer: EnvironmentAnswer) -> None:
+        episode, live.losses = live.episode, 0
+        try:
+            episode.observe(answer)
+        except RowError as error:
+            self._fail(live, replace(answer, error=Fault.ENVIRONMENT, detail=f"its observation: {error}"))
+            return
+        if episode.state is State.READY:
+            self._ready.append(live)
+        else:
+            self._ended(live)
+
+    def _fail(self, live: Live, answer: EnvironmentAnswer) -> None:
+        """Open a lost session again; begin a failed episode again or end it."""
+        live.failure = f"{answer.error}: {answer.detail}"
+        if answer.error in (Fault.LOST, Fault.BUSY) and live.losses < MAX_LOSSES:
+            live.losses += 1
+            self.counts["sessions_lost"] += 1
+            self._open([live])
+            return
+        self.counts["environment_errors"] += 1
+        again = answer.error == Fault.REPLAY or self._section.on_error == "refill"
+        row, sample = live.group.row, live.episode.start.sample
+        self._context.journal.event("environment_failed", row=str(row.id), sample=sample, error=live.failure[:500])
+        if again and live.episode.attempt < self._section.max_refills:
+            live.episode.restart()
+            self._open([live])
+        else:
+            live.episode.end(FinishReason.ERROR)
+            self._ended(live)
+
+    def _end_late(self) -> None:
+        """End episodes that take longer than environment.episode_seconds."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_SECONDS:
+            return
+        self._looked = now
+        for group in self.groups:
+            if now - group.started < self._section.episode_seconds:
+                continue
+            for live in group.members:
+                if live.episode.state not in (State.ENDED, State.GENERATING):
+                    live.episode.end(FinishReason.TIMEOUT)
+                    self._ended(live)
+        self._ready = deque(live for live in self._ready if live.episode.state is State.READY)
+
+    def _ended(self, live: Live) -> None:
+        if live.episode.reason is not FinishReason.ERROR:
+            live.group.log.add(live.episode.last_turn())
+        if self._sessions.pop(live.session, None) is not None:
+            self._client.submit([Close(live.session)])
+
+    def _act(self, members: Sequence[Live]) -> None:
+        self._client.submit([Act(m.session, m.episode.turns - 1, m.episode.actions[-1]) for m in members])
+
+    @property
+    def ready(self) -> int:
+        """Number of turns that are ready to generate."""
+        return len(self._ready)
+
+    def requests(self, template: GenerationRequest) -> list[tuple[GenerationRequest, Live]]:
+        """Begin the turns that are ready, as many as rollout.max_running_tokens has room for.
+
+        With a barrier, a turn of all samples forms one batch, whatever its environments take: a deterministic run
+        computes the same bits again.
+
+        Args:
+            template: settings of the requests.
+        """
+        if self._barrier and any(self._waits(live) for live in self._sessions.values()):
+            return []
+        if self._barrier:
+            self._ready = deque(sorted(self._ready, key=lambda live: (live.group.row.id, live.episode.start.sample)))
+        found: list[tuple[GenerationRequest, Live]] = []
+        limit, used = self._settings.max_running_tokens, sum(self._running.values())
+        while self._ready:
+            live = self._ready[0]
+            episode = live.episode
+            most = episode.max_tokens
+            cost = len(episode.tokens) + most
+            if limit is not None and used + cost > limit and self._running:
+                break
+            self._ready.popleft()
+            used += cost
+            self._running[live] = cost
+            request = replace(
+                template,
+                tokens=episode.tokens,
+                seed=episode.seed,
+                samples=1,
+                max_tokens=most,
+                min_tokens=min(template.min_tokens, most),
+                session="" if self._barrier else live.session,
+            )
+            episode.begin()
+            found.append((request, live))
+        return found
+
+    @staticmethod
+    def _waits(live: Live) -> bool:
+        return live.episode.state in (State.OPENING, State.WAITING)
+
+    def generated(self, done: Sequence[tuple[Live, Generation]]) -> None:
+        """Take generated turns, and give them to their environments."""
+        acting = []
+        for live, found in done:
+            self._running.pop(live, None)
+            self.counts["turns"] += 1
+            turn = live.episode.generated(found.tokens, found.logprobs, found.versions, found.finish_reason)
+            live.group.log.add(turn)
+            if live.episode.state is State.ENDED:
+                self._ended(live)
+            else:
+                acting.append(live)
+        self._act(acting)
+
+    def write_turns(self) -> None:
+        """Write the turns of rows whose work is worth more than rollout.turn_log_after."""
+        now = time.monotonic()
+        for group in self.groups:
+            if now - group.started >= self._settings.turn_log_after:
+                group.log.flush()
+
+    def finished(self, fingerprints: dict[int, str]) -> list[tuple[EpisodeGroup, Trajectory | Drop | RelaxError]]:
+        """Remove the rows that are over, and return them with their results."""
+        over = [group for group in self.groups if group.is_over]
+        if not over:
+            return []
+        self.groups = [group for group in self.groups if not group.is_over]
+        found: list[tuple[EpisodeGroup, Trajectory | Drop | RelaxError]] = []
+        for group in over:
+            try:
+                found.append((group, group.result(self._section, fingerprints)))
+            except EpisodesFailedError as error:
+                found.append((group, error))
+            except ValueError as error:
+                found.append((group, RowError(f"the episodes of {group.row.id}: {error}")))
+        return found
+
+    def close(self) -> None:
+        """Close the sessions of rows that are given up."""
+        self._client.submit([Close(name) for name in self._sessions])
+        self._sessions.clear()

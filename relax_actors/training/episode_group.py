@@ -1,0 +1,134 @@
+"""Episodes of one row: its samples, their turn log, and the trajectory that they become."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from relax_actors.config.environment import EnvironmentSection
+from relax_actors.errors import EpisodesFailedError
+from relax_actors.messages import DropReason, FinishReason, Prompt, Sample, Trajectory
+from relax_actors.messages.samples import TRUNCATED
+from relax_actors.runtime import Drop, Row
+from relax_actors.training.conversation import Conversation
+from relax_actors.training.episode import Episode, Start, State
+from relax_actors.training.turn_log import TurnLog
+
+MASKED = TRUNCATED - {FinishReason.ABORT}
+
+
+@dataclass(eq=False)
+class Live:
+    """An episode and its session.
+
+    Attributes:
+        episode: the episode.
+        group: that of its row.
+        session: name of the environment's session; empty before it is opened.
+        restoring: whether the session is being restored, so that its last action must be repeated.
+        losses: how often the session was lost since the last answer.
+        failure: the last error of the environment.
+    """
+
+    episode: Episode
+    group: EpisodeGroup
+    session: str = ""
+    restoring: bool = False
+    losses: int = 0
+    failure: str = ""
+
+
+@dataclass(eq=False)
+class EpisodeGroup:
+    """Episodes of one row.
+
+    Attributes:
+        row: the row.
+        log: its turn cells.
+        started: monotonic time at which this actor began with it.
+        members: its samples.
+    """
+
+    row: Row
+    log: TurnLog
+    started: float
+    members: list[Live] = field(default_factory=list)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all episodes have ended."""
+        return all(live.episode.state is State.ENDED for live in self.members)
+
+    def result(self, section: EnvironmentSection, fingerprints: Mapping[int, str]) -> Trajectory | Drop:
+        """Return the trajectory of a row that is over, or why it is dropped.
+
+        Args:
+            section: says what happens to samples that failed or were cut off.
+            fingerprints: of the weights that sampled, by version.
+
+        Raises:
+            EpisodesFailedError: the environment of every sample failed.
+            ValueError: the samples do not form a trajectory.
+        """
+        trains, samples = not self.row.is_eval, []
+        for live in self.members:
+            failed = live.episode.reason is FinishReason.ERROR
+            if failed and trains and section.on_error != "zero":
+                continue
+            cut = section.mask_truncated and live.episode.reason in MASKED
+            found = live.episode.sample(trained=not (cut and trains))
+            samples.append(_without_reward(found) if failed else found)
+        if not samples:
+            why = next((live.failure for live in self.members if live.failure), "")
+            msg = f"the environment failed in all {len(self.members)} samples of {self.row.id}: {why}"
+            raise EpisodesFailedError(msg)
+        if not any(sequence.loss_mask.any() for sample in samples for sequence in sample.sequences):
+            reasons = ", ".join(sorted({str(sample.finish_reason) for sample in samples}))
+            return Drop(DropReason.TRUNCATED, f"no sample has a trained token; they ended with: {reasons}")
+        return Trajectory.of(self._prompt(samples), _with_equal_metrics(samples), fingerprints)
+
+    def _prompt(self, samples: Sequence[Sample]) -> Any:
+        if len(tokens := self.members[0].episode.start.tokens):
+            return tokens
+        first = samples[0].sequences[0]
+        sampled = np.flatnonzero(first.sampled)
+        return first.token_ids[: sampled[0] if len(sampled) else None]
+
+
+def starts_of(prompt: Prompt, samples: int, conversation: Conversation, *, from_environment: bool) -> list[Start]:
+    """Return what the episodes of a row begin with.
+
+    Args:
+        prompt: of the row.
+        samples: number of samples.
+        conversation: of the run; it may add tools to the prompt.
+        from_environment: whether the first observation is the whole prompt.
+
+    Raises:
+        RowError: the prompt cannot be rendered.
+    """
+    tokens, messages = prompt.tokens, prompt.messages
+    if from_environment:
+        tokens, messages = np.zeros(0, np.int32), []
+    elif conversation.offers_tools and messages:
+        tokens = conversation.prompt(messages)
+    return [Start(i, prompt.seed, tokens, messages) for i in range(samples)]
+
+
+def task_of(prompt: Prompt) -> dict[str, Any]:
+    """Return a row's task as an environment gets it."""
+    return {"prompt": prompt.messages or prompt.text, "answer": prompt.answer, "metadata": prompt.metadata}
+
+
+def _without_reward(sample: Sample) -> Sample:
+    rewards = None if sample.turn_rewards is None else np.zeros_like(sample.turn_rewards)
+    return replace(sample, metrics={**sample.metrics, "environment_reward": 0.0}, turn_rewards=rewards)
+
+
+def _with_equal_metrics(samples: Sequence[Sample]) -> list[Sample]:
+    """Return samples that have the same metrics; one that an environment did not report is 0."""
+    names = {name for sample in samples for name in sample.metrics}
+    return [replace(sample, metrics={name: sample.metrics.get(name, 0.0) for name in names}) for sample in samples]

@@ -1,0 +1,67 @@
+"""Whatever is killed in the middle of episodes, no written turn is generated again and the weights are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.faults import hit, story_of
+from tests.support.running import ON_POLICY, Run, processes_of, wait_until
+from tests.support.turn_counter import TurnCounter
+
+EPISODES = (
+    "environment.name=tiny_pick.Pick",
+    "environment.options.pause=0.05",
+    "data.function=tiny_pick.make",
+    "rollout.max_tokens=2",
+    "rollout.turn_log_after=0",
+    "reward.function=environment",
+    "run.steps=6",
+)
+KILLS = (
+    ("group.1.0.turns.0.1", "rollout.0"),
+    ("group.1.2.turns.0.0", "environment.0"),
+    ("group.2.1.turns.0.2", "broker"),
+    ("group.3.0.turns.0.0", "environment.0"),
+    ("group.3.2.turns.0.1", "rollout.0"),
+    ("group.4.1.turns.0.1", "node"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_killed_episodes_continue_at_their_turn(tmp_path: Path, make_run: Callable[..., Run]) -> None:
+    del tmp_path
+    alone = make_run("calm", *ON_POLICY, *EPISODES).complete()
+    run = make_run("killed", *ON_POLICY, *EPISODES).start()
+    counter = TurnCounter(run)
+    for cell, victim in KILLS:
+        wait_until(lambda cell=cell: run.table.get(f"relax.{run.name}.{cell}") is not None, cell, 180)
+        hit(run, victim)
+    run.disconnect()
+    code, result, said = run.finish()
+    counter.close()
+    assert code == 0, said
+    assert result["weights_fingerprint"] == alone["weights_fingerprint"]
+    assert (result["dropped"], result["quarantined"], result["in_flight"]) == (0, 0, 0)
+    assert counter.twice == []
+    assert len(counter.turns) > 100
+    story = story_of(run)
+    assert story.of("row_resumed")
+    assert story.of("environment_failed") == []
+    assert processes_of(run.folder.root) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_turns_that_join_a_running_batch_have_the_logprobs_of_the_trainer(make_run: Callable[..., Run]) -> None:
+    run = make_run("joined", *EPISODES, "staleness.max=0", "environment.credit=turn", "environment.discount=0.9")
+    assert run.complete()["trained"] == 24
+    story = story_of(run)
+    steps = [metric for metric in story.metrics if metric.get("kind") == "step"]
+    assert len(steps) == 6
+    assert all(step["abs_delta"] < 1e-5 for step in steps)
+    turns = [metric["turns"] for metric in story.metrics if "turns" in metric]
+    assert max(turns) > 200

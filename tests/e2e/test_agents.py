@@ -1,0 +1,145 @@
+"""Runs whose samples are worked out by agents: their turns are trained, whatever is killed meanwhile."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from relax_actors.messages import Trajectory
+from tests.e2e.test_gateway import AGENTS, address_of
+from tests.support.running import Run, relax, wait_until
+
+MakeRun = Callable[..., Run]
+REWARD = ("reward.function=environment",)
+ASK = [{"role": "user", "content": "say 7"}]
+PROGRAM = """
+import json, os, urllib.request
+ask = {"messages": [{"role": "user", "content": "say 7"}]}
+head = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+for _ in range(2):
+    body = json.load(urllib.request.urlopen(urllib.request.Request(url, json.dumps(ask).encode(), head)))
+    ask["messages"] += [body["choices"][0]["message"], {"role": "user", "content": "go on"}]
+print("x" * 5000000)
+assert "SECRET_TOKEN" not in os.environ
+json.dump({"reward": 0.5, "metrics": {"asked": 2}}, open(os.environ["RELAX_RESULT_FILE"], "w"))
+"""
+
+
+def trajectories(run: Run) -> list[Trajectory]:
+    subjects = run.table.list_subjects(run.table.subjects.column("trajectory"))
+    return [found for subject in subjects if (found := run.table.fetch(subject, Trajectory)) is not None]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_conversations_of_an_sdk_are_trained_with_the_log_probs_of_the_rollout(make_run: MakeRun) -> None:
+    settings = ["agent.function=tiny_agents.play", "trainer.checkpoint_every=100", "run.steps=6", *REWARD]
+    run = make_run("sdk", *settings, config=AGENTS).start()
+    wait_until(lambda: run.table.get(f"relax.{run.name}.batch.0"), "batch.0", 240)
+    seen: dict[tuple[int, ...], Trajectory] = {}
+    while not run.table.get(f"relax.{run.name}.batch.2"):
+        for trajectory in trajectories(run):
+            seen[tuple(trajectory.token_ids.tolist())] = trajectory
+    assert seen
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert (result["steps"], result["trained"]) == (6, 12)
+    for trajectory in seen.values():
+        assert trajectory.metrics["turns"] == [3.0, 3.0]
+        assert len(trajectory.lengths) == 2, "the conversation only grew, so that each sample is one sequence"
+        for sequence in trajectory.sequences:
+            assert sequence.spans is not None
+            assert len(sequence.spans) == 3
+            for begin, end in sequence.spans.tolist():
+                assert sequence.loss_mask[begin:end].all()
+    said = relax("tail", f"relax.{run.name}.metric.trainer.>", "--history", cwd=run.cwd).stdout
+    deltas = [float(found) for found in re.findall(r'"abs_delta": ([0-9.e+-]+)', said)]
+    assert len(deltas) >= 6, said[-2000:]
+    assert max(deltas) <= 1e-5, "log-probs of the trainer differ from those that the agents got"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_command_agents_are_killed_with_everything_else_and_no_sample_is_lost(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    (tmp_path / "agent.py").write_text(PROGRAM)
+    command = f'agent.command=["{sys.executable}", "-S", "{tmp_path / "agent.py"}"]'
+    settings = [
+        command,
+        "trainer.checkpoint_every=100",
+        "agent.lease_seconds=3",
+        "agent.retries=20",
+        "run.steps=8",
+        "supervision.intensity=50",
+        *REWARD,
+    ]
+    run = make_run("killed", *settings, config=AGENTS).start()
+    for number, actor in enumerate(("gateway.0", "rollout.0", "agent.0", "gateway.0", "rollout.0", "agent.0")):
+        wait_until(lambda n=number: run.table.get(f"relax.{run.name}.batch.{n}"), f"batch.{number}", 240)
+        run.kill(actor)
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert (result["steps"], result["trained"]) == (8, 16)
+    logs = list((run.folder.root / "agents").glob("*/output.log"))
+    assert logs
+    assert max(path.stat().st_size for path in logs) <= 1 << 20
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_agents_started_elsewhere_take_samples_and_bad_requests_are_told(make_run: MakeRun) -> None:
+    settings = ["agent.idle_seconds=60", "agent.max_turns=2", "agent.branches=last", "run.steps=2", *REWARD]
+    run = make_run("outside", *settings, config=AGENTS).start()
+    url, token = address_of(run)
+    with httpx.Client(base_url=url, timeout=60) as client:
+        own = {"Authorization": f"Bearer {token}"}
+
+        def taken() -> dict[str, Any] | None:
+            answer = client.post("/sessions", headers=own)
+            return answer.json() if answer.status_code == 200 else None
+
+        def take() -> dict[str, Any]:
+            return wait_until(taken, "sample", 240)
+
+        def ask(session: dict, messages: list, key: str = "") -> httpx.Response:
+            head = {"Authorization": f"Bearer {key or session['token']}"}
+            return client.post(
+                f"/sessions/{session['id']}/v1/chat/completions", headers=head, json={"messages": messages}
+            )
+
+        first, second = take(), take()
+        assert first["task"]["messages"][0]["content"].startswith("say ")
+        assert ask(first, ASK, second["token"]).status_code == 403
+        unmatched = ask(first, [*ASK, {"role": "assistant", "content": "never said"}, *ASK])
+        assert unmatched.status_code == 200, "a history that matches nothing begins a tree of its own"
+        assert ask(first, ASK).status_code == 200
+        over = ask(first, [*ASK, *ASK])
+        assert (over.status_code, over.json()["error"]["message"]) == (
+            410,
+            f"session '{first['id']}' is over: it has had 2 answers (agent.max_turns)",
+        )
+        too_long = ask(second, [{"role": "user", "content": "say " * 80}])
+        assert (too_long.status_code, too_long.json()["error"]["code"]) == (400, "context_length_exceeded")
+        big = ask(second, [{"role": "user", "content": "x" * (3 << 20)}])
+        assert big.status_code == 413
+        # Two steps of two rows of two samples, of which the first has ended.
+        for number in range(7):
+            session = second if number == 0 else take()
+            assert ask(session, session["task"]["messages"]).status_code == 200
+            head = {"Authorization": f"Bearer {session['token']}"}
+            ended = client.post(f"/sessions/{session['id']}/end", headers=head, json={"reward": 0.25})
+            assert ended.status_code == 200
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert result["trained"] == 4

@@ -1,0 +1,86 @@
+"""The live policy of a run over HTTP, with real processes: free requests, versions, and kills."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from relax_actors.data.tokenizer import Tokenizer
+from tests.support.running import SUPPORT, Run, wait_until
+
+MakeRun = Callable[..., Run]
+AGENTS = SUPPORT / "tiny_agents.toml"
+ASK = [{"role": "user", "content": "say 7"}]
+
+
+def address_of(run: Run) -> tuple[str, str]:
+    """URL and token of a run's gateway, as soon as it answers."""
+    folder = run.folder.root / "gateway"
+
+    def found() -> str:
+        try:
+            url = (folder / "url.0").read_text()
+            return url if httpx.get(f"{url}/health", timeout=2).status_code == 200 else ""
+        except (OSError, httpx.HTTPError):
+            return ""
+
+    return wait_until(found, "gateway", 300), (folder / "token").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_live_policy_answers_while_it_trains_and_its_gateway_is_killed(make_run: MakeRun) -> None:
+    run = make_run("served", "run.steps=100000", config=AGENTS).start()
+    url, token = address_of(run)
+    assert (run.folder.root / "gateway" / "token").stat().st_mode & 0o777 == 0o600
+    tokenizer = Tokenizer(run.folder.model)
+    versions = set()
+    with openai.OpenAI(base_url=f"{url}/v1", api_key=token, max_retries=8, timeout=60) as client:
+        for n in range(40):
+            if n in (10, 20):
+                run.kill("gateway.0")
+            if n == 30:
+                run.kill("rollout.0")
+            found = client.chat.completions.create(
+                model="policy", messages=ASK, logprobs=True, extra_body={"return_token_ids": True}, max_tokens=5
+            )
+            (choice,) = found.choices
+            extra = choice.model_extra
+            assert extra is not None
+            assert found.model_extra is not None
+            assert found.model_extra["prompt_token_ids"] == tokenizer.encode(">say 7\n", special=False).tolist()
+            assert choice.message.content == tokenizer.decode(extra["token_ids"]).strip()
+            assert choice.logprobs is not None
+            assert np.isfinite([entry.logprob for entry in choice.logprobs.content or []]).all()
+            version, _, fingerprint = (found.system_fingerprint or "").partition("-")
+            versions.add(version)
+            assert len(fingerprint) == 16
+        same = [
+            client.completions.create(model="policy", prompt=">say 3\n", seed=4, temperature=0, max_tokens=4)
+            for _ in range(2)
+        ]
+    assert len(versions) > 1, "the policy that answers does not change with the training"
+    if same[0].system_fingerprint == same[1].system_fingerprint:
+        assert same[0].choices[0].text == same[1].choices[0].text
+    too_long = httpx.post(
+        f"{url}/v1/completions",
+        json={"prompt": [1] * 256},
+        headers={"Authorization": f"Bearer {token}"},
+        timeout=60,
+    )
+    assert (too_long.status_code, too_long.json()["error"]["message"]) == (
+        400,
+        "the prompt has 256 tokens; the model's context of 256 leaves no room for an answer; shorten the conversation",
+    )
+    run.end_in_order()
+
+
+def test_files_of_the_gateway_stay_in_its_folder(tmp_path: Path) -> None:
+    from relax_actors.roles.gateway import gateway_folder
+
+    assert gateway_folder(tmp_path).stat().st_mode & 0o777 == 0o700

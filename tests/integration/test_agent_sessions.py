@@ -1,0 +1,145 @@
+"""Sessions of agents on the real server: answers are written first, taken over, replayed, and exported as sequences."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from broker.connection import Connection
+from broker.subjects import RowId
+from broker.table import Table
+from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.engines.protocols import Generation
+from relax_actors.engines.protocols.guests import Guests
+from relax_actors.messages import FinishReason
+from relax_actors.messages.generate import GenerateCall, Refusal, SessionCall
+from relax_actors.serving.agent_sessions import AgentSessions
+from relax_actors.serving.dialogue import Dialogue
+from relax_actors.serving.generation_service import GenerationService, Surroundings
+from relax_actors.serving.session_book import Session
+from tests.support.contexts import context_of
+from tests.support.running import SUPPORT
+
+ROW = RowId(0, 0)
+USER = {"role": "user", "content": "say 7"}
+
+
+@pytest.fixture
+def make_sessions(table: Table, tmp_path: Path) -> Callable[[int], Any]:
+    """Make the sessions of one incarnation of a rollout actor, whose engine answers "<number of its request>#"."""
+
+    @contextmanager
+    def make(incarnation: int) -> Iterator[tuple[AgentSessions, Connection, list[np.ndarray]]]:
+        settings = ("agent.function=x.y", "agent.max_turns=4", "agent.lease_seconds=1")
+        context = context_of(table, tmp_path, "rollout", settings, incarnation, SUPPORT / "tiny_agents.toml")
+        tokenizer, guests, prompts = Tokenizer(context.config.model_path), Guests(), []
+        waits = threading.Event()
+        stops = tokenizer.stop_ids, None
+        around = Surroundings(guests, tokenizer, 256, lambda _: stops, {7: "f" * 32}, waits.set)
+        service, ended = GenerationService(context, around), threading.Event()
+        sessions = AgentSessions(context, Dialogue(tokenizer), service, 64, lambda _: None)
+
+        def engine() -> None:
+            while not ended.is_set():
+                waits.wait(1)
+                waits.clear()
+                for guest in guests.take(8):
+                    prompts.append(guest.request.tokens)
+                    tokens = tokenizer.encode(f"{len(prompts)}#", special=False)
+                    zeros = np.zeros(len(tokens), np.float32)
+                    versions = np.full(len(tokens), 7, np.int32)
+                    guest.done(Generation(tokens, zeros, versions, FinishReason.STOP))
+
+        thread = threading.Thread(target=engine, daemon=True)
+        thread.start()
+        sessions_of_row = [Session(ROW, n, {"prompt": "say 7"}, 5) for n in range(2)]
+        table.connection.call(sessions.open(ROW, sessions_of_row), 20)
+        yield sessions, table.connection, prompts
+        ended.set()
+        waits.set()
+        thread.join(5)
+
+    return make
+
+
+def ask(connection: Connection, sessions: AgentSessions, session: str, messages: list, **fields: Any) -> Any:
+    call = GenerateCall(fields.pop("call", f"c{len(messages)}"), session=session, messages=messages, **fields)
+    return connection.call(sessions.generate(call), 20)
+
+
+def handle(connection: Connection, sessions: AgentSessions, kind: str, session: str = "", **fields: Any) -> Any:
+    return connection.call(sessions.handle(SessionCall(kind, session, **fields)), 20)
+
+
+def test_actor_that_takes_a_row_over_continues_its_conversations(make_sessions: Callable[[int], Any]) -> None:
+    with make_sessions(1) as (sessions, connection, prompts):
+        name = handle(connection, sessions, "take", lease=30.0).session
+        first = ask(connection, sessions, name, [USER])
+        more = [USER, {"role": "assistant", "content": "1"}, {"role": "user", "content": "again"}]
+        second = ask(connection, sessions, name, more)
+        assert second.prompt.tolist() == [*first.prompt, *first.tokens, *prompts[1][len(first.prompt) + 2 :]]
+        handle(connection, sessions, "end", handle(connection, sessions, "take").session, reward=0.5)
+    with make_sessions(2) as (sessions, connection, prompts):
+        same = ask(connection, sessions, name, more, is_retry=True)
+        assert (same.tokens.tolist(), same.call, prompts) == (second.tokens.tolist(), second.call, [])
+        longer = [*more, {"role": "assistant", "content": "2"}, {"role": "user", "content": "go on"}]
+        third = ask(connection, sessions, name, longer)
+        assert third.prompt[: len(second.prompt)].tolist() == second.prompt.tolist()
+        handle(connection, sessions, "end", name, reward=1.0)
+        assert sessions.book.is_over(ROW), "the other sample had ended before"
+        one, other = connection.call(sessions.close(ROW), 20)
+        (sequence,) = one.forest.sequences()
+        assert sequence.spans is not None
+        assert (len(sequence.spans), one.state.reward, other.state.reward) == (3, 1.0, 0.5)
+        assert sequence.token_ids[sequence.loss_mask].tolist() == [*first.tokens, *second.tokens, *third.tokens]
+
+
+def test_agent_that_is_lost_is_replaced_by_one_that_gets_its_answers(make_sessions: Callable[[int], Any]) -> None:
+    with make_sessions(1) as (sessions, connection, prompts):
+        lost = handle(connection, sessions, "take", lease=1.0).session
+        first = ask(connection, sessions, lost, [USER])
+        other = handle(connection, sessions, "take", lease=60.0).session
+
+        async def again() -> str:
+            async with asyncio.timeout(20):
+                while not (found := (await sessions.handle(SessionCall("take"))).session):  # noqa: ASYNC110 polls
+                    await asyncio.sleep(0.05)
+                return found
+
+        successor = connection.call(again(), 30)
+        assert successor == lost[:-1] + "1"
+        assert other != successor
+        gone = ask(connection, sessions, lost, [USER])
+        assert (gone.refusal, gone.detail) == (
+            Refusal.ENDED,
+            f"session {lost!r} is over: another agent has its sample, or it never existed",
+        )
+        replayed = ask(connection, sessions, successor, [USER], call="new")
+        assert (replayed.tokens.tolist(), len(prompts)) == (first.tokens.tolist(), 1)
+
+
+def test_limits_of_a_session_are_told(make_sessions: Callable[[int], Any]) -> None:
+    with make_sessions(1) as (sessions, connection, _):
+        name = handle(connection, sessions, "take", lease=60.0).session
+        long = ask(connection, sessions, name, [{"role": "user", "content": "x" * 70}])
+        assert long.refusal == Refusal.TOO_LONG
+        assert long.detail == (
+            "the conversation has 72 tokens, and a sequence at most 64 (the model's context, or "
+            "trainer.max_tokens_per_microbatch); shorten it, or end the session"
+        )
+        assert ask(connection, sessions, "group-5-0-0-0", [USER]).refusal == Refusal.ELSEWHERE
+        for n in range(4):
+            assert not ask(connection, sessions, name, [{"role": "user", "content": str(n)}], call=f"n{n}").refusal
+        over = ask(connection, sessions, name, [{"role": "user", "content": "five"}], call="n5")
+        assert over.detail == f"session {name!r} is over: it has had 4 answers (agent.max_turns)"
+        ended = ask(connection, sessions, name, [USER], call="n6")
+        assert ended.detail == f"session {name!r} is over: it ended with reason 'max_turns'"
+        (session, _) = connection.call(sessions.close(ROW), 20)
+        assert len(session.forest.sequences()) == 4, "each conversation that continues nothing is a sequence"

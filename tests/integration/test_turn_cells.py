@@ -1,0 +1,98 @@
+"""Turn cells on a real server: written by two actors, read in order, and only what follows is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker.subjects import RowId
+from relax_actors.data.renderer import Extension, Message
+from relax_actors.messages import EnvironmentAnswer, Turns
+from relax_actors.training.episode import Episode, Limits, Start, State
+from relax_actors.training.turn_log import TurnLog, read_turns, repeat_turns
+from tests.support.contexts import MakeContext
+from tests.support.running import wait_until
+
+ROW = RowId(4, 1)
+LIMITS = Limits(max_turns=9, max_tokens=2, room=60)
+
+
+class Digits:
+    """Conversation of numbers; observations have no tokens."""
+
+    needs_stop, offers_tools = False, False
+
+    def prompt(self, messages: Sequence[Message]) -> NDArray[np.int32]:
+        del messages
+        return np.zeros(0, np.int32)
+
+    def extend(self, history: Sequence[Message], answer: str, new: Sequence[Message]) -> Extension:
+        del history, answer
+        return Extension(self.prompt(new), is_faithful=True)
+
+    def text(self, tokens: NDArray[Any]) -> str:
+        return str(tokens.tolist())
+
+
+def episodes() -> list[Episode]:
+    return [Episode(Start(i, 5, np.array([3, 4], np.int32)), LIMITS, Digits()) for i in range(2)]
+
+
+def turn(episode: Episode, token: int, log: TurnLog) -> None:
+    episode.observe(EnvironmentAnswer("s", episode.turns - 1))
+    episode.begin()
+    one = np.array([token], np.int32)
+    log.add(episode.generated(one, one.astype(np.float32), one, "stop"))
+
+
+def test_turns_of_a_row_are_read_in_order_and_two_actors_do_not_mix(make_context: MakeContext) -> None:
+    table = make_context("rollout").table
+    subjects = table.subjects
+    first = episodes()
+    log = TurnLog(table, ROW)
+    for number in range(3):
+        for episode in first:
+            turn(episode, number, log)
+        log.flush()
+    wait_until(lambda: table.count_cells(subjects.turn(ROW, 0, "*")) == 3, "turn cells")
+    found, attempt = read_turns(table, [ROW])[ROW]
+    assert attempt == 1
+    again = episodes()
+    assert repeat_turns(again, found) == 6
+    assert [e.actions for e in again] == [e.actions for e in first]
+    assert {e.state for e in again} == {State.WAITING}
+
+    # The first actor was taken for dead, but writes a further turn while its successor writes others.
+    turn(first[0], 7, log)
+    log.flush()
+    later = TurnLog(table, ROW, attempt)
+    turn(again[0], 8, later)
+    turn(again[1], 8, later)
+    later.flush()
+    wait_until(lambda: table.count_cells(subjects.turn(ROW, "*", "*")) == 5, "turn cells")
+    found, attempt = read_turns(table, [ROW])[ROW]
+    third = episodes()
+    assert repeat_turns(third, found) == 8
+    assert [e.actions[3:] for e in third] == [["[7]"], ["[8]"]]
+    assert attempt == 2
+
+
+def test_a_cell_that_is_written_already_goes_to_the_next_attempt(make_context: MakeContext) -> None:
+    table = make_context("rollout").table
+    one, other = episodes()[0], episodes()[1]
+    for episode in (one, other):
+        log = TurnLog(table, ROW)
+        turn(episode, 1, log)
+        log.flush()
+    wait_until(lambda: table.count_cells(table.subjects.turn(ROW, "*", 0)) == 2, "turn cells")
+    assert len(read_turns(table, [ROW])[ROW][0]) == 2
+
+
+def test_a_malformed_turn_cell_is_skipped(make_context: MakeContext) -> None:
+    table = make_context("rollout").table
+    table.put_encoded([(table.subjects.turn(ROW, 0, 0), b"garbage")])
+    table.put(table.subjects.turn(ROW, 0, 1), Turns([]))
+    assert read_turns(table, [ROW]) == {ROW: ([], 1)}

@@ -1,0 +1,89 @@
+"""Policy that says given texts, for tests of the gateway's protocols; and a gateway that serves it over a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.messages.generate import GenerateAnswer, GenerateCall, SessionAnswer, SessionCall
+from relax_actors.serving.answers import Answers, Limits
+from relax_actors.serving.app import Access, Gateway
+from relax_actors.serving.server import HttpServer
+from tests.support.chat_folder import make_chat_folder
+
+TOKEN = "gateway-token-of-tests"  # noqa: S105
+SECRET = "secret-of-tests"  # noqa: S105
+TEMPLATE = (
+    "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}"
+    'Call: <tool_call>{"name": ..., "arguments": ...}</tool_call><|im_end|>\n{% endif %}'
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>\n"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
+    "\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+class ScriptedPolicy:
+    """Answers each call with the text that `says` returns for the prompt's text."""
+
+    def __init__(self, tokenizer: Tokenizer, says: Callable[[str], str]) -> None:
+        self._tokenizer, self._says = tokenizer, says
+        self.calls: list[GenerateCall] = []
+        self.session_calls: list[SessionCall] = []
+
+    async def generate(self, call: GenerateCall) -> GenerateAnswer:
+        self.calls.append(call)
+        prompt = call.tokens
+        if call.session:
+            prompt = self._tokenizer.encode(
+                self._tokenizer.chat(call.messages, tools=call.tools or None), special=False
+            )
+        said = self._says(self._tokenizer.spell(prompt))
+        tokens = self._tokenizer.encode(f"{said}<|im_end|>", special=False)
+        if call.max_tokens and len(tokens) > call.max_tokens:
+            tokens, reason = tokens[: call.max_tokens], "length"
+        else:
+            reason = "stop"
+        count = len(tokens)
+        return GenerateAnswer(
+            prompt=prompt,
+            tokens=tokens,
+            logprobs=np.full(count, -0.25, np.float32),
+            versions=np.full(count, 7, np.int32),
+            finish_reason=reason,
+            fingerprint="f" * 32,
+        )
+
+    async def session(self, call: SessionCall) -> SessionAnswer:
+        self.session_calls.append(call)
+        return SessionAnswer(session=call.session or "group-0-0-0", task={"prompt": "sort"}, seconds=60.0)
+
+
+@contextmanager
+def serve(
+    folder: Path, says: Callable[[str], str], limits: Limits | None = None
+) -> Iterator[tuple[str, ScriptedPolicy]]:
+    """Serve a scripted policy; yields the server's address and the policy."""
+    tokenizer = Tokenizer(make_chat_folder(folder, TEMPLATE, ["<|im_end|>"]))
+    policy = ScriptedPolicy(tokenizer, says)
+    limits = limits or Limits(max_body_bytes=1 << 20, max_concurrent=64, request_seconds=30.0)
+    gateway = Gateway(Answers(policy, tokenizer, "tiny", 4096, limits), Access((TOKEN,), SECRET), limits)
+    server = HttpServer(gateway.app(), "127.0.0.1", 0)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    asyncio.run_coroutine_threadsafe(server.start(), loop).result(10)
+    try:
+        yield server.url, policy
+    finally:
+        asyncio.run_coroutine_threadsafe(server.stop(), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(5)
+        loop.close()

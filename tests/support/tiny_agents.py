@@ -1,0 +1,31 @@
+"""Agents of tests: they talk to the policy with the SDK of OpenAI, over several turns, and branch."""
+
+from __future__ import annotations
+
+import openai
+
+from relax_actors.serving.session_client import AgentResult, AgentTask
+
+
+async def play(task: AgentTask) -> AgentResult:
+    """Ask three times in one conversation; reward: the share of sevens in the answers."""
+    async with openai.AsyncOpenAI(base_url=task.base_url, api_key=task.api_key, max_retries=10) as client:
+        messages = list(task.task["messages"])
+        texts = []
+        for _ in range(3):
+            answer = await client.chat.completions.create(model="policy", messages=messages)
+            message = answer.choices[0].message
+            texts.append(message.content or "")
+            messages += [message.to_dict(), {"role": "user", "content": "again"}]
+    whole = "".join(texts)
+    return AgentResult(whole.count("7") / max(1, len(whole)), {"characters": float(len(whole))})
+
+
+async def branch(task: AgentTask) -> float:
+    """Ask twice from the same beginning, then go on from the first answer."""
+    async with openai.AsyncOpenAI(base_url=task.base_url, api_key=task.api_key, max_retries=10) as client:
+        first = list(task.task["messages"])
+        answers = [await client.chat.completions.create(model="policy", messages=first) for _ in range(2)]
+        more = [*first, answers[0].choices[0].message.to_dict(), {"role": "user", "content": "more"}]
+        await client.chat.completions.create(model="policy", messages=more)
+    return float("7" in (answers[0].choices[0].message.content or ""))

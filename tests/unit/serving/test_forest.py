@@ -1,0 +1,138 @@
+"""Session forest: what a request continues, what is replayed, and what is trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relax_actors.serving.forest import ROOT, Forest, Turn
+from relax_actors.serving.states import conversation_keys
+
+USER = {"role": "user", "content": "hello"}
+
+
+def turn(forest: Forest, messages: list[dict[str, Any]], answer: str, call: str = "") -> int:
+    """Answer a conversation, with tokens that name the turn."""
+    keys = conversation_keys(messages)
+    parent, covered = forest.continued(keys)
+    number = len(forest.turns)
+    new = len(messages) - covered
+    state = conversation_keys([*messages, {"role": "assistant", "content": answer}])[-1]
+    tokens = np.array([1000 + number] * 2, np.int32)
+    added = Turn(
+        parent,
+        keys[-1],
+        state,
+        np.arange(new, dtype=np.int32),
+        tokens,
+        np.full(2, -0.5, np.float32),
+        np.full(2, number, np.int32),
+        "stop",
+        call,
+    )
+    return forest.add(added)
+
+
+def said(messages: list[dict[str, Any]], answer: str, reply: str) -> list[dict[str, Any]]:
+    return [*messages, {"role": "assistant", "content": answer}, {"role": "user", "content": reply}]
+
+
+def test_request_continues_the_longest_answered_beginning() -> None:
+    forest = Forest()
+    first = turn(forest, [USER], "a")
+    second = turn(forest, said([USER], "a", "more"), "b")
+    edited = turn(forest, said([USER], "changed", "more"), "c")
+    assert [forest.turns[n].parent for n in (first, second, edited)] == [ROOT, first, ROOT]
+    assert forest.leaves() == [second, edited]
+    assert forest.tokens(second).tolist() == [0, 1000, 1000, 0, 1001, 1001]
+
+
+def test_branches_share_their_beginning_which_is_trained_once() -> None:
+    forest = Forest()
+    turn(forest, [USER], "a")
+    for reply in ("left", "right"):
+        turn(forest, said([USER], "a", reply), reply)
+    left, right = forest.sequences("all")
+    assert left.loss_mask.tolist() == [False, True, True, False, True, True]
+    assert right.loss_mask.tolist() == [False, False, False, False, True, True]
+    assert right.versions.tolist() == [-1, 0, 0, -1, 2, 2]
+    assert right.spans is not None
+    assert right.spans.tolist() == [[1, 3], [4, 6]]
+    (last,) = forest.sequences("last")
+    assert last.token_ids.tolist() == right.token_ids.tolist()
+    assert last.loss_mask.tolist() == [False, True, True, False, True, True]
+
+
+def test_restarted_agent_gets_the_recorded_answers_in_order() -> None:
+    forest = Forest()
+    asked = conversation_keys([USER])[-1]
+    turn(forest, [USER], "a")
+    turn(forest, [USER], "b")
+    turn(forest, said([USER], "b", "go on"), "c")
+    copy = Forest(forest.turns)
+    assert copy.replayed(asked) is None
+    copy.restart()
+    assert [copy.replayed(asked) for _ in range(3)] == [0, 1, None]
+    assert copy.leaves() == [0, 1]
+    assert len(copy.sequences()) == 2
+
+
+def test_repeated_request_gets_its_own_answer() -> None:
+    forest = Forest()
+    asked = conversation_keys([USER])[-1]
+    assert forest.replayed(asked, "x", is_retry=True) is None
+    turn(forest, [USER], "a", call="x")
+    assert forest.replayed(asked, "x") == 0
+    assert forest.replayed(asked, "y", is_retry=True) == 0
+    assert forest.replayed(asked, "z") is None
+
+
+def test_turn_of_an_unknown_parent_is_refused() -> None:
+    empty = np.zeros(0, np.int32)
+    with pytest.raises(ValueError, match=r"^turn 0 of a session continues turn 3, which does not exist$"):
+        Forest().add(Turn(3, "a", "b", empty, empty, empty, empty, "stop"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from("abc"), st.sampled_from("xy")), max_size=12))
+def test_each_sampled_token_is_trained_exactly_once(steps: list[tuple[int, str, str]]) -> None:
+    forest = Forest()
+    conversations: list[list[dict[str, Any]]] = [[USER]]
+    for pick, answer, reply in steps:
+        messages = conversations[pick % len(conversations)]
+        turn(forest, messages, answer)
+        conversations.append(said(messages, answer, reply))
+    sequences = forest.sequences("all")
+    trained = [int(token) for s in sequences for token in s.token_ids[s.loss_mask]]
+    assert sorted(trained) == sorted([1000 + n for n in range(len(steps))] * 2)
+    for leaf, sequence in zip(forest.leaves(), sequences, strict=True):
+        assert sequence.token_ids.tolist() == forest.tokens(leaf).tolist()
+        assert (sequence.versions >= 0).tolist() == (sequence.token_ids >= 1000).tolist()
+    rebuilt = Forest(forest.turns).sequences("all")
+    assert [s.token_ids.tolist() for s in rebuilt] == [s.token_ids.tolist() for s in sequences]
+
+
+def test_keys_ignore_how_an_sdk_spells_a_message() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"b": 1.0, "a": 2}'}}
+    as_object = {"id": "c1", "type": "function", "function": {"arguments": {"a": 2, "b": 1}, "name": "f"}, "index": 0}
+    one = {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None}
+    other = {"role": "assistant", "content": "", "tool_calls": [as_object], "reasoning_content": "hm"}
+    assert conversation_keys([USER, one]) == conversation_keys([USER, other])
+    parts = {"role": "user", "content": [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]}
+    assert conversation_keys([parts]) == conversation_keys([USER])
+
+
+def test_keys_tell_apart_what_the_model_reads_differently() -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    variants = [
+        conversation_keys([USER]),
+        conversation_keys([USER], [tool]),
+        conversation_keys([USER], [], {"enable_thinking": False}),
+        conversation_keys([{"role": "system", "content": "hello"}]),
+        conversation_keys([{"role": "user", "content": "hello "}]),
+    ]
+    assert len({keys[-1] for keys in variants}) == len(variants)

@@ -1,0 +1,202 @@
+"""The real SDKs of OpenAI and Anthropic against the gateway: text, tool loops, streams and errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import anthropic
+import openai
+import pytest
+
+from relax_actors.serving.tokens import session_token
+from tests.support.scripted_policy import SECRET, TOKEN, ScriptedPolicy, serve
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "multiply",
+            "description": "Multiply two numbers.",
+            "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
+        },
+    }
+]
+CALL = '<tool_call>\n{"name": "multiply", "arguments": {"a": 6, "b": 7}}\n</tool_call>'
+
+
+def says(prompt: str) -> str:
+    """Call the tool first, then repeat its result."""
+    if "<|im_start|>tool\n" in prompt:
+        return f"It is {prompt.split('<|im_start|>tool')[1].split('<|im_end|>', maxsplit=1)[0].strip()}."
+    return f"I multiply. {CALL}" if "multiply" in prompt else "Hello."
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ScriptedPolicy]]:
+    with serve(tmp_path_factory.mktemp("model"), says) as found:
+        yield found
+
+
+@pytest.fixture(params=["free", "session"])
+def base(gateway: tuple[str, ScriptedPolicy], request: pytest.FixtureRequest) -> tuple[str, str]:
+    """Address and key of the gateway itself, and of one of its sessions."""
+    url, _ = gateway
+    session = "group-3-1-0-0"
+    if request.param == "free":
+        return url, TOKEN
+    return f"{url}/sessions/{session}", session_token(SECRET, session)
+
+
+def openai_client(base: tuple[str, str]) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{base[0]}/v1", api_key=base[1], max_retries=0)
+
+
+@pytest.mark.parametrize("mode", ["whole", "stream"])
+def test_openai_sdk_runs_a_tool_loop(base: tuple[str, str], mode: str) -> None:
+    with openai_client(base) as client:
+        messages: list = [{"role": "user", "content": "What is 6 times 7? Use multiply."}]
+        for _ in range(4):
+            if mode == "stream":
+                with client.chat.completions.stream(model="tiny", messages=messages, tools=TOOLS) as events:
+                    completion = events.get_final_completion()
+            else:
+                completion = client.chat.completions.create(model="tiny", messages=messages, tools=TOOLS)
+            message = completion.choices[0].message
+            messages.append(message.to_dict())
+            if not message.tool_calls:
+                break
+            assert completion.choices[0].finish_reason == "tool_calls"
+            (call,) = message.tool_calls
+            given = json.loads(call.function.arguments)
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": str(given["a"] * given["b"])})
+    assert message.content == "It is 42."
+    assert [m["role"] for m in messages] == ["user", "assistant", "tool", "assistant"]
+    assert completion.system_fingerprint == f"v7-{'f' * 16}"
+
+
+@pytest.mark.parametrize("mode", ["whole", "stream"])
+def test_openai_sdk_runs_a_tool_loop_with_responses(base: tuple[str, str], mode: str) -> None:
+    tools = [{"type": "function", "strict": False, **TOOLS[0]["function"]}]
+    with openai_client(base) as client:
+        items: list = [{"role": "user", "content": "What is 6 times 7? Use multiply."}]
+        for _ in range(4):
+            if mode == "stream":
+                with client.responses.stream(model="tiny", input=items, tools=tools) as events:
+                    kinds = [event.type for event in events]
+                    found = events.get_final_response()
+                assert kinds[-1] == "response.completed"
+            else:
+                found = client.responses.create(model="tiny", input=items, tools=tools, instructions="Be short.")
+            items += [item.to_dict() for item in found.output]
+            calls = [item for item in found.output if item.type == "function_call"]
+            if not calls:
+                break
+            given = json.loads(calls[0].arguments)
+            output = str(given["a"] * given["b"])
+            items.append({"type": "function_call_output", "call_id": calls[0].call_id, "output": output})
+    assert found.output_text == "It is 42."
+    assert found.usage.output_tokens == len("It is 42.") + 1
+
+
+@pytest.mark.parametrize("mode", ["whole", "stream"])
+def test_anthropic_sdk_runs_a_tool_loop(base: tuple[str, str], mode: str) -> None:
+    function = TOOLS[0]["function"]
+    tools = [{"name": "multiply", "description": "Multiply.", "input_schema": function["parameters"]}]
+    with anthropic.Anthropic(base_url=base[0], api_key=base[1], max_retries=0) as client:
+        messages: list = [{"role": "user", "content": "What is 6 times 7? Use multiply."}]
+        for _ in range(4):
+            given = {"model": "tiny", "max_tokens": 500, "messages": messages, "tools": tools, "system": "Be short."}
+            if mode == "stream":
+                with client.messages.stream(**given) as events:
+                    found = events.get_final_message()
+            else:
+                found = client.messages.create(**given)
+            messages.append({"role": "assistant", "content": [block.to_dict() for block in found.content]})
+            calls = [block for block in found.content if block.type == "tool_use"]
+            if not calls:
+                break
+            assert found.stop_reason == "tool_use"
+            result = str(calls[0].input["a"] * calls[0].input["b"])
+            block = {"type": "tool_result", "tool_use_id": calls[0].id, "content": result}
+            messages.append({"role": "user", "content": [block]})
+        counted = client.messages.count_tokens(model="tiny", messages=messages[:1])
+    assert (found.content[0].text, found.stop_reason) == ("It is 42.", "end_turn")
+    assert counted.input_tokens > 20
+
+
+def test_logprobs_and_token_ids_are_those_of_the_policy(gateway: tuple[str, ScriptedPolicy]) -> None:
+    url, policy = gateway
+    with openai_client((url, TOKEN)) as client:
+        found = client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "hi"}],
+            logprobs=True,
+            n=2,
+            seed=5,
+            temperature=0.5,
+            extra_body={"return_token_ids": True},
+        )
+    assert [call.seed for call in policy.calls[-2:]] == [5, 6]
+    assert [call.temperature for call in policy.calls[-2:]] == [0.5, 0.5]
+    assert found.model_extra is not None
+    assert found.model_extra["prompt_token_ids"] == policy.calls[-1].tokens.tolist()
+    for choice in found.choices:
+        assert choice.logprobs is not None
+        assert choice.logprobs.content is not None
+        assert "".join(entry.token for entry in choice.logprobs.content) == "Hello.<|im_end|>"
+        assert {entry.logprob for entry in choice.logprobs.content} == {-0.25}
+        assert len(choice.model_extra["token_ids"]) == len("Hello.") + 1
+    assert found.usage is not None
+    assert found.usage.completion_tokens == 2 * (len("Hello.") + 1)
+
+
+def test_text_completions_and_streams_of_them(gateway: tuple[str, ScriptedPolicy]) -> None:
+    with openai_client((gateway[0], TOKEN)) as client:
+        whole = client.completions.create(model="tiny", prompt="hi", logprobs=1, max_tokens=3)
+        parts = list(client.completions.create(model="tiny", prompt=[1, 2, 3], stream=True))
+    assert (whole.choices[0].text, whole.choices[0].finish_reason) == ("Hel", "length")
+    assert whole.choices[0].logprobs is not None
+    assert whole.choices[0].logprobs.text_offset == [0, 1, 2]
+    assert "".join(part.choices[0].text for part in parts) == "Hello."
+
+
+def test_models_name_the_context_length(gateway: tuple[str, ScriptedPolicy]) -> None:
+    with openai_client((gateway[0], TOKEN)) as client:
+        (model,) = client.models.list().data
+    assert (model.id, model.to_dict()["max_model_len"]) == ("tiny", 4096)
+
+
+def test_errors_reach_both_sdks_in_their_own_form(gateway: tuple[str, ScriptedPolicy]) -> None:
+    url, _ = gateway
+    with openai_client((url, TOKEN)) as client, pytest.raises(openai.BadRequestError) as bad:
+        client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "hi"}], tools=TOOLS, tool_choice="required"
+        )
+    assert bad.value.body == {
+        "message": "tool_choice 'required' is not supported: calls are the policy's own choice; use auto or none",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "unsupported_parameter",
+    }
+    with (
+        anthropic.Anthropic(base_url=url, api_key="wrong", max_retries=0) as client,
+        pytest.raises(anthropic.AuthenticationError) as denied,
+    ):
+        client.messages.create(model="tiny", max_tokens=5, messages=[{"role": "user", "content": "hi"}])
+    assert denied.value.body == {
+        "type": "error",
+        "error": {
+            "type": "authentication_error",
+            "message": "no valid token; send the gateway's token as `Authorization: Bearer <token>`",
+        },
+    }
+    other = f"{url}/sessions/group-9-9-9-0"
+    with (
+        openai_client((other, session_token(SECRET, "group-1-1-1-0"))) as client,
+        pytest.raises(
+            openai.PermissionDeniedError,
+            match="the token is not that of session 'group-9-9-9-0'; each session has a token",
+        ),
+    ):
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hi"}])

@@ -1,0 +1,157 @@
+"""Code that a model wrote can do nothing but compute: hostile programs, run for real."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from relax_actors.envs.tools.python import PythonEnvironment
+from relax_actors.envs.tools.sandbox import Ended, Limits, check_kind, python_command, run_program
+from relax_actors.errors import ConfigError
+
+LIMITS = Limits(seconds=5.0, memory_mib=256, processes=16, output=10_000)
+
+
+def run(code: str, limits: Limits = LIMITS) -> Ended:
+    return run_program(python_command(), code, limits)
+
+
+def test_program_prints_its_result() -> None:
+    assert run("import json; print(json.dumps(sum(range(10))))") == Ended("45\n")
+
+
+def test_error_is_shown_with_its_line() -> None:
+    ended = run("x = 1\nx / 0")
+    assert ended.output.endswith("ZeroDivisionError: division by zero\n")
+    assert "line 2" in ended.output
+    assert ended.problem == "it ended with exit code 1"
+
+
+FORKS = """
+import os, time
+n = 0
+try:
+    while True:
+        if os.fork() == 0:
+            time.sleep(100)
+        n += 1
+except OSError as error:
+    print(n < 16, error.errno, flush=True)
+"""
+WRITES = """
+for path in ("/x", "/usr/x", "/etc/x", "/dev/x", "/proc/x"):
+    try:
+        open(path, "w")
+        print("wrote", path)
+    except OSError as error:
+        print(error.errno)
+"""
+DAEMON = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        time.sleep(100)
+    os._exit(0)
+print("left")
+"""
+PROCESSES = "import os; print([p for p in os.listdir('/proc') if p.isdigit()], os.getuid() != 0)"
+TIMEOUT, FAILED = "it took longer than 1 seconds and was stopped", "it ended with exit code 1"
+HOSTILE: dict[str, tuple[str, str, str]] = {
+    "endless loop": ("while True: pass", "", rf"{TIMEOUT}|it used more than 1 seconds of CPU|it was killed by SIGKILL"),
+    "sleep": ("import time; time.sleep(100)", "", TIMEOUT),
+    "memory": ("x = bytearray(1 << 31)", "MemoryError", FAILED),
+    "fork bomb": (FORKS, "True 11", rf"{TIMEOUT}|"),
+    "output": ("while True: print('x' * 1000)", "xxxx", "it wrote more than 10000 bytes and was stopped"),
+    "files": (WRITES, "30\n30\n30\n30\n2\n", ""),
+    "large file": ("open('/tmp/x', 'wb').write(bytes(32 << 20))", "", rf"it was killed by SIGXFSZ|{FAILED}"),
+    "daemon": (DAEMON, "left", rf"{TIMEOUT}|"),
+    "other processes": (PROCESSES, "['1', '2'] True", ""),
+    "environment": ("import os; print(sorted(os.environ))", "['HOME', 'LANG', 'PATH', 'PWD']", ""),
+}
+"""Program, what it prints, and a pattern of why it ends."""
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_program_is_stopped(name: str) -> None:
+    code, output, problem = HOSTILE[name]
+    began = time.monotonic()
+    ended = run(code, Limits(seconds=1.0, memory_mib=256, processes=16, output=10_000))
+    assert time.monotonic() - began < 20
+    assert output in ended.output, ended
+    assert re.fullmatch(problem, ended.problem), ended
+    assert len(ended.output) <= 10_000
+    assert "wrote" not in ended.output
+    assert not _sleepers(), "a process outlived its sandbox"
+
+
+def _sleepers() -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found += [str(path)] if path.read_bytes().split(b"\0")[:1] == [b"bwrap"] and _is_child(path.parent) else []
+        except OSError:
+            continue
+    return found
+
+
+def _is_child(process: Path) -> bool:
+    return f"PPid:\t{os.getpid()}\n" in (process / "status").read_text()
+
+
+def test_program_reaches_no_network() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        ended = run(
+            "import socket\n"
+            f"for host in ('127.0.0.1', 'localhost', '10.0.0.1'):\n"
+            f" try: socket.create_connection((host, {port}), 1); print('connected')\n"
+            " except OSError as e: print(type(e).__name__)"
+        )
+    assert "connected" not in ended.output
+    assert ended.output.startswith("ConnectionRefusedError")
+
+
+def test_program_sees_no_file_of_this_user(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("hidden")
+    ended = run(f"import os; print(os.path.exists({str(secret)!r}), os.path.exists('/root'), os.path.exists('/home'))")
+    assert ended.output == "False False False\n"
+
+
+def test_missing_sandbox_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError) as error:
+        check_kind("bubblewrap")
+    assert str(error.value) == (
+        'environment.options.sandbox = "bubblewrap": bwrap is not installed; install bubblewrap (apt install '
+        'bubblewrap); or write environment.options.sandbox = "none" if the code may do all that this user may'
+    )
+    check_kind("none")
+
+
+def test_limits_hold_without_a_sandbox() -> None:
+    run_none: Callable[[str], Ended] = lambda code: run_program(python_command(), code, LIMITS, "none")  # noqa: E731
+    assert run_none("print(6 * 7)") == Ended("42\n")
+    assert run_none("x = bytearray(1 << 31)").output.endswith("MemoryError\n")
+
+
+def test_tool_answers_with_the_output() -> None:
+    (schema,) = PythonEnvironment.tool_schemas({})
+    assert schema["function"]["name"] == "run_python"
+    assert schema["function"]["parameters"] == {
+        "type": "object",
+        "properties": {
+            "code": {
+                "type": "string",
+                "description": "the program; it has the standard library, no network and no files.",
+            }
+        },
+        "required": ["code"],
+    }

@@ -1,0 +1,86 @@
+"""Requests that join a running batch of the transformers engine, and caches that it keeps between turns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from relax_actors.engines.protocols import Generation, GenerationRequest
+from relax_actors.engines.torch.engine import TorchEngine
+from relax_actors.engines.transformers.engine import TransformersEngine
+from tests.support.models import QWEN3, config_of
+from tests.support.models import request_of as request
+
+BYTES = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> tuple[TransformersEngine, TransformersEngine]:
+    """An engine that nothing joins, and one that keeps caches, with the same weights."""
+    path = tmp_path_factory.mktemp("engines")
+    config = config_of(path / "run", QWEN3, trainer={"max_tokens_per_microbatch": 100})
+    trainer = TorchEngine(config)
+    trainer.initialise(5)
+    trainer.finish_warm_start()
+    shard = path / "published.safetensors"
+    fingerprint = trainer.publish(shard)
+    alone, joined = TransformersEngine(config.model_path), TransformersEngine(config.model_path, kept_bytes=BYTES)
+    for engine in (alone, joined):
+        engine.load(3, fingerprint, [shard])
+    return alone, joined
+
+
+def same(one: Generation, other: Generation) -> None:
+    assert one.tokens.tolist() == other.tokens.tolist()
+    assert one.finish_reason == other.finish_reason
+    np.testing.assert_allclose(one.logprobs, other.logprobs, atol=2e-6)
+
+
+def test_joined_requests_get_the_samples_that_they_get_alone(
+    engines: tuple[TransformersEngine, TransformersEngine],
+) -> None:
+    alone, joined = engines
+    first = [request("12>", 1, samples=2), request("9081>", 2, samples=2)]
+    later = [request("5>", 7, samples=3), request("777>", 8, samples=1), request("3142>", 9, samples=1)]
+    waiting = [[], later[:2], [], later[2:]]
+
+    def more(limit: int) -> list[GenerationRequest]:
+        assert limit == 0
+        return waiting.pop(0) if waiting else []
+
+    found = dict(pair for done in joined.stream(first, lambda: None, None, more) for pair in done)
+    for i, asked in enumerate([*first, *later]):
+        for one, other in zip(found[i], alone.generate([asked], lambda: None)[0], strict=True):
+            same(one, other)
+
+
+def test_kept_cache_gives_the_turn_of_a_fresh_prefill(engines: tuple[TransformersEngine, TransformersEngine]) -> None:
+    alone, joined = engines
+    asked = [replace(request(f"{n}>", n, samples=1), session=f"s{n}") for n in (1, 22, 333)]
+    turns = joined.generate(asked, lambda: None)
+    hits = joined.kept.hits
+    following = [
+        replace(a, tokens=np.concatenate([a.tokens, turn[0].tokens, np.array([4, 5], np.int32)]), seed=90 + i)
+        for i, (a, turn) in enumerate(zip(asked, turns, strict=True))
+    ]
+    # One of the conversations was rewritten, and gets no cache.
+    following[1] = replace(following[1], tokens=following[1].tokens[::-1].copy())
+    found = joined.generate(following, lambda: None)
+    assert joined.kept.hits == hits + 2
+    for i, asked_again in enumerate(following):
+        same(found[i][0], alone.generate([asked_again], lambda: None)[0][0])
+
+
+def test_kept_caches_stay_within_their_bound(engines: tuple[TransformersEngine, TransformersEngine]) -> None:
+    _, joined = engines
+    joined.kept.clear()
+    joined.generate([replace(request("12>", 1, samples=1), session="first")], lambda: None)
+    assert len(joined.kept) == 1
+    size = next(iter(joined.kept._kept.values())).nbytes
+    joined.generate(
+        [replace(request("1>", n, samples=1), session=f"n{n}") for n in range(2 * BYTES // size)], lambda: None
+    )
+    assert 0 < len(joined.kept) <= BYTES // size * 2
+    assert joined.kept.take("first", np.zeros(99, np.int32), 3) is None
