@@ -82,7 +82,9 @@ def _node(config: Config, subjects: Subjects) -> Permissions:
     table, log, bucket = _streams(subjects)
     keys = tuple(bucket_key(subjects, f"{kind}.>") for kind in ("failure", "lease.node", "lease.root", "lease.owner"))
     metrics = (subjects.metric("node", "*"), subjects.metric("root", "*"))
-    events = [subjects.event(name, "*", "*") for name in (*role_names(config), NODE, "root", "zygote")]
+    # "server": SGLang's servers, children of nodes beside the actors.
+    names = (*role_names(config), NODE, "root", "server", "zygote")
+    events = [subjects.event(name, "*", "*") for name in names]
     published = (*events, *metrics, *keys, f"$JS.ACK.{table}.>")
     return Permissions(published) | allow_read(table, log, bucket)
 

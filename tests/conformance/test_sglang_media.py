@@ -81,3 +81,21 @@ def test_a_prompt_whose_features_are_lost_or_changed_is_refused_by_name(served: 
             assert engine.losses == 0
         finally:
             file.write_bytes(content)
+
+
+@pytest.mark.parametrize("served", ["qwen3_vl"], indirect=True)
+def test_samples_with_media_continue_after_the_server_is_killed(served: ServedModel) -> None:
+    requests = [replace(request, max_tokens=80) for request in served.requests]
+    grown = 0
+
+    def progress() -> None:
+        nonlocal grown
+        grown += 1
+        if grown == 2:
+            served.kept.kill("scheduler")
+
+    with served.engine() as engine:
+        engine.load(3, *served.publish(1.0))
+        groups = engine.generate(requests, progress)
+        assert engine.losses == 1
+    served.check(requests, groups, {3: 1.0}, 5e-5)

@@ -43,10 +43,14 @@ class ServedModel:
     def __init__(self, folder: Path, model_type: str) -> None:
         self.folder, self.store = folder, folder / "store"
         self.store.mkdir()
-        has_experts = "moe" in model_type
+        has_experts, architecture = "moe" in model_type, architecture_of(model_type)
+        if model_type == "qwen3_vl_moe":
+            # Two features added to layers: SGLang's own class always adds three.
+            vision = architecture["vision_config"] | {"deepstack_visual_indexes": [0, 2]}
+            architecture["vision_config"] = vision
         self.config = config_of(
             folder,
-            architecture_of(model_type),
+            architecture,
             run={"deterministic": False},
             rollout={"temperature": TEMPERATURE},
             trainer={"router_replay": has_experts},
@@ -57,9 +61,11 @@ class ServedModel:
         self.family = family
         model = build(self.config.model_path)
         prompts = prompts_of(model, family)
-        if family.rope == "qwen3_omni":
-            # The second frame of this video lies between two whole positions.
-            prompts.append(MediaPrompts(model, family, 5).make("video", "audio", seconds=0.7))
+        if family.vision is not None and not family.timestamps:
+            # Two frames, in Qwen3-Omni the second between two whole positions.
+            sound = ["audio"] if family.rope == "qwen3_omni" else []
+            prompts.append(MediaPrompts(model, family, 4).make("video", *sound, seconds=0.7))
+            assert prompts[-1][1].items[0].grid[0] == 2
         self.requests = [
             GenerationRequest(
                 tokens, seed, SAMPLES, TEMPERATURE, 1.0, TOKENS - seed, frozenset(), media=self.stored(media)

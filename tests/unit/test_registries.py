@@ -242,6 +242,11 @@ def test_a_stateful_role_has_one_actor(install: Install) -> None:
     assert examine(config).errors == ("roles.own.replicas = 2: the role owns state and has one actor; set 1",)
 
 
+def test_a_node_may_report_its_inference_servers() -> None:
+    allowed = permissions(load_config(DEMO, ["run.name=demo"]), "node")
+    assert allowed.allows("relax.demo.event.server.0.crashed", publish=True)
+
+
 def test_a_stateful_role_without_a_spec_may_write_its_column_only(install: Install) -> None:
     install("acme_roles", "[relax_actors.roles]\nsilent = acme_roles:Silent\nteller = acme_roles:Teller\n")
     config = load_config(DEMO, ["run.name=demo", "roles.silent.replicas=1", "roles.teller.replicas=1"])

@@ -129,7 +129,7 @@ def test_a_thinker_is_served_as_the_model_that_sglang_has_a_class_for(
 
 QWEN2_5_OMNI = (
     'rollout.backend = "sglang" with a model of type qwen2_5_omni_thinker: among models that see or hear only '
-    'qwen3_vl, qwen3_omni_moe_thinker are supported; use "transformers"'
+    'qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_omni_moe_thinker, qwen2_audio are supported; use "transformers"'
 )
 EXTERNAL = (
     "rollout.sglang.urls: a server that the run does not start cannot read the media of prompts; leave it out, so that "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import base64
 import io
 import os
@@ -271,9 +272,16 @@ def pairs(arguments: list[str]) -> dict[str, str]:
     return dict(zip(arguments, [*arguments[1:], ""], strict=True))
 
 
+def test_a_key_that_begins_with_a_dash_is_not_taken_for_an_option() -> None:
+    arguments = server_arguments(config_of(), Path("model"), FACTS, 99, key="-k", cuda=False)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--api-key")
+    assert parser.parse_known_args(arguments)[0].api_key == "-k"
+
+
 def test_server_arguments_follow_the_configuration() -> None:
     arguments = pairs(
-        server_arguments(config_of(trainer={"precision": "bfloat16"}), Path("model"), FACTS, 99, cuda=False)
+        server_arguments(config_of(trainer={"precision": "bfloat16"}), Path("model"), FACTS, 99, key="k", cuda=False)
     )
     assert (arguments["--host"], arguments["--port"]) == ("127.0.0.1", "99")
     assert (arguments["--device"], arguments["--attention-backend"], arguments["--dtype"]) == (
@@ -286,7 +294,7 @@ def test_server_arguments_follow_the_configuration() -> None:
     assert "--enable-deterministic-inference" not in arguments
     settings = {"kv_tokens": 1000, "tensor_parallel": 2, "arguments": ["--log-level", "debug"]}
     config = config_of(run={"deterministic": True}, rollout=config_of().rollout.model_dump() | {"sglang": settings})
-    arguments = pairs(server_arguments(config, Path("model"), FACTS, 99, cuda=True))
+    arguments = pairs(server_arguments(config, Path("model"), FACTS, 99, key="k", cuda=True))
     assert (arguments["--device"], arguments["--max-total-tokens"], arguments["--tensor-parallel-size"]) == (
         "cuda",
         "1000",
@@ -296,9 +304,8 @@ def test_server_arguments_follow_the_configuration() -> None:
     assert "--enable-deterministic-inference" in arguments
     assert "--attention-backend" not in arguments
     long = ModelFacts(parameters=10, context_length=1 << 15, vocabulary=14, model_type="qwen3")
-    assert pairs(server_arguments(config_of(), Path("model"), long, 99, cuda=False))["--max-total-tokens"] == str(
-        CPU_TOKENS
-    )
+    arguments = pairs(server_arguments(config_of(), Path("model"), long, 99, key="k", cuda=False))
+    assert arguments["--max-total-tokens"] == str(CPU_TOKENS)
 
 
 @pytest.mark.parametrize(

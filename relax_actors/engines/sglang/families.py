@@ -23,8 +23,21 @@ class ServedFamily:
 
 
 SERVED = {
+    "qwen2_5_vl": ServedFamily(
+        "Qwen2_5_VLForConditionalGeneration",
+        (("model.visual.", "visual."), ("model.language_model.", "model.")),
+    ),
     "qwen3_vl": ServedFamily("Qwen3VLForConditionalGeneration"),
+    "qwen3_vl_moe": ServedFamily("Qwen3VLMoeForConditionalGeneration"),
     "qwen3_omni_moe_thinker": ServedFamily("Qwen3OmniMoeForConditionalGeneration", (("", "thinker."),)),
+    "qwen2_audio": ServedFamily(
+        "Qwen2AudioForConditionalGeneration",
+        (
+            ("model.language_model.", "language_model.model."),
+            ("lm_head.", "language_model.lm_head."),
+            ("model.", ""),
+        ),
+    ),
 }
 """Families by `Family.model_type`."""
 

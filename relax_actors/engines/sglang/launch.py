@@ -39,7 +39,8 @@ def main() -> None:
     model = config.model_path
     if served is not None:
         model = prepare_media(model, served[1], deterministic=config.run.deterministic, cuda=cuda)
-    arguments = server_arguments(config, model, measure(config.model_path), int(sys.argv[3]), cuda=cuda)
+    facts = measure(config.model_path)
+    arguments = server_arguments(config, model, facts, int(sys.argv[3]), key=key, cuda=cuda)
     from sglang.launch_server import run_server  # noqa: PLC0415
     from sglang.srt.plugins import load_plugins  # noqa: PLC0415
     from sglang.srt.server_args import prepare_server_args  # noqa: PLC0415
@@ -47,7 +48,7 @@ def main() -> None:
     load_plugins()
     if served is not None:
         replace_processors()
-    run_server(prepare_server_args([*arguments, *_class_arguments(model), "--api-key", key]))
+    run_server(prepare_server_args([*arguments, *_class_arguments(model)]))
 
 
 def _class_arguments(model: Path) -> list[str]:

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from relax_actors.errors import ConfigError
 
-FAMILIES_WITH_EXPERTS = ("qwen2_moe", "qwen3_moe", "qwen3_omni_moe", "qwen3_omni_moe_thinker")
+FAMILIES_WITH_EXPERTS = ("qwen2_moe", "qwen3_moe", "qwen3_vl_moe", "qwen3_omni_moe", "qwen3_omni_moe_thinker")
 """Model types with experts whose weights `checkpoint_names` can name."""
 
 

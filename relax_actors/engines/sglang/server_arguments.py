@@ -12,14 +12,15 @@ CPU_TOKENS = 65536
 MIN_STREAM_INTERVAL, MAX_STREAM_INTERVAL = 4, 32
 
 
-def server_arguments(config: Config, model: Path, facts: ModelFacts, port: int, *, cuda: bool) -> list[str]:
-    """Return the arguments of `sglang.launch_server`, except for the API key.
+def server_arguments(config: Config, model: Path, facts: ModelFacts, port: int, *, key: str, cuda: bool) -> list[str]:
+    """Return the arguments of `sglang.launch_server`.
 
     Args:
         config: of the run.
         model: model folder to serve.
         facts: of the run's model.
         port: to listen on, on the loopback interface.
+        key: that requests must have.
         cuda: whether the server computes on a GPU.
     """
     rollout, settings = config.rollout, config.rollout.sglang
@@ -57,7 +58,9 @@ def server_arguments(config: Config, model: Path, facts: ModelFacts, port: int, 
     if config.run.deterministic:
         flags.append("enable-deterministic-inference")
     named = [part for name, value in values.items() for part in (f"--{name}", str(value))]
-    return [*named, *(f"--{flag}" for flag in flags), *settings.arguments]
+    # One argument, as one key in 64 begins with a dash and would be taken for an option.
+    secret = f"--api-key={key}"
+    return [*named, *(f"--{flag}" for flag in flags), *settings.arguments, secret]
 
 
 def stream_interval(max_tokens: int) -> int:

@@ -129,12 +129,24 @@ def _encode_whole(model: PreTrainedModel, items: Sequence[MediaItem]) -> Tensor:
     """Encode sounds with a tower that reads a fixed number of frames (Qwen2-Audio)."""
     tower, projector = _audio_tower(model), model.model.multi_modal_projector
     features, mask = _padded(model, items)
+    embeddings: Any = projector(
+        tower(features, attention_mask=audio_attention(tower, features, mask)).last_hidden_state
+    )
+    return torch.cat([one[: item.tokens] for one, item in zip(embeddings, items, strict=True)])
+
+
+def audio_attention(tower: PreTrainedModel, features: Tensor, mask: Tensor) -> Any:
+    """Return the attention mask of Qwen2-Audio's tower.
+
+    Args:
+        tower: the tower, in transformers.
+        features: `[sounds, mels, frames]`.
+        mask: `[sounds, frames]`, 1 for frames of the sound.
+    """
     # The first convolution of the tower keeps the number of frames, the second halves it.
     read = mask[:, ::2]
     shape = read[..., None].to(features.dtype)
-    attention = create_bidirectional_mask(config=tower.config, inputs_embeds=shape, attention_mask=read)
-    embeddings: Any = projector(tower(features, attention_mask=attention).last_hidden_state)
-    return torch.cat([one[: item.tokens] for one, item in zip(embeddings, items, strict=True)])
+    return create_bidirectional_mask(config=tower.config, inputs_embeds=shape, attention_mask=read)
 
 
 def _audio_tower(model: PreTrainedModel) -> Any:

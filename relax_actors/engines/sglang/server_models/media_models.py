@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from sglang.srt.managers import mm_schedule
-from sglang.srt.models import qwen3_omni_moe, qwen3_vl
+from sglang.srt.models import qwen2_5_vl, qwen2_audio, qwen3_omni_moe, qwen3_vl, qwen3_vl_moe
 from torch import Tensor
 
 from relax_actors.engines.sglang.server_models.fractions import read_fractions
 from relax_actors.engines.sglang.server_models.pixels import pixel_values
+from relax_actors.engines.torch.towers import audio_attention
 
 
 class ForgetsFeatures:
@@ -52,8 +53,46 @@ def _normalised(item: Any) -> Any:
     return found
 
 
+class Qwen2_5_VLForConditionalGeneration(  # noqa: N801 SGLang's name
+    ForgetsFeatures,
+    ReadsPatches,
+    qwen2_5_vl.Qwen2_5_VLForConditionalGeneration,  # type: ignore[misc]
+):
+    """Qwen2.5-VL."""
+
+    def get_video_feature(self, items: list[Any]) -> Tensor:
+        """Encode videos; SGLang's own function lets the frames of a video attend to each other."""
+        return super().get_video_feature([_frame_by_frame(item) for item in items])
+
+
+def _frame_by_frame(item: Any) -> Any:
+    """Return an item with a grid for each frame."""
+    frames, rows, columns = item.grid_thw[0].tolist()
+    found = copy.copy(item)
+    grid = torch.tensor([[1, rows, columns]]).expand(frames, -1)
+    found.model_specific_data = item.model_specific_data | {"grid_thw": grid}
+    return found
+
+
 class Qwen3VLForConditionalGeneration(ForgetsFeatures, ReadsPatches, qwen3_vl.Qwen3VLForConditionalGeneration):  # type: ignore[misc]
     """Qwen3-VL."""
+
+
+class Qwen3VLMoeForConditionalGeneration(
+    ForgetsFeatures,
+    ReadsPatches,
+    qwen3_vl_moe.Qwen3VLMoeForConditionalGeneration,  # type: ignore[misc]
+):
+    """Qwen3-VL with experts."""
+
+    def __init__(self, config: Any, *arguments: Any, **settings: Any) -> None:
+        super().__init__(config, *arguments, **settings)
+        _add_deepstack(self.model, config.vision_config)
+
+
+def _add_deepstack(model: Any, vision: Any) -> None:
+    """Add features to as many first layers as the config says: SGLang's models with experts take three for granted."""
+    model.deepstack_embed_to_decoder_layer = range(len(vision.deepstack_visual_indexes))
 
 
 class Thinker(ReadsPatches, qwen3_omni_moe.Qwen3OmniMoeThinkerForConditionalGeneration):  # type: ignore[misc]
@@ -85,8 +124,29 @@ class Qwen3OmniMoeForConditionalGeneration(ForgetsFeatures, qwen3_omni_moe.Qwen3
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.thinker.__class__ = Thinker
+        _add_deepstack(self.thinker.model, self.config.thinker_config.vision_config)
         read_fractions(self.thinker)
 
 
-EntryClass = [Qwen3VLForConditionalGeneration, Qwen3OmniMoeForConditionalGeneration]
+class Qwen2AudioForConditionalGeneration(ForgetsFeatures, qwen2_audio.Qwen2AudioForConditionalGeneration):  # type: ignore[misc]
+    """Qwen2-Audio."""
+
+    def get_audio_feature(self, items: list[Any]) -> Tensor:
+        """Encode sounds; SGLang's own function attends to the frames after a sound, too."""
+        tower = self.audio_tower
+        features = torch.cat([item.feature for item in items]).to(tower.dtype)
+        frames = torch.tensor([item.frames for item in items], device=features.device)
+        mask = (torch.arange(features.shape[2], device=features.device) < frames[:, None]).long()
+        hidden = tower(features, attention_mask=audio_attention(tower, features, mask)).last_hidden_state
+        embeddings = self.multi_modal_projector(hidden)
+        return torch.cat([one[: _placeholders(item)] for one, item in zip(embeddings, items, strict=True)])
+
+
+EntryClass = [
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeForConditionalGeneration,
+    Qwen3OmniMoeForConditionalGeneration,
+    Qwen2AudioForConditionalGeneration,
+]
 """Where SGLang looks for the classes of a module."""
