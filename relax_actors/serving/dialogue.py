@@ -111,8 +111,13 @@ class Dialogue:
         return Renderer(self.tokenizer, json.loads(tools), json.loads(settings))
 
     def parse(self, tokens: NDArray[Any], tools: Sequence[Message]) -> ParsedAnswer:
-        """Take an answer apart; its calls stay text if no tools were offered."""
-        return parse_answer(self.tokenizer.spell(tokens), self.tool_format if tools else None, tools)
+        """Take an answer apart; its calls stay text if no tools were offered.
+
+        Special tokens mark the calls of some families, so they are text only where there may be calls.
+        """
+        if not tools or self.tool_format is None:
+            return parse_answer(self.tokenizer.decode(tokens), None)
+        return parse_answer(self.tokenizer.spell(tokens), self.tool_format, tools)
 
 
 def answer_message(parsed: ParsedAnswer, call: str) -> Message:

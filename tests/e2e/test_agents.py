@@ -41,6 +41,7 @@ def trajectories(run: Run) -> list[Trajectory]:
 @pytest.mark.timeout(900)
 def test_conversations_of_an_sdk_are_trained_with_the_log_probs_of_the_rollout(make_run: MakeRun) -> None:
     settings = ["agent.function=tiny_agents.play", "trainer.checkpoint_every=100", "run.steps=6", *REWARD]
+    settings.append("staleness.max=0")  # so that the trainer has the weights that sampled
     run = make_run("sdk", *settings, config=AGENTS).start()
     wait_until(lambda: run.table.get(f"relax.{run.name}.batch.0"), "batch.0", 240)
     seen: dict[tuple[int, ...], Trajectory] = {}
