@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from broker.orphans import become_subreaper
 from relax_actors.serving.agent_process import AgentError, Program
 from relax_actors.serving.session_client import AgentResult, AgentTask
-from tests.support.running import wait_until
 
+ROOT = Path(__file__).parents[2]
 TASK = AgentTask("group-0-0-0-0", "http://127.0.0.1:1/v1", "http://127.0.0.1:1", "key", {"prompt": "x"}, 60.0)
 
 
@@ -65,7 +63,7 @@ def test_what_a_program_leaves_in_its_folder_never_blocks(tmp_path: Path, leaves
 
 
 def test_processes_that_a_program_detached_end_with_it(tmp_path: Path) -> None:
-    become_subreaper()
+    """In a process of its own: a subreaper ends every child that it does not know, servers of other tests included."""
     code = (
         "import os, time\n"
         "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n"
@@ -74,12 +72,14 @@ def test_processes_that_a_program_detached_end_with_it(tmp_path: Path) -> None:
         "    os._exit(0)\n"
         "while not os.path.exists('pid'): time.sleep(0.01)\n"
     )
-    assert run(code, tmp_path / "sample") == AgentResult()
-    pid = int((tmp_path / "sample" / "pid").read_text())
-
-    def is_gone() -> bool:
-        with suppress(ChildProcessError):
-            os.waitpid(pid, os.WNOHANG)
-        return not Path(f"/proc/{pid}").exists()
-
-    wait_until(is_gone, "the end of the detached process")
+    reaper = (
+        "import sys\nfrom pathlib import Path\nfrom broker.orphans import become_subreaper\n"
+        "from relax_actors.serving.session_client import AgentResult\n"
+        "from tests.integration.test_agent_process import run\n"
+        "become_subreaper()\nfolder = Path(sys.argv[1])\nassert run(sys.argv[2], folder) == AgentResult()\n"
+        "pid = int((folder / 'pid').read_text())\n"
+        "assert not Path(f'/proc/{pid}/exe').exists()\n"
+    )
+    command = [sys.executable, "-c", reaper, str(tmp_path / "sample"), code]
+    ended = subprocess.run(command, cwd=ROOT, timeout=100, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import relax_actors.engines.megatron
-from relax_actors.engines.megatron import group
+from relax_actors.engines.megatron import group, ranks
 from relax_actors.engines.protocols import train
 from tests.support.batches import batch_of
 from tests.support.tiny_megatron import DENSE, MOE, config_of, skip_if_missing
@@ -47,7 +47,7 @@ def test_no_module_of_the_engine_pickles() -> None:
 def test_two_ranks_train_and_save_without_pickle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, experts: bool
 ) -> None:
-    monkeypatch.setattr(group, "MODULE", "tests.support.unpickled_rank")
+    monkeypatch.setattr(ranks, "MODULE", "tests.support.unpickled_rank")
     section = {"ranks": 2} | ({"expert_parallel": 2} if experts else {})
     trainer = {"megatron": section, "max_tokens_per_microbatch": 20}
     config = config_of(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -210,6 +210,11 @@ def is_service(subject: str) -> bool:
     return any(matches(pattern, subject) for pattern in SERVERS_OF)
 
 
+def reached_by(granted: Permissions, subjects: Sequence[str]) -> set[str]:
+    """The subjects that reach the run: no requests to other users, and no answers (`_R_.`) to requests of nobody."""
+    return {s for s in subjects if granted.allows(s, publish=True) and not is_service(s) and s[:4] != "_R_."}
+
+
 def last_subject(user: str) -> str:
     """A subject that a user may publish; heard last, it shows that all others were heard or refused."""
     return next(
@@ -246,7 +251,7 @@ def test_exactly_the_documented_subjects_reach_the_streams(guarded: Guarded, use
                 publish_all(connection, [last_subject(user)], mark + b"last")
                 wait_until(lambda: any(m.data == mark + b"last" for m in heard), "the last message")
         reached = {m.subject for m in heard if m.data == mark}
-        expected = {s for s in subjects if granted.allows(s, publish=True) and not is_service(s) and s[:4] != "_R_."}
+        expected = reached_by(granted, subjects)
         if given == "every permission":
             expected.add("$JS.API.INFO")  # every account imports it, see broker.accounts
         # The server carries requests on to its own account under the same subjects, and answers every account that asks

@@ -127,7 +127,8 @@ class Project:
 
     def events(self, subject: str, enough: Callable[[list[Event]], object], seconds: int) -> list[Event]:
         """Messages on a subject since the start of the run, as soon as there are enough."""
-        listen = ["exec", "-T", "prompts", "timeout", str(seconds), "relax", "tail", subject, "--history"]
+        listen = ["exec", "-T", "monitor", "timeout", str(seconds), "relax", "tail", subject, "--history"]
+        listen += ["--broker", "nats://nats:4222", "--credentials", "/keys"]
         heard: list[Event] = []
         with subprocess.Popen(
             self.command(*listen), cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, text=True
