@@ -140,8 +140,8 @@ class RunFolder:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            file.seek(0)
-            pid = file.read().strip() or "unknown"
+            with file:
+                pid = file.read().strip() or "unknown"
             msg = f"run folder {self.root} is in use by process {pid}; stop that run, or set run.name or run.folder"
             raise ConfigError(msg) from error
         file.truncate(0)
