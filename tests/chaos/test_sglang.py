@@ -13,7 +13,7 @@ from relax_actors.engines.sglang import launch
 from relax_actors.supervision.janitor import SHARED_MEMORY
 from tests.chaos.test_crash_equivalence import kill_at
 from tests.support.faults import command_of, story_of, wait_for_cell
-from tests.support.running import Run, processes_of, relax, wait_until
+from tests.support.running import IMAGES, TINY, Run, processes_of, relax, wait_until
 from tests.support.sglang_servers import skip_if_missing
 
 skip_if_missing()
@@ -75,9 +75,13 @@ def test_kills_of_server_and_actors_lose_no_row(make_run: MakeRun, tmp_path: Pat
     wait_until(lambda: segments() <= before, "removal of the server's segments", 10)
 
 
-def test_on_policy_run_with_killed_server_and_actors_ends_with_the_same_weights(make_run: MakeRun) -> None:
-    alone = make_run("calm", *ON_POLICY).complete(LONG)["weights_fingerprint"]
-    run = make_run("killed", *ON_POLICY).start()
+@pytest.mark.parametrize("config", [TINY, IMAGES], ids=["text", "images"])
+def test_on_policy_run_with_killed_server_and_actors_ends_with_the_same_weights(
+    make_run: MakeRun, config: Path
+) -> None:
+    alone = make_run("calm", *ON_POLICY, config=config).complete(LONG)["weights_fingerprint"]
+    run = make_run("killed", *ON_POLICY, config=config).start()
+    wait_for_cell(run, "batch.0", 400)  # the server has started
     kill_at(run, "rollout.0", "weights.1")
     wait_for_cell(run, "weights.2", 200)
     kill_server(run)
