@@ -54,12 +54,13 @@ class EnvironmentSection(PoolSection):
     """Attempts at a sample beyond the first one with "refill"; then it is excluded."""
     mask_truncated: bool = False
     """Whether samples that ended by a limit (max_turns, token_budget, length, timeout) are left out of the loss."""
-    credit: Literal["episode", "turn"] = "episode"
+    credit: Literal["episode", "branch", "turn"] = "episode"
     """What the reward of a turn counts for: "episode" sums the rewards of a sample; "turn" gives each turn its own
-    return, the rewards from it to the end, and `algorithm.advantage = "group"` becomes "turn". Needs
-    `reward.function = "environment"`."""
+    return, the rewards from it to the end; "branch" gives each sequence of a sample its own return, where the chat
+    template or a player's turn begins a new one. With "turn" and "branch", which need `reward.function =
+    "environment"`, `algorithm.advantage = "group"` becomes "turn"."""
     discount: Fraction = 1.0
-    """Discount factor of rewards of later turns where credit goes to turns."""
+    """Discount factor of rewards of later turns or branches where credit goes to them."""
     isolation: Literal["none", "sandbox"] = "none"
     """"sandbox" runs the actors without network but the broker, with a read-only view of the Python installation, the
     folder of the configuration, `readable`, the store and the model, and with an empty /tmp; needs bubblewrap."""

@@ -187,6 +187,14 @@ class Trajectory:
         return np.maximum(numbers, 0)
 
     @property
+    def branch_numbers(self) -> Array:
+        """Number of each token's sequence in its sample, `[total] int64`."""
+        counts = self.counts
+        numbers = np.arange(len(self.lengths)) - np.repeat(np.cumsum(counts) - counts, counts)
+        found: Array = np.repeat(numbers, self.lengths)
+        return found
+
+    @property
     def oldest_version(self) -> int:
         """Oldest weight version that sampled a trained token."""
         return int(self.versions[self.trained].min())

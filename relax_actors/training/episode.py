@@ -288,7 +288,8 @@ class Episode:
 
     def sample(self, *, trained: bool = True) -> Sample:
         """Return the sample, in state ENDED; with `trained` false its loss mask is empty."""
-        histories = [history for history in self._histories.values() if history.turns] or [self._acting]
+        histories = [history for history in self._histories.values() if history.turns]
+        histories = histories or list(self._histories.values())[:1]
         rewards, counted = self.rewards, self.start.trained if self.start.players else ("",)
         joint = "\n" if self._conversation.needs_stop else ""
         metrics = {f"environment/{name}": value for seen in self.observations for name, value in seen.metrics.items()}
