@@ -145,7 +145,7 @@ def test_answer_that_is_begun_anew_and_differs_is_an_error_in_the_stream(gateway
     policy.changed = lambda token: token + 1 if token > 3 else token
     try:
         parts = chat(url)
-        assert next(parts) == ""
+        assert "One" in next(parts)
         policy.resume.set()
         with pytest.raises(openai.APIError) as failed:
             list(parts)
