@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -11,7 +14,7 @@ import openai
 import pytest
 
 from relax_actors.data.tokenizer import Tokenizer
-from tests.support.running import SUPPORT, Run, wait_until
+from tests.support.running import SUPPORT, Run, relax, wait_until
 
 MakeRun = Callable[..., Run]
 AGENTS = SUPPORT / "tiny_agents.toml"
@@ -78,6 +81,79 @@ def test_live_policy_answers_while_it_trains_and_its_gateway_is_killed(make_run:
         "the prompt has 256 tokens; the model's context of 256 leaves no room for an answer; shorten the conversation",
     )
     run.end_in_order()
+
+
+LONG = (
+    "rollout.max_tokens=3500",
+    "rollout.temperature=0.01",
+    "model.architecture.max_position_embeddings=4096",
+    "trainer.max_tokens_per_microbatch=4096",
+    "reward.function=environment",
+    "agent.idle_seconds=120",
+    "supervision.intensity=50",
+    "run.steps=100000",
+)
+"""Rows that wait for agents, and a policy so certain of itself that its answers do not end for seconds."""
+
+
+def read_some(stream: openai.Stream[Any]) -> str:
+    """Read a stream until it has some text."""
+    found = ""
+    while len(found) < 5:
+        found += next(stream).choices[0].delta.content or ""
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_client_that_leaves_in_mid_stream_frees_the_engine_and_kills_are_healed_by_a_retry(make_run: MakeRun) -> None:
+    run = make_run("streams", *LONG, config=AGENTS).start()
+    url, token = address_of(run)
+
+    def cancelled() -> list[int]:
+        """Tokens generated for each client that has left."""
+        said = relax("tail", f"relax.{run.name}.event.rollout.>", "--history", cwd=run.cwd).stdout
+        return [int(found) for found in re.findall(r'"kind": "request_cancelled".*?"tokens": (\d+)', said)]
+
+    with openai.OpenAI(base_url=f"{url}/v1", api_key=token, max_retries=8, timeout=120) as client:
+        wait_until(lambda: client.models.list().data, "gateway", 60)
+        ask: Any = {"model": "policy", "messages": ASK, "stream": True}
+        with client.chat.completions.create(**ask) as stream:
+            read_some(stream)
+        (tokens,) = wait_until(cancelled, "cancelled request", 60)
+        assert 0 < tokens < 3500, "the answer ended before its first text arrived, or was not cancelled"
+        broken = client.chat.completions.create(**ask)
+        read_some(broken)
+        run.kill("gateway.0")
+        with pytest.raises((openai.APIError, httpx.HTTPError)):
+            list(broken)
+        with client.chat.completions.create(**ask) as stream:
+            read_some(stream)
+    own = {"Authorization": f"Bearer {token}"}
+    taken = wait_until(lambda: taken_from(url, own), "sample", 240)
+    with openai.OpenAI(base_url=taken["base_url"], api_key=taken["token"], max_retries=8, timeout=120) as client:
+        for victim in ("rollout.0", "gateway.0"):
+            stream = client.chat.completions.create(**ask)
+            read_some(stream)
+            run.kill(victim)
+            # An actor that takes over repeats the answer if its weights and seeds give the same tokens.
+            with suppress(openai.APIError, httpx.HTTPError):
+                list(stream)
+        answer = client.chat.completions.create(model="policy", messages=ASK)
+        assert answer.choices[0].message.content
+    head = {"Authorization": f"Bearer {taken['token']}"}
+    ended = httpx.post(f"{url}/sessions/{taken['id']}/end", headers=head, json={"reward": 1.0}, timeout=60)
+    assert (ended.status_code, ended.json()["turns"]) == (200, 1), "a retried answer is one turn"
+    run.end_in_order()
+
+
+def taken_from(url: str, headers: dict[str, str]) -> dict[str, Any] | None:
+    """Take a sample of the run; None if none waits yet."""
+    try:
+        answer = httpx.post(f"{url}/sessions", headers=headers, timeout=30)
+    except httpx.HTTPError:
+        return None
+    return answer.json() if answer.status_code == 200 else None
 
 
 def test_files_of_the_gateway_stay_in_its_folder(tmp_path: Path) -> None:
