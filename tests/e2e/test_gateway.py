@@ -84,16 +84,15 @@ def test_live_policy_answers_while_it_trains_and_its_gateway_is_killed(make_run:
 
 
 LONG = (
-    "rollout.max_tokens=3500",
-    "rollout.temperature=0.01",
-    "model.architecture.max_position_embeddings=4096",
-    "trainer.max_tokens_per_microbatch=4096",
+    "rollout.max_tokens=600",
+    "rollout.min_tokens=500",
+    "model.architecture.max_position_embeddings=1024",
     "reward.function=environment",
     "agent.idle_seconds=120",
     "supervision.intensity=50",
     "run.steps=100000",
 )
-"""Rows that wait for agents, and a policy so certain of itself that its answers do not end for seconds."""
+"""Rows that wait for agents, and answers that take seconds."""
 
 
 def read_some(stream: openai.Stream[Any]) -> str:
@@ -115,35 +114,31 @@ def test_client_that_leaves_in_mid_stream_frees_the_engine_and_kills_are_healed_
         said = relax("tail", f"relax.{run.name}.event.rollout.>", "--history", cwd=run.cwd).stdout
         return [int(found) for found in re.findall(r'"kind": "request_cancelled".*?"tokens": (\d+)', said)]
 
-    with openai.OpenAI(base_url=f"{url}/v1", api_key=token, max_retries=8, timeout=120) as client:
-        wait_until(lambda: client.models.list().data, "gateway", 60)
-        ask: Any = {"model": "policy", "messages": ASK, "stream": True}
+    own = {"Authorization": f"Bearer {token}"}
+    taken = wait_until(lambda: taken_from(url, own), "sample", 240)
+    ask: Any = {"model": "policy", "messages": ASK, "stream": True}
+    with openai.OpenAI(base_url=taken["base_url"], api_key=taken["token"], max_retries=8, timeout=120) as client:
         with client.chat.completions.create(**ask) as stream:
             read_some(stream)
         (tokens,) = wait_until(cancelled, "cancelled request", 60)
-        assert 0 < tokens < 3500, "the answer ended before its first text arrived, or was not cancelled"
-        broken = client.chat.completions.create(**ask)
-        read_some(broken)
+        assert 0 < tokens < 500, "the answer ended before its first text arrived, or was not cancelled"
+        stream = client.chat.completions.create(**ask)
+        read_some(stream)
+        run.kill("rollout.0")
+        # The actor that takes over repeats the answer; if its tokens differ, the stream ends with an error.
+        with suppress(openai.APIError):
+            list(stream)
+        stream = client.chat.completions.create(**ask)
+        read_some(stream)
         run.kill("gateway.0")
         with pytest.raises((openai.APIError, httpx.HTTPError)):
-            list(broken)
-        with client.chat.completions.create(**ask) as stream:
-            read_some(stream)
-    own = {"Authorization": f"Bearer {token}"}
-    taken = wait_until(lambda: taken_from(url, own), "sample", 240)
-    with openai.OpenAI(base_url=taken["base_url"], api_key=taken["token"], max_retries=8, timeout=120) as client:
-        for victim in ("rollout.0", "gateway.0"):
-            stream = client.chat.completions.create(**ask)
-            read_some(stream)
-            run.kill(victim)
-            # An actor that takes over repeats the answer if its weights and seeds give the same tokens.
-            with suppress(openai.APIError, httpx.HTTPError):
-                list(stream)
+            list(stream)
         answer = client.chat.completions.create(model="policy", messages=ASK)
-        assert answer.choices[0].message.content
+        assert len(answer.choices[0].message.content or "") > 300
     head = {"Authorization": f"Bearer {taken['token']}"}
     ended = httpx.post(f"{url}/sessions/{taken['id']}/end", headers=head, json={"reward": 1.0}, timeout=60)
-    assert (ended.status_code, ended.json()["turns"]) == (200, 1), "a retried answer is one turn"
+    # The second stream ended with a turn, unless its tokens differed; the third and the retry share one.
+    assert (ended.status_code, ended.json()["turns"] <= 2) == (200, True)
     run.end_in_order()
 
 
