@@ -44,6 +44,8 @@ def shown(secrets: list[str], agent: str) -> set[str]:
             command, environment = (path / "cmdline").read_bytes(), (path / "environ").read_bytes()
         except OSError:
             continue
+        if not command:
+            continue  # a process before its program is loaded, or after its end
         is_agent = agent.encode() in command and b"actor_process" not in command and b"cli.main" not in command
         if any(s.encode() in command or (not is_agent and s.encode() in environment) for s in secrets):
             found.add(command.replace(b"\0", b" ").decode())
