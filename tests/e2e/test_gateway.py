@@ -114,6 +114,10 @@ def test_client_that_leaves_in_mid_stream_frees_the_engine_and_kills_are_healed_
         said = (run.folder.root / "logs" / "rollout.0.log").read_text()
         return [int(found) for found in re.findall(r"event='request_cancelled'.* tokens=(\d+)", said)]
 
+    with openai.OpenAI(base_url=f"{url}/v1", api_key=token, max_retries=30, timeout=60) as client:
+        early = client.completions.create(model="policy", prompt=">say 3\n", max_tokens=2)
+    assert early.usage is not None
+    assert "event='crashed' role='rollout'" not in (run.folder.root / "logs" / "node.log").read_text()
     own = {"Authorization": f"Bearer {token}"}
     taken = wait_until(lambda: taken_from(url, own), "sample", 240)
     ask: Any = {"model": "policy", "messages": ASK, "stream": True}
