@@ -84,8 +84,9 @@ def test_live_policy_answers_while_it_trains_and_its_gateway_is_killed(make_run:
 
 
 LONG = (
-    "rollout.max_tokens=600",
-    "rollout.min_tokens=500",
+    "rollout.max_tokens=200",
+    "rollout.min_tokens=150",
+    "rollout.max_concurrent_prompts=1",  # rows of a killed actor are handled alone
     "model.architecture.max_position_embeddings=1024",
     "reward.function=environment",
     "agent.idle_seconds=120",
@@ -125,7 +126,7 @@ def test_client_that_leaves_in_mid_stream_frees_the_engine_and_kills_are_healed_
         with client.chat.completions.create(**ask) as stream:
             read_some(stream)
         (tokens,) = wait_until(cancelled, "cancelled request", 60)
-        assert 0 < tokens < 500, "the answer ended before its first text arrived, or was not cancelled"
+        assert 0 < tokens < 150, "the answer ended before its first text arrived, or was not cancelled"
         stream = client.chat.completions.create(**ask)
         read_some(stream)
         run.kill("rollout.0")
@@ -138,7 +139,7 @@ def test_client_that_leaves_in_mid_stream_frees_the_engine_and_kills_are_healed_
         with pytest.raises((openai.APIError, httpx.HTTPError)):
             list(stream)
         answer = client.chat.completions.create(model="policy", messages=ASK)
-        assert len(answer.choices[0].message.content or "") > 300
+        assert len(answer.choices[0].message.content or "") > 100
     head = {"Authorization": f"Bearer {taken['token']}"}
     ended = httpx.post(f"{url}/sessions/{taken['id']}/end", headers=head, json={"reward": 1.0}, timeout=60)
     # The second stream ended with a turn, unless its tokens differed; the third and the retry share one.
