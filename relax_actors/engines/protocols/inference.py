@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from relax_actors.engines.protocols.media import PromptMedia
 from relax_actors.engines.protocols.stop_strings import StopStrings
+from relax_actors.engines.protocols.watch import Watch
 from relax_actors.messages import FinishReason
 from relax_actors.weights.protocols import WeightConsumer
 
@@ -40,6 +41,7 @@ class GenerationRequest:
         media: media and positions of the prompt; None for a model that reads text only.
         session: conversation of one sample that the prompt continues; an engine may keep its keys and values for the
             next request of the session. Empty if none follows.
+        watch: follows a request of one sample while it is generated; None if nobody does.
     """
 
     tokens: NDArray[Any]
@@ -54,6 +56,7 @@ class GenerationRequest:
     stop_strings: StopStrings | None = None
     media: PromptMedia | None = None
     session: str = ""
+    watch: Watch | None = None
 
     def is_greedy(self, sample: int) -> bool:
         """Whether a sample, by its index, chooses the most likely tokens."""

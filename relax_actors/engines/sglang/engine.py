@@ -231,6 +231,8 @@ class SglangEngine(GenerateMixin):
                     progress()
                 if ended := [task for task in done if task.exception() is None]:
                     yield [rows.finish(tasks.pop(task)) for task in ended]
+                if left := self._cancel(rows, tasks):
+                    yield left
                 for task in done:
                     task.result()
                 joined = more(connection.row_limit.limit - len(rows.active)) if rows.active else ()
@@ -243,6 +245,19 @@ class SglangEngine(GenerateMixin):
                 connection.check_alive(last_progress)
         finally:
             run(cancel_all(tasks))
+
+    def _cancel(self, rows: ActiveRows, tasks: dict[asyncio.Task[None], int]) -> Done:
+        """End the requests of rows that nobody waits for; the server drops a request whose connection is closed."""
+        numbers = rows.inform()
+        if not numbers:
+            return []
+        left = [task for task, i in tasks.items() if i in numbers]
+        self._connection.loop.run_until_complete(cancel_all(left))
+        for task in left:
+            del tasks[task]
+        for i in numbers:
+            rows.active[i][0].cancel()
+        return [rows.finish(i) for i in numbers]
 
     def _versions(self) -> tuple[int, Mapping[str, int]]:
         """Return the version in use, and the versions of all known weight names."""
