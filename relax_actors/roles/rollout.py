@@ -309,6 +309,7 @@ class Rollout(Role):
             "version": -1 if version is None else version,
             "swap_seconds": round(self._stager.swap_seconds, 6),
             "weights_from_memory": self._stager.received_from_memory,
+            **self._engine.metrics(),
         }
 
     def close(self) -> None:

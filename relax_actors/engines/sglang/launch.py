@@ -35,6 +35,8 @@ def main() -> None:
         cuda = device.startswith("cuda")
     if not cuda:
         os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+    # The context of a server has a margin, which no request uses.
+    os.environ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
     served = served_family(config.model_path)
     model = config.model_path
     if served is not None:

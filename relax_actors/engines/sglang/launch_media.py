@@ -31,6 +31,9 @@ def prepare_media(model: Path, served: ServedFamily, *, deterministic: bool, cud
     if deterministic:
         # Which media of a row a tower encodes together would depend on those in the cache, and the bits on that.
         os.environ["SGLANG_VLM_CACHE_SIZE_MB"] = "0"
+        # The samples of a request with media reach the scheduler one by one; without this it computes the first ones
+        # before the others are there, in batches that depend on time, and the bits on the batches.
+        os.environ["SGLANG_ENABLE_COLOCATED_BATCH_GEN"] = "1"
     os.environ["SGLANG_EXTERNAL_MODEL_PACKAGE"] = server_models.__name__
     os.environ["SGLANG_EXTERNAL_MM_PROCESSOR_PACKAGE"] = server_processors.__name__
     body = json.loads((model / "config.json").read_text())
