@@ -67,7 +67,9 @@ class Server:
 
     def room(self) -> ServerRoom:
         """Return the tokens that the server has room for."""
-        found = self._ask("GET", "/server_info")
+        answer = self._send("GET", "/server_info", None, ANSWER_SECONDS)
+        # Servers of other versions, which the run did not start, may not know the path.
+        found = answer.json() if answer.status_code == OK else {}
         # A server takes prompts of fewer tokens than its `max_req_input_len`.
         return ServerRoom(found.get("max_total_num_tokens"), found.get("max_req_input_len"))
 
