@@ -16,7 +16,7 @@ from tests.support.sglang_servers import skip_if_missing
 from tests.support.turn_counter import TurnCounter
 
 skip_if_missing()
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 MakeRun = Callable[..., Run]
 SMALL_CACHE = "rollout.sglang.kv_tokens=200"
 """Room for about eight of the sixteen conversations of a step."""
@@ -37,11 +37,11 @@ def ask(url: str, token: str) -> int:
 def test_episodes_and_guests_go_on_after_kills_of_server_and_rollout(make_run: MakeRun) -> None:
     run = make_run("turns", *SERVED, *EPISODES, SMALL_CACHE, "staleness.max=0", "gateway.port=0").start()
     counter = TurnCounter(run)
-    wait_for_cell(run, "group.1.1.turns.0.1", 400)
+    wait_for_cell(run, "group.1.1.turns.0.1", LONG)
     kill_server(run)
     url, token = address_of(run)
     assert 1 <= ask(url, token) <= 8  # waits for the next server
-    wait_for_cell(run, "group.3.0.turns.0.1", 200)
+    wait_for_cell(run, "group.3.0.turns.0.1", LONG)
     run.kill("rollout.0")
     assert 1 <= ask(url, token) <= 8
     run.disconnect()
@@ -68,12 +68,9 @@ def test_on_policy_episodes_end_with_the_same_weights_after_kills(make_run: Make
     alone = make_run("calm", *ON_POLICY, *EPISODES).complete(LONG)["weights_fingerprint"]
     run = make_run("killed", *ON_POLICY, *EPISODES).start()
     counter = TurnCounter(run)
-    wait_for_cell(run, "group.1.1.turns.0.1", 400)
+    wait_for_cell(run, "group.1.1.turns.0.1", LONG)
     kill_server(run)
-    wait_for_cell(run, "group.2.2.turns.0.2", 200)
-    run.kill("rollout.0")
-    wait_for_cell(run, "group.3.1.turns.0.0", 200)
-    kill_server(run)
+    wait_for_cell(run, "group.2.2.turns.0.2", LONG)  # the next server generates
     run.kill("rollout.0")
     run.disconnect()
     code, result, said = run.finish(LONG)
