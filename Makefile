@@ -123,6 +123,7 @@ omni: $(VENV)/.omni
 agents: $(VENV)/.base
 	$(BIN)/relax up examples/agents/pick.toml $(SETTINGS)
 	$(BIN)/relax up examples/agents/calculator.toml $(SETTINGS)
+	$(BIN)/relax up examples/agents/review.toml $(SETTINGS)
 
 smollm2: $(VENV)/.smollm2
 	$(BIN)/python examples/smollm2/prepare.py

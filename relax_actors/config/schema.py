@@ -135,38 +135,41 @@ class Config(Section):
         """Give every run with agents a gateway, by which they ask the policy."""
         if self.agent is None:
             return self
-        if self.environment is not None or self.eval is not None:
-            other = "environment" if self.environment is not None else "eval"
-            msg = f"[agent] and [{other}] exclude each other: agents own their loop, and work on training rows alone"
+        if self.environment is not None:
+            msg = "[agent] and [environment] exclude each other: agents own their loop; remove one of them"
             raise ValueError(msg)
         if self.gateway is None:
             object.__setattr__(self, "gateway", GatewaySection())
-        if "function" not in self.reward.model_fields_set and "actor" not in self.reward.model_fields_set:
-            object.__setattr__(self, "reward", self.reward.model_copy(update={"function": "environment"}))
+        self._reward_of_episodes()
         return self
 
-    @model_validator(mode="after")
-    def _episodes(self) -> Config:
-        """Let the environment give the reward, unless the reward is set."""
-        if self.environment is None:
-            return self
+    def _reward_of_episodes(self) -> None:
+        """Let the environment or the agent give the reward, unless it is set."""
         if "function" not in self.reward.model_fields_set and "actor" not in self.reward.model_fields_set:
             object.__setattr__(self, "reward", self.reward.model_copy(update={"function": "environment"}))
         if self.eval is not None and "reward" not in self.eval.model_fields_set:
             object.__setattr__(self, "eval", self.eval.model_copy(update={"reward": "environment"}))
+
+    @model_validator(mode="after")
+    def _episodes(self) -> Config:
+        """Check what episodes with an environment cannot have."""
+        if self.environment is None:
+            return self
+        self._reward_of_episodes()
         if self.media is not None:
             msg = "[environment]: episodes read text alone, but the model sees or hears; choose a model of text"
             raise ValueError(msg)
         if self.trainer.router_replay:
             msg = "trainer.router_replay: the experts of episodes with [environment] are not recorded; set it to false"
             raise ValueError(msg)
-        if self.environment.credit == "turn" and self.reward.function != "environment":
+        credit = self.environment.credit
+        if credit != "episode" and self.reward.function != "environment":
             msg = (
-                f'environment.credit = "turn" gives credit by the rewards of the environment, but reward.function is '
-                f'{self.reward.function!r}; set reward.function = "environment", or environment.credit = "episode"'
+                f'environment.credit = "{credit}" gives credit by the rewards of the environment, but reward.function '
+                f'is {self.reward.function!r}; set reward.function = "environment", or environment.credit = "episode"'
             )
             raise ValueError(msg)
-        if self.environment.credit == "turn" and self.algorithm.advantage == "group":
+        if credit != "episode" and self.algorithm.advantage == "group":
             object.__setattr__(self, "algorithm", self.algorithm.model_copy(update={"advantage": "turn"}))
         return self
 
@@ -242,6 +245,8 @@ class Config(Section):
         """Names of the reward components that every row of the run has; empty if the reward has no components."""
         if self.reward.components is not None:
             return self.reward.components
+        if self.environment is not None and self.reward.function == "environment":
+            return self.environment.players
         return tuple(self.reward.function) if isinstance(self.reward.function, dict) else ()
 
 

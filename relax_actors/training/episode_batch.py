@@ -13,7 +13,8 @@ from dataclasses import replace
 from relax_actors.config import Config
 from relax_actors.config.environment import EnvironmentSection
 from relax_actors.engines.protocols import Generation, GenerationRequest
-from relax_actors.envs.client import Close, EnvironmentClient
+from relax_actors.envs.client import EnvironmentClient
+from relax_actors.envs.operations import Close
 from relax_actors.errors import EpisodesFailedError, RelaxError, RowError
 from relax_actors.messages import Act, EnvironmentAnswer, Fault, FinishReason, Open, Trajectory
 from relax_actors.runtime import Drop, Row
@@ -82,9 +83,8 @@ class EpisodeBatch:
         turns = read_turns(self._context.table, [row.id for row in rows])
         for row in rows:
             recorded, attempt = turns[row.id]
-            by_environment = self._section.prompt == "environment"
             try:
-                starts = starts_of(row.prompt, samples, self._conversation, from_environment=by_environment)
+                starts = starts_of(row.prompt, samples, self._conversation, self._section)
             except RowError as error:
                 bad.append((row, error))
                 continue
@@ -223,7 +223,7 @@ class EpisodeBatch:
                 samples=1,
                 max_tokens=most,
                 min_tokens=min(template.min_tokens, most),
-                session="" if self._barrier else live.session,
+                session="" if self._barrier else f"{live.session}{episode.player}",
             )
             episode.begin()
             found.append((request, live))

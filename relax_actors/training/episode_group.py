@@ -100,24 +100,24 @@ class EpisodeGroup:
         return first.token_ids[: np.flatnonzero(first.sampled)[0]]
 
 
-def starts_of(prompt: Prompt, samples: int, conversation: Conversation, *, from_environment: bool) -> list[Start]:
+def starts_of(prompt: Prompt, samples: int, conversation: Conversation, section: EnvironmentSection) -> list[Start]:
     """Return what the episodes of a row begin with.
 
     Args:
         prompt: of the row.
         samples: number of samples.
         conversation: of the run; it may add tools to the prompt.
-        from_environment: whether the first observation is the whole prompt.
+        section: says where the prompt comes from, and who plays.
 
     Raises:
         RowError: the prompt cannot be rendered.
     """
     tokens, messages = prompt.tokens, prompt.messages
-    if from_environment:
+    if section.prompt == "environment":
         tokens, messages = np.zeros(0, np.int32), []
     elif conversation.offers_tools and messages:
         tokens = conversation.prompt(messages)
-    return [Start(i, prompt.seed, tokens, messages) for i in range(samples)]
+    return [Start(i, prompt.seed, tokens, messages, section.players, section.trained_players) for i in range(samples)]
 
 
 def task_of(prompt: Prompt) -> dict[str, Any]:
