@@ -317,6 +317,7 @@ class Rollout(Role):
             "swap_seconds": round(self._stager.swap_seconds, 6),
             "weights_from_memory": self._stager.received_from_memory,
             **({} if self._service is None else self._service.metrics()),
+            **self._engine.metrics(),
         }
 
     def close(self) -> None:

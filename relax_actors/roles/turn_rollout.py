@@ -24,6 +24,7 @@ from relax_actors.roles.rollout import BatchKey, Pending, Rollout
 from relax_actors.runtime import More, Results, Row
 from relax_actors.training.conversation import conversation_of
 from relax_actors.training.episode import Limits
+from relax_actors.training.token_ledger import TokenLedger
 
 if TYPE_CHECKING:  # `relax check` loads every role, and needs no NATS
     from relax_actors.training.episode_batch import EpisodeBatch
@@ -31,6 +32,8 @@ if TYPE_CHECKING:  # `relax check` loads every role, and needs no NATS
 
 WAIT_SECONDS = 0.05
 """Longest wait for an environment's answer before rows and guests are looked for again."""
+CACHE_SHARE = 0.9
+"""Share of an engine's key-value cache that conversations may fill; requests of the gateway need the rest."""
 JOIN_SHARE, JOIN_TOKENS = 8, 8
 """Turns join a running batch when they are one in so many of it, or after so many tokens: a join copies the cache."""
 
@@ -77,8 +80,15 @@ class TurnRollout(Rollout):
         config, bad = self.context.config, self._bad
         samples = 1 if greedy else config.rollout.group_size
         template = self._request(first[0], greedy=greedy)
+        # Batches of a deterministic run do not depend on what an actor has generated before.
+        room = (None, None) if self._barrier else (config.rollout.max_running_tokens, self._cache_tokens())
         batch = self._batch = EpisodeBatch(
-            self.context, self._client, self._conversation, self._limits, barrier=self._barrier
+            self.context,
+            self._client,
+            self._conversation,
+            self._limits,
+            TokenLedger(*room),
+            barrier=self._barrier,
         )
         batch.counts = self._counts
         bad += batch.add(first, samples)
@@ -96,7 +106,8 @@ class TurnRollout(Rollout):
             del limit
             nonlocal tokens
             tokens += 1
-            if tokens % JOIN_TOKENS and batch.ready * JOIN_SHARE < len(running):
+            gathers = not self._engine.joins_freely and tokens % JOIN_TOKENS
+            if gathers and batch.ready * JOIN_SHARE < len(running):
                 batch.take_answers(0.0)
                 return []
             return ready()
@@ -133,6 +144,11 @@ class TurnRollout(Rollout):
             cpu_start = time.thread_time()
         batch.write_turns()
         running.dismiss()
+
+    def _cache_tokens(self) -> int | None:
+        """Return the tokens of the engine's key-value cache that conversations may fill."""
+        tokens = self._engine.cache_tokens
+        return None if tokens is None else int(CACHE_SHARE * tokens)
 
     def _wait(self, batch: EpisodeBatch) -> None:
         start = time.monotonic()

@@ -103,6 +103,17 @@ class InferenceEngine(WeightConsumer, Protocol):
     def context_length(self) -> int:
         """Largest number of tokens of prompt and completion together."""
 
+    @property
+    def joins_freely(self) -> bool:
+        """Whether a request that joins a running batch costs the others nothing, so that turns never wait to join."""
+
+    @property
+    def cache_tokens(self) -> int | None:
+        """Tokens of requests and conversations that the key-value cache holds at once; None if it is not bounded."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return counts for the metrics of the rollout actor."""
+
     def stream(
         self,
         requests: Sequence[GenerationRequest],
@@ -127,7 +138,21 @@ class InferenceEngine(WeightConsumer, Protocol):
 
 
 class GenerateMixin:
-    """Adds `generate`, which collects a whole `stream`, to an inference engine."""
+    """Adds `generate`, which collects a whole `stream`, to an inference engine, and what few engines differ in."""
+
+    @property
+    def joins_freely(self) -> bool:
+        """See `InferenceEngine`."""
+        return False
+
+    @property
+    def cache_tokens(self) -> int | None:
+        """See `InferenceEngine`."""
+        return None
+
+    def metrics(self) -> dict[str, float]:
+        """See `InferenceEngine`."""
+        return {}
 
     def generate(
         self: InferenceEngine,

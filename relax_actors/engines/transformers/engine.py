@@ -76,6 +76,10 @@ class TransformersEngine(SwappableModel, GenerateMixin):
         """Largest number of tokens of prompt and completion together."""
         return context_length(self._model)
 
+    def metrics(self) -> dict[str, float]:
+        """Return turns of conversations with and without a kept cache."""
+        return {} if self.kept is None else {"kept_caches": self.kept.hits, "missing_caches": self.kept.misses}
+
     @torch.inference_mode()
     def stream(
         self,
