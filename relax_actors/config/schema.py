@@ -154,8 +154,11 @@ class Config(Section):
             object.__setattr__(self, "reward", self.reward.model_copy(update={"function": "environment"}))
         if self.eval is not None and "reward" not in self.eval.model_fields_set:
             object.__setattr__(self, "eval", self.eval.model_copy(update={"reward": "environment"}))
-        if self.media is not None:
-            msg = "[environment]: episodes read text alone, but the model sees or hears; choose a model of text"
+        if self.media is not None and self.rollout.backend == "sglang":
+            msg = (
+                'rollout.backend = "sglang": episodes with [environment] of a model that sees or hears need '
+                'rollout.backend = "transformers"'
+            )
             raise ValueError(msg)
         if self.trainer.router_replay:
             msg = "trainer.router_replay: the experts of episodes with [environment] are not recorded; set it to false"

@@ -62,6 +62,7 @@ def flatten_samples(prompt_tokens: Array, samples: Sequence[Sample], fingerprint
         else None,
         "prompt_experts": experts[0],
         "routed_experts": experts[1],
+        "observed": [list(s.observed) for s in sequences] if any(s.observed for s in sequences) else [],
     }
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from relax_actors.messages.media import ObservedMedia
+
 Array = NDArray[Any]
 NOT_SAMPLED = -1
 """Version of a token that no policy sampled: from the prompt, a tool's answer or an observation."""
@@ -47,6 +49,8 @@ class TokenSequence:
             sampled tokens is one generation.
         routed_experts: `[len - 1, moe_layers, experts_per_token] int16`, experts chosen for each token but the last,
             -1 where unknown; only with trainer.router_replay.
+        observed: media that the sequence reads after its prompt, in order. A first one that starts at token 0 is in
+            place of the row's prompt.
 
     Raises:
         ValueError: the per-token arrays differ in length.
@@ -58,6 +62,7 @@ class TokenSequence:
     versions: Array
     spans: Array | None = None
     routed_experts: Array | None = None
+    observed: tuple[ObservedMedia, ...] = ()
 
     def __post_init__(self) -> None:
         lengths = {len(self.token_ids), len(self.loss_mask), len(self.logprobs), len(self.versions)}

@@ -18,6 +18,7 @@ from relax_actors.messages.conversations import unpack_conversations
 from relax_actors.messages.experts import check_experts, expand, join_experts
 from relax_actors.messages.fingerprints import sampling_versions
 from relax_actors.messages.flat_samples import flatten_samples
+from relax_actors.messages.media import ObservedMedia
 from relax_actors.messages.samples import NOT_SAMPLED, FinishReason, Sample, TokenSequence, runs
 
 Array = NDArray[Any]
@@ -63,6 +64,7 @@ class Trajectory:
             trainer.router_replay.
         routed_experts: `[total, moe_layers, experts_per_token]`, for the token before each own token, from the forward
             pass that produced the own token.
+        observed: media that each sequence reads after its prompt, see `TokenSequence.observed`; empty if none does.
 
     Raises:
         ValueError: shapes or values are inconsistent, or no token is trained.
@@ -86,6 +88,7 @@ class Trajectory:
     greedy_samples: int = 0
     prompt_experts: Array | None = None
     routed_experts: Array | None = None
+    observed: list[list[ObservedMedia]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -95,6 +98,7 @@ class Trajectory:
         self._check_fingerprints()
         self._check_spans()
         self._check_turns()
+        self._check_observed()
         sizes = len(self.prompt_tokens), len(self.lengths), len(self.token_ids)
         check_experts(self.prompt_experts, self.routed_experts, sizes)
 
@@ -240,6 +244,7 @@ class Trajectory:
                 np.concatenate([np.full(shared, NOT_SAMPLED, np.int32), self.versions[part]]),
                 inside,
                 None if recorded is None else join_experts(recorded, i, shared, part),
+                tuple(self.observed[i]) if self.observed else (),
             )
 
     def expanded_experts(self) -> tuple[Array, Array] | None:
@@ -355,6 +360,18 @@ class Trajectory:
         if rewards.shape != (turns,) or rewards.dtype.kind != "f" or not np.isfinite(rewards).all():
             msg = f"turn_rewards of a trajectory are {rewards.dtype}{list(rewards.shape)}, not {turns} finite numbers"
             raise ValueError(msg)
+
+    def _check_observed(self) -> None:
+        if not self.observed:
+            return
+        if len(self.observed) != len(self.lengths):
+            msg = f"a trajectory has observed media of {len(self.observed)} sequences, but {len(self.lengths)} of these"
+            raise ValueError(msg)
+        for i, (length, observed) in enumerate(zip(self.sequence_lengths, self.observed, strict=True)):
+            bounds = [0, *(bound for one in observed for bound in (one.start, one.start + one.positions.shape[1]))]
+            if sorted(bounds) != bounds or bounds[-1] > length:
+                msg = f"observed media of sequence {i} overlap, are out of order or reach beyond its {length} tokens"
+                raise ValueError(msg)
 
     def _check_spans(self) -> None:
         spans = self.spans

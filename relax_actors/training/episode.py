@@ -8,8 +8,6 @@ and encoded again; where the chat template would write the conversation in anoth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
@@ -17,9 +15,12 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from relax_actors.data.media_fields import plain_messages
+from relax_actors.errors import StoreError
 from relax_actors.messages import EnvironmentAnswer, FinishReason, Sample, Turn
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.training.conversation import Conversation
+from relax_actors.training.episode_input import Limits, Media, Reading, Start
 from relax_actors.training.growing_sequence import GrowingSequence
 
 Array = NDArray[Any]
@@ -36,40 +37,6 @@ class State(Enum):
     ENDED = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of an episode.
-
-    Attributes:
-        max_turns: turns of the model.
-        max_tokens: sampled tokens of a turn.
-        room: tokens of a sequence, observations included.
-        token_budget: tokens of all turns and observations behind the prompt; None if only `room` counts.
-    """
-
-    max_turns: int
-    max_tokens: int
-    room: int
-    token_budget: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """What an episode begins with.
-
-    Attributes:
-        sample: index of the sample.
-        seed: of the row.
-        tokens: `[len] int32`, the prompt; empty if the environment gives it.
-        messages: the prompt as chat messages; empty for plain text.
-    """
-
-    sample: int
-    seed: int
-    tokens: Array
-    messages: Sequence[dict[str, Any]] = ()
-
-
 class Episode:
     """One sample of a row. The methods must be called in the states that they name.
 
@@ -77,6 +44,7 @@ class Episode:
         start: what it begins with.
         limits: its limits.
         conversation: renders messages.
+        media: prepares media; None for a model that reads text only.
 
     Attributes:
         state: what it waits for.
@@ -85,10 +53,11 @@ class Episode:
         actions: what the model wrote, a text for each turn.
         observations: what the environment answered to its reset and to each action.
         branches: sequences that began because the template rewrote the conversation.
+        media: media of what the model reads next; None for a model that reads text only.
     """
 
-    def __init__(self, start: Start, limits: Limits, conversation: Conversation) -> None:
-        self.start, self._limits, self._conversation = start, limits, conversation
+    def __init__(self, start: Start, limits: Limits, conversation: Conversation, media: Media | None = None) -> None:
+        self.start, self._limits, self._conversation, self._prepare = start, limits, conversation, media
         self.attempt = -1
         self.restart()
 
@@ -101,13 +70,18 @@ class Episode:
         self.observations: list[EnvironmentAnswer] = []
         self.branches = 0
         self._messages = [dict(message) for message in self.start.messages]
-        tokens = self.start.tokens
-        self._sequences = [GrowingSequence.of(tokens)] if len(tokens) else []
+        self._sources = list(self.start.sources)
+        self._sequences = [self._first()] if len(self.start.tokens) else []
+        self.media = self.start.media
         self._rewards: list[float] = []
         self._budget_left = self._limits.token_budget
         self._digest = xxhash.xxh3_128(f"{self.start.sample}.{self.attempt}".encode())
-        # Of the turn that is being generated: digest before its observation, tokens of the observation, branching.
-        self._before, self._context, self._branches = self._digest.hexdigest(), _NO_TOKENS, False
+        # Of the turn that is being generated: digest before its observation, and what it reads.
+        self._before, self._reading = self._digest.hexdigest(), Reading(_NO_TOKENS, branches=False)
+
+    def _first(self) -> GrowingSequence:
+        """Return the sequence of the prompt."""
+        return GrowingSequence.of(self.start.tokens, self.start.observed)
 
     @property
     def turns(self) -> int:
@@ -135,20 +109,20 @@ class Episode:
         room = self._limits.room - (self._sequences[-1].length if self._sequences else 0)
         return room if self._budget_left is None else min(room, self._budget_left)
 
-    def observe(self, observed: EnvironmentAnswer, recorded: Turn | None = None) -> None:
+    def observe(self, observed: EnvironmentAnswer, recorded: Reading | None = None) -> None:
         """Take the answer to the reset or to the last action; OPENING or WAITING becomes READY or ENDED.
 
         Args:
             observed: the answer.
-            recorded: turn whose tokens to take, in place of rendering the messages.
+            recorded: what the model read, in place of rendering the messages.
 
         Raises:
-            RowError: the messages cannot be rendered.
+            RowError: the messages cannot be rendered, or their media cannot be read.
         """
         self._expect(State.OPENING, State.WAITING)
         self._before = self._digest.hexdigest()
-        self.observations.append(observed)
-        self._context, self._branches = _NO_TOKENS, False
+        self.observations.append(observed.without_bytes())
+        self._reading = Reading(_NO_TOKENS, branches=False)
         if self._rewards and observed.reward is not None:
             self._rewards[-1] = observed.reward
         if observed.done or observed.truncated:
@@ -158,24 +132,28 @@ class Episode:
         else:
             self._read(observed, recorded)
 
-    def _read(self, observed: EnvironmentAnswer, recorded: Turn | None) -> None:
+    def _read(self, observed: EnvironmentAnswer, recorded: Reading | None) -> None:
+        messages = observed.messages
         if recorded is None:
-            self._context, self._branches = self._render(observed.messages)
+            messages, self._reading = self._rendered(messages)
         else:
-            self._context, self._branches = recorded.context, recorded.branches
-        if self.turns and observed.messages:
+            messages, self._reading = plain_messages(messages), recorded
+        reading = self._reading
+        if self.turns and messages:
             self._messages += [{"role": "assistant", "content": self.actions[-1]}]
-        self._messages += observed.messages
-        cost = len(self._context)
-        if self._branches and self.turns:
+        self._messages += messages
+        self._sources = [*([] if reading.branches else self._sources), *reading.sources]
+        self.media = reading.media
+        cost = len(reading.tokens)
+        if reading.branches and self.turns:
             self.branches += 1
             cost = max(0, cost - self._sequences[-1].length)
-        elif self._branches:
+        elif reading.branches:
             self._sequences.clear()  # the first observation is part of the prompt
-        if self._branches or not self._sequences:
-            self._sequences.append(GrowingSequence.of(self._context))
+        if reading.branches or not self._sequences:
+            self._sequences.append(GrowingSequence.of(reading.tokens, reading.observed))
         else:
-            self._sequences[-1].read(self._context)
+            self._sequences[-1].read(reading.tokens, reading.observed)
         if self._budget_left is not None and self.turns:
             self._budget_left -= cost
         self.state = State.READY
@@ -186,13 +164,29 @@ class Episode:
     def _drop_context(self) -> None:
         """Remove the observation that leaves no room for an answer, so that the trainer need not read it."""
         if not self.turns:
-            self._sequences = [GrowingSequence.of(self.start.tokens)]
+            self._sequences = [self._first()]
             return
-        if self._branches:
+        if self._reading.branches:
             self._sequences.pop()
             self.branches -= 1
             return
         self._sequences[-1].drop_last()
+
+    def _rendered(self, messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], Reading]:
+        """Return messages without their media, and what the model reads."""
+        if self._prepare is None:
+            return messages, Reading(*self._render(messages))
+        where = f"the observation before turn {self.turns} of sample {self.start.sample}"
+        messages, sources = self._prepare.admit(messages, where)
+        tokens, branches = self._render(messages)
+        if branches:
+            sources = [*self._sources, *sources]
+        begins = branches or not self._sequences
+        length, before = (0, self._prepare.none) if begins else (self._sequences[-1].length, self.media)
+        if not begins and not len(tokens):
+            return messages, Reading(tokens, branches, before)
+        found = self._prepare.read(length, before or self._prepare.none, tokens, sources, where)
+        return messages, Reading(found.tokens, branches, found.media, found.observed, sources)
 
     def _render(self, messages: list[dict[str, Any]]) -> tuple[Array, bool]:
         """Return the tokens of an observation, and whether they are those of a new sequence."""
@@ -242,8 +236,8 @@ class Episode:
 
     def _turn(self, tokens: Array, logprobs: Array, versions: Array, reason: str) -> Turn:
         position = self.start.sample, self.attempt, self.turns, self._before
-        read = self.observations[-1], self._context, self._branches
-        return Turn(*position, *read, tokens, logprobs, versions, str(reason))
+        read = self.observations[-1], self._reading.tokens, self._reading.branches
+        return Turn(*position, *read, tokens, logprobs, versions, str(reason), media=self._reading.observed)
 
     def end(self, reason: FinishReason) -> None:
         """End the episode, in any state."""
@@ -268,12 +262,27 @@ class Episode:
         if turn.ended:
             self._repeat_end(turn)
             return True
-        self.observe(turn.observed, turn)
+        try:
+            reading = self._recorded(turn)
+        except StoreError:  # the turn is generated again
+            return False
+        self.observe(turn.observed, reading)
         if self.state is not State.READY:
             return False
         self.begin()
         self.generated(turn.token_ids, turn.logprobs, turn.versions, turn.finish_reason)
         return True
+
+    def _recorded(self, turn: Turn) -> Reading:
+        """Return what the model read before a turn that was written down.
+
+        Raises:
+            StoreError: media are lost.
+        """
+        seen, media = turn.media, self.media
+        if self._prepare is not None and seen is not None:
+            media = self._prepare.again(media if media is not None and seen.start else self._prepare.none, seen)
+        return Reading(turn.context, turn.branches, media, seen, () if seen is None else seen.sources)
 
     def _repeat_end(self, turn: Turn) -> None:
         if self.state is State.WAITING and turn.observed.reward is not None and self._rewards:
@@ -289,7 +298,7 @@ class Episode:
 
     def sample(self, *, trained: bool = True) -> Sample:
         """Return the sample, in state ENDED; with `trained` false its loss mask is empty."""
-        sequences = self._sequences or [GrowingSequence.of(self.start.tokens)]
+        sequences = self._sequences or [self._first()]
         joint = "\n" if self._conversation.needs_stop else ""
         metrics = {f"environment/{name}": value for seen in self.observations for name, value in seen.metrics.items()}
         metrics |= {
@@ -308,10 +317,10 @@ class Episode:
         )
 
     def _said(self) -> list[dict[str, Any]]:
-        """Return the whole conversation, the last answer included, without the bytes of its media."""
+        """Return the whole conversation, the last answer included, with hashes in place of the bytes of media."""
         said = [dict(message) for message in self.start.messages]
         for i, seen in enumerate(self.observations):
-            said += [{**message, "content": _without_bytes(message.get("content"))} for message in seen.messages]
+            said += seen.messages
             if i < self.turns:
                 said.append({"role": "assistant", "content": self.actions[i]})
         return said
@@ -320,9 +329,3 @@ class Episode:
         if self.state not in states:
             msg = f"sample {self.start.sample} is {self.state.name}, not {' or '.join(state.name for state in states)}"
             raise AssertionError(msg)
-
-
-def _without_bytes(content: Any) -> Any:
-    if not isinstance(content, list):
-        return content
-    return [{name: v for name, v in part.items() if not isinstance(v, bytes)} for part in content]

@@ -51,7 +51,9 @@ class Turns:
 
     def append(self, length: int, before: PromptMedia, text: str, *media: Medium) -> Observation:
         """Prepare an observation."""
-        return self.observations.append(length, before, self.tokens(text, *media), media, ROW, "the reply of turn 1")
+        where = "the reply of turn 1"
+        sources = self.observations.admit(media, ROW, where)
+        return self.observations.append(length, before, self.tokens(text, *media), sources, ROW, where)
 
 
 @pytest.fixture
@@ -111,7 +113,8 @@ def test_bad_media_of_an_observation_name_it(turns: Turns, tmp_path: Path) -> No
 
     def message(text: str, *shown: Medium) -> str:
         with pytest.raises(RowError) as caught:
-            turns.observations.append(len(tokens), media, turns.tokens(text), shown, ROW, "the reply of turn 1")
+            sources = turns.observations.admit(shown, ROW, "the reply of turn 1")
+            turns.observations.append(len(tokens), media, turns.tokens(text), sources, ROW, "the reply of turn 1")
         return str(caught.value)
 
     assert message("1", image(1)) == (
