@@ -23,6 +23,7 @@ def refusals(config: Config) -> Iterator[str]:
     """Yield a line for each combination of settings that cannot be meant."""
     yield from _idle(config)
     yield from _advantages(config)
+    yield from _players(config)
     yield from _normalisation(config)
     yield from _components(config)
     yield from _shaping(config)
@@ -63,11 +64,12 @@ def _advantages(config: Config) -> Iterator[str]:
             f'algorithm.advantage = "{advantage}" needs the sum of the squared probabilities at each token; add '
             "[roles.squares]"
         )
-    by_turn = config.environment is not None and config.environment.credit == "turn"
-    if by_turn and advantage in WHOLE_SAMPLES:
+    credit = "episode" if config.environment is None else config.environment.credit
+    if credit != "episode" and advantage in WHOLE_SAMPLES:
         yield (
-            f'environment.credit = "turn" gives every turn its own return, which algorithm.advantage = "{advantage}" '
-            'would compare with whole samples; set algorithm.advantage = "turn", or environment.credit = "episode"'
+            f'environment.credit = "{credit}" gives every {credit} its own return, which algorithm.advantage = '
+            f'"{advantage}" would compare with whole samples; set algorithm.advantage = "turn", or environment.credit '
+            '= "episode"'
         )
     if "greedy" in required.needs and config.rollout.actor != "rollout":
         yield (
@@ -81,6 +83,26 @@ def _advantages(config: Config) -> Iterator[str]:
         )
     if advantage == "mean_ratio" or config.algorithm.scale == "group_mean":
         yield from _negative_rewards(config)
+
+
+def _players(config: Config) -> Iterator[str]:
+    """Refuse statistics of whole samples where each player of a sample has rewards of its own."""
+    algorithm, environment = config.algorithm, config.environment
+    if environment is None or not environment.players:
+        return
+    whole = {
+        'algorithm.advantage = "ema"': algorithm.advantage == "ema",
+        'algorithm.scale = "batch_std"': algorithm.scale == "batch_std",
+        "algorithm.signal_scale = true": algorithm.signal_scale,
+        'algorithm.components = "decoupled"': algorithm.components == "decoupled",
+        'algorithm.whiten = "samples"': algorithm.whiten == "samples",
+    }
+    for setting, is_set in whole.items():
+        if is_set:
+            yield (
+                f"{setting} has one number for a whole sample, but each of environment.players has advantages of its "
+                "own; choose another setting"
+            )
 
 
 def _negative_rewards(config: Config) -> Iterator[str]:

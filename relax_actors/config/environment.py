@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from relax_actors.config.sections import Fraction, Named, NonNegativeInt, PoolSection, Positive, PositiveFloat
+from relax_actors.messages.samples import PLAYER_NAME
 from relax_actors.registry.catalog import ENVIRONMENTS
+
+PlayerName = Annotated[str, Field(pattern=f"^{PLAYER_NAME.pattern}$")]
 
 
 class EnvironmentSection(PoolSection):
@@ -18,6 +21,11 @@ class EnvironmentSection(PoolSection):
     """Environment: a registered name, or the dotted path of your own subclass of `relax_actors.envs.Environment`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the environment's class."""
+    players: tuple[PlayerName, ...] = ()
+    """Players of an episode, all of which the model plays, each with a conversation of its own. The first one begins;
+    `Step(player=...)` names who reads the observation and acts next. Without players, the model is one side."""
+    trained: tuple[PlayerName, ...] | None = None
+    """Players whose turns are trained; all if not set."""
     prompt: Literal["data", "environment"] = "data"
     """Where an episode's prompt comes from: "data" appends the first observation, if it is not empty, to the prompt of
     the data; "environment" takes the first observation alone."""
@@ -46,12 +54,13 @@ class EnvironmentSection(PoolSection):
     """Attempts at a sample beyond the first one with "refill"; then it is excluded."""
     mask_truncated: bool = False
     """Whether samples that ended by a limit (max_turns, token_budget, length, timeout) are left out of the loss."""
-    credit: Literal["episode", "turn"] = "episode"
+    credit: Literal["episode", "branch", "turn"] = "episode"
     """What the reward of a turn counts for: "episode" sums the rewards of a sample; "turn" gives each turn its own
-    return, the rewards from it to the end, and `algorithm.advantage = "group"` becomes "turn". Needs
-    `reward.function = "environment"`."""
+    return, the rewards from it to the end; "branch" gives each sequence of a sample its own return, where the chat
+    template or a player's turn begins a new one. With "turn" and "branch", which need `reward.function =
+    "environment"`, `algorithm.advantage = "group"` becomes "turn"."""
     discount: Fraction = 1.0
-    """Discount factor of rewards of later turns where credit goes to turns."""
+    """Discount factor of rewards of later turns or branches where credit goes to them."""
     isolation: Literal["none", "sandbox"] = "none"
     """"sandbox" runs the actors without network but the broker, with a read-only view of the Python installation, the
     folder of the configuration, `readable`, the store and the model, and with an empty /tmp; needs bubblewrap."""
@@ -59,3 +68,22 @@ class EnvironmentSection(PoolSection):
     """Further files and folders that a sandbox shows, read-only."""
     max_processes: Positive | None = None
     """Limit of processes and threads in a sandbox; unlimited if not set. For root it needs a control group."""
+
+    @model_validator(mode="after")
+    def _players(self) -> EnvironmentSection:
+        if len(set(self.players)) < len(self.players):
+            msg = f"environment.players names a player twice: {', '.join(self.players)}"
+            raise ValueError(msg)
+        if unknown := [name for name in self.trained or () if name not in self.players]:
+            players = f"players are {', '.join(self.players)}" if self.players else "players is not set"
+            msg = f"environment.trained names {unknown[0]!r}, but environment.{players}"
+            raise ValueError(msg)
+        if self.trained is not None and not self.trained:
+            msg = "environment.trained = [] trains nothing; name a player, or leave it out to train all"
+            raise ValueError(msg)
+        return self
+
+    @property
+    def trained_players(self) -> tuple[str, ...]:
+        """Players whose turns are trained; empty without players."""
+        return self.players if self.trained is None else self.trained

@@ -163,13 +163,14 @@ class Config(Section):
         if self.trainer.router_replay:
             msg = "trainer.router_replay: the experts of episodes with [environment] are not recorded; set it to false"
             raise ValueError(msg)
-        if self.environment.credit == "turn" and self.reward.function != "environment":
+        credit = self.environment.credit
+        if credit != "episode" and self.reward.function != "environment":
             msg = (
-                f'environment.credit = "turn" gives credit by the rewards of the environment, but reward.function is '
-                f'{self.reward.function!r}; set reward.function = "environment", or environment.credit = "episode"'
+                f'environment.credit = "{credit}" gives credit by the rewards of the environment, but reward.function '
+                f'is {self.reward.function!r}; set reward.function = "environment", or environment.credit = "episode"'
             )
             raise ValueError(msg)
-        if self.environment.credit == "turn" and self.algorithm.advantage == "group":
+        if credit != "episode" and self.algorithm.advantage == "group":
             object.__setattr__(self, "algorithm", self.algorithm.model_copy(update={"advantage": "turn"}))
         return self
 
@@ -245,6 +246,8 @@ class Config(Section):
         """Names of the reward components that every row of the run has; empty if the reward has no components."""
         if self.reward.components is not None:
             return self.reward.components
+        if self.environment is not None and self.reward.function == "environment":
+            return self.environment.players
         return tuple(self.reward.function) if isinstance(self.reward.function, dict) else ()
 
 

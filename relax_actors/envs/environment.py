@@ -37,17 +37,20 @@ class Step:
 
     Attributes:
         observation: what the model sees next; ignored if the episode has ended.
-        reward: reward of the turn; None if there is none. The reward of an episode is the sum of its turns' rewards.
+        reward: reward of the turn; None if there is none. The reward of an episode is the sum of its turns' rewards. In
+            an episode with players it is that of the player that has acted; a dict rewards players by name.
         done: whether the episode has ended.
         metrics: finite numbers to record with the sample.
         truncated: whether the episode has ended by a limit of the environment, without a result.
+        player: player that reads the observation and acts next, one of `environment.players`; empty for the same one.
     """
 
     observation: Observation = ""
-    reward: float | None = None
+    reward: float | Mapping[str, float] | None = None
     done: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
     truncated: bool = False
+    player: str = ""
 
 
 Result: TypeAlias = Step | Observation

@@ -28,7 +28,7 @@ class EnvironmentFaultError(Exception):
     """Return value of an environment that is no answer; the text says what was returned and what is expected."""
 
 
-def answer_of(result: Any, session: str, turn: int, max_bytes: int) -> EnvironmentAnswer:
+def answer_of(result: Any, session: str, turn: int, max_bytes: int, players: Sequence[str] = ()) -> EnvironmentAnswer:
     """Convert what `reset` or `step` returned.
 
     Args:
@@ -36,10 +36,11 @@ def answer_of(result: Any, session: str, turn: int, max_bytes: int) -> Environme
         session: name of the session.
         turn: number of the action; -1 for `reset`.
         max_bytes: largest observation.
+        players: names of the players; empty without players.
 
     Raises:
-        EnvironmentFaultError: the result has a wrong type, is not UTF-8, too large, or holds a number that is not
-            finite.
+        EnvironmentFaultError: the result has a wrong type, is not UTF-8, too large, holds a number that is not finite,
+            names an unknown player, or is a reward of `reset`.
     """
     method = "reset()" if turn < 0 else "step()"
     step = result if isinstance(result, Step) else Step(result)
@@ -52,15 +53,25 @@ def answer_of(result: Any, session: str, turn: int, max_bytes: int) -> Environme
         if not isinstance(getattr(step, name), bool | np.bool_):
             msg = f"{method} returned Step({name}={getattr(step, name)!r:.80}); {name} is True or False"
             raise EnvironmentFaultError(msg)
-    reward = None if step.reward is None else _number(step.reward, method, "reward")
+    if step.reward is not None and turn < 0:
+        msg = f"reset() returned reward {step.reward!r:.80}; a reward answers an action: return it from step()"
+        raise EnvironmentFaultError(msg)
+    by_player = step.reward if isinstance(step.reward, Mapping) else {}
+    if unknown := [name for name in (*by_player, *filter(None, [step.player])) if name not in players]:
+        known = f"environment.players are {', '.join(players)}" if players else "environment.players is not set"
+        msg = f"{method} names the player {unknown[0]!r:.80}; {known}"
+        raise EnvironmentFaultError(msg)
+    is_number = step.reward is not None and not isinstance(step.reward, Mapping)
     return EnvironmentAnswer(
         session,
         turn,
         messages,
-        reward,
+        _number(step.reward, method, "reward") if is_number else None,
         done=bool(step.done),
         truncated=bool(step.truncated),
         metrics=_metrics(step.metrics, method),
+        player=step.player or "",
+        rewards={name: _number(value, method, f"reward of {name}") for name, value in by_player.items()},
     )
 
 

@@ -43,12 +43,14 @@ class Template:
         cls: class of the environment.
         values: values of its options.
         max_observation_bytes: largest observation.
+        players: names of the players.
         is_reusable: whether a process may have one session after another.
     """
 
     cls: type[Environment]
     values: dict[str, Any]
     max_observation_bytes: int
+    players: tuple[str, ...] = ()
     is_reusable: bool = True
 
 
@@ -88,7 +90,8 @@ class Session:
             await _run(self._environment.close)
 
     def _answer(self, result: Any, turn: int) -> EnvironmentAnswer:
-        return answer_of(result, self._name, turn, self._template.max_observation_bytes)
+        template = self._template
+        return answer_of(result, self._name, turn, template.max_observation_bytes, template.players)
 
     async def _with_state(self, answer: EnvironmentAnswer) -> EnvironmentAnswer:
         environment = self._environment

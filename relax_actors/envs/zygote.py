@@ -128,7 +128,7 @@ def main() -> None:
     try:
         cls, values = load_environment(section)
         reusable = cls.shares_process and section.cpu_seconds is None
-        template = Template(cls, values, section.max_observation_bytes, reusable)
+        template = Template(cls, values, section.max_observation_bytes, section.players, reusable)
     except ConfigError as error:
         send(control, str(error))
         return

@@ -91,6 +91,8 @@ class EnvironmentAnswer:
         turn: number of the action; -1 for the first observation.
         messages: observation as chat messages, `{"role": ..., "content": text or parts}`.
         reward: reward of the turn; None if the environment gave none.
+        rewards: rewards of players by name, whoever has acted; added to the last turn of each.
+        player: player that reads the observation and acts next; empty for the one that has acted, or without players.
         done: whether the episode has ended.
         truncated: whether it ended without a result, by a limit of the environment.
         metrics: measurements of the turn.
@@ -112,10 +114,12 @@ class EnvironmentAnswer:
     state: bytes | None = None
     error: str = ""
     detail: str = ""
+    player: str = ""
+    rewards: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not all(map(math.isfinite, (self.reward or 0.0, *self.metrics.values()))):
-            msg = f"reward {self.reward} or a metric of an environment is not finite"
+        if not all(map(math.isfinite, (self.reward or 0.0, *self.rewards.values(), *self.metrics.values()))):
+            msg = f"reward {self.reward or self.rewards} or a metric of an environment is not finite"
             raise ValueError(msg)
         if self.error and self.error not in tuple(Fault):
             msg = f"error {self.error[:80]!r} of an environment is none of {', '.join(Fault)}"
@@ -123,8 +127,15 @@ class EnvironmentAnswer:
 
     @property
     def digest(self) -> str:
-        """Hash of observation, reward and end, by which a replay is compared with the record."""
-        plain = [_hashed(self.messages), self.reward, self.done, self.truncated]
+        """Hash of observation, rewards, player and end, by which a replay is compared with the record."""
+        plain = [
+            _hashed(self.messages),
+            self.reward,
+            self.done,
+            self.truncated,
+            self.player,
+            sorted(self.rewards.items()),
+        ]
         return xxhash.xxh3_64_hexdigest(msgpack.packb(plain, use_bin_type=True))
 
     def without_bytes(self) -> EnvironmentAnswer:

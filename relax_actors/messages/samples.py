@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 from relax_actors.messages.media import ObservedMedia
 
 Array = NDArray[Any]
+PLAYER_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
+"""Names of the players of an episode."""
 NOT_SAMPLED = -1
 """Version of a token that no policy sampled: from the prompt, a tool's answer or an observation."""
 
@@ -49,6 +52,7 @@ class TokenSequence:
             sampled tokens is one generation.
         routed_experts: `[len - 1, moe_layers, experts_per_token] int16`, experts chosen for each token but the last,
             -1 where unknown; only with trainer.router_replay.
+        player: player of an episode whose conversation it is; empty in episodes without players.
         observed: media that the sequence reads after its prompt, in order. A first one that starts at token 0 is in
             place of the row's prompt.
 
@@ -62,6 +66,7 @@ class TokenSequence:
     versions: Array
     spans: Array | None = None
     routed_experts: Array | None = None
+    player: str = ""
     observed: tuple[ObservedMedia, ...] = ()
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ from relax_actors.messages.experts import check_experts, expand, join_experts
 from relax_actors.messages.fingerprints import sampling_versions
 from relax_actors.messages.flat_samples import flatten_samples
 from relax_actors.messages.media import ObservedMedia
-from relax_actors.messages.samples import NOT_SAMPLED, FinishReason, Sample, TokenSequence, runs
+from relax_actors.messages.samples import NOT_SAMPLED, PLAYER_NAME, FinishReason, Sample, TokenSequence, runs
 
 Array = NDArray[Any]
 MAX_SEQUENCES = 1 << 16
@@ -57,6 +57,7 @@ class Trajectory:
             rewards.
         conversations: `[bytes] uint8`, messages of the samples of an episode, see `pack_conversations`; None if the
             samples are completions.
+        players: `[sequences]`, player of an episode whose conversation each sequence is; empty without players.
         greedy_samples: how many of the samples, the last ones, are greedy baselines of the others; none of their
             tokens are trained.
         prompt_experts: `[1 or sequences, prompt_len - 1, moe_layers, experts_per_token]` uint8 or int16 as
@@ -85,6 +86,7 @@ class Trajectory:
     metrics: dict[str, list[float]] = field(default_factory=dict)
     turn_rewards: Array | None = None
     conversations: Array | None = None
+    players: list[str] = field(default_factory=list)
     greedy_samples: int = 0
     prompt_experts: Array | None = None
     routed_experts: Array | None = None
@@ -98,6 +100,7 @@ class Trajectory:
         self._check_fingerprints()
         self._check_spans()
         self._check_turns()
+        self._check_players()
         self._check_observed()
         sizes = len(self.prompt_tokens), len(self.lengths), len(self.token_ids)
         check_experts(self.prompt_experts, self.routed_experts, sizes)
@@ -188,6 +191,14 @@ class Trajectory:
         return np.maximum(numbers, 0)
 
     @property
+    def branch_numbers(self) -> Array:
+        """Number of each token's sequence in its sample, `[total] int64`."""
+        counts = self.counts
+        numbers = np.arange(len(self.lengths)) - np.repeat(np.cumsum(counts) - counts, counts)
+        found: Array = np.repeat(numbers, self.lengths)
+        return found
+
+    @property
     def oldest_version(self) -> int:
         """Oldest weight version that sampled a trained token."""
         return int(self.versions[self.trained].min())
@@ -244,6 +255,7 @@ class Trajectory:
                 np.concatenate([np.full(shared, NOT_SAMPLED, np.int32), self.versions[part]]),
                 inside,
                 None if recorded is None else join_experts(recorded, i, shared, part),
+                self.players[i] if self.players else "",
                 tuple(self.observed[i]) if self.observed else (),
             )
 
@@ -346,6 +358,12 @@ class Trajectory:
                 f"a trajectory has {len(self.fingerprints)} fingerprints, but {count} versions sampled its tokens; "
                 "give one for each version, or none"
             )
+            raise ValueError(msg)
+
+    def _check_players(self) -> None:
+        players, count = self.players, len(self.lengths)
+        if players and (len(players) != count or not all(map(PLAYER_NAME.fullmatch, players))):
+            msg = f"players {str(players)[:200]} of a trajectory must name one of each of its {count} sequences"
             raise ValueError(msg)
 
     def _check_turns(self) -> None:

@@ -1,48 +1,88 @@
-r"""Rewards of single turns as rewards of tokens, so that advantage estimators give credit to turns.
+r"""Rewards that an environment gave, as rewards of samples, of players, and of the tokens of turns or branches.
 
 The return of turn t is $G_t = r_t + \gamma G_{t+1}$. The reward of a sample is the sum $R$ of its turns' rewards,
 without discount. The last token of turn t has reward $G_t - G_{t+1}$, and that of the last turn $G_T - R$: from any
-token on, the rewards of a sample and of its tokens add up to the return of the token's turn.
+token on, the rewards of a sample and of its tokens add up to the return of the token's turn. The same holds for
+branches, the sequences of a sample, whose reward is the sum of those of their turns.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal, TypeAlias
+
 import numpy as np
+from numpy.typing import NDArray
 
 from relax_actors.messages import Reward, Trajectory
+from relax_actors.messages.player_parts import parts_of
+
+Credit: TypeAlias = Literal["episode", "branch", "turn"]
 
 
-def by_turn(trajectory: Trajectory, discount: float) -> Reward:
-    """Return the rewards of a row whose turns get their own credit.
+def environment_reward(trajectory: Trajectory, credit: Credit, discount: float, trained: Sequence[str] = ()) -> Reward:
+    """Return the rewards of a row by what its environment gave.
 
     Args:
-        trajectory: samples with rewards of turns.
-        discount: factor of a turn.
+        trajectory: samples with rewards of turns, and with players if there are any.
+        credit: what the reward of a turn counts for.
+        discount: factor of a turn or a branch.
+        trained: players whose rewards are summed to that of a sample.
+
+    Raises:
+        ValueError: the turns have no rewards, which the credit needs.
+    """
+    own = partial(token_rewards, credit=credit, discount=discount)
+    components: dict[str, NDArray[np.float32]] = {}
+    if trajectory.players:
+        prefix, metrics = "reward/", trajectory.metrics
+        named = {name.removeprefix(prefix): v for name, v in metrics.items() if name.startswith(prefix)}
+        components = {name: np.array(v, np.float32) for name, v in named.items()}
+        values = np.sum([named[name] for name in trained], axis=0)
+        tokens = np.zeros(len(trajectory.token_ids), np.float32)
+        for part in parts_of(trajectory):
+            tokens[part.tokens] = own(part.trajectory)
+    else:
+        tokens, n = own(trajectory), len(trajectory.texts)
+        samples = np.repeat(np.arange(n), trajectory.turn_counts)
+        values = np.bincount(samples, trajectory.turn_rewards, minlength=n)
+    if credit == "episode":
+        return Reward(values.astype(np.float32), components)
+    return Reward(values.astype(np.float32), components, tokens, trajectory.sample_lengths.astype(np.int32))
+
+
+def token_rewards(trajectory: Trajectory, credit: Credit, discount: float) -> NDArray[np.float32]:
+    """Return the rewards of tokens that give each turn or branch its own return, `[total] float32`.
 
     Raises:
         ValueError: the turns have no rewards.
     """
     if trajectory.turn_rewards is None:
-        msg = 'environment.credit = "turn" needs the rewards of turns, which the trajectory does not hold'
+        msg = f'environment.credit = "{credit}" needs the rewards of turns, which the trajectory does not hold'
         raise ValueError(msg)
-    values = np.zeros(len(trajectory.texts), np.float64)
     tokens = np.zeros(len(trajectory.token_ids), np.float64)
-    last, start = trajectory.turn_spans[:, 1] - 1, 0
-    for i, count in enumerate(trajectory.turn_counts.tolist()):
-        if not count:
-            continue
+    if credit == "episode":
+        return tokens.astype(np.float32)
+    last = trajectory.turn_spans[:, 1] - 1
+    numbers = trajectory.turn_numbers if credit == "turn" else trajectory.branch_numbers
+    start = 0
+    for count in trajectory.turn_counts.tolist():
         part = slice(start, start + count)
         start += count
-        rewards = trajectory.turn_rewards[part].astype(np.float64)
+        if not count:
+            continue
+        # A unit of credit is a turn, or all turns of a branch.
+        units = np.unique(numbers[last[part]], return_inverse=True)[1]
+        rewards = np.bincount(units, trajectory.turn_rewards[part].astype(np.float64))
         returns = discounted(rewards, discount)
-        values[i] = rewards.sum()
-        tokens[last[part]] = returns - np.append(returns[1:], values[i])
-    lengths = trajectory.sample_lengths.astype(np.int32)
-    return Reward(values.astype(np.float32), {}, tokens.astype(np.float32), lengths)
+        ends = last[part][np.flatnonzero(np.diff(units, append=len(rewards)))]
+        tokens[ends] = returns - np.append(returns[1:], rewards.sum())
+    return tokens.astype(np.float32)
 
 
-def discounted(rewards: np.ndarray, discount: float) -> np.ndarray:
-    """Return the discounted returns of turns, `[turns] float64`."""
+def discounted(rewards: NDArray[np.float64], discount: float) -> NDArray[np.float64]:
+    """Return the discounted returns of turns or branches, `[units] float64`."""
     found, total = np.zeros(len(rewards)), 0.0
     for t in range(len(rewards) - 1, -1, -1):
         total = found[t] = rewards[t] + discount * total

@@ -11,7 +11,7 @@ from broker.store import Store
 from relax_actors.messages import Prompt, Reward, Sample
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.rewards import RewardFunction, checked, load_reward, load_rewards
-from relax_actors.rewards.credit import by_turn
+from relax_actors.rewards.credit import environment_reward
 from relax_actors.rewards.loading import call_reward, takes_sample
 from relax_actors.runtime import Role, Row
 from relax_actors.simulation.devices import REWARD, Devices
@@ -94,9 +94,11 @@ class RewardRole(Role):
         scorer = self._eval if row.is_eval else self._train
         if self._devices is not None:
             self._devices.elapse_phase(REWARD, row.prompt.seed, self.progress)
-        environment = self.context.config.environment
-        if environment is not None and environment.credit == "turn" and not row.is_eval:
-            return by_turn(row.trajectory, environment.discount)
+        config = self.context.config
+        environment = None if row.is_eval or config.reward.function != "environment" else config.environment
+        if environment is not None and (environment.players or environment.credit != "episode"):
+            players = environment.trained_players
+            return environment_reward(row.trajectory, environment.credit, environment.discount, players)
         prompt = with_files(row.prompt, self.context.table.store)
         texts, values, components = row.trajectory.texts, [], []
         samples = row.trajectory.samples if scorer.reads_samples else [None] * len(texts)

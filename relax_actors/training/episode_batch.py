@@ -88,10 +88,9 @@ class EpisodeBatch:
         turns = read_turns(self._context.table, [row.id for row in rows])
         for row in rows:
             recorded, attempt = turns[row.id]
-            by_environment = self._section.prompt == "environment"
             seen = see(row)
             try:
-                starts = starts_of(row.prompt, samples, self._conversation, from_environment=by_environment, seen=seen)
+                starts = starts_of(row.prompt, samples, self._conversation, self._section, seen)
             except RowError as error:
                 bad.append((row, error))
                 continue
@@ -232,7 +231,7 @@ class EpisodeBatch:
                 samples=1,
                 max_tokens=most,
                 min_tokens=min(template.min_tokens, most),
-                session="" if self._barrier else live.session,
+                session="" if self._barrier else f"{live.session}{episode.player}",
                 media=episode.media,
             )
             episode.begin()

@@ -122,8 +122,7 @@ def starts_of(
     prompt: Prompt,
     samples: int,
     conversation: Conversation,
-    *,
-    from_environment: bool,
+    section: EnvironmentSection,
     seen: SeenPrompt | None = None,
 ) -> list[Start]:
     """Return what the episodes of a row begin with.
@@ -132,20 +131,20 @@ def starts_of(
         prompt: of the row.
         samples: number of samples.
         conversation: of the run; it may add tools to the prompt.
-        from_environment: whether the first observation is the whole prompt.
+        section: says where the prompt comes from, and who plays.
         seen: the prompt with its media; None for a model that reads text only.
 
     Raises:
         RowError: the prompt cannot be rendered.
     """
-    messages, first = prompt.messages, Start(0, prompt.seed, prompt.tokens, prompt.messages)
+    first = Start(0, prompt.seed, prompt.tokens, prompt.messages, section.players, section.trained_players)
     if seen is not None:
         first = replace(first, tokens=seen.tokens, media=seen.media, sources=prompt.media)
-    if from_environment:
+    if section.prompt == "environment":
         none = None if seen is None else seen.prepare.none
         first = replace(first, tokens=np.zeros(0, np.int32), messages=[], media=none, sources=())
-    elif conversation.offers_tools and messages:
-        first = replace(first, tokens=conversation.prompt(messages))
+    elif conversation.offers_tools and prompt.messages:
+        first = replace(first, tokens=conversation.prompt(prompt.messages))
         if seen is not None:
             found = seen.prepare.read(0, seen.prepare.none, first.tokens, prompt.media, "the prompt with its tools")
             first = replace(first, tokens=found.tokens, media=found.media, observed=found.observed)

@@ -43,6 +43,8 @@ class Start:
         seed: of the row.
         tokens: `[len] int32`, the prompt; empty if the environment gives it.
         messages: the prompt as chat messages; empty for plain text.
+        players: names of the players, of whom the first one begins; empty if there is one side alone.
+        trained: players whose tokens are trained; the reward of the sample is the sum of theirs.
         media: media of the prompt; None for a model that reads text only.
         sources: their files.
         observed: media of a prompt that is not the one in the row's column `media`; else None.
@@ -52,6 +54,8 @@ class Start:
     seed: int
     tokens: Array
     messages: Sequence[dict[str, Any]] = ()
+    players: Sequence[str] = ()
+    trained: Sequence[str] = ()
     media: PromptMedia | None = None
     sources: Sequence[MediaSource] = ()
     observed: ObservedMedia | None = None

@@ -62,10 +62,10 @@ class GrowingSequence:
             self.tokens[:] = [np.concatenate(self.tokens)]
         return self.tokens[0]
 
-    def built(self, *, trained: bool) -> TokenSequence:
-        """Return the sequence as it is stored; its sampled tokens are trained or not."""
+    def built(self, *, trained: bool, player: str = "") -> TokenSequence:
+        """Return the sequence of a player as it is stored; its sampled tokens are trained or not."""
         versions = np.concatenate(self.versions)
         mask = (versions >= 0) & trained
         spans = np.array(self.spans, np.int32).reshape(-1, 2)
-        logprobs = np.concatenate(self.logprobs)
-        return TokenSequence(self.ids, mask, logprobs, versions, spans, observed=tuple(self.observed))
+        logprobs, observed = np.concatenate(self.logprobs), tuple(self.observed)
+        return TokenSequence(self.ids, mask, logprobs, versions, spans, None, player, observed)

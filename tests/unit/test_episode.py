@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from broker.codec import decode, encode
 from relax_actors.data.renderer import Extension, Message
 from relax_actors.messages import EnvironmentAnswer, FinishReason, Trajectory, Turn, Turns
-from relax_actors.rewards.credit import by_turn, discounted
+from relax_actors.rewards.credit import discounted, environment_reward
 from relax_actors.training.conversation import text_of
 from relax_actors.training.episode import Episode, State
 from relax_actors.training.episode_input import Limits, Start
@@ -213,7 +213,7 @@ def test_credit_of_turns_is_their_discounted_return() -> None:
     restored = [s.turn_rewards.tolist() for s in trajectory.samples]
     assert restored == [[0.5, 0.0, 1.0], [0.25]]
     assert trajectory.turn_numbers[trajectory.trained].tolist() == [0, 0, 1, 1, 2, 2, 0, 0]
-    found = by_turn(trajectory, 0.5)
+    found = environment_reward(trajectory, "turn", 0.5)
     assert found.values.tolist() == [1.5, 0.25], "the reward of a row is what its environment gave, without discount"
     ends = np.cumsum(found.lengths)
     for i, (begin, end) in enumerate(zip(ends - found.lengths, ends, strict=True)):

@@ -13,7 +13,7 @@ from relax_actors.algorithms.advantages.turns import turn
 from relax_actors.algorithms.refusals import refusals
 from relax_actors.config import load_config
 from relax_actors.messages import FinishReason, Sample, TokenSequence, Trajectory
-from relax_actors.rewards.credit import by_turn
+from relax_actors.rewards.credit import environment_reward
 
 PICK = Path(__file__).parents[2] / "examples" / "agents" / "pick.toml"
 PROMPT = np.array([1, 2], np.int32)
@@ -46,7 +46,7 @@ def advantages(rewards: list[list[float]], discount: float = 0.0) -> list[list[f
     trajectory = row(rewards)
     estimation = RowEstimation(load_config(PICK, ["environment.credit=turn"]))
     columns = {"trajectory": trajectory}
-    values: Array = estimation.estimate(by_turn(trajectory, discount), columns, "row").values
+    values: Array = estimation.estimate(environment_reward(trajectory, "turn", discount), columns, "row").values
     by_tokens = values[trajectory.trained].reshape(-1, 2)
     assert (by_tokens[:, 0] == by_tokens[:, 1]).all()
     assert not values[~trajectory.trained].any()
@@ -78,7 +78,7 @@ def test_turns_that_one_sample_alone_reached_and_equal_turns_have_no_advantage()
 
 
 def test_reward_of_a_row_is_what_the_environment_gave() -> None:
-    rewards = by_turn(row([[0.5, 0.25], [1.0]]), 0.0)
+    rewards = environment_reward(row([[0.5, 0.25], [1.0]]), "turn", 0.0)
     assert rewards.values.tolist() == [0.75, 1.0]
 
 

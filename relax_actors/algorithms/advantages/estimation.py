@@ -25,6 +25,7 @@ from relax_actors.config import Config
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.errors import ConfigError, RowError
 from relax_actors.messages import Advantage, FinishReason, Reward, Trajectory
+from relax_actors.messages.player_parts import parts_of
 from relax_actors.registry.catalog import ADVANTAGES
 
 REFERENCE, VALUES, SQUARES = "reference", "values", "squares"
@@ -82,6 +83,8 @@ class RowEstimation:
 
     def __init__(self, config: Config) -> None:
         self._algorithm, self._max_tokens = config.algorithm, config.rollout.max_tokens
+        self._has_players = config.environment is not None and bool(config.environment.players)
+        self._by_branch = config.environment is not None and config.environment.credit == "branch"
         self._function, self._requirements = estimator_of(config.algorithm)
         if config.algorithm.components == "decoupled" and isinstance(config.reward.function, dict):
             self._function = partial(self._function, weights=config.reward.function | config.algorithm.weights)
@@ -93,7 +96,7 @@ class RowEstimation:
         by_length = shapes.overlong or shapes.length_penalty > 0 or shapes.mask_truncated
         found = {
             "prompt": "role" in needs,
-            "trajectory": bool(needs & _TOKEN_INPUTS) or in_reward or by_length,
+            "trajectory": bool(needs & _TOKEN_INPUTS) or in_reward or by_length or self._has_players,
             "actor_fwd": in_reward and algorithm.proximal == "actor_fwd",
             REFERENCE: in_reward,
             VALUES: "values" in needs,
@@ -105,6 +108,13 @@ class RowEstimation:
         """Return why a row is to be dropped; an empty string if it is to be trained."""
         shapes, trained = self._algorithm.shaping, self._trained(len(reward))
         values, tokens = reward.values[:trained], reward.token_values
+        if shapes.filter_zero_variance and self._has_players:
+            parts = [part.reward(reward) for part in parts_of(columns["trajectory"])]
+            flat = [
+                not shaping.has_signal(part.values) and (part.token_values is None or not part.token_values.any())
+                for part in parts
+            ]
+            return f"each player scored the same in all {trained} samples" if all(flat) else ""
         if shapes.filter_zero_variance and not shaping.has_signal(values) and (tokens is None or not tokens.any()):
             return f"all {trained} samples scored {values[0]:g}"
         if shapes.mask_truncated:
@@ -121,7 +131,7 @@ class RowEstimation:
     def estimate(
         self, reward: Reward, columns: Mapping[str, Any], source: str, kl_coefficient: float | None = None
     ) -> Advantage:
-        """Compute the advantages of a row.
+        """Compute the advantages of a row; those of its players, if there are any, each as a row of its own.
 
         Args:
             reward: rewards of the row.
@@ -133,6 +143,42 @@ class RowEstimation:
             RowError: a column does not fit the others, or the estimator refuses the row or returns no finite number for
                 each sample or token.
         """
+        if self._has_players:
+            return self._of_players(reward, columns, source, kl_coefficient)
+        return self._of_samples(reward, columns, source, kl_coefficient)
+
+    def _of_players(
+        self, reward: Reward, columns: Mapping[str, Any], source: str, kl_coefficient: float | None
+    ) -> Advantage:
+        whole: Trajectory = columns["trajectory"]
+        values, kls = np.zeros(len(whole.token_ids)), []
+        returns = np.zeros(len(values), np.float32) if "values" in self._requirements.needs else None
+        for part in parts_of(whole):
+            if len(part.samples) < self._requirements.min_samples:
+                continue  # nobody to compare with
+            own = {
+                name: column[part.tokens] for name, column in columns.items() if name not in ("prompt", "trajectory")
+            }
+            own = {**columns, **own, "trajectory": part.trajectory}
+            found = self._of_samples(part.reward(reward), own, f"{source}, player {part.player}", kl_coefficient)
+            lengths = part.trajectory.sample_lengths
+            values[part.tokens] = found.values if found.per_token else np.repeat(found.values, lengths)
+            if returns is not None and found.returns is not None:
+                returns[part.tokens] = found.returns
+            kls += [] if found.kl is None else [found.kl]
+        return Advantage(
+            values if self._algorithm.needs_whole_step else values.astype(np.float32),
+            float(np.asarray(reward.values, np.float64).mean()),
+            returns=returns,
+            lengths=whole.sample_lengths.astype(np.int32),
+            components={name: float(part.astype(np.float64).mean()) for name, part in reward.components.items()},
+            kl=float(np.mean(kls)) if kls else None,
+            per_token=True,
+        )
+
+    def _of_samples(
+        self, reward: Reward, columns: Mapping[str, Any], source: str, kl_coefficient: float | None
+    ) -> Advantage:
         try:
             kl = self._kl(columns)
             coefficient = self._algorithm.kl.coefficient if kl_coefficient is None else kl_coefficient
@@ -176,10 +222,14 @@ class RowEstimation:
             values=columns.get(VALUES),
             logprobs=None if trajectory is None else trajectory.logprobs,
             squares=columns.get(SQUARES),
-            turns=None if trajectory is None else trajectory.turn_numbers,
+            turns=None if trajectory is None else self._units(trajectory),
             components=reward.components if "components" in needs else {},
             role=str(columns["prompt"].metadata.get("role", "")) if "role" in needs else "",
         )
+
+    def _units(self, trajectory: Trajectory) -> Array:
+        """Return the number of the turn of each token in its sample; that of the branch with credit for branches."""
+        return trajectory.branch_numbers if self._by_branch else trajectory.turn_numbers
 
     def _without_greedy(self, whole: Group) -> Group:
         trained = self._trained(whole.n)
