@@ -29,9 +29,7 @@ def with_bytes(part: dict[str, Any]) -> dict[str, Any]:
         return part
     kind, (name, *more) = PART_TYPES.get(part.get("type", "")), arrays
     if kind == "video" or kind is None or more:
-        msg = (
-            f"a part of type {part.get('type')!r:.40} with an array; give images and sounds as arrays, videos as files"
-        )
+        msg = f"an array in a part of type {part.get('type')!r:.40}; give images and sounds as arrays, videos as files"
         raise ValueError(msg)
     rest = {key: value for key, value in part.items() if key != name}
     if kind == "image":
@@ -50,7 +48,7 @@ def png_of(pixels: NDArray[Any]) -> bytes:
     """
     whole = pixels[:, :, None] if pixels.ndim == 2 else pixels  # noqa: PLR2004
     if whole.ndim != 3 or whole.shape[2] not in _CHANNELS or whole.dtype != np.uint8 or not whole.size:  # noqa: PLR2004
-        msg = f"a picture is {pixels.dtype}{list(pixels.shape)}; give [height, width] or [height, width, 3] uint8"
+        msg = f"a picture of {pixels.dtype}{list(pixels.shape)}; give [height, width] or [height, width, 3] uint8"
         raise ValueError(msg)
     height, width, channels = whole.shape
     lines = np.concatenate([np.zeros((height, 1), np.uint8), whole.reshape(height, -1)], axis=1)  # no filter
@@ -74,10 +72,10 @@ def wav_of(samples: NDArray[Any], rate: Any) -> bytes:
         ValueError: the array has another shape or type, or there is no rate.
     """
     if samples.ndim != 1 or not samples.size or not (samples.dtype == np.int16 or samples.dtype.kind == "f"):
-        msg = f"a sound is {samples.dtype}{list(samples.shape)}; give [samples] int16, or floats from -1 to 1"
+        msg = f"a sound of {samples.dtype}{list(samples.shape)}; give [samples] int16, or floats from -1 to 1"
         raise ValueError(msg)
     if not isinstance(rate, int) or rate < 1:
-        msg = "a sound as an array has no sampling_rate; give it in the same part"
+        msg = "a sound as an array without sampling_rate; give it in the same part"
         raise ValueError(msg)
     if samples.dtype.kind == "f":
         samples = (np.clip(np.nan_to_num(samples), -1, 1) * np.iinfo(np.int16).max).astype(np.int16)
