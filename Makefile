@@ -13,6 +13,7 @@
 #   fuzz            send a million malformed messages to live runs; about half an hour
 #   compose-test    test docker-compose.yml; needs a Docker engine with compose
 #   omni            train small models that see and hear on four tasks, about five minutes each
+#   agents          train small models that act by turns, call a calculator and zoom into pictures
 #   smollm2         train a 135M-parameter model on arithmetic
 #   media           install the packages for models that take images, video and sound
 #   megatron        install the packages for trainer.backend = "megatron"
@@ -119,10 +120,11 @@ omni: $(VENV)/.omni
 		$(BIN)/python examples/omni/show.py $$task || exit 1; \
 	done
 
-# A model learns to sort by turns with an environment, another one to use a calculator.
-agents: $(VENV)/.base
+# A model learns to sort by turns with an environment, another one to use a calculator, a third one to zoom into a picture.
+agents: $(VENV)/.omni
 	$(BIN)/relax up examples/agents/pick.toml $(SETTINGS)
 	$(BIN)/relax up examples/agents/calculator.toml $(SETTINGS)
+	$(BIN)/relax up examples/agents/zoom.toml $(SETTINGS)
 
 smollm2: $(VENV)/.smollm2
 	$(BIN)/python examples/smollm2/prepare.py

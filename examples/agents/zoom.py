@@ -1,4 +1,4 @@
-"""Find a handwritten digit in a noisy picture: "<picture>?" -> "b" -> the upper right quarter, enlarged -> "7".
+"""Tell a handwritten 1 from a 2 in a noisy picture: "<picture>?" -> "b" -> the upper right quarter, enlarged -> "2".
 
 The model sees the whole picture with an eighth of its pixels along each side: enough to see where the digit is, too few
 to read it. Naming a quarter shows it four times as large. Needs the extra `media` and scikit-learn.
@@ -27,7 +27,9 @@ SIDE, DIGIT = 64, 16
 """Pixels of the picture's side, and of the side of the digit in the middle of its quarter."""
 NOISE, BRIGHTEST = 96, 16
 OVERVIEW = {"min_pixels": 64, "max_pixels": 64}
-_TEST = 360
+DIGITS = (1, 2)
+"""Of all pairs, these are hardest to tell apart in the whole picture."""
+_TEST = 80
 
 
 class Zoom(Environment):
@@ -77,8 +79,9 @@ def held_out(*, size: int | None, seed: int) -> list[Task]:
 @lru_cache
 def _digits() -> tuple[np.ndarray, np.ndarray]:
     data = load_digits()
-    images = (data.images * (255 / BRIGHTEST)).astype(np.uint8)
-    return images.repeat(DIGIT // 8, axis=1).repeat(DIGIT // 8, axis=2), data.target
+    chosen = np.isin(data.target, DIGITS)
+    images = (data.images[chosen] * (255 / BRIGHTEST)).astype(np.uint8)
+    return images.repeat(DIGIT // 8, axis=1).repeat(DIGIT // 8, axis=2), data.target[chosen]
 
 
 def _task(images: np.ndarray, values: np.ndarray, chosen: np.ndarray, seed: str, *, shown: bool) -> Task:
