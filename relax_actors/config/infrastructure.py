@@ -87,7 +87,7 @@ class SupervisionSection(Section):
     heartbeat: Annotated[float, Field(ge=1)] = 10.0
     """Seconds without a heartbeat after which an actor's process is killed."""
     start_deadline: PositiveFloat = 180.0
-    """Seconds that an actor may take to become ready; the import of its engine before has the same limit."""
+    """Seconds that an actor, a node or the broker may take to become ready, and the import of an engine before."""
     patience: PositiveFloat = 600.0
     """Seconds that the run waits for a role that has no actor on any node, e.g. for `relax node`, before it ends."""
     shutdown: PositiveFloat = 5.0

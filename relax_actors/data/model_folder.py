@@ -14,6 +14,8 @@ from relax_actors.config import Config
 from relax_actors.data import nested_config
 from relax_actors.data.tokenizer import make_character_tokenizer
 from relax_actors.errors import ConfigError
+from relax_actors.media.family import family_of
+from relax_actors.media.processor_writer import write_processor_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class ModelFacts:
 
 
 def prepare(config: Config, folder: Path) -> None:
-    """Write config.json and the tokenizer of `model.architecture` to `folder`; does nothing for `model.path`.
+    """Write config.json, tokenizer and processors of `model.architecture` to `folder`; nothing for `model.path`.
 
     Raises:
         ConfigError: the tokenizer's settings contradict each other or the architecture.
@@ -66,7 +68,7 @@ def prepare(config: Config, folder: Path) -> None:
     special, fields = nested_config.special_tokens(architecture), nested_config.text_fields(architecture)
     _check_sizes(fields, "model.architecture")
     folder.mkdir(parents=True, exist_ok=True)
-    ids = make_character_tokenizer(tokenizer.alphabet, tokenizer.end, folder, list(special.values()))
+    ids = make_character_tokenizer(tokenizer.alphabet, tokenizer.end, folder, special)
     if tokenizer.chat_template is not None:
         (folder / "chat_template.jinja").write_text(tokenizer.chat_template)
     wanted = fields.get("vocab_size", ids["vocab_size"])
@@ -85,6 +87,8 @@ def prepare(config: Config, folder: Path) -> None:
     else:
         body = of_text | architecture
     (folder / "config.json").write_text(json.dumps(body, indent=1, sort_keys=True))
+    if special and (family := family_of(folder)) is not None and config.media is not None:
+        write_processor_files(folder, family, config.media)
 
 
 def measure(folder: Path, where: str = "", setting: str = "model.path") -> ModelFacts:

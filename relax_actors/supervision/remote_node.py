@@ -304,7 +304,7 @@ def _supervisor(config: Config, node: Assignment) -> Supervisor:
     """Supervisor of the node's process, which may take as long to stop as its slowest role."""
     settings = config.supervision
     drain = max(section_of(config, role).deadline for role in node.roles) + settings.shutdown
-    specs = [ChildSpec("node", shutdown=drain + END_SECONDS, start_deadline=60)]
+    specs = [ChildSpec("node", shutdown=drain + END_SECONDS, start_deadline=settings.start_deadline)]
     limits, backoff = Limits(settings.intensity, settings.period), Backoff(settings.backoff, settings.backoff_max)
     return Supervisor(specs, Strategy.ONE_FOR_ONE, limits, backoff, random.Random(0))  # noqa: S311 jitter
 

@@ -230,9 +230,13 @@ class Root:
 
     def _supervisor(self) -> Supervisor:
         settings = self.config.supervision
-        specs = [ChildSpec("node", shutdown=len(self.actors) * (settings.shutdown + 1), start_deadline=60)]
+        specs = [
+            ChildSpec(
+                "node", shutdown=len(self.actors) * (settings.shutdown + 1), start_deadline=settings.start_deadline
+            )
+        ]
         if self._server is not None:
-            specs.insert(0, ChildSpec("broker", shutdown=10, start_deadline=60))
+            specs.insert(0, ChildSpec("broker", shutdown=10, start_deadline=settings.start_deadline))
         limits = Limits(settings.intensity, settings.period)
         backoff = Backoff(settings.backoff, settings.backoff_max)
         return Supervisor(specs, Strategy.ONE_FOR_ONE, limits, backoff, random.Random(0))  # noqa: S311 jitter

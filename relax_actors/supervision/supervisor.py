@@ -180,10 +180,10 @@ class Supervisor:
 
     def _restart(self, child: ChildState, outcome: Exit, was_ready_for: float, now: float) -> list[Action]:
         self._failures = [at for at in self._failures if self._ready_time - at < self._limits.period]
-        if len(self._failures) > self._limits.intensity:
+        if (failures := len(self._failures)) > self._limits.intensity:
             self._enter(child, Phase.ENDED, now)
             reason = (
-                f"{len(self._failures)} failures within {self._limits.period:g} s exceed the limit of "
+                f"{failures} failure{'s' if failures > 1 else ''} within {self._limits.period:g} s, and the limit is "
                 f"{self._limits.intensity} (supervision.intensity, supervision.period). Last failure: {outcome.reason}"
             )
             return self._give_up(child.spec.id, reason, now)

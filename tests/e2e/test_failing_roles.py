@@ -26,6 +26,18 @@ def own_config(tmp_path: Path, body: str) -> Path:
     return config
 
 
+def test_node_that_is_not_ready_in_time_ends_the_run(make_run: MakeRun) -> None:
+    run = make_run("late", "supervision.start_deadline=0.01", "supervision.intensity=0")
+    code, _, said = run.start().finish()
+    assert code == 1, said
+    # The broker may be late, too.
+    expected = (
+        r"supervision gave up: (node|broker)\n1 failure within 60 s, and the limit is 0 \(supervision\.intensity, "
+        r"supervision\.period\)\. Last failure: not ready in time \(supervision\.start_deadline\)\n"
+    )
+    assert re.search(expected, said), said
+
+
 @pytest.mark.slow
 def test_reward_that_always_raises_stops_the_run_which_resumes_after_the_fix(make_run: MakeRun, tmp_path: Path) -> None:
     config = own_config(tmp_path, "raise ValueError('no score for ' + completion)")

@@ -97,18 +97,17 @@ def test_monitor_shows_a_run_and_feeds_prometheus_and_tensorboard(watched: Guard
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     port = free_port()
+    lines = [f'relax_step_reward{{run="{RUN}"}} 0.25', f'relax_actor_rss_mib{{run="{RUN}",role="trainer",n="0"}} 100.0']
+    lines.append(f'relax_events_total{{run="{RUN}",role="evaluator",kind="evaluated"}}')
     with publishing(watched) as end:
         process = monitor(watched, "--sink", f"prometheus={port}", "--sink", f"tensorboard={tmp_path / 'board'}")
-        page = wait_until(lambda: "relax_events_total" in (found := page_of(port)) and found, "metrics of steps", 30)
+        wait_until(lambda: all(line in page_of(port) for line in lines), f"metrics: {lines}", 30)
         end()
         said, _ = process.communicate(timeout=30)
     assert process.returncode == 0, said
     last = said.strip().splitlines()[-1]
     assert "/500 reward 0.250" in last, said
     assert last.endswith("; finished")
-    assert f'relax_step_reward{{run="{RUN}"}} 0.25' in page
-    assert f'relax_actor_rss_mib{{run="{RUN}",role="trainer",n="0"}} 100.0' in page
-    assert f'relax_events_total{{run="{RUN}",role="evaluator",kind="evaluated"}}' in page
     board = EventAccumulator(str(tmp_path / "board"))
     board.Reload()
     assert {"step/reward", "step/loss", "eval/reward"} <= set(board.Tags()["scalars"])
