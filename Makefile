@@ -120,10 +120,11 @@ omni: $(VENV)/.omni
 		$(BIN)/python examples/omni/show.py $$task || exit 1; \
 	done
 
-# A model learns to sort by turns with an environment, another one to use a calculator, a third one to zoom into a picture.
+# Models learn to sort by turns, to use a calculator, to play solver and critic, and to zoom into a picture.
 agents: $(VENV)/.omni
 	$(BIN)/relax up examples/agents/pick.toml $(SETTINGS)
 	$(BIN)/relax up examples/agents/calculator.toml $(SETTINGS)
+	$(BIN)/relax up examples/agents/review.toml $(SETTINGS)
 	$(BIN)/relax up examples/agents/zoom.toml $(SETTINGS)
 
 smollm2: $(VENV)/.smollm2

@@ -80,6 +80,10 @@ class AgentSection(PoolSection):
     """Seconds without a request after which the sample of an agent that is started elsewhere is given to another."""
     retries: NonNegativeInt = 2
     """Times that a sample is given out again after its agent failed or was lost; then it ends with reason `error`."""
+    on_error: Literal["exclude", "refill", "zero"] = "exclude"
+    """What happens to a sample whose agent failed. It is given to another agent, which gets the recorded answers again;
+    with "refill" an agent that failed is followed by one that gets other answers. After `retries`, the group's
+    advantages are computed without the sample; with "zero" it is trained with reward 0."""
     max_turns: Positive = 64
     """Answers of the policy in a sample; further requests are refused, and the sample ends with reason `max_turns`."""
     branches: Literal["all", "last"] = "all"

@@ -135,25 +135,27 @@ class Config(Section):
         """Give every run with agents a gateway, by which they ask the policy."""
         if self.agent is None:
             return self
-        if self.environment is not None or self.eval is not None:
-            other = "environment" if self.environment is not None else "eval"
-            msg = f"[agent] and [{other}] exclude each other: agents own their loop, and work on training rows alone"
+        if self.environment is not None:
+            msg = "[agent] and [environment] exclude each other: agents own their loop; remove one of them"
             raise ValueError(msg)
         if self.gateway is None:
             object.__setattr__(self, "gateway", GatewaySection())
-        if "function" not in self.reward.model_fields_set and "actor" not in self.reward.model_fields_set:
-            object.__setattr__(self, "reward", self.reward.model_copy(update={"function": "environment"}))
+        self._reward_of_episodes()
         return self
 
-    @model_validator(mode="after")
-    def _episodes(self) -> Config:
-        """Let the environment give the reward, unless the reward is set."""
-        if self.environment is None:
-            return self
+    def _reward_of_episodes(self) -> None:
+        """Let the environment or the agent give the reward, unless it is set."""
         if "function" not in self.reward.model_fields_set and "actor" not in self.reward.model_fields_set:
             object.__setattr__(self, "reward", self.reward.model_copy(update={"function": "environment"}))
         if self.eval is not None and "reward" not in self.eval.model_fields_set:
             object.__setattr__(self, "eval", self.eval.model_copy(update={"reward": "environment"}))
+
+    @model_validator(mode="after")
+    def _episodes(self) -> Config:
+        """Check what episodes with an environment cannot have."""
+        if self.environment is None:
+            return self
+        self._reward_of_episodes()
         if self.media is not None and self.rollout.backend == "sglang":
             msg = (
                 'rollout.backend = "sglang": episodes with [environment] of a model that sees or hears need '

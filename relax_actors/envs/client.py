@@ -11,17 +11,16 @@ import asyncio
 import queue
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
-import xxhash
 
 from broker.codec import decode, encode
 from relax_actors.config import Config
+from relax_actors.envs.members import Members
+from relax_actors.envs.operations import Close, Operation, Pending, problem_of, size_of
 from relax_actors.errors import CodecError, RelaxError
 from relax_actors.messages import Act, EnvironmentAnswer, EnvironmentAnswers, EnvironmentRequest, Fault, Open
-from relax_actors.messages.environment import OPENED
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
@@ -29,30 +28,15 @@ if TYPE_CHECKING:
     from broker.leases import RunState
     from broker.table import Table
 
-ROLE = "environment"
 TICK_SECONDS = 0.25
-LOOK_SECONDS, ABSENT_SECONDS = 1.0, 2.0
-"""Interval of looking at the leases, and time without a lease after which an actor counts as gone."""
 SILENT_SECONDS, TRIES = 3.0, 3
 """Time without a message about a request after which it is sent again, and how often it is sent."""
 SLACK_SECONDS = 10.0
 """Time beyond the deadline of an operation for the actor to report that it has passed."""
 BUSY_SECONDS = 0.2
 MAX_REQUEST_BYTES = 1 << 20
-MAX_ACTION = 1 << 20
-"""Characters of an action."""
 CALL_SECONDS = 30.0
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class Close:
-    """End a session; has no answer."""
-
-    session: str
-
-
-Operation: TypeAlias = Open | Act | Close
 
 
 class Surroundings(Protocol):
@@ -66,33 +50,6 @@ class Surroundings(Protocol):
     def author(self) -> str:
         """Signature of the incarnation that holds the sessions."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """An actor with a lease: its incarnation, and when the lease was last seen."""
-
-    incarnation: int
-    seen: float
-
-
-@dataclass
-class Pending:
-    """An operation without an answer."""
-
-    operation: Open | Act
-    deadline: float
-    member: int | None = None
-    sent: float = 0.0
-    heard: float = 0.0
-    tries: int = 0
-    busy: set[int] = field(default_factory=set)
-
-    @property
-    def turn(self) -> int:
-        """Turn of the answer."""
-        operation = self.operation
-        return operation.turn if isinstance(operation, Act) else len(operation.actions) + OPENED
 
 
 class EnvironmentClient:
@@ -116,9 +73,8 @@ class EnvironmentClient:
         self._unsent: list[Pending] = []
         self._closing: dict[int, list[str]] = {}
         self._homes: dict[str, int] = {}
-        self._members: dict[int, Member] = {}
+        self._members = Members(context.state)
         self._sending: set[asyncio.Task[None]] = set()
-        self._looked_at = float("-inf")
         self._requests: dict[int, list[Pending]] = {}
         self._next_request = 0
         self._flushing = False
@@ -168,8 +124,8 @@ class EnvironmentClient:
             limit = self._section.open_seconds if isinstance(operation, Open) else self._section.step_seconds
             pending = Pending(operation, now + limit + SLACK_SECONDS)
             self._pending[operation.session] = pending
-            if problem := _problem(operation):
-                self._settle(pending, _failed(pending, problem))
+            if problem := problem_of(operation):
+                self._settle(pending, pending.failed(problem))
             else:
                 self._unsent.append(pending)
         self._flush_soon()
@@ -208,15 +164,14 @@ class EnvironmentClient:
         session = pending.operation.session
         if isinstance(pending.operation, Act):
             return self._homes.get(session)
-        free = [n for n in self._members if n not in pending.busy]
-        return max(free, key=lambda n: xxhash.xxh3_64_intdigest(f"{session}|{n}".encode()), default=None)
+        return self._members.choose(session, pending.busy)
 
     def _send(self, member: int, group: list[Pending]) -> None:
         closes = self._closing.pop(member, [])
         parts: list[list[Pending]] = [[]]
         size = 0
         for pending in group:
-            own = _size(pending.operation)
+            own = size_of(pending.operation)
             if size + own > MAX_REQUEST_BYTES and parts[-1]:
                 parts.append([])
                 size = 0
@@ -250,7 +205,7 @@ class EnvironmentClient:
     def _refuse(self, part: list[Pending], member: int, closes: list[str], error: CodecError) -> None:
         """Answer an operation that cannot be encoded; the others of its request are sent alone."""
         if len(part) == 1:
-            self._settle(part[0], _failed(part[0], f"its request: {error}"))
+            self._settle(part[0], part[0].failed(f"its request: {error}"))
             part = []
         for pending in part:
             self._publish(member, [pending], [])
@@ -310,15 +265,14 @@ class EnvironmentClient:
             self._answers.put(answer)
 
     def _lose(self, pending: Pending, detail: str) -> None:
-        session = pending.operation.session
-        self._leave(session)
-        self._settle(pending, EnvironmentAnswer(session, pending.turn, error=Fault.LOST, detail=detail))
+        self._leave(pending.operation.session)
+        self._settle(pending, pending.lost(detail))
 
     async def _watch(self) -> None:
         """Look after operations that get no answer, as long as the client lives."""
         while True:
             try:
-                if self._pending and time.monotonic() - self._looked_at > LOOK_SECONDS:
+                if self._pending and self._members.is_stale:
                     await self._look()
                 self._check(time.monotonic())
             except RelaxError as error:
@@ -327,17 +281,8 @@ class EnvironmentClient:
 
     async def _look(self) -> None:
         """Read which actors have a lease."""
-        self._looked_at = time.monotonic()
-        found: dict[str, Any] = await self._context.state.leases(ROLE)
-        now = time.monotonic()
-        for name, lease in found.items():
-            number, incarnation = name.rpartition(".")[2], lease.get("incarnation")
-            if number.isdigit() and isinstance(incarnation, int):
-                before = self._members.get(int(number))
-                self._members[int(number)] = Member(incarnation, now)
-                if before is not None and before.incarnation != incarnation:
-                    self._lose_all(int(number), before.incarnation)
-        self._members = {n: member for n, member in self._members.items() if now - member.seen < ABSENT_SECONDS}
+        for member, incarnation in await self._members.look():
+            self._lose_all(member, incarnation)
         if self._unsent:
             self._flush_soon()
 
@@ -366,21 +311,3 @@ class EnvironmentClient:
                 for number, part in self._requests.items()
                 if any(self._pending.get(pending.operation.session) is pending for pending in part)
             }
-
-
-def _failed(pending: Pending, detail: str) -> EnvironmentAnswer:
-    return EnvironmentAnswer(pending.operation.session, pending.turn, error=Fault.ENVIRONMENT, detail=detail)
-
-
-def _problem(operation: Open | Act) -> str:
-    """Why no environment may get an operation; empty if it may."""
-    if isinstance(operation, Act) and len(operation.action) > MAX_ACTION:
-        return f"the action has {len(operation.action)} characters, at most {MAX_ACTION}; lower rollout.max_tokens"
-    return ""
-
-
-def _size(operation: Open | Act) -> int:
-    if isinstance(operation, Act):
-        return len(operation.action) + 64
-    state = len(operation.state or b"")
-    return 1024 + state + sum(map(len, operation.actions)) + 24 * len(operation.digests)

@@ -48,6 +48,7 @@ class SessionState:
         reason: why it ended, a `FinishReason`; empty if it goes on.
         reward: reward of its agent; None if it gave none.
         metrics: measurements of its agent.
+        forgets: whether the next agent gets other answers than the one that failed.
     """
 
     sample: int
@@ -55,6 +56,7 @@ class SessionState:
     reason: str = ""
     reward: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    forgets: bool = False
 
     def __post_init__(self) -> None:
         numbers = [*self.metrics.values(), 0.0 if self.reward is None else self.reward]

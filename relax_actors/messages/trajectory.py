@@ -6,7 +6,6 @@ same data as objects, and `Trajectory.of` builds a trajectory from objects.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,17 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_actors.messages.conversations import unpack_conversations
-from relax_actors.messages.experts import check_experts, expand, join_experts
+from relax_actors.messages.experts import expand, join_experts
 from relax_actors.messages.fingerprints import sampling_versions
 from relax_actors.messages.flat_samples import flatten_samples
 from relax_actors.messages.media import ObservedMedia
-from relax_actors.messages.samples import NOT_SAMPLED, PLAYER_NAME, FinishReason, Sample, TokenSequence, runs
+from relax_actors.messages.samples import NOT_SAMPLED, FinishReason, Sample, TokenSequence, runs
+from relax_actors.messages.trajectory_checks import check_trajectory
 
 Array = NDArray[Any]
-MAX_SEQUENCES = 1 << 16
-MAX_TOKENS = 1 << 26
-"""Most sequences of a row, and most tokens of all of them, counting the prompt once for each."""
-_METRIC_NAME = re.compile(r"[\w./-]{1,64}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +89,7 @@ class Trajectory:
     observed: list[list[ObservedMedia]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._check_types()
-        self._check_size()
-        self._check_samples()
-        self._check_tokens()
-        self._check_fingerprints()
-        self._check_spans()
-        self._check_turns()
-        self._check_players()
-        self._check_observed()
-        sizes = len(self.prompt_tokens), len(self.lengths), len(self.token_ids)
-        check_experts(self.prompt_experts, self.routed_experts, sizes)
+        check_trajectory(self)
 
     @classmethod
     def of(
@@ -264,146 +250,3 @@ class Trajectory:
         if self.prompt_experts is None or self.routed_experts is None:
             return None
         return expand(self.prompt_experts), expand(self.routed_experts)
-
-    def _check_types(self) -> None:
-        for name in ("prompt_tokens", "token_ids", "versions"):
-            array = getattr(self, name)
-            if array.ndim != 1 or array.dtype.kind not in "iu":
-                msg = f"{name} of a trajectory is {array.dtype}{list(array.shape)}, not one-dimensional integers"
-                raise ValueError(msg)
-        # Sums of int32 fit in int64, so that no layout can wrap around and pass the checks below.
-        for name in ("lengths", "sequence_counts", "shared_lengths"):
-            array = getattr(self, name)
-            if array is not None and (array.ndim != 1 or array.dtype != np.int32):
-                msg = f"{name} of a trajectory is {array.dtype}{list(array.shape)}, not one-dimensional int32"
-                raise ValueError(msg)
-        if self.logprobs.ndim != 1 or self.logprobs.dtype.kind != "f":
-            msg = f"logprobs of a trajectory are {self.logprobs.dtype}{list(self.logprobs.shape)}, not [total] floats"
-            raise ValueError(msg)
-        if self.loss_mask is not None and (self.loss_mask.ndim != 1 or self.loss_mask.dtype != np.bool_):
-            msg = f"loss_mask of a trajectory is {self.loss_mask.dtype}{list(self.loss_mask.shape)}, not [total] bool"
-            raise ValueError(msg)
-
-    def _check_size(self) -> None:
-        """Check how much the sequences take, which a small cell can make much: each repeats the prompt."""
-        if len(self.lengths) > MAX_SEQUENCES:
-            msg = f"a trajectory has {len(self.lengths)} sequences, more than {MAX_SEQUENCES}"
-            raise ValueError(msg)
-        tokens = int(self.lengths.sum(dtype=np.int64)) + int(self.shared.sum(dtype=np.int64))
-        if tokens > MAX_TOKENS:
-            msg = f"the sequences of a trajectory have {tokens} tokens with their prompts, more than {MAX_TOKENS}"
-            raise ValueError(msg)
-
-    def _check_samples(self) -> None:
-        n, lengths, counts = len(self.texts), self.lengths, self.counts
-        if len(self.finish_reasons) != n or any(len(values) != n for values in self.metrics.values()):
-            msg = f"{n} texts, {len(self.finish_reasons)} finish reasons and the metrics differ in number"
-            raise ValueError(msg)
-        if unknown := set(self.finish_reasons) - set(FinishReason):
-            msg = f"unknown finish reasons {sorted(unknown)}; use one of {', '.join(FinishReason)}"
-            raise ValueError(msg)
-        for name, values in self.metrics.items():
-            if not _METRIC_NAME.fullmatch(name):
-                msg = f"{name[:80]!r} is not the name of a metric; use letters, digits and ._/- only"
-                raise ValueError(msg)
-            if not np.isfinite(values).all():
-                msg = f"metric {name!r} of a sample is not finite"
-                raise ValueError(msg)
-        if len(counts) != n or (counts < 1).any():
-            msg = f"sequence_counts {counts[:8].tolist()} must give each of {n} samples at least one sequence"
-            raise ValueError(msg)
-        if int(counts.sum(dtype=np.int64)) != len(lengths) or (lengths < 0).any():
-            msg = f"{n} samples have {int(counts.sum(dtype=np.int64))} sequences, but there are {len(lengths)} lengths"
-            raise ValueError(msg)
-        if not 0 <= self.greedy_samples < n:
-            msg = f"greedy_samples is {self.greedy_samples}; of {n} samples, at least one must be no baseline"
-            raise ValueError(msg)
-        shared = self.shared
-        if len(shared) != len(lengths) or (shared < 0).any() or (shared > len(self.prompt_tokens)).any():
-            msg = f"shared_lengths {shared[:8].tolist()} must give each sequence from 0 to all prompt tokens"
-            raise ValueError(msg)
-
-    def _check_tokens(self) -> None:
-        total, mask = int(self.lengths.sum(dtype=np.int64)), self.loss_mask
-        found = {len(self.token_ids), len(self.logprobs), len(self.versions), total if mask is None else len(mask)}
-        if found != {total}:
-            masks = "" if mask is None else f", {len(mask)} loss_mask"
-            msg = (
-                f"arrays of {len(self.token_ids)} token_ids, {len(self.logprobs)} logprobs, {len(self.versions)} "
-                f"versions{masks} do not hold {total} tokens"
-            )
-            raise ValueError(msg)
-        if not total or (mask is not None and not mask.any()):
-            msg = "no token of the trajectory is trained; set loss_mask where the policy sampled"
-            raise ValueError(msg)
-        if self.greedy_samples and self.trained_lengths[-self.greedy_samples :].any():
-            msg = "a token of a greedy baseline sample is trained; set its loss_mask to False"
-            raise ValueError(msg)
-        foreign = self.versions < 0
-        if (foreign if mask is None else foreign & mask).any():
-            msg = "loss_mask is true for a token that no policy sampled (version -1)"
-            raise ValueError(msg)
-        if mask is not None and self.logprobs[foreign].any():
-            msg = "a token that no policy sampled (version -1) has a log-prob other than 0"
-            raise ValueError(msg)
-        if self.shared_lengths is not None or not len(self.prompt_tokens):
-            begins = np.cumsum(self.lengths, dtype=np.int64) - self.lengths
-            if self.trained[begins[(self.shared == 0) & (self.lengths > 0)]].any():
-                msg = "loss_mask is true for the first token of a sequence, which has no token before it"
-                raise ValueError(msg)
-
-    def _check_fingerprints(self) -> None:
-        if self.fingerprints and len(self.fingerprints) != (count := len(sampling_versions(self.versions))):
-            msg = (
-                f"a trajectory has {len(self.fingerprints)} fingerprints, but {count} versions sampled its tokens; "
-                "give one for each version, or none"
-            )
-            raise ValueError(msg)
-
-    def _check_players(self) -> None:
-        players, count = self.players, len(self.lengths)
-        if players and (len(players) != count or not all(map(PLAYER_NAME.fullmatch, players))):
-            msg = f"players {str(players)[:200]} of a trajectory must name one of each of its {count} sequences"
-            raise ValueError(msg)
-
-    def _check_turns(self) -> None:
-        said = self.conversations
-        if said is not None and (said.ndim != 1 or said.dtype != np.uint8):
-            msg = f"conversations of a trajectory are {said.dtype}{list(said.shape)}, not one-dimensional uint8"
-            raise ValueError(msg)
-        rewards = self.turn_rewards
-        if rewards is None:
-            return
-        turns = len(self.turn_spans)
-        if rewards.shape != (turns,) or rewards.dtype.kind != "f" or not np.isfinite(rewards).all():
-            msg = f"turn_rewards of a trajectory are {rewards.dtype}{list(rewards.shape)}, not {turns} finite numbers"
-            raise ValueError(msg)
-
-    def _check_observed(self) -> None:
-        if not self.observed:
-            return
-        if len(self.observed) != len(self.lengths):
-            msg = f"a trajectory has observed media of {len(self.observed)} sequences, but {len(self.lengths)} of these"
-            raise ValueError(msg)
-        for i, (length, observed) in enumerate(zip(self.sequence_lengths, self.observed, strict=True)):
-            bounds = [0, *(bound for one in observed for bound in (one.start, one.start + one.positions.shape[1]))]
-            if sorted(bounds) != bounds or bounds[-1] > length:
-                msg = f"observed media of sequence {i} overlap, are out of order or reach beyond its {length} tokens"
-                raise ValueError(msg)
-
-    def _check_spans(self) -> None:
-        spans = self.spans
-        if spans is None:
-            return
-        if spans.ndim != 2 or spans.shape[1:] != (2,) or spans.dtype != np.int32:  # noqa: PLR2004
-            msg = f"spans of a trajectory are {spans.dtype}{list(spans.shape)}, not [spans, 2] int32"
-            raise ValueError(msg)
-        flat = spans.reshape(-1).astype(np.int64)
-        if len(flat) and ((np.diff(flat) < 0).any() or flat[0] < 0 or flat[-1] > len(self.token_ids)):
-            msg = "spans of a trajectory overlap, are out of order or reach beyond its tokens"
-            raise ValueError(msg)
-        ends = np.cumsum(self.lengths, dtype=np.int64)
-        crosses = np.searchsorted(ends, flat[0::2], side="right") != np.searchsorted(ends, flat[1::2], side="left")
-        if (flat[0::2] == flat[1::2]).any() or crosses.any():
-            msg = "a span of a trajectory is empty, or reaches from one sequence into the next"
-            raise ValueError(msg)

@@ -74,7 +74,7 @@ def token_rewards(trajectory: Trajectory, credit: Credit, discount: float) -> ND
             continue
         # A unit of credit is a turn, or all turns of a branch.
         units = np.unique(numbers[last[part]], return_inverse=True)[1]
-        rewards = np.bincount(units, trajectory.turn_rewards[part].astype(np.float64))
+        rewards = np.bincount(units, trajectory.turn_rewards[part]).astype(np.float64)
         returns = discounted(rewards, discount)
         ends = last[part][np.flatnonzero(np.diff(units, append=len(rewards)))]
         tokens[ends] = returns - np.append(returns[1:], rewards.sum())

@@ -13,7 +13,7 @@ from relax_actors.errors import ConfigError, RelaxError, RowError
 from relax_actors.messages import FinishReason, Sample, Trajectory
 from relax_actors.messages.samples import TRUNCATED
 from relax_actors.registry.role_spec import RoleSpec
-from relax_actors.roles.rollout import Rollout
+from relax_actors.roles.rollout import BatchKey, Pending, Rollout
 from relax_actors.runtime import Drop, More, Results, Row
 from relax_actors.serving.agent_sessions import AgentSessions
 from relax_actors.serving.dialogue import Dialogue
@@ -63,19 +63,34 @@ class AgentRollout(Rollout):
         """Wake the role's thread: a request waits."""
         self._news.put(None)
 
-    def stream(self, rows: Sequence[Row], more: More) -> Iterator[Results]:
-        """Hold rows until their agents are done, and yield each when all of its samples have ended."""
+    def _generate(self, key: BatchKey, pending: Pending, more: More) -> Iterator[Results]:
+        """Hold rows of a batch key until their agents are done; yield each when all of its samples have ended.
+
+        No row joins while rows of another key are pending: held-out rows have the policy to themselves, at their exact
+        version.
+        """
+        first, (version, greedy) = pending.pop(key), key
+        if gone := self._use_weights(version, first):
+            yield gone
+            return
         held: dict[RowId, Row] = {}
-        yield self._open(rows, held)
+        bad: list[tuple[Row, RelaxError]] = []
+        self._open(first, held, greedy=greedy)
         while held:
             self.progress()
             ended = self._ended(held)
             if len(self.guests):
-                self.serve(lambda: not self._news.empty())
+                self.serve(lambda: not self._news.empty(), version)
             if ended:
                 yield [(held[row], self._result(held.pop(row))) for row in ended]
-            if (free := self.row_limit() - len(held)) > 0 and (bad := self._open(more(free), held)):
+            if version is None and not pending and (free := self.row_limit() - len(held)) > 0:
+                bad += self._enqueue(more(free), pending)
+                if joining := pending.pop(key, []):
+                    self._use_weights(version, joining)
+                    self._open(joining, held, greedy=greedy)
+            if bad:
                 yield bad
+                bad = []
 
     def _ended(self, held: dict[RowId, Row]) -> list[RowId]:
         """Wait for news; return the rows that are over."""
@@ -89,43 +104,41 @@ class AgentRollout(Rollout):
         except queue.Empty:
             return found
 
-    def _open(self, rows: Sequence[Row], held: dict[RowId, Row]) -> list[tuple[Row, RelaxError]]:
-        """Offer the samples of rows to agents; return the rows that cannot be offered."""
-        bad = []
+    def _open(self, rows: Sequence[Row], held: dict[RowId, Row], *, greedy: bool) -> None:
+        """Offer the samples of rows to agents."""
         for row in rows:
-            try:
-                prompt = self._checked_prompt(row)
-                self._use_weights(None, [row])
-            except RelaxError as error:
-                bad.append((row, error))
-                continue
+            prompt = row.prompt
             task: dict[str, Any] = {"prompt": prompt.text, "messages": prompt.messages, "metadata": prompt.metadata}
+            task["held_out"] = row.is_eval
             agent = self.context.config.agent
             if agent is not None and agent.shows_answer:
                 task["answer"] = prompt.answer
-            sessions = [Session(row.id, n, task, prompt.seed) for n in range(self._settings.group_size)]
+            samples = range(1 if greedy else self._settings.group_size)
+            sessions = [Session(row.id, n, task, prompt.seed, greedy=greedy) for n in samples]
             held[row.id] = row
             self.context.table.connection.call(self._sessions.open(row.id, sessions), OPEN_SECONDS)
-        return bad
 
     def _result(self, row: Row) -> Trajectory | Drop | RelaxError:
         sessions = self.context.table.connection.call(self._sessions.close(row.id), OPEN_SECONDS)
         try:
-            samples = [sample for session in sessions if (sample := self._sample(session)) is not None]
+            samples = [sample for session in sessions if (sample := self._sample(session, row)) is not None]
             if not samples:
                 return Drop(AGENT_FAILED, "no agent of the row has got an answer of the policy, or all have failed")
             trajectory = Trajectory.of(row.prompt.tokens, _with_equal_metrics(samples), self._stager.served)
         except ValueError as error:
             return RowError(f"agents of {row.id}: {error}")
-        if why := self._validator.of_trajectory(trajectory, row.id.step):
+        if not row.is_eval and (why := self._validator.of_trajectory(trajectory, row.id.step)):
             return RowError(f"agents of {row.id}: {why}")
         self._generated_tokens += sum(len(sample.tokens) for sample in samples)
         return trajectory
 
-    def _sample(self, session: Session) -> Sample | None:
-        """Return the sample of a session; None if its agent failed, or asked nothing."""
+    def _sample(self, session: Session, row: Row) -> Sample | None:
+        """Return the sample of a session; None if its agent asked nothing, or failed and is left out."""
         agent, state, forest = self.context.config.agent, session.state, session.forest
-        if agent is None or state is None or not forest.leaves() or state.reason == FinishReason.ERROR:
+        if agent is None or state is None or not forest.leaves():
+            return None
+        failed = state.reason == FinishReason.ERROR
+        if failed and agent.on_error != "zero" and not row.is_eval:
             return None
         last = forest.last
         metrics = {
@@ -134,7 +147,7 @@ class AgentRollout(Rollout):
             "branches": float(len(forest.leaves())),
             "retries": float(state.attempt),
         }
-        if state.reward is not None or state.reason in TRUNCATED:
+        if state.reward is not None or state.reason in TRUNCATED or failed:
             metrics["environment_reward"] = state.reward or 0.0
         return Sample(
             tuple(forest.sequences(agent.branches)),

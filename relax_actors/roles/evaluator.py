@@ -67,7 +67,7 @@ class Evaluator(StatefulRole):
             room(config),
             config.rollout.max_tokens,
             admission,
-            keeps_messages=config.environment is not None,
+            keeps_messages=config.environment is not None or config.agent is not None,
         )
         # Mean reward of each ended row by version and index; None for rows without a reward.
         self._ended: dict[int, dict[int, float | None]] = {}

@@ -180,21 +180,23 @@ class Rollout(Role):
             running.dismiss()
         yield bad
 
-    def serve(self, until: Callable[[], bool]) -> None:
+    def serve(self, until: Callable[[], bool], version: int | None = None) -> None:
         """Generate the guests that wait while there is no row; called in the role's thread.
 
         Args:
             until: after it has returned true, no further guest is taken, and those in flight are finished.
+            version: version in use, which is kept; None for the newest.
         """
         while len(self.guests) and not until():
-            self._stager.use_newest(0)
+            if version is None:
+                self._stager.use_newest(0)
             running = InFlight()
 
             def join(limit: int, running: InFlight = running) -> list[GenerationRequest]:
                 del limit
                 return [] if until() else running.invite(self.guests)
 
-            refresh = self._stager.refresh if self._in_flight_updates else None
+            refresh = self._refresh_of(version)
             try:
                 for done in self._engine.stream(running.invite(self.guests), self.progress, refresh, join):
                     running.take(done)

@@ -74,7 +74,8 @@ class AgentSessions:
         self._context, self._dialogue, self._service, self._room = context, dialogue, service, room
         self._on_end, self._shows_answer = on_end, section.shows_answer
         grace = section.lease_seconds if context.config.local_agent is not None else section.idle_seconds
-        self._rules = Rules(section.seconds, grace, section.retries, section.max_turns)
+        refills = section.on_error == "refill"
+        self._rules = Rules(section.seconds, grace, section.retries, section.max_turns, refills)
         self.book = SessionBook(self._rules)
         self._writers: dict[RowId, LogWriter] = {}
         self._locks: dict[tuple[RowId, int], asyncio.Lock] = {}
@@ -208,7 +209,8 @@ class AgentSessions:
             return GenerateAnswer(refusal=Refusal.ELSEWHERE, detail="the row was released; try again")
         await writer.write([cell_of(session.sample, turn)])
         # Of a session that was given to another agent meanwhile, the record of that follows this cell.
-        number = session.forest.add(turn, is_used=session.id == call.session)
+        is_current = session.id == call.session
+        number = session.forest.add(turn, is_used=is_current, is_known=is_current or not self._rules.refills)
         _check_current(session, call)
         self.turns += 1
         self.branches += plan.parent == ROOT and number > 0
@@ -242,7 +244,13 @@ class AgentSessions:
                 "or trainer.max_tokens_per_microbatch); shorten it, or end the session"
             )
             raise Refused(Refusal.TOO_LONG, detail)
-        own = replace(call, tokens=tokens.astype(np.int32), temperature=None, top_p=None, affinity=call.session)
+        own = replace(
+            call,
+            tokens=tokens.astype(np.int32),
+            temperature=0.0 if session.greedy else None,
+            top_p=None,
+            affinity=call.session,
+        )
         most = min(call.max_tokens or settings.max_tokens, settings.max_tokens, room)
         number = len(session.forest.turns)
         request = self._service.request(replace(own, max_tokens=most))

@@ -75,12 +75,13 @@ class Forest:
         for turn in turns:
             self.add(turn)
 
-    def add(self, turn: Turn, *, is_used: bool = True) -> int:
+    def add(self, turn: Turn, *, is_used: bool = True, is_known: bool = True) -> int:
         """Add a turn; return its number.
 
         Args:
             turn: the turn.
             is_used: whether the present agent gets it; one that does not can reach it by asking the same.
+            is_known: false for a turn of before `forget`, which is counted alone.
 
         Raises:
             ValueError: its parent does not exist.
@@ -90,6 +91,8 @@ class Forest:
             msg = f"turn {number} of a session continues turn {turn.parent}, which does not exist"
             raise ValueError(msg)
         self.turns.append(turn)
+        if not is_known:
+            return number
         self._by_state[turn.state] = number
         self._by_asked.setdefault(turn.asked, []).append(number)
         if is_used:
@@ -117,6 +120,12 @@ class Forest:
         """Begin to replay: the agent was restarted and knows nothing. Turns that it does not reach again are unused."""
         self._given.clear()
         self._used.clear()
+
+    def forget(self) -> None:
+        """Begin anew: no turn so far answers or continues a request. Their numbers stay taken, so that seeds differ."""
+        self.restart()
+        for index in (self._by_state, self._by_asked, self._by_call):
+            index.clear()
 
     def replayed(self, asked: str, call: str = "", *, is_retry: bool = False) -> int | None:
         """Return the recorded turn that answers a request; None if it must be generated.

@@ -24,12 +24,14 @@ class Rules:
         lease: time without a sign of life after which a sample is given to another agent.
         retries: times that a sample is given out again.
         max_turns: most answers in a sample.
+        refills: whether a sample whose agent failed begins anew.
     """
 
     seconds: float
     lease: float
     retries: int
     max_turns: int
+    refills: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +50,7 @@ class Session:
         ends_at: end of the agent's time.
         state: how it ended; None if it did not.
         lease: seconds of the agent's lease.
+        greedy: whether the policy answers greedily, as it does in held-out rows.
     """
 
     row: RowId
@@ -61,6 +64,15 @@ class Session:
     ends_at: float = 0.0
     state: SessionState | None = None
     lease: float = 30.0
+    greedy: bool = False
+
+    def begin_again(self, state: SessionState) -> None:
+        """Enter a new attempt."""
+        self.attempt = state.attempt
+        if state.forgets:
+            self.forest.forget()
+        else:
+            self.forest.restart()
 
     @property
     def id(self) -> str:
@@ -132,15 +144,16 @@ class SessionBook:
         """End a session; the first end counts."""
         session.state = session.state or state
 
-    def fail(self, session: Session, now: float) -> SessionState:
+    def fail(self, session: Session, now: float, *, is_lost: bool = False) -> SessionState:
         """Give a sample whose agent failed or was lost to another one, or end it; return its new state."""
         if session.attempt >= self._rules.retries:
             session.state = SessionState(session.sample, session.attempt, FinishReason.ERROR)
             return session.state
-        session.attempt += 1
-        session.forest.restart()
+        forgets = self._rules.refills and not is_lost
+        state = SessionState(session.sample, session.attempt + 1, forgets=forgets)
+        session.begin_again(state)
         session.offered_at = now
-        return SessionState(session.sample, session.attempt)
+        return state
 
     def expire(self, now: float) -> list[tuple[Session, SessionState]]:
         """End samples whose time is over, and give out again those of lost agents; return their new states."""
@@ -153,7 +166,7 @@ class SessionBook:
                     session.state = SessionState(session.sample, session.attempt, FinishReason.TIMEOUT)
                     changed.append((session, session.state))
                 elif now > session.alive_until:
-                    changed.append((session, self.fail(session, now)))
+                    changed.append((session, self.fail(session, now, is_lost=True)))
         return changed
 
     def is_over(self, row: RowId) -> bool:

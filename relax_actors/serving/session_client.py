@@ -22,7 +22,8 @@ class AgentTask:
         base_url: for OpenAI's SDK.
         anthropic_base_url: for Anthropic's SDK.
         api_key: token of the session, for both.
-        task: `prompt` (text), `messages`, `metadata`, and `answer` with agent.shows_answer.
+        task: `prompt` (text), `messages`, `metadata`, whether the row is `held_out`, and `answer` with
+            agent.shows_answer.
         seconds: time until the session ends by itself.
     """
 

@@ -78,8 +78,7 @@ def restore(sessions: Sequence[Session], logs: Sequence[SessionLog]) -> None:
             if state.reason:
                 session.state = session.state or state
             elif state.attempt > session.attempt:
-                session.attempt = state.attempt
-                session.forest.restart()
+                session.begin_again(state)
 
 
 def turn_of(turn: SessionTurn) -> Turn:

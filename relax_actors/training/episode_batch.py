@@ -13,7 +13,8 @@ from dataclasses import replace
 from relax_actors.config import Config
 from relax_actors.config.environment import EnvironmentSection
 from relax_actors.engines.protocols import Generation, GenerationRequest
-from relax_actors.envs.client import Close, EnvironmentClient
+from relax_actors.envs.client import EnvironmentClient
+from relax_actors.envs.operations import Close
 from relax_actors.errors import EpisodesFailedError, RelaxError, RowError
 from relax_actors.messages import Act, EnvironmentAnswer, Fault, FinishReason, Open, Trajectory
 from relax_actors.runtime import Drop, Row

@@ -5,15 +5,14 @@ with 1 if they differ. Victims, moments and pauses come from `--seed`; the momen
 run that is killed, so that each kill meets it in the middle of something. `--algorithm updates` makes several optimizer
 updates with each batch, `--algorithm ppo` trains a critic, too, whose weights are compared as well, and
 `--algorithm images` trains a model that looks at pictures, and `--algorithm turns` trains with an environment, whose
-actor is killed, too, and counts turns that were generated again although they were written. `--cluster` gives the
-killed run three servers with accounts, which are killed in turn.
+actor is killed, too, and counts turns that were generated again although they were written; `--algorithm players` does
+so with two players. `--cluster` gives the killed run three servers with accounts, which are killed in turn.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
-import random
 import sys
 import tempfile
 import time
@@ -26,14 +25,12 @@ from typing import Any
 
 from relax_actors.runtime import logs
 from relax_actors.weights import files as weights
+from tests.chaos.kill_plan import CHECKPOINT_EVERY, SERVER, Kill, plan, steps_for
 from tests.support.clusters import Cluster
 from tests.support.faults import Story, aimed, box, hit, is_over, process, story_of, wait_for_path
 from tests.support.running import IMAGES, TINY, Run, wait_until
 from tests.support.turn_counter import TurnCounter
 
-STRIDE = 1
-FIRST = 2
-CHECKPOINT_EVERY = 3
 SETTINGS = (
     "staleness.max=0",
     "run.deterministic=true",
@@ -45,53 +42,24 @@ SETTINGS = (
     "supervision.backoff_max=0.3",
     "supervision.ack_wait=1",
 )
-# Weight of each victim, and its moments: cells of step k after which the victim is at work.
-POINTS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "trainer.0": (6, ("batch.{k}", "batch.{k}", "checkpoint", "checkpoint", "group.{k}.3.advantage")),
-    "rollout.0": (4, ("group.{k}.0.prompt", "group.{k}.1.trajectory")),
-    "reward.0": (3, ("group.{k}.0.trajectory", "group.{k}.1.reward")),
-    "advantages.0": (2, ("group.{k}.0.reward",)),
-    "prompts.0": (2, ("weights.{k}", "group.{k}.0.prompt")),
-    "node": (2, ("batch.{k}", "group.{k}.1.trajectory")),
-    "zygote": (1, ("weights.{k}",)),
-    "broker": (1, ("batch.{k}", "group.{k}.0.prompt")),
-}
-SERVER = "server"
-SERVER_POINTS = (4, ("batch.{k}", "group.{k}.0.prompt", "group.{k}.1.trajectory", "weights.{k}"))
-"""Weight and moments of the servers of a cluster, which takes the place of the embedded broker."""
-CRITIC_POINTS = ("group.{k}.1.trajectory", "batch.{k}", "batch.{k}", "critic.{k}", "critic checkpoint")
-ENVIRONMENT_POINTS = ("group.{k}.0.prompt", "group.{k}.1.prompt", "group.{k}.0.turns.0.1", "group.{k}.2.turns.0.0")
-TURN_POINTS = ("group.{k}.0.prompt", "group.{k}.0.turns.0.0", "group.{k}.1.turns.0.2", "group.{k}.3.turns.0.1")
-MEDIA_POINTS = ("weights.{k}", "group.{k}.0.prompt", "group.{k}.2.prompt", "group.{k}.0.media")
 UPDATES = ("trainer.minibatches=2", "trainer.epochs=2", "algorithm.proximal=trainer")
+TURNS = (
+    "environment.options.pause=0.05",
+    "data.function=tiny_pick.make",
+    "rollout.max_tokens=2",
+    "rollout.turn_log_after=0",
+    "reward.function=environment",
+)
 ALGORITHMS: dict[str, tuple[str, ...]] = {
     "grpo": (),
     "updates": UPDATES,
-    "turns": (
-        "environment.name=tiny_pick.Pick",
-        "environment.options.pause=0.05",
-        "data.function=tiny_pick.make",
-        "rollout.max_tokens=2",
-        "rollout.turn_log_after=0",
-        "reward.function=environment",
-    ),
+    "turns": ("environment.name=tiny_pick.Pick", *TURNS),
+    "players": ("environment.name=tiny_duel.Duel", "environment.players=['solver', 'critic']", *TURNS),
     "images": ("trainer.max_tokens_per_microbatch=128",),
     "ppo": (*UPDATES, "algorithm.name=ppo", "algorithm.kl.place=none", "critic.learning_rate=1e-3"),
 }
 """Settings by name of the algorithm."""
-AGAIN = 0.2  # share of kills whose next incarnation is killed too, as soon as it has a process
 WHILE = "in the middle of"
-
-
-@dataclass(frozen=True)
-class Kill:
-    """A planned kill `pause` seconds after `point`; with `again` the next incarnation is killed too."""
-
-    victim: str
-    point: str
-    step: int
-    pause: float
-    again: bool
 
 
 @dataclass
@@ -105,46 +73,6 @@ class Tally:
     def kills(self) -> int:
         """Number of kills."""
         return self.by_victim.total()
-
-
-def points_of(algorithm: str, *, cluster: bool = False) -> dict[str, tuple[int, tuple[str, ...]]]:
-    """Victims and moments of the runs of an algorithm."""
-    found = dict(POINTS) | ({"critic.0": (6, CRITIC_POINTS)} if algorithm == "ppo" else {})
-    if algorithm == "images":
-        found["media.0"] = (8, MEDIA_POINTS)
-    if algorithm == "turns":
-        found |= {"environment.0": (6, ENVIRONMENT_POINTS), "rollout.0": (8, TURN_POINTS)}
-    if cluster:
-        del found["broker"]
-        found[SERVER] = SERVER_POINTS
-    return found
-
-
-def plan(kills: int, seed: int, algorithm: str = "grpo", *, cluster: bool = False) -> list[Kill]:
-    """Draw kills from a seed, each in a later step than the one before."""
-    source = random.Random(seed)
-    points = points_of(algorithm, cluster=cluster)
-    names = list(points)
-    chances = [points[name][0] for name in names]
-    found: list[Kill] = []
-    step = FIRST
-    done = 0
-    while done < kills:
-        victim = source.choices(names, chances)[0]
-        again = source.random() < AGAIN and done + 1 < kills
-        at = step
-        point = source.choice(points[victim][1])
-        if point.endswith("checkpoint"):
-            step = at = -(-step // CHECKPOINT_EVERY) * CHECKPOINT_EVERY
-        found.append(Kill(victim, point.format(k=at), at, source.uniform(0.0, 0.06), again))
-        done += 1 + again
-        step += STRIDE
-    return found
-
-
-def steps_for(kills: list[Kill]) -> int:
-    """Number of steps that leaves room for all kills."""
-    return kills[-1].step + FIRST
 
 
 def strike(run: Run, kill: Kill, tally: Tally, cluster: Cluster | None = None) -> None:
@@ -303,7 +231,7 @@ def compare(
     say(f"done in {alone['seconds']:.0f} s; the same with {kills} kills")
     more = cluster.run_settings if cluster is not None else ()
     run = Run(folder, "killed", [*settings, *more], config)
-    began, counter = time.monotonic(), TurnCounter(run) if algorithm == "turns" else None
+    began, counter = time.monotonic(), TurnCounter(run) if algorithm in ("turns", "players") else None
     try:
         tally = killed_run(run, plans, say, cluster)
         code, result, said = run.finish(300)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from relax_actors.messages import Trajectory
-from tests.chaos.equivalence import SERVER, cluster_for, compare, points_of
+from tests.chaos.equivalence import cluster_for, compare
+from tests.chaos.kill_plan import SERVER, points_of
 from tests.support.faults import hit, story_of
 from tests.support.running import ON_POLICY, Run, wait_until
 

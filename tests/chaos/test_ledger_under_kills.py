@@ -15,7 +15,8 @@ from broker.address import Address
 from broker.connection import Connection
 from broker.ordered_consumer import OrderedConsumer
 from broker.subjects import Subjects
-from tests.chaos.equivalence import SETTINGS, killed_run, plan, steps_for
+from tests.chaos.equivalence import SETTINGS, killed_run
+from tests.chaos.kill_plan import plan, steps_for
 from tests.support.faults import story_of
 from tests.support.running import Run, wait_until
 

@@ -13,6 +13,7 @@ import pytest
 
 from relax_actors.messages import Trajectory
 from tests.e2e.test_gateway import AGENTS, address_of
+from tests.support.faults import story_of
 from tests.support.running import Run, relax, wait_until
 
 MakeRun = Callable[..., Run]
@@ -68,6 +69,35 @@ def test_conversations_of_an_sdk_are_trained_with_the_log_probs_of_the_rollout(m
     deltas = [float(found) for found in re.findall(r'"abs_delta": ([0-9.e+-]+)', said)]
     assert len(deltas) >= 6, said[-2000:]
     assert max(deltas) <= 1e-5, "log-probs of the trainer differ from those that the agents got"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_agents_work_on_held_out_rows_at_their_exact_version_and_failed_samples_are_refilled(make_run: MakeRun) -> None:
+    settings = ["agent.function=tiny_agents.fail_once", "agent.on_error=refill", "trainer.checkpoint_every=100"]
+    data = ["eval.data.kind=python", "eval.data.function=tiny_tasks.questions", "eval.data.size=4"]
+    run = make_run("heldout", *settings, *data, "eval.rows=3", "eval.every=1", "run.steps=4", config=AGENTS).start()
+    seen: dict[str, Trajectory] = {}
+    while not run.table.get(f"relax.{run.name}.evaluation.3"):
+        for subject in run.table.list_subjects(run.table.subjects.column("trajectory", "*")):
+            if subject not in seen and (found := run.table.fetch(subject, Trajectory)) is not None:
+                seen[subject] = found
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert (result["steps"], result["trained"]) == (4, 8)
+    held_out = {subject: found for subject, found in seen.items() if ".eval." in subject}
+    assert held_out
+    for subject, trajectory in held_out.items():
+        version = int(subject.split(".")[-3])
+        assert set(trajectory.versions[trajectory.trained].tolist()) == {version}
+        assert (len(trajectory.texts), trajectory.metrics["agent/held_out"]) == (1, [1.0])
+    for subject in seen.keys() - held_out.keys():
+        assert seen[subject].metrics["agent/held_out"] == [0.0, 0.0]
+        assert seen[subject].metrics["retries"] == [1.0, 0.0]
+    story = story_of(run)
+    assert {event["version"] for event in story.of("evaluated")} == {0, 1, 2, 3, 4}
+    assert all(event["rows"] == 3 for event in story.of("evaluated"))
 
 
 @pytest.mark.slow

@@ -42,8 +42,8 @@ def make_sessions(table: Table, tmp_path: Path, goes_on: threading.Event) -> Cal
     """Make the sessions of one incarnation of a rollout actor, whose engine answers "<number of its request>#"."""
 
     @contextmanager
-    def make(incarnation: int) -> Iterator[tuple[AgentSessions, Connection, list[np.ndarray]]]:
-        settings = ("agent.function=x.y", "agent.max_turns=4", "agent.lease_seconds=1")
+    def make(incarnation: int, *more: str) -> Iterator[tuple[AgentSessions, Connection, list[np.ndarray]]]:
+        settings = ("agent.function=x.y", "agent.max_turns=4", "agent.lease_seconds=1", *more)
         context = context_of(table, tmp_path, "rollout", settings, incarnation, SUPPORT / "tiny_agents.toml")
         tokenizer, guests, prompts = Tokenizer(context.config.model_path), Guests(), []
         waits = threading.Event()
@@ -151,6 +151,30 @@ def test_answer_to_a_lost_agent_is_no_turn_of_its_successor(
         )
         (session, _) = connection.call(sessions.close(ROW), 20)
         assert (session.attempt, session.forest.used) == (1, 0)
+
+
+def test_refilled_sample_begins_with_other_answers_also_for_an_actor_that_takes_the_row_over(
+    make_sessions: Callable[..., Any], goes_on: threading.Event
+) -> None:
+    with make_sessions(1, "agent.on_error=refill") as (sessions, connection, prompts):
+        name = handle(connection, sessions, "take", lease=60.0).session
+        first = ask(connection, sessions, name, [USER])
+        goes_on.clear()
+        call = GenerateCall("late", session=name, messages=[{"role": "user", "content": "late"}])
+        asking = asyncio.run_coroutine_threadsafe(sessions.generate(call), connection.loop)
+        wait_until(sessions._locks[ROW, 0].locked, "the request")
+        handle(connection, sessions, "end", name, error="the agent crashed")
+        goes_on.set()
+        assert asking.result(20).refusal == Refusal.ENDED
+        successor = name[:-1] + "1"
+        again = ask(connection, sessions, successor, [USER], call="new")
+        assert again.prompt.tolist() == first.prompt.tolist()
+        assert (len(prompts), again.tokens.tolist() == first.tokens.tolist()) == (3, False)
+    with make_sessions(2, "agent.on_error=refill") as (sessions, connection, prompts):
+        same = ask(connection, sessions, successor, [USER], call="new", is_retry=True)
+        assert (same.tokens.tolist(), prompts) == (again.tokens.tolist(), [])
+        (session, _) = connection.call(sessions.close(ROW), 20)
+        assert (session.attempt, session.forest.used) == (1, 1)
 
 
 def test_request_that_nobody_waits_for_leaves_the_engines_queue(

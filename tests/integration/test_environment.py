@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from relax_actors.envs.client import Close, EnvironmentClient, Operation
+from relax_actors.envs.client import EnvironmentClient
+from relax_actors.envs.operations import Close, Operation
 from relax_actors.messages import Act, EnvironmentAnswer, Open
 from relax_actors.roles.environment import EnvironmentRole
 from relax_actors.runtime import Context

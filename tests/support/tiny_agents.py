@@ -21,6 +21,16 @@ async def play(task: AgentTask) -> AgentResult:
     return AgentResult(whole.count("7") / max(1, len(whole)), {"characters": float(len(whole))})
 
 
+async def fail_once(task: AgentTask) -> AgentResult:
+    """Play, but fail in the first attempt at each second sample; report whether the row is held out."""
+    *_, sample, attempt = task.session.split("-")
+    result = await play(task)
+    if attempt == "0" and int(sample) % 2 == 0:
+        msg = "the agent has lost its way"
+        raise RuntimeError(msg)
+    return AgentResult(result.reward, {"held_out": float(task.task["held_out"])})
+
+
 async def branch(task: AgentTask) -> float:
     """Ask twice from the same beginning, then go on from the first answer."""
     async with openai.AsyncOpenAI(base_url=task.base_url, api_key=task.api_key, max_retries=10) as client:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+
+import pytest
 
 from broker.subjects import RowId
 from relax_actors.messages import FinishReason
@@ -86,6 +89,31 @@ def test_log_brings_sessions_back_to_where_they_were() -> None:
     orphan = SessionTurn(0, 9, "x", "y", empty, empty[:0], empty[:0], empty[:0], "stop", "")
     restore(found, [SessionLog([orphan])])
     assert len(found[0].forest.turns) == 1
+
+
+@pytest.mark.parametrize("by_log", [False, True])
+def test_a_refilled_sample_gets_other_answers_if_its_agent_failed_and_the_same_if_it_was_lost(*, by_log: bool) -> None:
+    book = SessionBook(replace(RULES, refills=True, retries=2))
+    book.open(ROW, [Session(ROW, 0, {}, 7)], 0.0, resumed=False)
+    session = book.take(10.0, 0.0)
+    assert session is not None
+    for text in ("a", "b"):
+        turn(session.forest, [USER], text)
+    asked = session.forest.turns[0].asked
+    logs = [SessionLog([cell_of(0, one)]) for one in session.forest.turns]
+    ((_, lost),) = book.expire(50.0)
+    assert (lost.attempt, lost.forgets) == (1, False)
+    if not by_log:
+        assert session.forest.replayed(asked) == 0
+    failed = book.fail(session, 50.0)
+    assert (failed.attempt, failed.forgets, failed.reason) == (2, True, "")
+    if by_log:
+        session = Session(ROW, 0, {}, 7)
+        restore([session], [*logs, SessionLog([], [lost]), SessionLog([], [failed])])
+    assert session.attempt == 2
+    assert (session.forest.replayed(asked), session.forest.used) == (None, 0)
+    assert turn(session.forest, [USER], "c") == 2, "its number, and so its seed, is another one"
+    assert book.fail(session, 60.0).reason == FinishReason.ERROR
 
 
 def test_a_thousand_sessions_half_of_them_abandoned_leave_nothing_behind() -> None:
