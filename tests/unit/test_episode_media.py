@@ -194,3 +194,10 @@ def test_a_picture_without_a_file_is_an_error_of_the_observation() -> None:
     one = episode(Prepare())
     with pytest.raises(RowError, match="the observation before turn 0 of sample 0: placeholders do not fit"):
         one.observe(EnvironmentAnswer("s", -1, [{"role": "user", "content": [{"type": "image"}]}]))
+
+
+def test_a_picture_for_a_model_of_text_is_named() -> None:
+    one = Episode(Start(0, 7, np.array([1], np.int32)), Limits(3, 4, 60), Letters())
+    with pytest.raises(RowError) as caught:
+        one.observe(seen("a", b"1"))
+    assert str(caught.value) == "a message holds a part of type 'image', but the model reads text alone"

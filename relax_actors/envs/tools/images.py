@@ -180,7 +180,7 @@ def rotated(pixels: Pixels, degrees: float) -> Pixels:
     if degrees % _RIGHT == 0:
         return np.ascontiguousarray(np.rot90(pixels, -int(degrees // _RIGHT)))
     height, width = pixels.shape[:2]
-    matrix = cv2.getRotationMatrix2D((width / 2, height / 2), -degrees, 1.0)
+    matrix: NDArray[Any] = cv2.getRotationMatrix2D((width / 2, height / 2), -degrees, 1.0)
     cos, sin = abs(matrix[0, 0]), abs(matrix[0, 1])
     across, down = round(height * sin + width * cos), round(height * cos + width * sin)
     matrix[:, 2] += across / 2 - width / 2, down / 2 - height / 2
