@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from relax_actors.messages import Trajectory
+from relax_actors.messages import FinishReason, Trajectory
 from tests.e2e.test_gateway import AGENTS, address_of
 from tests.support.faults import story_of
 from tests.support.running import Run, relax, wait_until
@@ -98,6 +98,24 @@ def test_agents_work_on_held_out_rows_at_their_exact_version_and_failed_samples_
     story = story_of(run)
     assert {event["version"] for event in story.of("evaluated")} == {0, 1, 2, 3, 4}
     assert all(event["rows"] == 3 for event in story.of("evaluated"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_sample_whose_agent_failed_is_trained_with_reward_0(make_run: MakeRun) -> None:
+    settings = ["agent.function=tiny_agents.fail_once", "agent.on_error=zero", "agent.retries=0", "run.steps=3"]
+    run = make_run("zero", *settings, "trainer.checkpoint_every=100", config=AGENTS).start()
+    wait_until(lambda: run.table.get(f"relax.{run.name}.batch.1"), "batch.1", 240)
+    found = trajectories(run)
+    assert found
+    for trajectory in found:
+        assert trajectory.finish_reasons == [FinishReason.ERROR, FinishReason.STOP]
+        assert trajectory.metrics["environment_reward"][0] == 0.0
+        assert trajectory.trained_lengths.min() > 0
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert result["trained"] == 6
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from relax_actors.config import load_config
 from relax_actors.config.environment import EnvironmentSection
 from relax_actors.envs import Step
 from relax_actors.envs.observation import EnvironmentFaultError, answer_of
+from relax_actors.errors import RowError
 from relax_actors.messages import FinishReason, Sample, Trajectory, Turn, Turns
 from relax_actors.messages.player_parts import parts_of
 from relax_actors.rewards.credit import environment_reward
@@ -238,6 +239,26 @@ def test_a_row_is_dropped_only_if_no_player_has_a_signal() -> None:
         reward = environment_reward(trajectory, "episode", 1.0, PLAYERS)
         assert reward.values.tolist() == [0.0, 0.0]
         assert estimation.without_signal(reward, {"trajectory": trajectory}) == why
+
+
+def test_a_row_without_players_is_refused_in_a_run_with_players() -> None:
+    one = Episode(Start(0, 7, PROMPT), Limits(8, 5, 60), Letters())
+    one.observe(answer())
+    write(one, "x")
+    one.end(FinishReason.STOP)
+    trajectory = Trajectory.of(PROMPT, [one.sample()])
+    reward = environment_reward(trajectory, "episode", 1.0)
+    error = "row: environment.players is set, but no sequence of the trajectory names a player"
+    with pytest.raises(RowError, match=f"^{re.escape(error)}$"):
+        RowEstimation(load_config(PICK, SETTINGS)).estimate(reward, {"trajectory": trajectory}, "row")
+
+
+def test_a_player_that_the_run_does_not_have_fails_the_sample() -> None:
+    for fields in ({"player": "judge"}, {"rewards": {"judge": 1.0}}):
+        one = episode()
+        error = "the environment names the player 'judge'; environment.players are solver, critic"
+        with pytest.raises(RowError, match=f"^{re.escape(error)}$"):
+            one.observe(answer("a", -1, **fields))
 
 
 def test_the_row_of_a_group_names_the_player_of_each_message(tmp_path: Path) -> None:

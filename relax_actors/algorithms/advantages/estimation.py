@@ -114,7 +114,7 @@ class RowEstimation:
                 not shaping.has_signal(part.values) and (part.token_values is None or not part.token_values.any())
                 for part in parts
             ]
-            return f"each player scored the same in all {trained} samples" if all(flat) else ""
+            return f"each player scored the same in all {trained} samples" if flat and all(flat) else ""
         if shapes.filter_zero_variance and not shaping.has_signal(values) and (tokens is None or not tokens.any()):
             return f"all {trained} samples scored {values[0]:g}"
         if shapes.mask_truncated:
@@ -151,6 +151,9 @@ class RowEstimation:
         self, reward: Reward, columns: Mapping[str, Any], source: str, kl_coefficient: float | None
     ) -> Advantage:
         whole: Trajectory = columns["trajectory"]
+        if not whole.players:
+            msg = f"{source}: environment.players is set, but no sequence of the trajectory names a player"
+            raise RowError(msg)
         values, kls = np.zeros(len(whole.token_ids)), []
         returns = np.zeros(len(values), np.float32) if "values" in self._requirements.needs else None
         for part in parts_of(whole):

@@ -24,8 +24,9 @@ def turn(group: Group, *, scale: Scale = "group_std", epsilon: float = 1e-6) -> 
     $A_{i,k} = \frac{G_{i,k} - \bar{G}_k}{\sigma + \epsilon}$ with
     $\sigma^2 = \frac{1}{N - K} \sum_{i,k} (G_{i,k} - \bar{G}_k)^2$ over the returns $G_{i,k}$ of turn k of sample i:
     N turns with K different numbers. Samples of one turn each get the advantages of `group`. A turn that only one
-    sample has reached has advantage 0. It is the advantage of `environment.credit = "turn"`; `environment.discount` is
-    that of a turn. Without rewards of turns, all turns of a sample have its reward.
+    sample has reached has advantage 0. It is the advantage of `environment.credit = "turn"` and, with the sequences of
+    a sample in place of turns, of "branch"; `environment.discount` is that of a turn. Without rewards of turns, all
+    turns of a sample have its reward.
 
     Args:
         group: rewards `[n]`, tokens, and token rewards `[total]` and turns `[total]` if there are any.

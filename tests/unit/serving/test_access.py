@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from relax_actors.config import load_config
 from relax_actors.config.gateway import AgentSection, GatewaySection
 from relax_actors.errors import ConfigError
 from relax_actors.serving.agent_process import AgentError, Program, read_result
 from relax_actors.serving.server import HttpServer
 from relax_actors.serving.tokens import is_any, load_or_create_secret, read_tokens, session_token
+from tests.support.running import SUPPORT
 
 
 def test_public_address_needs_a_token_and_tls() -> None:
@@ -30,6 +32,16 @@ def test_public_address_needs_a_token_and_tls() -> None:
 def test_agent_is_a_command_or_a_function() -> None:
     with pytest.raises(ValueError, match=r"agent\.command and agent\.function exclude each other; set one of them"):
         AgentSection(command=["true"], function="a.b")
+
+
+def test_agents_and_an_environment_exclude_each_other_and_held_out_rows_have_the_reward_of_the_agent() -> None:
+    more = ["agent.function=a.b", "eval.data.kind=python", "eval.data.function=tiny_tasks.questions"]
+    config = load_config(SUPPORT / "tiny_agents.toml", more)
+    assert config.eval is not None
+    assert config.eval.reward == "environment"
+    message = r"\[agent\] and \[environment\] exclude each other: agents own their loop; remove one of them"
+    with pytest.raises(ConfigError, match=message):
+        load_config(SUPPORT / "tiny_agents.toml", [*more, "environment.name=tiny_pick.Pick"])
 
 
 def test_token_file_is_private_and_its_tokens_are_long(tmp_path: Path) -> None:
