@@ -31,6 +31,8 @@ MAX_CONNECTIONS, MAX_SUBSCRIPTIONS = 4096, 1024
 _JETSTREAM = {"mem_storage": -1, "disk_storage": -1, "streams": -1, "consumer": -1}
 _MAX_CREDENTIALS = 64 << 10
 """Bytes of a `.creds` file that are read."""
+MAX_SIGN_IN = 1 << 16
+"""Bytes of the line with which a client signs in: it holds the permissions, so it grows with names and roles."""
 _NO_DEFAULTS: dict[str, Any] = {"type": "account", "default_permissions": {"pub": {}, "sub": {}}}
 _OPERATOR_PREFIX, _ACCOUNT_PREFIX, _USER_PREFIX = 14 << 3, 0, 20 << 3
 
@@ -140,6 +142,7 @@ class OperatorKeys:
         return (
             f"operator: {self.operator.sign(self.operator.public, 'relax', operator, issued=self.issued)}\n"
             f"system_account: {self.system.public}\n"
+            f"max_control_line: {MAX_SIGN_IN}\n"
             "resolver: MEMORY\n"
             f"resolver_preload: {{\n{lines}}}\n"
         )

@@ -70,6 +70,18 @@ def test_exactly_the_documented_subjects_of_each_user_reach_the_streams(embedded
             assert reached == reached_by(granted, tried()), user
 
 
+def test_users_of_a_run_with_the_longest_name_sign_in(tmp_path: Path) -> None:
+    run = CONFIG.run.model_copy(update={"name": "x" * 64})
+    longest = Embedded(tmp_path / "broker", CONFIG.model_copy(update={"run": run}))
+    longest.start()
+    try:
+        for user in [*USERS, OPERATOR]:
+            with closing(Connection(longest.address(user), user)) as connection:
+                connection.call(connection.nc.flush(5), 10)
+    finally:
+        longest.stop()
+
+
 def test_stranger_cannot_sign_in(embedded: Embedded) -> None:
     """Without credentials, and with those that another operator signed for an account of the same name."""
     path = embedded.folder / "stranger.creds"
