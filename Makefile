@@ -13,7 +13,7 @@
 #   fuzz            send a million malformed messages to live runs; about half an hour
 #   compose-test    test docker-compose.yml; needs a Docker engine with compose
 #   omni            train small models that see and hear on four tasks, about five minutes each
-#   agents          train small models that act by turns, call a calculator and zoom into pictures
+#   agents          train small models that act by turns, call a calculator, and play solver and critic
 #   smollm2         train a 135M-parameter model on arithmetic
 #   media           install the packages for models that take images, video and sound
 #   megatron        install the packages for trainer.backend = "megatron"
@@ -120,12 +120,11 @@ omni: $(VENV)/.omni
 		$(BIN)/python examples/omni/show.py $$task || exit 1; \
 	done
 
-# Models learn to sort by turns, to use a calculator, to play solver and critic, and to zoom into a picture.
-agents: $(VENV)/.omni
+# Models learn to sort by turns, to use a calculator, and to play solver and critic.
+agents: $(VENV)/.base
 	$(BIN)/relax up examples/agents/pick.toml $(SETTINGS)
 	$(BIN)/relax up examples/agents/calculator.toml $(SETTINGS)
 	$(BIN)/relax up examples/agents/review.toml $(SETTINGS)
-	$(BIN)/relax up examples/agents/zoom.toml $(SETTINGS)
 
 smollm2: $(VENV)/.smollm2
 	$(BIN)/python examples/smollm2/prepare.py
