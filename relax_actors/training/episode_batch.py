@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from relax_actors.config import Config
@@ -21,8 +21,9 @@ from relax_actors.runtime import Drop, Row
 from relax_actors.runtime.context import Context
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.training.conversation import Conversation
-from relax_actors.training.episode import Episode, Limits, State
-from relax_actors.training.episode_group import EpisodeGroup, Live, starts_of, task_of
+from relax_actors.training.episode import Episode, State
+from relax_actors.training.episode_group import EpisodeGroup, Live, SeenPrompt, starts_of, task_of
+from relax_actors.training.episode_input import Limits
 from relax_actors.training.token_ledger import TokenLedger
 from relax_actors.training.turn_log import TurnLog, read_turns, repeat_turns
 
@@ -71,8 +72,15 @@ class EpisodeBatch:
         self._looked = 0.0
         self.counts: Counter[str] = Counter()
 
-    def add(self, rows: Sequence[Row], samples: int) -> list[tuple[Row, RelaxError]]:
+    def add(
+        self, rows: Sequence[Row], samples: int, see: Callable[[Row], SeenPrompt | None] = lambda _: None
+    ) -> list[tuple[Row, RelaxError]]:
         """Begin with rows, or continue where the last actor that had them wrote turns down.
+
+        Args:
+            rows: the rows.
+            samples: samples of each row.
+            see: returns the prompt of a row with its media; None for a model that reads text only.
 
         Returns:
             The rows whose prompts cannot be rendered, with their errors.
@@ -83,13 +91,15 @@ class EpisodeBatch:
         turns = read_turns(self._context.table, [row.id for row in rows])
         for row in rows:
             recorded, attempt = turns[row.id]
+            seen = see(row)
             try:
-                starts = starts_of(row.prompt, samples, self._conversation, self._section)
+                starts = starts_of(row.prompt, samples, self._conversation, self._section, seen)
             except RowError as error:
                 bad.append((row, error))
                 continue
             group = EpisodeGroup(row, TurnLog(self._context.table, row.id, attempt), time.monotonic())
-            group.members = [Live(Episode(start, self._limits, self._conversation), group) for start in starts]
+            prepare = None if seen is None else seen.prepare
+            group.members = [Live(Episode(start, self._limits, self._conversation, prepare), group) for start in starts]
             repeated = repeat_turns([live.episode for live in group.members], recorded)
             if repeated:
                 self.counts["turns_repeated"] += repeated
@@ -224,6 +234,7 @@ class EpisodeBatch:
                 max_tokens=most,
                 min_tokens=min(template.min_tokens, most),
                 session="" if self._barrier else f"{live.session}{episode.player}",
+                media=episode.media,
             )
             episode.begin()
             found.append((request, live))
