@@ -76,6 +76,7 @@ def test_an_environment_trains_for_20_steps_with_the_log_probs_of_the_rollout(
     with worker(*which, "--url", url, "--token-file", str(token), "--patience", "60") as process:
         wait_until(lambda: run.table.get(f"relax.{run.name}.batch.1") or process.poll() is not None, "batch.1", 240)
         found = trajectories(run)
+        run.kill("gateway.0")
         run.disconnect()
         code, result, said = run.finish()
         process.terminate()
