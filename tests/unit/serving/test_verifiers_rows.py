@@ -52,8 +52,8 @@ def test_the_row_of_an_example_names_it() -> None:
         (
             {"index": 1, "digest": EXAMPLES[0].digest},
             (
-                "example 1 of split 'train' differs from the row; give the arguments that the rows were written with, or "
-                "write them again with --rows"
+                "example 1 of split 'train' differs from the row; give the arguments that the rows were written "
+                "with, or write them again with --rows"
             ),
         ),
     ],
