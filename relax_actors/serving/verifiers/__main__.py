@@ -20,10 +20,25 @@ from relax_actors.serving.verifiers.worker import Worker
 
 
 def _options(text: str) -> dict[str, Any]:
-    found = json.loads(text)
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
     if not isinstance(found, dict):
-        raise TypeError
+        msg = f"no JSON object: {text!r}"
+        raise argparse.ArgumentTypeError(msg)
     return found
+
+
+def _load(given: argparse.Namespace) -> VerifiersEnvironment:
+    try:
+        if given.environment:
+            return LegacyEnvironment(given.environment, given.args)
+        return TasksetEnvironment(given.taskset, given.args)
+    except (ImportError, ValueError, RuntimeError) as error:
+        cause = f" ({error.__cause__})" if error.__cause__ else ""
+        msg = f"cannot load {given.environment or given.taskset!r}: {error}{cause}"
+        raise VerifiersError(msg) from error
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -46,9 +61,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _write(environment: VerifiersEnvironment, path: Path, split: str, limit: int | None) -> int:
-    number = 0
+    number, examples = 0, environment.examples(split)
     with path.open("w", encoding="utf-8") as file:
-        for index, example in enumerate(itertools.islice(environment.examples(split), limit)):
+        for index, example in enumerate(itertools.islice(examples, limit)):
             file.write(json.dumps(example.row(index, split), default=str) + "\n")
             number += 1
     return number
@@ -77,11 +92,7 @@ def main() -> int:
     if given.rows is None and not (given.url and given.token_file):
         parser.error("give --url and --token-file of the run's gateway, or --rows to write its data set")
     try:
-        environment: VerifiersEnvironment = (
-            LegacyEnvironment(given.environment, given.args)
-            if given.environment
-            else TasksetEnvironment(given.taskset, given.args)
-        )
+        environment = _load(given)
         if given.rows is not None:
             number = _write(environment, given.rows, given.split, given.limit)
             sys.stdout.write(f"{number} rows in {given.rows}\n")
