@@ -65,7 +65,7 @@ class Tool:
         """Call the function.
 
         Raises:
-            ToolError: the arguments do not fit, or the function raised.
+            ToolError: the arguments do not fit, or the function raised; a `ToolError` of its own is kept as it is.
         """
         try:
             checked = self._model(**arguments)
@@ -75,6 +75,8 @@ class Tool:
         try:
             result = self.function(**values)
             return await result if inspect.isawaitable(result) else result
+        except ToolError:
+            raise
         except Exception as error:
             msg = f"{self.name} raised {type(error).__name__}: {error}"
             raise ToolError(msg) from error
