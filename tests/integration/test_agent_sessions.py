@@ -170,7 +170,7 @@ def test_refilled_sample_begins_with_other_answers_also_for_an_actor_that_takes_
         first = ask(connection, sessions, name, [USER])
         goes_on.clear()
         call = GenerateCall("late", session=name, messages=[{"role": "user", "content": "late"}])
-        asking = asyncio.run_coroutine_threadsafe(sessions.generate(call), connection.loop)
+        asking = asyncio.run_coroutine_threadsafe(answer(sessions, call), connection.loop)
         wait_until(sessions._locks[ROW, 0].locked, "the request")
         handle(connection, sessions, "end", name, error="the agent crashed")
         goes_on.set()
@@ -195,7 +195,7 @@ def test_late_answer_to_a_lost_agent_is_that_of_its_successor_here_as_after_a_ta
         writer = sessions._writers[ROW]
         connection.call(writer._lock.acquire(), 5)
         call = GenerateCall("late", session=name, messages=[USER])
-        asking = asyncio.run_coroutine_threadsafe(sessions.generate(call), connection.loop)
+        asking = asyncio.run_coroutine_threadsafe(answer(sessions, call), connection.loop)
         wait_until(lambda: writer._lock._waiters, "the answer, which is being written")
         (session, _) = sessions.book.sessions(ROW)
         state = sessions.book.fail(session, 0.0, is_lost=True)
