@@ -102,6 +102,12 @@ class Episode:
         return self._acting.name
 
     @property
+    def held(self) -> int:
+        """Number of tokens that the conversations of all players hold in the cache of an engine."""
+        histories = self._histories.values()
+        return sum(history.length for history in histories if history.turns or history is self._acting)
+
+    @property
     def branches(self) -> int:
         """Sequences that began because the template rewrote the conversation."""
         return sum(history.branches for history in self._histories.values())

@@ -187,3 +187,12 @@ def test_players_that_are_not_those_of_the_run_are_row_errors() -> None:
         error = f"the trajectory has rewards of the players critic, solver; {said}"
         with pytest.raises(RowError, match=f"^{re.escape(error)}$"):
             environment_reward(trajectory, "turn", 1.0, trained)
+
+
+def test_an_episode_holds_the_conversations_of_all_players_that_have_acted() -> None:
+    one = episode()
+    one.observe(answer())
+    assert one.held == len(PROMPT)
+    write(one, "xy")
+    one.observe(answer("abc", player="critic"))
+    assert one.held == len(PROMPT) + 2 + len(PROMPT) + 3
