@@ -12,7 +12,7 @@ class Sevens(vf.MultiTurnEnv):
     """Says "again" behind the first answer."""
 
     async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:  # noqa: ARG002
-        return [{"role": "user", "content": "again"}]
+        return [vf.UserMessage(content="again")]
 
 
 def share(completion: Any, **kwargs: Any) -> float:
