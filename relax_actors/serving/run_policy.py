@@ -16,6 +16,7 @@ import xxhash
 from broker.codec import decode_fields, encode, open_envelope
 from relax_actors.errors import CodecError
 from relax_actors.messages.generate import (
+    STILL_WORKING,
     CallNote,
     GenerateAnswer,
     GenerateCall,
@@ -151,6 +152,8 @@ class RunPolicy:
                 while (left := end - time.monotonic()) > 0:
                     with suppress(nats.errors.TimeoutError):
                         message = await answers.next_msg(min(left, LOOK_SECONDS))
+                        if message.data == STILL_WORKING:
+                            continue
                         if message.data:
                             envelope = open_envelope(message.data)
                             if envelope.type != GeneratePiece.__name__:
