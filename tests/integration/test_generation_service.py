@@ -44,6 +44,7 @@ class Ends:
     """A rollout actor without an engine, and the policy as a gateway asks it, each with the rights of its user."""
 
     def __init__(self, broker: Embedded, folder: Path) -> None:
+        self.broker = broker
         self._connections: list[Connection] = []
         with closing(Connection(broker.address(OPERATOR), "root")) as root:
             root.call(ensure_run_streams(root, broker.config), 60)
@@ -87,6 +88,19 @@ def test_request_that_waits_longer_than_the_interval_of_signs_of_life_is_answere
     with pytest.raises(TimeoutError):
         asking.result(1.0)  # ten signs of life
     guest.done(Generation(PROMPT, np.zeros(2, np.float32), np.zeros(2, np.int32), FinishReason.STOP))
+    assert asking.result(10).tokens.tolist() == PROMPT.tolist()
+
+
+def test_request_that_waits_while_the_broker_is_killed_is_asked_again(ends: Ends) -> None:
+    call = GenerateCall("cut off", tokens=PROMPT, seconds=60)
+    asking = asyncio.run_coroutine_threadsafe(ends.policy.generate(call), ends.connection.loop)
+    (first,) = wait_until(lambda: ends.guests.take(1), "the request")
+    ends.broker.server.stop(0)
+    ends.broker.start()
+    (second,) = wait_until(lambda: ends.guests.take(1), "the request, again")
+    assert wait_until(lambda: first.request.watch.is_cancelled, "end of the first one")
+    assert second.request.tokens.tolist() == PROMPT.tolist()
+    second.done(Generation(PROMPT, np.zeros(2, np.float32), np.zeros(2, np.int32), FinishReason.STOP))
     assert asking.result(10).tokens.tolist() == PROMPT.tolist()
 
 
