@@ -170,7 +170,7 @@ def test_refilled_sample_begins_with_other_answers_also_for_an_actor_that_takes_
         first = ask(connection, sessions, name, [USER])
         goes_on.clear()
         call = GenerateCall("late", session=name, messages=[{"role": "user", "content": "late"}])
-        asking = asyncio.run_coroutine_threadsafe(sessions.generate(call), connection.loop)
+        asking = asyncio.run_coroutine_threadsafe(answer(sessions, call), connection.loop)
         wait_until(sessions._locks[ROW, 0].locked, "the request")
         handle(connection, sessions, "end", name, error="the agent crashed")
         goes_on.set()
