@@ -194,12 +194,12 @@ class PullSubscription:
             await self._refill()
         return taken
 
-    async def fetch_nowait(self, limit: int) -> list[Msg]:
+    async def fetch_nowait(self, limit: int, waits: Callable[[Msg], bool] = is_redelivery) -> list[Msg]:
         """Return up to `limit` buffered messages without waiting, and request the rest.
 
-        If a redelivered message is buffered, the list is empty: `fetch` returns redeliveries.
+        If a message that `waits` is buffered, the list is empty: `fetch` returns it.
         """
-        if self._woken or any(map(is_redelivery, self._buffer)):
+        if self._woken or any(map(waits, self._buffer)):
             return []
         taken = [self._buffer.popleft() for _ in range(min(limit, len(self._buffer)))]
         if not self.consumer_lost:

@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 MAX_STOPS = 16
 """Most stop strings of a request."""
+STILL_WORKING = b"working"
+"""What an actor sends, in no envelope, while a client waits. An empty message would end the answers: the server forgets
+the reply subject of a request behind one."""
 
 
 def _no_ints() -> Array:

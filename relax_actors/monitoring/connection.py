@@ -6,9 +6,10 @@ The embedded broker of a run that is not up is started for as long as the connec
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -64,11 +65,19 @@ def find(run: str) -> RunFolder:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Connection to the broker of a run; `live` if the broker was up before."""
+    """Connection to the broker of a run.
+
+    Attributes:
+        run: name of the run.
+        connection: the connection.
+        live: whether the broker was up before.
+        is_over: whether a run whose own broker does not answer has ended; false if it is not known.
+    """
 
     run: str
     connection: Connection
     live: bool
+    is_over: Callable[[], bool] = lambda: False
 
 
 @contextmanager
@@ -136,7 +145,15 @@ def _reached(folder: RunFolder, config: Config, user: str, access: Access) -> It
             stack.callback(server.stop)
             address = server.start()
         connection = stack.enter_context(closing(Connection(address, "reader", REACH_SECONDS)))
-        yield Observed(config.run.name, connection, live)
+        embedded = live and not _is_external(config, access)
+        yield Observed(config.run.name, connection, live, partial(_is_unused, folder) if embedded else lambda: False)
+
+
+def _is_unused(folder: RunFolder) -> bool:
+    with suppress(ConfigError):
+        folder.lock().close()
+        return True
+    return False
 
 
 def _locked(folder: RunFolder, config: Config) -> IO[str]:

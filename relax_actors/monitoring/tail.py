@@ -20,8 +20,12 @@ FOREVER = 1e9
 POLL_SECONDS = 0.25
 
 
+class _RunOverError(Exception):
+    """A run has ended while its messages were followed."""
+
+
 def print_messages(subject: str, run: str | None, access: Access, *, history: bool, count: int) -> None:
-    """Print the stored messages of a subject until interrupted, or to the end of a run that is not up.
+    """Print the stored messages of a subject until interrupted, or to the end of a run that is not up any more.
 
     Args:
         subject: NATS subject, may have wildcards.
@@ -47,7 +51,13 @@ def print_messages(subject: str, run: str | None, access: Access, *, history: bo
         if not at.live and not history:
             msg = f"run {at.run} is not up and publishes nothing; --history prints the stored messages"
             raise ConfigError(msg)
-        with suppress(KeyboardInterrupt):
+
+        def end_with_run() -> None:
+            if at.is_over():
+                raise _RunOverError
+
+        at.connection.on_wait = end_with_run
+        with suppress(KeyboardInterrupt, _RunOverError):
             at.connection.call(show(at), FOREVER)
 
 

@@ -67,8 +67,8 @@ class GatewayRole(ServiceRole):
             self.fail(error)
 
     async def stop(self) -> None:
-        """Finish the running requests and close."""
-        await self._server.stop()
+        """Finish the running requests or refuse them, and close."""
+        await self._server.stop(self._answers.close)
 
     def handled(self) -> int:
         """Return the number of HTTP requests answered so far."""

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 import pykka
 from nats.aio.msg import Msg
 
-from broker.pull import PullSubscription, is_redelivery
+from broker.pull import PullSubscription
 from broker.streams import wait_for_consumer
 from broker.table import CALL_DEADLINE
 from relax_actors.errors import RelaxError
@@ -23,6 +23,7 @@ from relax_actors.runtime.handler import Handler, Job
 from relax_actors.runtime.join import Join
 from relax_actors.runtime.mailbox import ExitRequestedError, Mailbox, ask
 from relax_actors.runtime.role import Role
+from relax_actors.runtime.suspects import Suspects
 from relax_actors.runtime.watchdog import Watchdog
 
 PATIENCE = 5.0
@@ -52,6 +53,7 @@ class PoolPump:
         self._pull: PullSubscription | None = None
         self._fetched: list[Msg] = []
         self._handler = Handler(role, context)
+        self._suspects = Suspects(context)
         self._jobs: list[Job] = []
         self._accepts_more = False
         self._wanted = False
@@ -100,11 +102,13 @@ class PoolPump:
                     if not messages:
                         await self._serve(pull)
                         continue
-                    redelivered = self._fetched = [message for message in messages if is_redelivery(message)]
-                    new = [message for message in messages if not is_redelivery(message)]
-                    await self._process(new, accept_more=not (redelivered or shares_device))
-                    # A redelivered row may have killed an actor; alone, it cannot blame its neighbours.
-                    for message in redelivered:
+                    self._fetched = messages
+                    await self._suspects.examine(messages)
+                    alone = self._fetched = [message for message in messages if message in self._suspects]
+                    together = [message for message in messages if message not in alone]
+                    await self._process(together, accept_more=not (alone or shares_device))
+                    # A row that may have killed an actor cannot blame its neighbours if it has none.
+                    for message in alone:
                         await self._process([message])
                     self._fetched = []
             finally:
@@ -190,8 +194,9 @@ class PoolPump:
         return self.table.connection.call(self._take_more_async(pull, most), CALL_DEADLINE)
 
     async def _take_more_async(self, pull: PullSubscription, most: int) -> list[Job]:
-        # As in `run`: a redelivered row is handled alone, after all of these.
-        return await self._join_all(await pull.fetch_nowait(most))
+        await self._suspects.examine(pull.buffered)
+        # As in `run`: a row that may have killed an actor is handled alone, after all of these.
+        return await self._join_all(await pull.fetch_nowait(most, self._suspects.__contains__))
 
     async def _return_prefetched(self, pull: PullSubscription) -> None:
         await pull.close()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from uuid import uuid4
 
 import numpy as np
@@ -37,6 +37,7 @@ COST_SHARE = 9
 PREPARE_SECONDS = 10.0
 """Time to render and tokenize a conversation."""
 Found: TypeAlias = list[Completed]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,28 @@ class Answers:
     def __init__(self, policy: Policy, tokenizer: Tokenizer, model: str, context_length: int, limits: Limits) -> None:
         self.policy, self.tokenizer, self.model, self.context_length = policy, tokenizer, model, context_length
         self._dialogue, self._limits = Dialogue(tokenizer), limits
-        self._running = 0
+        self._running, self._closed = 0, asyncio.Event()
         self.count = 0
+
+    def close(self) -> None:
+        """Refuse the requests that run. Called in the event loop's thread."""
+        self._closed.set()
+
+    async def while_open(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of some work.
+
+        Raises:
+            ApiError: the gateway stops.
+        """
+        doing, closing = asyncio.ensure_future(work), asyncio.ensure_future(self._closed.wait())
+        try:
+            await asyncio.wait({doing, closing}, return_when=asyncio.FIRST_COMPLETED)
+            if doing.done():
+                return doing.result()
+        finally:
+            doing.cancel()
+            closing.cancel()
+        raise ApiError(503, "the gateway stops; send the request again", "stopping", 1.0)
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
@@ -154,7 +175,7 @@ class Answers:
         return list(await asyncio.gather(*work))
 
     async def _answer(self, call: GenerateCall, on_piece: OnPiece | None, tools: Sequence[dict[str, Any]]) -> Completed:
-        answer = await self.policy.generate(call, on_piece)
+        answer = await self.while_open(self.policy.generate(call, on_piece))
         if answer.refusal:
             raise refused(answer.refusal, answer.detail)
         parsed = self._dialogue.parse(answer.prompt, answer.tokens, tools)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -30,7 +30,7 @@ from relax_actors.serving.session_routes import SessionRoutes
 from relax_actors.serving.token_routes import GenerateBody, TokenizeBody
 from relax_actors.serving.tokens import is_any, session_token
 
-Handler: TypeAlias = Callable[[Request, str], Awaitable[Response]]
+Handler: TypeAlias = Callable[[Request, str], Coroutine[Any, Any, Response]]
 _SESSION = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
@@ -89,7 +89,7 @@ class Gateway:
                 session = request.path_params.get("session", "")
                 self._authorize(request, session)
                 with self._answers.admitted():
-                    return await handler(request, session)
+                    return await self._answers.while_open(handler(request, session))
             except ApiError as error:
                 return _error(request, error)
             except RelaxError as error:

@@ -13,6 +13,7 @@ from relax_actors.engines.protocols import Generation, GenerationRequest, StopSt
 from relax_actors.engines.protocols.guests import Guest, Guests
 from relax_actors.errors import CodecError, ConfigError, RelaxError
 from relax_actors.messages.generate import (
+    STILL_WORKING,
     CallNote,
     GenerateAnswer,
     GenerateCall,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg  # `relax check` loads every role, and imports no broker client
 
 ALIVE_SECONDS = 20.0
-"""Interval of empty messages to a client that waits; the server forgets its reply subject after
+"""Interval of `STILL_WORKING` to a client that waits; the server forgets its reply subject after
 `broker.accounts.ANSWER_SECONDS`."""
 MAX_WAITING = 1024
 """Requests that may wait for the engine; more are refused."""
@@ -119,7 +120,7 @@ class GenerationService:
         answering = asyncio.ensure_future(self._answer(message.data, message.reply))
         try:
             while not (await asyncio.wait({answering}, timeout=ALIVE_SECONDS))[0]:
-                await self._connection.nc.publish(message.reply, b"")
+                await self._connection.nc.publish(message.reply, STILL_WORKING)
             await self._connection.nc.publish(message.reply, encode(answering.result(), self._context.author))
         except Exception as error:  # noqa: BLE001 of the broker or of one request; the service goes on
             self._context.journal.event("answer_lost", error=f"{type(error).__name__}: {error}"[:500])

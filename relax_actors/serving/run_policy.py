@@ -13,9 +13,11 @@ from typing import TypeVar
 import nats.errors
 import xxhash
 
+from broker.accounts import ANSWER_SECONDS
 from broker.codec import decode_fields, encode, open_envelope
 from relax_actors.errors import CodecError
 from relax_actors.messages.generate import (
+    STILL_WORKING,
     CallNote,
     GenerateAnswer,
     GenerateCall,
@@ -138,11 +140,11 @@ class RunPolicy:
         seconds: float,
         on_piece: OnPiece | None = None,
     ) -> Answer | None:
-        """Send a call to an actor; None if it is gone, restarted, or does not answer in time."""
+        """Send a call to an actor; None if it is gone, restarted, cut off, or does not answer in time."""
         table, incarnation = self._context.table, self._members.get(n)
         subject, nc = table.subjects.service("generate", n), table.connection.nc
         data = encode(call, self._context.author)
-        end = time.monotonic() + seconds
+        end, heard, reconnects = time.monotonic() + seconds, time.monotonic(), nc.stats["reconnects"]
         inbox, answer = nc.new_inbox(), None
         try:
             answers = await nc.subscribe(inbox)
@@ -151,6 +153,9 @@ class RunPolicy:
                 while (left := end - time.monotonic()) > 0:
                     with suppress(nats.errors.TimeoutError):
                         message = await answers.next_msg(min(left, LOOK_SECONDS))
+                        heard = time.monotonic()
+                        if message.data == STILL_WORKING:
+                            continue
                         if message.data:
                             envelope = open_envelope(message.data)
                             if envelope.type != GeneratePiece.__name__:
@@ -161,7 +166,9 @@ class RunPolicy:
                             continue
                         if message.headers:  # the server's: nobody serves the subject
                             return None
-                    if (await self._current()).get(n) != incarnation:
+                    # A server that was restarted has forgotten the reply subject.
+                    is_cut_off = nc.stats["reconnects"] != reconnects or time.monotonic() - heard > ANSWER_SECONDS
+                    if is_cut_off or (await self._current()).get(n) != incarnation:
                         return None
             finally:
                 if answer is None and isinstance(call, GenerateCall):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from relax_actors.errors import ConfigError
 
 IDLE_SECONDS = 15.0
 """Time that a connection may take between two requests, and for the head of a request; twice this at most."""
-STOP_SECONDS = 3.0
+FINISH_SECONDS, STOP_SECONDS = 2.0, 3.0
+"""Time that running requests have to finish when the server stops, and time until their connections are closed."""
 MAX_HEAD_BYTES = 32 << 10
 
 
@@ -93,12 +95,18 @@ class HttpServer:
             await asyncio.sleep(0.01)
         return self._serving
 
-    async def stop(self) -> None:
-        """Finish the running requests, for `STOP_SECONDS` at most, and close."""
+    async def stop(self, refuse: Callable[[], None]) -> None:
+        """Finish the running requests, for `STOP_SECONDS` at most, and close.
+
+        Args:
+            refuse: called after `FINISH_SECONDS`; answers the requests that still run with an error.
+        """
         self._server.should_exit = True
+        refusing = asyncio.get_running_loop().call_later(FINISH_SECONDS, refuse)
         if self._serving is not None:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._serving, STOP_SECONDS + 1)
+        refusing.cancel()
         self._socket.close()
 
 

@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -112,6 +114,14 @@ def test_live_run_is_readable_by_status_tail_and_any_nats_client(make_run: MakeR
     import asyncio
 
     assert asyncio.run(listen())["role"] == "trainer"
+    command = [sys.executable, "-m", "relax_actors.cli.main", "tail", "relax.watched.event.>", "--history"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as follower:
+        assert follower.stdout is not None
+        assert "relax.watched.event." in follower.stdout.readline()
+        run.stop()
+        rest, _ = follower.communicate(timeout=60)
+    assert '"stopped"' in rest
+    assert follower.returncode == 0
 
 
 def test_samples_end_at_stop_strings_of_several_tokens(make_run: MakeRun) -> None:

@@ -38,7 +38,7 @@ from relax_actors.runtime.mailbox import Mailbox
 from relax_actors.runtime.pump import PoolPump
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.runtime.watchdog import Watchdog
-from tests.support.contexts import create_consumer
+from tests.support.contexts import MakeContext, create_consumer
 from tests.support.running import TINY, wait_until
 
 
@@ -310,6 +310,38 @@ def test_rows_join_a_running_batch_and_each_is_written_when_it_ends(at_work: AtW
     at_work.role.ended.update((third, first, fourth))
     wait_until(lambda: at_work.values() == {1: 1, 2: 2, 3: 3, 4: 4}, "all values")
     at_work.await_in_hand()
+
+
+def test_rows_of_an_actor_that_was_killed_from_outside_are_handled_together(
+    table: Table, make_context: MakeContext, request: pytest.FixtureRequest
+) -> None:
+    """Agents work on all of them at once. A row that may have caused the death of an actor is still handled alone."""
+    context = make_context("counts", "supervision.ack_wait=60")
+    create_consumer(context, Overlaps())
+    prompt = Prompt("1>", np.zeros(0, np.int32), "", {}, seed=0, min_version=0)
+    rows = [RowId(0, index) for index in range(5)]
+    for row in rows:
+        table.put(table.subject(row, "prompt"), prompt)
+    taken: list[Delivery] = []
+
+    async def die() -> None:
+        pull = PullSubscription(table.connection, table.subjects.table_stream, "counts", 8, taken.append)
+        await pull.start()
+        while len(taken) < len(rows):
+            await pull.fetch(8, 5)
+        await pull.close()
+        for row in rows[:3]:
+            await context.state.count_failure("counts", row, "killed by SIGKILL", "", external_kill=True)
+        await context.state.count_failure("counts", rows[3], "exit code 1", "")
+        await nak_deliveries(table.connection, table.subjects.table_stream, "counts", taken)
+
+    table.connection.call(die(), 30)
+    at_work: AtWork = request.getfixturevalue("at_work")
+    at_work.await_in_hand(*map(str, rows[:3]))
+    at_work.role.ended.update(map(str, rows[:3]))
+    for row in rows[3:]:
+        at_work.await_in_hand(str(row))
+        at_work.role.ended.add(str(row))
 
 
 def test_failing_row_does_not_affect_rows_that_have_ended(at_work: AtWork) -> None:

@@ -103,7 +103,8 @@ def serve(
     tokenizer = Tokenizer(make_chat_folder(folder, TEMPLATE, ["<|im_end|>"]))
     policy = ScriptedPolicy(tokenizer, says)
     limits = limits or Limits(max_body_bytes=1 << 20, max_concurrent=64, request_seconds=30.0)
-    gateway = Gateway(Answers(policy, tokenizer, "tiny", 4096, limits), Access((TOKEN,), SECRET), limits)
+    answers = Answers(policy, tokenizer, "tiny", 4096, limits)
+    gateway = Gateway(answers, Access((TOKEN,), SECRET), limits)
     server = HttpServer(gateway.app(), "127.0.0.1", 0)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
@@ -112,7 +113,7 @@ def serve(
     try:
         yield server.url, policy
     finally:
-        asyncio.run_coroutine_threadsafe(server.stop(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(server.stop(answers.close), loop).result(10)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(5)
         loop.close()

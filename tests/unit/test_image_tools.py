@@ -20,10 +20,10 @@ from relax_actors.errors import ConfigError
 PIXELS = np.random.default_rng(0).integers(0, 256, (40, 80, 3), np.uint8)
 
 
-def play(folder: Path, *calls: tuple[str, dict[str, Any]], **options: Any) -> list[Any]:
+def play(folder: Path, *calls: tuple[str, dict[str, Any]], pixels: np.ndarray = PIXELS, **options: Any) -> list[Any]:
     """Make calls in one episode about a picture; return the content of each answer."""
     path = folder / "picture.png"
-    path.write_bytes(png_of(PIXELS))
+    path.write_bytes(png_of(pixels))
     environment = ImageEnvironment.build(options)
 
     async def run() -> list[Any]:
@@ -158,3 +158,12 @@ def test_arrays_of_other_shapes_are_refused(part: dict[str, Any], said: str) -> 
     with pytest.raises(EnvironmentFaultError) as caught:
         answer_of([part], "s", 0, 1 << 20)
     assert str(caught.value) == said
+
+
+def test_part_that_is_too_narrow_for_a_model_is_answered_and_not_shown(tmp_path: Path) -> None:
+    """A model would refuse it, and the sample would end as if its environment had failed."""
+    calls = [("zoom", {"box": box}) for box in ([0, 0, 1, 0.5], [0, 0, 0.5, 1])]
+    strip = np.zeros((4, 800, 3), np.uint8)
+    narrow, wide = play(tmp_path, *calls, pixels=strip, side=800, smallest=1)
+    assert narrow == "Error: 800 x 2 pixels: one side is more than 200 times the other; show another part"
+    assert pixels_of(wide).shape == (8, 800, 3)

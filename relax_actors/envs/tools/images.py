@@ -13,6 +13,7 @@ from pydantic import Field
 from relax_actors.envs.media_bytes import png_of
 from relax_actors.envs.tools.environment import ToolEnvironment
 from relax_actors.envs.tools.functions import Tool, ToolError
+from relax_actors.media.sizes import LONGEST
 from relax_actors.registry.dotted import import_extra
 
 SETTING = 'environment.name = "images"'
@@ -108,12 +109,16 @@ class ImageEnvironment(ToolEnvironment):
         if len(self._images) - self._given >= self.max_images:
             msg = f"{self.max_images} images have been shown, no more are; answer now"
             raise ToolError(msg)
+        shown = scaled(pixels, self.side)
+        height, width = shown.shape[:2]
+        if max(height, width) > LONGEST * min(height, width):  # no model takes it
+            msg = f"{width} x {height} pixels: one side is more than {LONGEST} times the other; show another part"
+            raise ToolError(msg)
         area = pixels.shape[0] * pixels.shape[1]
         if area > KEPT_PIXELS:  # repeated rotations would make images that grow and grow
             pixels = scaled(pixels, int(max(pixels.shape[:2]) * (KEPT_PIXELS / area) ** 0.5))
         self._images.append(pixels)
-        shown = png_of(scaled(pixels, self.side))
-        return [{"type": "text", "text": f"image {len(self._images)}: "}, {"type": "image", "bytes": shown}]
+        return [{"type": "text", "text": f"image {len(self._images)}: "}, {"type": "image", "bytes": png_of(shown)}]
 
 
 def images_of(task: Mapping[str, Any]) -> list[Pixels]:

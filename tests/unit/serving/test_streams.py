@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -208,3 +209,20 @@ def test_what_is_shown_of_a_beginning_is_a_beginning_of_what_is_shown_of_the_who
         assert last[0].startswith(shown[0])
         assert last[1].startswith(shown[1])
         last = shown
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_request_that_waits_when_the_gateway_stops_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], *, streams: bool
+) -> None:
+    body = {"messages": [USER], "stream": streams}
+    with ThreadPoolExecutor(1) as thread:
+        with serve(tmp_path, lambda _: "%" if not streams else "One %two.") as (url, policy):
+            asking = thread.submit(httpx.post, f"{url}/v1/chat/completions", headers=HEAD, json=body, timeout=30)
+            wait_until(lambda: policy.calls, "the request")
+        answer = asking.result(10)
+    assert wait_until(lambda: policy.cancelled, "end of the generation") == [policy.calls[0].call]
+    assert answer.status_code == (200 if streams else 503)
+    last = answer.text.split("data: ")[-1] if streams else answer.text
+    assert json.loads(last)["error"]["message"] == "the gateway stops; send the request again"
+    assert "Traceback" not in "".join(capfd.readouterr())
