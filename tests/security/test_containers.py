@@ -70,7 +70,7 @@ def test_program_cannot_harm_the_process_that_ends_it() -> None:
     ended = run_code(ATTACKS, Limits(seconds=2.0), "container", IMAGE)
     assert ended.output == "-1\n"
     assert ended.problem == "it took longer than 2 seconds and was stopped"
-    assert not containers()
+    wait_until(lambda: not containers(), "end of the container")
 
 
 @needs_engine
@@ -136,8 +136,8 @@ def test_missing_engine_is_refused(tmp_path: Path) -> None:
         check=False,
     )
     assert done.stderr.splitlines()[-1] == (
-        'relax_actors.errors.ConfigError: environment.options.sandbox = "container": no container engine answers `docker '
-        "info` or `podman info`; start Docker or Podman and let this user reach it, or write "
+        'relax_actors.errors.ConfigError: environment.options.sandbox = "container": no container engine answers '
+        "`docker info` or `podman info`; start Docker or Podman and let this user reach it, or write "
         'environment.options.sandbox = "bubblewrap"'
     )
 

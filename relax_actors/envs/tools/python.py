@@ -10,7 +10,7 @@ from relax_actors.envs.tools.environment import ToolEnvironment
 from relax_actors.envs.tools.functions import Tool
 from relax_actors.envs.tools.sandbox import Ended, Kind, Limits, check_bubblewrap, python_command, run_program
 
-_CONTAINER_PYTHON = ("python3", "-I", "-S", "-")
+_CONTAINER_PYTHON = ("python3", "-I", "-")
 
 
 def run_python(code: str) -> str:
