@@ -76,11 +76,15 @@ INTERVAL = 0.3
 
 @dataclass
 class Measured:
-    """A run: seconds from the first turn to the end, turns, busy seconds of the engine, CPU seconds by process."""
+    """A run: seconds from the first turn to the end, turns, seconds with a turn, CPU seconds by process.
+
+    `between` are the seconds between two tokens of turns that were running.
+    """
 
     seconds: float
     turns: int
     busy: float
+    between: float
     cpu: dict[str, float]
     kills: int
 
@@ -133,9 +137,9 @@ def measure(rows: int, steps: int, settings: list[str], kills: int = 0, seed: in
                 time.sleep(0.02)
             if process.returncode:
                 sys.exit(f"the run failed with exit code {process.returncode}")
-            busy = sum(float(line) for line in files[BUSY].read_text().split())
+            busy, between = np.loadtxt(files[BUSY], ndmin=2).sum(0).tolist()
             used = {name: cpu.get(name, 0.0) - first[name] for name in first}
-            return Measured(last - began, files[COUNT].stat().st_size, busy, used, done)
+            return Measured(last - began, files[COUNT].stat().st_size, busy, between, used, done)
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
@@ -166,7 +170,7 @@ def overhead() -> dict[str, float]:
 
 
 def waiting() -> dict[str, float]:
-    """Measure the time that the engine waits for environments."""
+    """Measure the time in which no turn runs because all environments are at work, and the time between tokens."""
     common = ["environment.options.turns=8", "environment.options.shortest=0.05", "environment.options.longest=2.0"]
     # All rows are admitted at once, so that the engine waits for environments alone.
     common += ["rollout.max_concurrent_prompts=16", "rollout.options.token_seconds=0.02", "staleness.max=3"]
@@ -174,7 +178,9 @@ def waiting() -> dict[str, float]:
     for name, settings in (("turns_join", []), ("barrier", ["rollout.actor=agents_parts.Barrier"])):
         measured = measure(16, 3, [*common, *settings])
         found[f"{name}_seconds"] = round(measured.seconds, 1)
-        found[f"{name}_lost_share"] = round(1 - measured.busy / measured.seconds, 3)
+        found[f"{name}_waiting_seconds"] = round(measured.seconds - measured.busy, 2)
+        found[f"{name}_seconds_between_tokens"] = round(measured.between, 2)
+    found["waiting_share_of_barrier"] = round(found["turns_join_waiting_seconds"] / found["barrier_waiting_seconds"], 3)
     return found
 
 

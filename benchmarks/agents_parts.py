@@ -23,7 +23,8 @@ from relax_actors.runtime import Context
 TOKENS = 8
 """Tokens of a turn."""
 COUNT, BUSY = "TURNS_FILE", "BUSY_FILE"
-"""Environment variables with files: the engine appends a byte a turn, and the seconds that it was busy."""
+"""Environment variables with files: the engine appends a byte a turn; the seconds in which at least one turn ran
+and, of these, the seconds beyond those of its tokens, which the rollout needs between two tokens."""
 
 
 class Count(Environment):
@@ -97,24 +98,28 @@ def paced(
     seconds: float,
 ) -> Iterator[Done]:
     """Generate requests, and those that join, one token of all of them a time."""
-    numbers, busy = count(), 0.0
+    numbers, busy, own, began = count(), 0.0, 0.0, time.monotonic()
     running = {next(numbers): 0 for _ in requests}
     files = [os.open(os.environ[name], os.O_WRONLY | os.O_APPEND | os.O_CREAT) for name in (COUNT, BUSY)]
     try:
         while running:
             progress()
             if seconds:
+                start = time.monotonic()
                 time.sleep(seconds)
-                busy += seconds
+                own += time.monotonic() - start
             running = {number: done + 1 for number, done in running.items()}
             if ended := [number for number, done in running.items() if done == TOKENS]:
                 for number in ended:
                     del running[number]
+                busy += 0.0 if running else time.monotonic() - began
                 os.write(files[0], b"." * len(ended))
                 yield [(number, [_generation(version, number)]) for number in ended]
-            running |= {next(numbers): 0 for _ in more(0)}
+            arrived = more(0)
+            began = began if running else time.monotonic()
+            running |= {next(numbers): 0 for _ in arrived}
     finally:
-        os.write(files[1], f"{busy}\n".encode())
+        os.write(files[1], f"{busy} {busy - own}\n".encode())
         for file in files:
             os.close(file)
 

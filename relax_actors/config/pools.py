@@ -60,7 +60,8 @@ class RolloutSection(PoolSection):
     reads its conversation anew."""
     max_running_tokens: Positive | None = None
     """Tokens of conversations, with what their next turns may add, that an actor generates at once; further turns wait.
-    Unlimited if not set."""
+    By default what fits the key-value cache of an SGLang server together with the conversations that wait for their
+    environments; unlimited with other engines."""
     sglang: SglangSection = SglangSection()
 
     @model_validator(mode="after")

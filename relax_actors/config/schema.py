@@ -156,8 +156,11 @@ class Config(Section):
         if self.environment is None:
             return self
         self._reward_of_episodes()
-        if self.media is not None:
-            msg = "[environment]: episodes read text alone, but the model sees or hears; choose a model of text"
+        if self.media is not None and self.rollout.backend == "sglang":
+            msg = (
+                'rollout.backend = "sglang": episodes with [environment] of a model that sees or hears need '
+                'rollout.backend = "transformers"'
+            )
             raise ValueError(msg)
         if self.trainer.router_replay:
             msg = "trainer.router_replay: the experts of episodes with [environment] are not recorded; set it to false"

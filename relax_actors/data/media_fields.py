@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -91,6 +92,19 @@ def content_parts(
         if rest:
             media.append(medium_of(kind, rest, folder, at))
     return plain, media
+
+
+def plain_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages whose media are parts `{"type": <kind>}`, as `content_parts` makes them."""
+    found = []
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list):
+            kinds = [PART_TYPES.get(part.get("type", "")) for part in content]
+            parts = [{"type": kind} if kind else part for kind, part in zip(kinds, content, strict=True)]
+            message = {**message, "content": parts}  # noqa: PLW2901
+        found.append(message)
+    return found
 
 
 def medium_of(kind: str, value: Any, folder: Path | None, where: str) -> Medium:

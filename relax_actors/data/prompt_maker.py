@@ -260,17 +260,13 @@ class PromptMaker:
 
     def _with_markers(self, parts: list[dict[str, str]]) -> str:
         """Return content parts as the text that the family writes them with, where there is no chat template."""
-        ids = {} if self._admission is None else self._admission.family.ids
-        text = ""
-        for part in parts:
-            kind, around = part["type"], "audio" if part["type"] == "audio" else "vision"
-            names = (f"{around}_start", kind, f"{around}_end")
-            text += (
-                part["text"]
-                if kind == "text"
-                else "".join(self._tokenizer.token_text(ids[name]) for name in names if name in ids)
-            )
-        return text
+        if self._admission is None:
+            return "".join(part["text"] for part in parts if part["type"] == "text")
+        family, inner = self._admission.family, self._tokenizer.inner
+        return "".join(
+            family.marker(part["type"], inner) if part["type"] in family.kinds else part.get("text", "")
+            for part in parts
+        )
 
 
 def _origin(task: Task) -> str:

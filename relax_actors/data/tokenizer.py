@@ -88,10 +88,6 @@ class Tokenizer:
             return None
         return int(ids[0]) if len(ids) == 1 else None
 
-    def token_text(self, token: int) -> str:
-        """Text of a single token as the vocabulary has it; empty for an id outside of it."""
-        return str(self._inner.id_to_token(token) or "")
-
     @property
     def inner(self) -> tokenizers.Tokenizer:
         """The tokenizer of the Rust library."""

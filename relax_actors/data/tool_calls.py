@@ -84,18 +84,31 @@ def format_of(template: str) -> ToolFormat | None:
     return ToolFormat.LLAMA_JSON if "ipython" in template or "<|python_tag|>" in template else None
 
 
-def split_reasoning(text: str) -> tuple[str, str]:
-    """Split an answer into its reasoning and the rest. The opening `<think>` may belong to the prompt."""
-    opened = text.lstrip().startswith("<think>")
+def split_reasoning(text: str, *, thinks: bool | None = None) -> tuple[str, str]:
+    """Split an answer into its reasoning and the rest.
+
+    Args:
+        text: the answer.
+        thinks: whether the prompt has opened the reasoning; None if the caller does not know.
+    """
+    opened = bool(thinks) or text.lstrip().startswith("<think>")
     before, found, after = text.partition("</think>")
     if not found:
         return (before.strip().removeprefix("<think>").strip(), "") if opened else ("", text)
+    if not opened and thinks is not None:
+        return "", text
     if not opened and any(mark in before for mark in ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>")):
         return "", text  # an argument of a call that contains the tag
     return before.strip().removeprefix("<think>").strip(), after
 
 
-def parse_answer(text: str, tool_format: ToolFormat | None, tools: Sequence[Mapping[str, Any]] = ()) -> ParsedAnswer:
+def parse_answer(
+    text: str,
+    tool_format: ToolFormat | None,
+    tools: Sequence[Mapping[str, Any]] = (),
+    *,
+    thinks: bool | None = None,
+) -> ParsedAnswer:
     """Take an answer apart; never raises.
 
     Args:
@@ -103,8 +116,9 @@ def parse_answer(text: str, tool_format: ToolFormat | None, tools: Sequence[Mapp
         tool_format: format of its calls; None leaves them in the content.
         tools: the tools that the model was offered, as `{"type": "function", "function": {...}}`; they give the types
             of arguments in a format that does not write types.
+        thinks: whether the prompt has opened the reasoning; None if the caller does not know.
     """
-    reasoning, rest = split_reasoning(text)
+    reasoning, rest = split_reasoning(text, thinks=thinks)
     if tool_format is None:
         return ParsedAnswer(rest.strip(), reasoning)
     content, found = "", []

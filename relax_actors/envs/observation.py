@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from relax_actors.envs.environment import Step
+from relax_actors.envs.media_bytes import with_bytes
 from relax_actors.messages import EnvironmentAnswer
 
 MAX_STATE_BYTES = 1 << 20
@@ -126,7 +127,11 @@ def _content(parts: Any, method: str) -> list[dict[str, Any]]:
             '{"type": "text", "text": ...}'
         )
         raise EnvironmentFaultError(msg)
-    return [{str(name): _plain(value, method) for name, value in part.items()} for part in parts]
+    try:
+        return [{str(name): _plain(v, method) for name, v in with_bytes(dict(part)).items()} for part in parts]
+    except ValueError as error:
+        msg = f"{method} returned {error}"
+        raise EnvironmentFaultError(msg) from error
 
 
 def _plain(value: Any, method: str, depth: int = 0) -> Any:

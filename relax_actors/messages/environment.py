@@ -7,7 +7,7 @@ opening of a session has turn -1; if recorded actions were replayed, it is the a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -128,8 +128,28 @@ class EnvironmentAnswer:
     @property
     def digest(self) -> str:
         """Hash of observation, rewards, player and end, by which a replay is compared with the record."""
-        plain = [self.messages, self.reward, self.done, self.truncated, self.player, sorted(self.rewards.items())]
+        plain = [
+            _hashed(self.messages),
+            self.reward,
+            self.done,
+            self.truncated,
+            self.player,
+            sorted(self.rewards.items()),
+        ]
         return xxhash.xxh3_64_hexdigest(msgpack.packb(plain, use_bin_type=True))
+
+    def without_bytes(self) -> EnvironmentAnswer:
+        """Return the answer with hashes in place of the bytes of media; its digest stays the same."""
+        return replace(self, messages=_hashed(self.messages))
+
+
+def _hashed(value: Any) -> Any:
+    """Return plain data with the hash of bytes in place of the bytes."""
+    if isinstance(value, bytes):
+        return f"xxh3:{xxhash.xxh3_128_hexdigest(value)}"
+    if isinstance(value, dict):
+        return {name: _hashed(item) for name, item in value.items()}
+    return [_hashed(item) for item in value] if isinstance(value, list) else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,7 @@ def flatten_samples(prompt_tokens: Array, samples: Sequence[Sample], fingerprint
         "players": [s.player for s in sequences] if any(s.player for s in sequences) else [],
         "prompt_experts": experts[0],
         "routed_experts": experts[1],
+        "observed": [list(s.observed) for s in sequences] if any(s.observed for s in sequences) else [],
     }
 
 

@@ -58,6 +58,7 @@ class GenerateCall:
         affinity: requests with the same text share a prefix that an engine may have cached.
         is_retry: whether the client repeats a request whose answer it did not get.
         seconds: time after which nobody waits for the answer.
+        stream: whether pieces of the answer are wanted while it is generated.
     """
 
     call: str
@@ -74,6 +75,7 @@ class GenerateCall:
     affinity: str = ""
     is_retry: bool = False
     seconds: float = 60.0
+    stream: bool = False
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 1 or self.tokens.dtype != np.int32:
@@ -88,6 +90,41 @@ class GenerateCall:
         if self.top_p is not None and not 0 < self.top_p <= 1:
             msg = f"top_p of a request is {self.top_p}"
             raise ValueError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratePiece:
+    """Tokens of an answer that is being generated. The `GenerateAnswer` that follows has all of them.
+
+    Attributes:
+        start: position of the first of the tokens in the answer. Tokens that an engine had to sample again come again.
+        prompt: `[prompt_len] int32`, what the model read.
+        tokens: `[count] int32`.
+        logprobs: `[count] float32`.
+    """
+
+    start: int
+    prompt: Array = field(default_factory=_no_ints)
+    tokens: Array = field(default_factory=_no_ints)
+    logprobs: Array = field(default_factory=_no_floats)
+
+    def __post_init__(self) -> None:
+        if self.start < 0 or self.tokens.shape != self.logprobs.shape or self.tokens.ndim != 1 or self.prompt.ndim != 1:
+            msg = f"tokens and log-probs from position {self.start} of an answer differ in length"
+            raise ValueError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class CallNote:
+    """What became of a call at its client. It has no answer.
+
+    Attributes:
+        call: id of the call.
+        arrived: whether the client has the answer; else the client has left, and generation ends.
+    """
+
+    call: str
+    arrived: bool
 
 
 @dataclass(frozen=True, slots=True)

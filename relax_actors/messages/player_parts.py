@@ -76,5 +76,6 @@ def _part(trajectory: Trajectory, player: str, of_player: Array) -> PlayerPart |
         players=[player] * int(kept.sum()),
         prompt_experts=None,
         routed_experts=None,
+        observed=[],  # advantages need no media
     )
     return PlayerPart(player, acted, tokens, part)

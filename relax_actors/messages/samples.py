@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from relax_actors.messages.media import ObservedMedia
+
 Array = NDArray[Any]
 PLAYER_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
 """Names of the players of an episode."""
@@ -51,6 +53,8 @@ class TokenSequence:
         routed_experts: `[len - 1, moe_layers, experts_per_token] int16`, experts chosen for each token but the last,
             -1 where unknown; only with trainer.router_replay.
         player: player of an episode whose conversation it is; empty in episodes without players.
+        observed: media that the sequence reads after its prompt, in order. A first one that starts at token 0 is in
+            place of the row's prompt.
 
     Raises:
         ValueError: the per-token arrays differ in length.
@@ -63,6 +67,7 @@ class TokenSequence:
     spans: Array | None = None
     routed_experts: Array | None = None
     player: str = ""
+    observed: tuple[ObservedMedia, ...] = ()
 
     def __post_init__(self) -> None:
         lengths = {len(self.token_ids), len(self.loss_mask), len(self.logprobs), len(self.versions)}

@@ -17,6 +17,7 @@ from relax_actors.messages.conversations import unpack_conversations
 from relax_actors.messages.experts import expand, join_experts
 from relax_actors.messages.fingerprints import sampling_versions
 from relax_actors.messages.flat_samples import flatten_samples
+from relax_actors.messages.media import ObservedMedia
 from relax_actors.messages.samples import NOT_SAMPLED, FinishReason, Sample, TokenSequence, runs
 from relax_actors.messages.trajectory_checks import check_trajectory
 
@@ -60,6 +61,7 @@ class Trajectory:
             trainer.router_replay.
         routed_experts: `[total, moe_layers, experts_per_token]`, for the token before each own token, from the forward
             pass that produced the own token.
+        observed: media that each sequence reads after its prompt, see `TokenSequence.observed`; empty if none does.
 
     Raises:
         ValueError: shapes or values are inconsistent, or no token is trained.
@@ -84,6 +86,7 @@ class Trajectory:
     greedy_samples: int = 0
     prompt_experts: Array | None = None
     routed_experts: Array | None = None
+    observed: list[list[ObservedMedia]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         check_trajectory(self)
@@ -239,6 +242,7 @@ class Trajectory:
                 inside,
                 None if recorded is None else join_experts(recorded, i, shared, part),
                 self.players[i] if self.players else "",
+                tuple(self.observed[i]) if self.observed else (),
             )
 
     def expanded_experts(self) -> tuple[Array, Array] | None:

@@ -33,6 +33,7 @@ def check_trajectory(flat: Flat) -> None:
     _spans(flat)
     _turns(flat)
     _players(flat)
+    _observed(flat)
     sizes = len(flat.prompt_tokens), len(flat.lengths), len(flat.token_ids)
     check_experts(flat.prompt_experts, flat.routed_experts, sizes)
 
@@ -147,6 +148,19 @@ def _players(flat: Flat) -> None:
     if players and (len(players) != count or not all(map(PLAYER_NAME.fullmatch, players))):
         msg = f"players {str(players)[:200]} of a trajectory must name one of each of its {count} sequences"
         raise ValueError(msg)
+
+
+def _observed(flat: Flat) -> None:
+    if not flat.observed:
+        return
+    if len(flat.observed) != len(flat.lengths):
+        msg = f"a trajectory has observed media of {len(flat.observed)} sequences, but {len(flat.lengths)} of these"
+        raise ValueError(msg)
+    for i, (length, observed) in enumerate(zip(flat.sequence_lengths, flat.observed, strict=True)):
+        bounds = [0, *(bound for one in observed for bound in (one.start, one.start + one.positions.shape[1]))]
+        if sorted(bounds) != bounds or bounds[-1] > length:
+            msg = f"observed media of sequence {i} overlap, are out of order or reach beyond its {length} tokens"
+            raise ValueError(msg)
 
 
 def _turns(flat: Flat) -> None:

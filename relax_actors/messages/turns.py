@@ -8,6 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from relax_actors.messages.environment import EnvironmentAnswer
+from relax_actors.messages.media import ObservedMedia
 from relax_actors.messages.samples import FinishReason
 
 Array = NDArray[Any]
@@ -30,6 +31,7 @@ class Turn:
         versions: `[len] int32`.
         finish_reason: why the generation ended.
         ended: why the sample ended with the observation; empty if it continued.
+        media: media of the observation; None if it is text alone.
     """
 
     sample: int
@@ -44,6 +46,7 @@ class Turn:
     versions: Array
     finish_reason: str = FinishReason.STOP
     ended: str = ""
+    media: ObservedMedia | None = None
 
     def __post_init__(self) -> None:
         lengths = {len(self.token_ids), len(self.logprobs), len(self.versions)}

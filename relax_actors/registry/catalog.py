@@ -97,6 +97,7 @@ ENVIRONMENTS: Registry[type] = Registry(
     "relax_actors.environments",
     {
         "gymnasium": "relax_actors.envs.adapters.gymnasium:GymnasiumEnvironment",
+        "images": "relax_actors.envs.tools.images:ImageEnvironment",
         "mcp": "relax_actors.envs.adapters.mcp:McpEnvironment",
         "openenv": "relax_actors.envs.adapters.openenv:OpenEnvEnvironment",
         "python": "relax_actors.envs.tools.python:PythonEnvironment",

@@ -29,7 +29,7 @@ def options_of(cls: type, base: type) -> dict[str, tuple[Any, Any]]:
     reserved = typing.get_type_hints(base).keys()
     return {
         name: (hint, getattr(cls, name, ...))
-        for name, hint in typing.get_type_hints(cls).items()
+        for name, hint in typing.get_type_hints(cls, include_extras=True).items()
         if name not in reserved and not name.startswith("_") and typing.get_origin(hint) is not ClassVar
     }
 

@@ -276,8 +276,8 @@ class Critic(StatefulRole):
         self.progress()
 
     def _without_lost_media(
-        self, rows: list[tuple[RowId, Trajectory]], media: list[PromptMedia | RelaxError]
-    ) -> tuple[list[tuple[RowId, Trajectory]], list[PromptMedia]]:
+        self, rows: list[tuple[RowId, Trajectory]], media: list[list[PromptMedia] | RelaxError]
+    ) -> tuple[list[tuple[RowId, Trajectory]], list[list[PromptMedia]]]:
         """End the rows whose media cannot be read; return the others and their media."""
         lost = {row: found for (row, _), found in zip(rows, media, strict=True) if isinstance(found, RelaxError)}
         if lost:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from broker.codec import decode_fields, encode, open_envelope
 from relax_actors.errors import CodecError, ConfigError
-from relax_actors.messages import EnvironmentAnswer, EnvironmentAnswers, EnvironmentRequest
+from relax_actors.messages import EnvironmentAnswer, EnvironmentAnswers, EnvironmentRequest, Open
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime.service_role import ServiceRole
 
@@ -95,7 +96,7 @@ class EnvironmentRole(ServiceRole):
 
     async def _serve(self, request: EnvironmentRequest, holder: str, reply: str) -> None:
         work: list[Coroutine[Any, Any, EnvironmentAnswer]] = [
-            *(self._host.open(operation, holder) for operation in request.opens),
+            *(self._host.open(self._with_files(operation), holder) for operation in request.opens),
             *(self._host.act(operation, holder) for operation in request.acts),
         ]
         pending = {asyncio.ensure_future(operation) for operation in work}
@@ -105,6 +106,18 @@ class EnvironmentRole(ServiceRole):
                 more, pending = await asyncio.wait(pending, timeout=GATHER_SECONDS)
                 done |= more
             await self._answer([operation.result() for operation in done], len(pending), reply)
+
+    def _with_files(self, opening: Open) -> Open:
+        """Return an opening whose task names the files of media that are in the store by their paths on this node."""
+        media = opening.task.get("media")
+        if not media:
+            return opening
+        store = self.context.table.store
+        found = [
+            {"kind": one["kind"], "path": str(store.path(one["path"])) if one["stored"] else one["path"]}
+            for one in media
+        ]
+        return replace(opening, task={**opening.task, "media": found})
 
     async def _answer(self, answers: list[EnvironmentAnswer], remaining: int, reply: str) -> None:
         """Publish answers, in as many messages as their size needs."""

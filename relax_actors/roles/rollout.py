@@ -18,7 +18,7 @@ from relax_actors.engines.backends import inference_backend
 from relax_actors.engines.protocols import Generation, GenerationRequest, PromptMedia, StopStrings
 from relax_actors.engines.protocols.guests import Guests, InFlight
 from relax_actors.engines.protocols.inference import Refresh
-from relax_actors.errors import ConfigError, RelaxError, RowError, StoreError
+from relax_actors.errors import ConfigError, EngineError, RelaxError, RowError, StoreError
 from relax_actors.messages import Prompt, Trajectory
 from relax_actors.messages.experts import split_prompt_experts
 from relax_actors.messages.fingerprints import fingerprints_of
@@ -189,7 +189,12 @@ class Rollout(Role):
         """
         while len(self.guests) and not until():
             if version is None:
-                self._stager.use_newest(0)
+                try:
+                    self._stager.use_newest(0)
+                except RowError:
+                    for guest in self.guests.take(len(self.guests)):
+                        guest.done(EngineError("the run has not published weights yet; send the request again"))
+                    return
             running = InFlight()
 
             def join(limit: int, running: InFlight = running) -> list[GenerationRequest]:
@@ -311,6 +316,8 @@ class Rollout(Role):
             "version": -1 if version is None else version,
             "swap_seconds": round(self._stager.swap_seconds, 6),
             "weights_from_memory": self._stager.received_from_memory,
+            **({} if self._service is None else self._service.metrics()),
+            **self._engine.metrics(),
         }
 
     def close(self) -> None:

@@ -118,8 +118,8 @@ class Scorer(Role):
             found += samples_of(i, self.trajectory(row), replays=replays, media=self._media_of(row))
         return found
 
-    def _media_of(self, row: Row) -> PromptMedia | None:
-        return None if self._media is None else self._media.of(row.media, row.id, row.trajectory)
+    def _media_of(self, row: Row) -> list[PromptMedia] | None:
+        return None if self._media is None else self._media.of_sequences(row.media, row.id, row.trajectory)
 
     def trajectory(self, row: Row) -> Trajectory:
         """Return the trajectory of a row whose trained tokens are scored."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from string import Formatter
@@ -27,6 +28,28 @@ from relax_actors.training.samples import in_layout, without_truncated
 
 if TYPE_CHECKING:
     from relax_actors.training.media_preparer import MediaPreparer
+
+
+@dataclass(frozen=True, slots=True)
+class Hinted:
+    """A prompt, and what the teacher reads in place of it.
+
+    Attributes:
+        before: `[len] int32`, tokens of the prompt.
+        after: `[len] int32`, tokens in place of it.
+        media_before: media of the prompt; None for a model that reads text only.
+        media_after: media in place of them.
+    """
+
+    before: Array
+    after: Array
+    media_before: PromptMedia | None = None
+    media_after: PromptMedia | None = None
+
+    @property
+    def extra(self) -> int:
+        """Number of tokens by which the hint is longer than the prompt."""
+        return len(self.after) - len(self.before)
 
 
 class Teacher(Scorer):
@@ -108,8 +131,8 @@ class Teacher(Scorer):
         found = super().samples(rows)
         if not self.hint:
             return found
-        prompts = [self._hinted(row) for row in rows]
-        return [self._with_prompt(sample, *prompts[sample.row]) for sample in found]
+        hints = [self._hinted(row) for row in rows]
+        return [self._with_prompt(sample, hints[sample.row]) for sample in found]
 
     def _problem_of(self, row: Row) -> RelaxError | None:
         """Return why a row cannot be scored; a hint can make it too long, and the teacher's context may be shorter."""
@@ -118,10 +141,10 @@ class Teacher(Scorer):
             return problem
         try:
             self.trajectory(row)
-            before, after, _ = self._hinted(row) if self.hint else ((), (), None)
+            longer = self._hinted(row).extra if self.hint else 0
         except RelaxError as error:
             return error
-        longest = max(row.trajectory.sequence_lengths) + len(after) - len(before)
+        longest = max(row.trajectory.sequence_lengths) + longer
         if longest > self._room:
             return RowError(
                 f"with its hint the teacher reads {longest} tokens in a sequence, more than the {self._room} of its "
@@ -129,18 +152,18 @@ class Teacher(Scorer):
             )
         return None
 
-    def _hinted(self, row: Row) -> tuple[Array, Array, PromptMedia | None]:
-        """Return the tokens of a prompt, and those of the text that the teacher reads in place of it with its media."""
+    def _hinted(self, row: Row) -> Hinted:
+        """Return what the teacher reads in place of a prompt."""
         prompt: Prompt = row.prompt
         tokens = self._hinted_tokens(prompt)
-        if self._preparer is None:
-            return prompt.tokens, tokens, None
+        if self._preparer is None or self._media is None:
+            return Hinted(prompt.tokens, tokens)
         try:
             after, media = self._preparer.hinted(prompt, tokens, f"{row.id.kind}/{row.id.step}")
         except RowError as error:
             msg = f"roles.teacher.hint: {error}"
             raise RowError(msg) from error
-        return row.media.tokens, after, media
+        return Hinted(row.media.tokens, after, self._media.of(row.media, row.id), media)
 
     def _hinted_tokens(self, prompt: Prompt) -> Array:
         tokenizer = self._tokenizer
@@ -159,13 +182,15 @@ class Teacher(Scorer):
         is_plain = np.array_equal(tokenizer.encode(prompt.text), prompt.tokens)
         return tokenizer.encode(text, special=is_plain)
 
-    def _with_prompt(self, sample: TrainSample, before: Array, after: Array, media: PromptMedia | None) -> TrainSample:
+    def _with_prompt(self, sample: TrainSample, hinted: Hinted) -> TrainSample:
         """Replace the prompt of a sequence; one that does not begin with the whole prompt is left as it is."""
-        start = len(before)
-        if len(sample) < start or not np.array_equal(sample.token_ids[:start], before):
+        start, media = len(hinted.before), sample.media
+        if len(sample) < start or not np.array_equal(sample.token_ids[:start], hinted.before):
             return sample
-        tokens = np.concatenate([after, sample.token_ids[start:]]).astype(np.int32)
-        mask = np.concatenate([np.zeros(len(after), np.bool_), sample.loss_mask[start:]])
+        tokens = np.concatenate([hinted.after, sample.token_ids[start:]]).astype(np.int32)
+        mask = np.concatenate([np.zeros(len(hinted.after), np.bool_), sample.loss_mask[start:]])
+        if media is not None and hinted.media_before is not None and hinted.media_after is not None:
+            media = media.behind(hinted.media_before, hinted.media_after)
         return TrainSample(tokens, mask, media=media, row=sample.row, sample_tokens=sample.sample_tokens)
 
     def score(self, samples: list[TrainSample]) -> Sequence[Scores]:

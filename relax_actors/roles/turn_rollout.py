@@ -23,14 +23,18 @@ from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.roles.rollout import BatchKey, Pending, Rollout
 from relax_actors.runtime import More, Results, Row
 from relax_actors.training.conversation import conversation_of
-from relax_actors.training.episode import Limits
+from relax_actors.training.episode_input import Limits
+from relax_actors.training.token_ledger import TokenLedger
 
 if TYPE_CHECKING:  # `relax check` loads every role, and needs no NATS
     from relax_actors.training.episode_batch import EpisodeBatch
-    from relax_actors.training.episode_group import EpisodeGroup
+    from relax_actors.training.episode_group import EpisodeGroup, SeenPrompt
+    from relax_actors.training.observation_media import ObservationMedia
 
 WAIT_SECONDS = 0.05
 """Longest wait for an environment's answer before rows and guests are looked for again."""
+CACHE_SHARE = 0.9
+"""Share of an engine's key-value cache that conversations may fill; requests of the gateway need the rest."""
 JOIN_SHARE, JOIN_TOKENS = 8, 8
 """Turns join a running batch when they are one in so many of it, or after so many tokens: a join copies the cache."""
 
@@ -53,7 +57,14 @@ class TurnRollout(Rollout):
         super().setup()
         config = self.context.config
         chats = self._tokenizer.has_chat_template if config.data.chat is None else config.data.chat
-        self._conversation = conversation_of(self._tokenizer, chat=chats, tools=_tools(config) if chats else ())
+        self._observed: ObservationMedia | None = None
+        if self._media is not None:
+            from relax_actors.training.observation_media import ObservationMedia  # noqa: PLC0415 as above
+
+            self._observed = ObservationMedia(config, self.context.table.store, self.progress)
+        family = None if self._observed is None else self._observed.family
+        tools = _tools(config) if chats else ()
+        self._conversation = conversation_of(self._tokenizer, chat=chats, tools=tools, family=family)
         self._client = EnvironmentClient(self.context)
         section = config.environment
         assert section is not None  # noqa: S101 the role is chosen by this section
@@ -76,19 +87,26 @@ class TurnRollout(Rollout):
             return
         config, bad = self.context.config, self._bad
         samples = 1 if greedy else config.rollout.group_size
-        template = self._request(first[0], greedy=greedy)
+        # Batches of a deterministic run do not depend on what an actor has generated before.
+        room = (None, None) if self._barrier else (config.rollout.max_running_tokens, self._cache_tokens())
         batch = self._batch = EpisodeBatch(
-            self.context, self._client, self._conversation, self._limits, barrier=self._barrier
+            self.context,
+            self._client,
+            self._conversation,
+            self._limits,
+            TokenLedger(*room),
+            barrier=self._barrier,
         )
         batch.counts = self._counts
-        bad += batch.add(first, samples)
+        bad += batch.add(first, samples, self._see)
+        template = self._request(first[0], greedy=greedy)
         running, refresh = InFlight(), self._refresh_of(version)
         tokens = 0
 
         def ready() -> list[GenerationRequest]:
             batch.take_answers(0.0)
             free = self.row_limit() - len(batch.groups)
-            bad.extend(batch.add(self._joining(key, pending, lambda: more(free), bad), samples))
+            bad.extend(batch.add(self._joining(key, pending, lambda: more(free), bad), samples, self._see))
             guests = running.invite(self.guests) if version is None else []
             return guests + running.add(batch.requests(template))
 
@@ -96,7 +114,8 @@ class TurnRollout(Rollout):
             del limit
             nonlocal tokens
             tokens += 1
-            if tokens % JOIN_TOKENS and batch.ready * JOIN_SHARE < len(running):
+            gathers = not self._engine.joins_freely and tokens % JOIN_TOKENS
+            if gathers and batch.ready * JOIN_SHARE < len(running):
                 batch.take_answers(0.0)
                 return []
             return ready()
@@ -117,6 +136,16 @@ class TurnRollout(Rollout):
             batch.close()
             self._batch = None
 
+    def _see(self, row: Row) -> SeenPrompt | None:
+        """Return the prompt of a row with its media; None for a model that reads text only."""
+        if self._media is None or self._observed is None:
+            return None
+        from relax_actors.training.episode_group import SeenPrompt  # noqa: PLC0415 as above
+        from relax_actors.training.episode_media import EpisodeMedia  # noqa: PLC0415
+
+        prepare = EpisodeMedia(self.context.config, self._observed, self._media, row.id)
+        return SeenPrompt(row.media.tokens, self._media_of.pop(row.id), prepare)
+
     def _turns(
         self, requests: Sequence[GenerationRequest], running: InFlight, refresh: Any, more_turns: Any
     ) -> Iterator[Results]:
@@ -133,6 +162,11 @@ class TurnRollout(Rollout):
             cpu_start = time.thread_time()
         batch.write_turns()
         running.dismiss()
+
+    def _cache_tokens(self) -> int | None:
+        """Return the tokens of the engine's key-value cache that conversations may fill."""
+        tokens = self._engine.cache_tokens
+        return None if tokens is None else int(CACHE_SHARE * tokens)
 
     def _wait(self, batch: EpisodeBatch) -> None:
         start = time.monotonic()

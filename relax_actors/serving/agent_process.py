@@ -79,7 +79,9 @@ class Program:
             AgentError: it failed.
         """
         files = {name: folder / f"{name}.json" for name in ("task", "result")}
-        write_private(files["task"], json.dumps(asdict(task)))
+        # Without the token of the session, which stays out of all files: the program has it in its environment.
+        told = {name: value for name, value in asdict(task).items() if name != "api_key"}
+        write_private(files["task"], json.dumps(told))
         program = self._find()
         if program is None:
             msg = f"{self.command[0]!r} is no program on the PATH"

@@ -21,14 +21,17 @@ from relax_actors.messages.generate import GenerateAnswer, GenerateCall, Refusal
 from relax_actors.messages.session_log import SessionState
 from relax_actors.runtime.context import Context
 from relax_actors.runtime.seeds import derive_seed
+from relax_actors.serving.call_watch import CallWatch
 from relax_actors.serving.dialogue import Dialogue, answer_message
 from relax_actors.serving.forest import ROOT, Turn
-from relax_actors.serving.generation_service import GenerationService, Refused
+from relax_actors.serving.generation_service import LEFT, GenerationService, Refused
 from relax_actors.serving.session_book import Rules, Session, SessionBook
 from relax_actors.serving.session_log import LogWriter, cell_of, read_log, restore
 from relax_actors.serving.states import conversation_keys
 
 TICK_SECONDS = 0.5
+MAX_DELIVERING = 4096
+"""Answers on their way to agents; of older ones it stays unknown whether they arrived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,8 @@ class AgentSessions:
         self._writers: dict[RowId, LogWriter] = {}
         self._locks: dict[tuple[RowId, int], asyncio.Lock] = {}
         self._ticking: asyncio.Task[None] | None = None
+        # Sessions by the call whose answer is on its way to the agent.
+        self._delivering: dict[str, Session] = {}
         self.turns = self.replays = self.branches = 0
 
     async def open(self, row: RowId, sessions: Sequence[Session]) -> None:
@@ -154,8 +159,21 @@ class AgentSessions:
             return GenerateAnswer(refusal=Refusal.ELSEWHERE, detail=detail)
         return _ended(name, "another agent has its sample, or it never existed")
 
-    async def generate(self, call: GenerateCall) -> GenerateAnswer:
-        """Answer a request of a session; a repeated one gets the recorded answer."""
+    def on_arrival(self, call: str) -> None:
+        """Take notice that the agent has the answer to a call; see `generation_service.Sessions`."""
+        if (session := self._delivering.pop(call, None)) is not None:
+            session.forest.arrived(call)
+
+    def on_departure(self, call: str) -> None:
+        """Take notice that the agent has left without the answer to a call; see `generation_service.Sessions`."""
+        if (session := self._delivering.pop(call, None)) is not None:
+            session.forest.departed(call)
+
+    async def generate(self, call: GenerateCall, watch: CallWatch, author: str = "") -> GenerateAnswer:
+        """Answer a request of a session; a repeated one gets the recorded answer.
+
+        Of a request whose client leaves before its answer is complete, nothing is recorded.
+        """
         session = self._find(call.session, time.monotonic())
         if isinstance(session, GenerateAnswer):
             return session
@@ -165,17 +183,20 @@ class AgentSessions:
         async with self._locks[session.row, session.sample]:
             try:
                 _check_current(session, call)
-                return await self._answer(session, call)
+                if watch.is_cancelled:
+                    return GenerateAnswer(refusal=Refusal.FAILED, detail=LEFT, call=call.call)
+                return await self._answer(session, call, watch, author)
             except Refused as error:
                 return error.answer
             except RelaxError as error:
                 return GenerateAnswer(refusal=Refusal.INVALID, detail=str(error)[:500])
 
-    async def _answer(self, session: Session, call: GenerateCall) -> GenerateAnswer:
+    async def _answer(self, session: Session, call: GenerateCall, watch: CallWatch, author: str) -> GenerateAnswer:
         keys = conversation_keys(call.messages, call.tools, call.settings)
-        replayed = session.forest.replayed(keys[-1], call.call, is_retry=call.is_retry)
+        replayed = session.forest.replayed(keys[-1], call.call, is_retry=call.is_retry, deliverer=author)
         if replayed is not None:
             self.replays += 1
+            self._deliver(session, replayed)
             return self._given(session, replayed)
         if session.forest.used >= self._rules.max_turns:
             state = SessionState(session.sample, session.attempt, FinishReason.MAX_TURNS)
@@ -185,13 +206,13 @@ class AgentSessions:
         plan = await asyncio.to_thread(self._plan, session, call, keys)
         before = session.forest.tokens(plan.parent)
         answer = await self._service.ask(
-            self._request(session, call, np.concatenate([before, plan.observed])), call.call, call.seconds
+            self._request(session, call, np.concatenate([before, plan.observed])), call.call, call.seconds, watch
         )
         _check_current(session, call)
         session.alive_until = time.monotonic() + session.lease
         if answer.refusal:
             return answer
-        message = answer_message(self._dialogue.parse(answer.tokens, call.tools), call.call)
+        message = answer_message(self._dialogue.parse(answer.prompt, answer.tokens, call.tools), call.call)
         state_key = conversation_keys([*call.messages, message], call.tools, call.settings)[-1]
         turn = Turn(
             plan.parent,
@@ -210,11 +231,18 @@ class AgentSessions:
         await writer.write([cell_of(session.sample, turn)])
         # Of a session that was given to another agent meanwhile, the record of that follows this cell.
         is_current = session.id == call.session
-        number = session.forest.add(turn, is_used=is_current, is_known=is_current or not self._rules.refills)
+        is_known = is_current or not self._rules.refills
+        number = session.forest.add(turn, is_used=is_current, is_known=is_known, deliverer=author)
         _check_current(session, call)
+        self._deliver(session, number)
         self.turns += 1
         self.branches += plan.parent == ROOT and number > 0
         return self._given(session, number)
+
+    def _deliver(self, session: Session, number: int) -> None:
+        self._delivering[session.forest.turns[number].call] = session
+        while len(self._delivering) > MAX_DELIVERING:
+            del self._delivering[next(iter(self._delivering))]
 
     def _plan(self, session: Session, call: GenerateCall, keys: list[str]) -> _Plan:
         """Return what a request continues. Called in a thread of its own: templates take milliseconds.

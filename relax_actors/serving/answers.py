@@ -4,26 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.background import BackgroundTask
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.messages.generate import GenerateCall
+from relax_actors.messages.generate import GenerateCall, GeneratePiece
 from relax_actors.serving.ask import Ask
-from relax_actors.serving.completion import Completed, event
-from relax_actors.serving.dialogue import Dialogue
+from relax_actors.serving.completion import Completed
+from relax_actors.serving.dialogue import Dialogue, answer_message
 from relax_actors.serving.errors import ApiError, refused
-from relax_actors.serving.policy import Policy
+from relax_actors.serving.event_stream import EventStream, wait_for_client
+from relax_actors.serving.live import LiveChoice, LiveStream, Writer
+from relax_actors.serving.policy import OnPiece, Policy
+from relax_actors.serving.requests import is_retry
+from relax_actors.serving.visible_text import visible
 
 HEARTBEAT_SECONDS = 10.0
 """Interval of comments in a stream that waits for its answer."""
+COST_SHARE = 9
+"""Time between two events of a stream, as a multiple of the time that making them takes."""
 PREPARE_SECONDS = 10.0
 """Time to render and tokenize a conversation."""
 Found: TypeAlias = list[Completed]
@@ -104,8 +114,17 @@ class Answers:
             return self.tokenizer.encode(ask.prompt)
         return self._dialogue.prompt(ask.messages, ask.tools, settings, asks=asks)
 
-    async def complete(self, ask: Ask, session: str, *, is_retry: bool = False, affinity: str = "") -> Found:
+    async def complete(
+        self, ask: Ask, session: str, choices: Sequence[LiveChoice] = (), *, is_retry: bool = False, affinity: str = ""
+    ) -> Found:
         """Return the answers to what a client asks.
+
+        Args:
+            ask: what the client asks.
+            session: session of an agent; empty for none.
+            choices: get pieces of the answers while these are generated; none if nobody wants them.
+            is_retry: whether the client repeats a request.
+            affinity: requests with the same text share a prefix.
 
         Raises:
             ApiError: there is none; RowError: the template refuses the messages.
@@ -116,7 +135,7 @@ class Answers:
         seed = secrets.randbits(62) if sampling.seed is None else sampling.seed % 2**62
         calls = [
             GenerateCall(
-                call=uuid4().hex,
+                call=choices[index].call if choices else uuid4().hex,
                 max_tokens=sampling.max_tokens or 0,
                 temperature=sampling.temperature,
                 top_p=sampling.top_p,
@@ -125,72 +144,105 @@ class Answers:
                 affinity=affinity or session,
                 is_retry=is_retry,
                 seconds=self._limits.request_seconds,
+                stream=bool(choices),
                 **given,
             )
             for index in range(ask.n)
         ]
-        return list(await asyncio.gather(*(self._answer(call, ask.tools) for call in calls)))
+        on_pieces: list[OnPiece | None] = [choice.add for choice in choices] or [None] * ask.n
+        work = [self._answer(*pair, ask.tools) for pair in zip(calls, on_pieces, strict=True)]
+        return list(await asyncio.gather(*work))
 
-    async def _answer(self, call: GenerateCall, tools: Sequence[dict[str, Any]]) -> Completed:
-        answer = await self.policy.generate(call)
+    async def _answer(self, call: GenerateCall, on_piece: OnPiece | None, tools: Sequence[dict[str, Any]]) -> Completed:
+        answer = await self.policy.generate(call, on_piece)
         if answer.refusal:
             raise refused(answer.refusal, answer.detail)
-        parsed = self._dialogue.parse(answer.tokens, tools)
+        parsed = self._dialogue.parse(answer.prompt, answer.tokens, tools)
         return Completed(answer.call or call.call, answer, parsed, self.tokenizer.decode(answer.tokens))
 
     async def respond(
         self,
-        work: Coroutine[Any, Any, Found],
+        request: Request,
+        ask: Ask,
+        session: str,
         whole: Callable[[Found], dict[str, Any]],
-        events: Callable[[Found], Iterator[bytes]] | None,
-        *,
-        anthropic: bool = False,
+        writer: Writer,
     ) -> Response:
-        """Return the response of a request: one body, or a stream of events with comments while it waits.
+        """Return the response of a request: one body, or a stream. Generation ends if the client leaves before.
 
         Args:
-            work: gets the answers.
+            request: the request.
+            ask: what it asks.
+            session: session of an agent; empty for none.
             whole: makes the body.
-            events: makes the events of a stream; None for one body.
-            anthropic: form of an error within a stream.
+            writer: makes the events of a stream.
 
         Raises:
             ApiError: there is no answer, and the stream has not begun.
         """
-        if events is None:
-            return JSONResponse(whole(await work))
-        task = asyncio.ensure_future(work)
+        news = asyncio.Event()
+        choices = [LiveChoice(index, uuid4().hex, news) for index in range(ask.n if ask.stream else 0)]
+        work = asyncio.ensure_future(self.complete(ask, session, choices, is_retry=is_retry(request)))
         try:
-            await asyncio.wait({task}, timeout=HEARTBEAT_SECONDS)
-        except asyncio.CancelledError:
-            task.cancel()
+            if not ask.stream:
+                await wait_for_client(request, work)
+                found = work.result()
+                return JSONResponse(whole(found), background=BackgroundTask(self._delivered, session, found))
+            begun = asyncio.ensure_future(news.wait())
+            try:
+                await wait_for_client(request, work, begun, seconds=HEARTBEAT_SECONDS)
+            finally:
+                begun.cancel()
+            if work.done():
+                work.result()  # an error has a status of its own as long as nothing was sent
+        except BaseException:
+            work.cancel()
             raise
-        if task.done():
-            return _stream(_all(events(task.result())))
-        return _stream(self._waiting(task, events, anthropic=anthropic))
-
-    async def _waiting(
-        self, task: asyncio.Task[Found], events: Callable[[Found], Iterator[bytes]], *, anthropic: bool
-    ) -> AsyncIterator[bytes]:
         self._running += 1  # admitted before, and not to be refused now
-        try:
-            while not task.done():
-                yield b": waiting for the policy\n\n"
-                await asyncio.wait({task}, timeout=HEARTBEAT_SECONDS)
-            for data in events(task.result()):
-                yield data
-        except Exception as error:  # noqa: BLE001 the status is sent; the stream has to say it
-            known = error if isinstance(error, ApiError) else ApiError(500, f"{type(error).__name__}: {error}")
-            yield event(known.anthropic(), "error") if anthropic else event(known.openai())
-        finally:
-            task.cancel()
+
+        def close() -> None:
+            work.cancel()
             self._running -= 1
 
+        return EventStream(self._events(LiveStream(choices, news, work), ask, session, writer), close)
 
-def _stream(events: AsyncIterator[bytes]) -> Response:
-    return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+    async def _delivered(self, session: str, found: Found) -> None:
+        if session:
+            await self.policy.delivered(session, found[0].call)
+
+    async def _events(self, live: LiveStream, ask: Ask, session: str, writer: Writer) -> AsyncIterator[bytes]:
+        """Yield the events of a stream, with comments while nothing is new.
+
+        Events are made when the client has read those before, so that one that reads slowly gets fewer, longer ones.
+        """
+        shown = self._text if writer.is_plain else partial(self._message, ask.tools)
+        try:
+            while not live.work.done():
+                if not await live.wait(HEARTBEAT_SECONDS):
+                    yield b": waiting for the policy\n\n"
+                    continue
+                start = time.monotonic()
+                if data := live.events(writer, shown):
+                    yield data
+                # Each step reads the whole answer, so its share of the time is bounded.
+                await asyncio.sleep(min(1.0, COST_SHARE * (time.monotonic() - start)))
+            found = live.work.result()
+            texts = [("", one.text) if writer.is_plain else _texts_of(one) for one in found]
+            yield live.end(writer, found, texts)
+            await self._delivered(session, found)
+        except Exception as error:  # noqa: BLE001 the status is sent; the stream has to say it
+            known = error if isinstance(error, ApiError) else ApiError(500, f"{type(error).__name__}: {error}")
+            yield writer.error(known)
+
+    def _text(self, piece: GeneratePiece) -> tuple[str, str]:
+        return "", self.tokenizer.decode(piece.tokens).rstrip("\ufffd")
+
+    def _message(self, tools: Sequence[dict[str, Any]], piece: GeneratePiece) -> tuple[str, str]:
+        dialogue = self._dialogue
+        text = dialogue.text(piece.tokens, tools)
+        return visible(text, dialogue.format_for(tools), thinks=dialogue.thinks(piece.prompt))
 
 
-async def _all(events: Iterator[bytes]) -> AsyncIterator[bytes]:
-    for data in events:
-        yield data
+def _texts_of(found: Completed) -> tuple[str, str]:
+    message = answer_message(found.parsed, found.call)
+    return message.get("reasoning_content", ""), message["content"] or ""

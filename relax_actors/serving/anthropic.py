@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
@@ -12,6 +12,7 @@ from relax_actors.serving.ask import Ask, Lenient, Sampling, offered_tools, stop
 from relax_actors.serving.completion import Completed, event
 from relax_actors.serving.dialogue import answer_message
 from relax_actors.serving.errors import ApiError
+from relax_actors.serving.live import Delta
 
 _CHOICES = {"auto": "auto", "none": "none"}
 _REASONS = {"tool_calls": "tool_use", "stop": "end_turn", "length": "max_tokens"}
@@ -129,24 +130,65 @@ def message_response(ask: Ask, found: Completed, model: str) -> dict[str, Any]:
     }
 
 
-def message_events(ask: Ask, found: Completed, model: str) -> Iterator[bytes]:
-    """Yield the events of a message as a stream."""
-    whole = message_response(ask, found, model)
+class MessageWriter:
+    """Writes a message as a stream; implements `live.Writer`."""
 
-    def out(kind: str, **fields: Any) -> bytes:
-        return event({"type": kind, **fields}, kind)
+    is_plain = False
 
-    usage = whole["usage"] | {"output_tokens": 0}
-    yield out("message_start", message=whole | {"content": [], "stop_reason": None, "usage": usage})
-    for index, block in enumerate(whole["content"]):
-        if block["type"] == "text":
-            begun, delta = block | {"text": ""}, {"type": "text_delta", "text": block["text"]}
-        else:
+    def __init__(self, ask: Ask, model: str) -> None:
+        self._ask, self._model = ask, model
+        self._blocks = 0
+        self._is_open = False
+
+    def begin(self, call: str, prompt_length: int) -> bytes:
+        """Return the first event, with the message as far as it is known."""
+        message: dict[str, Any] = {
+            "id": f"msg_{call}",
+            "type": "message",
+            "role": "assistant",
+            "model": self._ask.model or self._model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": {"input_tokens": prompt_length, "output_tokens": 0},
+        }
+        return _out("message_start", message=message)
+
+    def delta(self, delta: Delta) -> bytes:
+        """Return the events of new text; reasoning is left out, as in a message."""
+        if not delta.content:
+            return b""
+        found = b""
+        if not self._is_open:
+            found = _out("content_block_start", index=self._blocks, content_block={"type": "text", "text": ""})
+            self._is_open = True
+        text = {"type": "text_delta", "text": delta.content}
+        return found + _out("content_block_delta", index=self._blocks, delta=text)
+
+    def _close(self) -> bytes:
+        closed = _out("content_block_stop", index=self._blocks)
+        self._blocks += 1
+        return closed
+
+    def end(self, found: Sequence[Completed]) -> bytes:
+        """Return the events of tool calls, and the end of the message."""
+        whole = message_response(self._ask, found[0], self._model)
+        events = [self._close()] if self._is_open else []
+        for block in whole["content"]:
+            if block["type"] == "text":
+                continue
             text = json.dumps(block["input"], ensure_ascii=False)
-            begun, delta = block | {"input": {}}, {"type": "input_json_delta", "partial_json": text}
-        yield out("content_block_start", index=index, content_block=begun)
-        yield out("content_block_delta", index=index, delta=delta)
-        yield out("content_block_stop", index=index)
-    ended = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
-    yield out("message_delta", delta=ended, usage={"output_tokens": whole["usage"]["output_tokens"]})
-    yield out("message_stop")
+            events.append(_out("content_block_start", index=self._blocks, content_block=block | {"input": {}}))
+            partial = {"type": "input_json_delta", "partial_json": text}
+            events += [_out("content_block_delta", index=self._blocks, delta=partial), self._close()]
+        ended = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
+        events.append(_out("message_delta", delta=ended, usage={"output_tokens": whole["usage"]["output_tokens"]}))
+        return b"".join([*events, _out("message_stop")])
+
+    def error(self, error: ApiError) -> bytes:
+        """Return the event of an error."""
+        return event(error.anthropic(), "error")
+
+
+def _out(kind: str, **fields: Any) -> bytes:
+    return event({"type": kind, **fields}, kind)

@@ -6,6 +6,7 @@ which tokens it continues. So a gateway may be killed at any moment, and its cli
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -21,7 +22,9 @@ from relax_actors.errors import RelaxError
 from relax_actors.serving import anthropic, ask, completion, responses
 from relax_actors.serving.answers import Answers, Limits
 from relax_actors.serving.ask import Ask, ChatBody, CompletionBody, validated
+from relax_actors.serving.chunks import ChatWriter, TextWriter
 from relax_actors.serving.errors import ApiError
+from relax_actors.serving.event_stream import wait_for_client
 from relax_actors.serving.requests import bearer, is_retry, read_object
 from relax_actors.serving.session_routes import SessionRoutes
 from relax_actors.serving.token_routes import GenerateBody, TokenizeBody
@@ -122,35 +125,42 @@ class Gateway:
             raise ApiError(400, msg, "unsupported_parameter")
         tokenizer, model = self._answers.tokenizer, self._answers.model
         return await self._answers.respond(
-            self._answers.complete(found, session, is_retry=is_retry(request)),
+            request,
+            found,
+            session,
             lambda done: completion.chat_response(found, done, tokenizer, model),
-            (lambda done: completion.chat_chunks(found, done, tokenizer, model)) if found.stream else None,
+            ChatWriter(found, tokenizer, model),
         )
 
     async def _completions(self, request: Request, session: str) -> Response:
         found = validated(CompletionBody, await self._body(request)).ask()
         tokenizer, model = self._answers.tokenizer, self._answers.model
         return await self._answers.respond(
-            self._answers.complete(found, session, is_retry=is_retry(request)),
+            request,
+            found,
+            session,
             lambda done: completion.text_response(found, done, tokenizer, model),
-            (lambda done: completion.text_chunks(found, done, tokenizer, model)) if found.stream else None,
+            TextWriter(found, tokenizer, model),
         )
 
     async def _responses(self, request: Request, session: str) -> Response:
         found, model = validated(responses.ResponsesBody, await self._body(request)).ask(), self._answers.model
         return await self._answers.respond(
-            self._answers.complete(found, session, is_retry=is_retry(request)),
+            request,
+            found,
+            session,
             lambda done: responses.response(found, done[0], model),
-            (lambda done: responses.response_events(found, done[0], model)) if found.stream else None,
+            responses.ResponseWriter(found, model),
         )
 
     async def _messages(self, request: Request, session: str) -> Response:
         found, model = validated(anthropic.MessagesBody, await self._body(request)).ask(), self._answers.model
         return await self._answers.respond(
-            self._answers.complete(found, session, is_retry=is_retry(request)),
+            request,
+            found,
+            session,
             lambda done: anthropic.message_response(found, done[0], model),
-            (lambda done: anthropic.message_events(found, done[0], model)) if found.stream else None,
-            anthropic=True,
+            anthropic.MessageWriter(found, model),
         )
 
     async def _count_tokens(self, request: Request, session: str) -> Response:
@@ -171,7 +181,12 @@ class Gateway:
         del session
         found = validated(GenerateBody, await self._body(request)).ask()
         affinity = request.headers.get("x-session-id", "")[:128]
-        (done,) = await self._answers.complete(found, "", is_retry=is_retry(request), affinity=affinity)
+        work = asyncio.ensure_future(self._answers.complete(found, "", is_retry=is_retry(request), affinity=affinity))
+        try:
+            await wait_for_client(request, work)
+            (done,) = work.result()
+        finally:
+            work.cancel()
         return JSONResponse(completion.token_response(done))
 
     async def _body(self, request: Request) -> dict[str, Any]:

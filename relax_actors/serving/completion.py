@@ -1,10 +1,10 @@
-"""Answers of the policy in the form of OpenAI's chat and text completions, whole or as a stream."""
+"""Answers of the policy in the form of OpenAI's chat and text completions, whole."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,6 @@ from relax_actors.messages import FinishReason
 from relax_actors.messages.generate import GenerateAnswer
 from relax_actors.serving.ask import Ask
 from relax_actors.serving.dialogue import answer_message
-
-DONE = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,31 +59,7 @@ def chat_response(ask: Ask, found: Sequence[Completed], tokenizer: Tokenizer, mo
         if ask.token_ids:
             choice["token_ids"] = one.answer.tokens.tolist()
         choices.append(choice)
-    return _whole("chat.completion", "chatcmpl", ask, found, model) | {"choices": choices}
-
-
-def chat_chunks(ask: Ask, found: Sequence[Completed], tokenizer: Tokenizer, model: str) -> Iterator[bytes]:
-    """Yield the events of a chat completion as a stream."""
-    whole = chat_response(ask, found, tokenizer, model)
-    head = {key: whole[key] for key in ("id", "created", "model", "system_fingerprint")}
-    head["object"] = "chat.completion.chunk"
-    for choice in whole["choices"]:
-        message = choice["message"]
-        deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
-        deltas += [{key: message[key]} for key in ("reasoning_content", "content") if message.get(key)]
-        if calls := message.get("tool_calls"):
-            deltas.append({"tool_calls": [{"index": n, **call} for n, call in enumerate(calls)]})
-        for n, delta in enumerate(deltas):
-            part: dict[str, Any] = {"index": choice["index"], "delta": delta, "finish_reason": None, "logprobs": None}
-            if n == len(deltas) - 1:
-                part |= {key: choice[key] for key in ("logprobs", "token_ids") if key in choice}
-            yield event(head | {"choices": [part]})
-        last = {"index": choice["index"], "delta": {}, "finish_reason": choice["finish_reason"], "logprobs": None}
-        ids = {"prompt_token_ids": whole["prompt_token_ids"]} if ask.token_ids else {}
-        yield event(head | {"choices": [last]} | ids)
-    if ask.usage_in_stream:
-        yield event(head | {"choices": [], "usage": whole["usage"]})
-    yield DONE
+    return whole_body("chat.completion", "chatcmpl", ask, found, model) | {"choices": choices}
 
 
 def text_response(ask: Ask, found: Sequence[Completed], tokenizer: Tokenizer, model: str) -> dict[str, Any]:
@@ -112,18 +86,7 @@ def text_response(ask: Ask, found: Sequence[Completed], tokenizer: Tokenizer, mo
         if ask.token_ids:
             choice["token_ids"] = one.answer.tokens.tolist()
         choices.append(choice)
-    return _whole("text_completion", "cmpl", ask, found, model) | {"choices": choices}
-
-
-def text_chunks(ask: Ask, found: Sequence[Completed], tokenizer: Tokenizer, model: str) -> Iterator[bytes]:
-    """Yield the events of a text completion as a stream."""
-    whole = text_response(ask, found, tokenizer, model)
-    head = {key: value for key, value in whole.items() if key not in ("choices", "usage")}
-    for choice in whole["choices"]:
-        yield event(head | {"choices": [choice]})
-    if ask.usage_in_stream:
-        yield event(head | {"choices": [], "usage": whole["usage"]})
-    yield DONE
+    return whole_body("text_completion", "cmpl", ask, found, model) | {"choices": choices}
 
 
 def token_response(found: Completed) -> dict[str, Any]:
@@ -149,8 +112,13 @@ def token_response(found: Completed) -> dict[str, Any]:
 
 def logprob_entries(found: Completed, tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """Return the log-prob of each token of an answer."""
+    return entries_of(found.answer.tokens.tolist(), found.answer.logprobs.tolist(), tokenizer)
+
+
+def entries_of(tokens: Sequence[int], logprobs: Sequence[float], tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """Return the log-prob of each token."""
     entries = []
-    for token, logprob in zip(found.answer.tokens.tolist(), found.answer.logprobs.tolist(), strict=True):
+    for token, logprob in zip(tokens, logprobs, strict=True):
         raw = tokenizer.token_bytes(token)
         text = raw.decode(errors="replace")
         entries.append({"token": text, "logprob": logprob, "bytes": list(raw), "top_logprobs": []})
@@ -163,7 +131,8 @@ def event(body: dict[str, Any], name: str = "") -> bytes:
     return f"{head}data: {json.dumps(body, ensure_ascii=False, allow_nan=False)}\n\n".encode()
 
 
-def _whole(kind: str, prefix: str, ask: Ask, found: Sequence[Completed], model: str) -> dict[str, Any]:
+def whole_body(kind: str, prefix: str, ask: Ask, found: Sequence[Completed], model: str) -> dict[str, Any]:
+    """Return the fields that all bodies have: the model, usage, and token ids of the prompt if asked for."""
     prompt, completion = len(found[0].answer.prompt), sum(len(one.answer.tokens) for one in found)
     body: dict[str, Any] = {
         "id": f"{prefix}-{found[0].call}",

@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 
 from relax_actors.data.renderer import Renderer
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.data.tool_calls import ParsedAnswer, format_of, parse_answer
+from relax_actors.data.tool_calls import ParsedAnswer, ToolFormat, format_of, parse_answer
 from relax_actors.errors import RowError
 
 Message = dict[str, Any]
 _ROLES = {"developer": "system", "function": "tool"}
 """Roles of clients, by the name that templates know."""
+THINK_TOKENS = 16
+"""Tokens at the end of a prompt that are searched for the tag that opens reasoning."""
 RESERVED = frozenset(
     [
         "add_generation_prompt",
@@ -110,14 +112,31 @@ class Dialogue:
     def _make_renderer(self, tools: str, settings: str) -> Renderer:
         return Renderer(self.tokenizer, json.loads(tools), json.loads(settings))
 
-    def parse(self, tokens: NDArray[Any], tools: Sequence[Message]) -> ParsedAnswer:
+    def parse(self, prompt: NDArray[Any], tokens: NDArray[Any], tools: Sequence[Message]) -> ParsedAnswer:
         """Take an answer apart; its calls stay text if no tools were offered.
+
+        Args:
+            prompt: tokens before the answer; they may open its reasoning.
+            tokens: the answer.
+            tools: the tools that the model was offered.
+        """
+        thinks = self.thinks(prompt)
+        return parse_answer(self.text(tokens, tools), self.format_for(tools), tools, thinks=thinks)
+
+    def format_for(self, tools: Sequence[Message]) -> ToolFormat | None:
+        """Return the format of the calls in an answer; None if there are none."""
+        return self.tool_format if tools else None
+
+    def text(self, tokens: NDArray[Any], tools: Sequence[Message]) -> str:
+        """Return the text of an answer that `parse_answer` reads.
 
         Special tokens mark the calls of some families, so they are text only where there may be calls.
         """
-        if not tools or self.tool_format is None:
-            return parse_answer(self.tokenizer.decode(tokens), None)
-        return parse_answer(self.tokenizer.spell(tokens), self.tool_format, tools)
+        return self.tokenizer.decode(tokens) if self.format_for(tools) is None else self.tokenizer.spell(tokens)
+
+    def thinks(self, prompt: NDArray[Any]) -> bool:
+        """Whether a prompt ends with the tag that opens the reasoning."""
+        return self.tokenizer.spell(prompt[-THINK_TOKENS:]).rstrip().endswith("<think>")
 
 
 def answer_message(parsed: ParsedAnswer, call: str) -> Message:

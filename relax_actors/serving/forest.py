@@ -72,16 +72,19 @@ class Forest:
         self._by_call: dict[str, int] = {}
         self._given: Counter[str] = Counter()
         self._used: set[int] = set()
+        # Turns whose answer may not have reached the agent, and the gateway that delivers it; empty if none does.
+        self._in_doubt: dict[int, str] = {}
         for turn in turns:
             self.add(turn)
 
-    def add(self, turn: Turn, *, is_used: bool = True, is_known: bool = True) -> int:
+    def add(self, turn: Turn, *, is_used: bool = True, is_known: bool = True, deliverer: str = "") -> int:
         """Add a turn; return its number.
 
         Args:
             turn: the turn.
             is_used: whether the present agent gets it; one that does not can reach it by asking the same.
             is_known: false for a turn of before `forget`, which is counted alone.
+            deliverer: incarnation of the gateway that delivers it; empty if that one is gone.
 
         Raises:
             ValueError: its parent does not exist.
@@ -98,6 +101,8 @@ class Forest:
         if is_used:
             self._given[turn.asked] = len(self._by_asked[turn.asked])
             self._used.add(number)
+            self._in_doubt[number] = deliverer
+        self._in_doubt.pop(turn.parent, None)  # it was continued, so it did arrive
         if turn.call:
             self._by_call[turn.call] = number
         return number
@@ -120,6 +125,7 @@ class Forest:
         """Begin to replay: the agent was restarted and knows nothing. Turns that it does not reach again are unused."""
         self._given.clear()
         self._used.clear()
+        self._in_doubt.clear()
 
     def forget(self) -> None:
         """Begin anew: no turn so far answers or continues a request. Their numbers stay taken, so that seeds differ."""
@@ -127,24 +133,38 @@ class Forest:
         for index in (self._by_state, self._by_asked, self._by_call):
             index.clear()
 
-    def replayed(self, asked: str, call: str = "", *, is_retry: bool = False) -> int | None:
+    def arrived(self, call: str) -> None:
+        """Note that the agent has the answer to a call."""
+        self._in_doubt.pop(self._by_call.get(call, ROOT), None)
+
+    def departed(self, call: str) -> None:
+        """Note that the agent has left without the answer to a call; it gets it when it asks the same again."""
+        if (number := self._by_call.get(call, ROOT)) in self._in_doubt:
+            self._in_doubt[number] = ""
+
+    def replayed(self, asked: str, call: str = "", *, is_retry: bool = False, deliverer: str = "") -> int | None:
         """Return the recorded turn that answers a request; None if it must be generated.
 
         Args:
             asked: key of the conversation.
             call: id of the request; the same id always has the same answer.
             is_retry: the client repeats a request whose answer it did not get.
+            deliverer: incarnation of the gateway that asks. What another one did not deliver counts as such an answer.
         """
         if call and (number := self._by_call.get(call)) is not None:
             self._used.add(number)
             return number
         answers = self._by_asked.get(asked, [])
-        if is_retry and (given := self._given[asked]) > 0:
-            return answers[given - 1]
+        if (given := self._given[asked]) > 0:
+            newest = answers[given - 1]
+            if is_retry or self._in_doubt.get(newest, deliverer) != deliverer:
+                self._in_doubt[newest] = deliverer
+                return newest
         if self._given[asked] < len(answers):
             number = answers[self._given[asked]]
             self._given[asked] += 1
             self._used.add(number)
+            self._in_doubt[number] = deliverer
             return number
         return None
 

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from broker.codec import decode_fields, encode, open_envelope
+from broker.codec import decode, decode_fields, encode, open_envelope
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.protocols import Generation, GenerationRequest, StopStrings
 from relax_actors.engines.protocols.guests import Guest, Guests
 from relax_actors.errors import CodecError, ConfigError, RelaxError
-from relax_actors.messages.generate import GenerateAnswer, GenerateCall, Refusal, SessionAnswer, SessionCall
+from relax_actors.messages.generate import (
+    CallNote,
+    GenerateAnswer,
+    GenerateCall,
+    GeneratePiece,
+    Refusal,
+    SessionAnswer,
+    SessionCall,
+)
 from relax_actors.runtime.context import Context
+from relax_actors.serving.call_watch import CallWatch
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg  # `relax check` loads every role, and imports no broker client
@@ -23,6 +32,7 @@ ALIVE_SECONDS = 20.0
 `broker.accounts.ANSWER_SECONDS`."""
 MAX_WAITING = 1024
 """Requests that may wait for the engine; more are refused."""
+LEFT = "the client has left; nothing was recorded"
 GREEDY_TEMPERATURE = 1.0
 """Temperature of the log-probs of a request that chooses the most likely tokens."""
 
@@ -30,8 +40,14 @@ GREEDY_TEMPERATURE = 1.0
 class Sessions(Protocol):
     """Sessions of agents that this actor holds. Called in the event loop's thread."""
 
-    async def generate(self, call: GenerateCall) -> GenerateAnswer:
-        """Answer a request of a session."""
+    async def generate(self, call: GenerateCall, watch: CallWatch, author: str) -> GenerateAnswer:
+        """Answer a request of a session that a gateway's incarnation, `author`, has sent."""
+
+    def on_arrival(self, call: str) -> None:
+        """Take notice that the client of a call has the answer."""
+
+    def on_departure(self, call: str) -> None:
+        """Take notice that the client of a call has left without the answer."""
 
     async def handle(self, call: SessionCall) -> SessionAnswer:
         """Take, keep, show or end a session."""
@@ -71,7 +87,8 @@ class GenerationService:
         self._sessions: Sessions | None = None
         self._connection = context.table.connection
         self._tasks: set[asyncio.Task[None]] = set()
-        self.answered = 0
+        self._watches: dict[str, set[CallWatch]] = {}
+        self.answered = self.cancelled = 0
 
     def start(self, sessions: Sessions | None = None) -> None:
         """Begin to answer. Called in the role's thread.
@@ -97,8 +114,9 @@ class GenerationService:
 
     async def _serve(self, message: Msg) -> None:
         if not message.reply:
+            self._note(message.data)
             return
-        answering = asyncio.ensure_future(self._answer(message.data))
+        answering = asyncio.ensure_future(self._answer(message.data, message.reply))
         try:
             while not (await asyncio.wait({answering}, timeout=ALIVE_SECONDS))[0]:
                 await self._connection.nc.publish(message.reply, b"")
@@ -109,14 +127,28 @@ class GenerationService:
             answering.cancel()
         self.answered += 1
 
-    async def _answer(self, data: bytes) -> GenerateAnswer | SessionAnswer:
+    def _note(self, data: bytes) -> None:
+        """Stop to generate for a client that has left, or remember that it has its answer."""
+        try:
+            note = decode(data, CallNote)
+        except CodecError as error:
+            self._context.journal.event("note_malformed", error=str(error)[:500])
+            return
+        for watch in () if note.arrived else self._watches.get(note.call, ()):
+            watch.cancel()
+            self.cancelled += 1
+            self._context.journal.event("request_cancelled", call=note.call, tokens=watch.generated)
+        if self._sessions is not None:
+            (self._sessions.on_arrival if note.arrived else self._sessions.on_departure)(note.call)
+
+    async def _answer(self, data: bytes, reply: str) -> GenerateAnswer | SessionAnswer:
         kind: type[GenerateAnswer | SessionAnswer] = GenerateAnswer
         try:
             envelope = open_envelope(data)
             if envelope.type == SessionCall.__name__:
                 kind = SessionAnswer
                 return await self._session(decode_fields(envelope, SessionCall))
-            return await self._generate(decode_fields(envelope, GenerateCall))
+            return await self._generate(decode_fields(envelope, GenerateCall), envelope.author, reply)
         except CodecError as error:
             return kind(refusal=Refusal.INVALID, detail=str(error)[:500])
         except Exception as error:  # noqa: BLE001 a request without an answer would be waited for in vain
@@ -131,15 +163,25 @@ class GenerationService:
             return SessionAnswer()
         return SessionAnswer(refusal=Refusal.ELSEWHERE, detail=f"no actor holds session {call.session[:128]!r}")
 
-    async def _generate(self, call: GenerateCall) -> GenerateAnswer:
-        if call.session:
+    async def _generate(self, call: GenerateCall, author: str, reply: str) -> GenerateAnswer:
+        async def send(piece: GeneratePiece) -> None:
+            await self._connection.nc.publish(reply, encode(piece, self._context.author))
+
+        watch = CallWatch(send if call.stream else None)
+        watches = self._watches.setdefault(call.call, set())
+        watches.add(watch)
+        try:
+            if not call.session:
+                return await self.ask(self.request(call), call.call, call.seconds, watch)
             if self._sessions is None:
                 return GenerateAnswer(refusal=Refusal.ENDED, detail=f"this run has no session {call.session[:128]!r}")
-            return await self._sessions.generate(call)
-        try:
-            return await self.ask(self.request(call), call.call, call.seconds)
+            return await self._sessions.generate(call, watch, author)
         except Refused as error:
             return error.answer
+        finally:
+            watches.discard(watch)
+            if not watches:
+                self._watches.pop(call.call, None)
 
     def request(self, call: GenerateCall) -> GenerationRequest:
         """Return the request of a call without a session.
@@ -176,14 +218,18 @@ class GenerationService:
             session=call.affinity,
         )
 
-    async def ask(self, request: GenerationRequest, call: str, seconds: float) -> GenerateAnswer:
+    async def ask(
+        self, request: GenerationRequest, call: str, seconds: float, watch: CallWatch | None = None
+    ) -> GenerateAnswer:
         """Generate a request in the engine's running batch.
 
         Args:
             request: the request.
             call: id of the call.
-            seconds: time after which nobody waits for the answer; the request then leaves the queue.
+            seconds: time after which nobody waits for the answer; the request then leaves the queue or the batch.
+            watch: tells when the client has left, which has the same effect.
         """
+        watch = watch or CallWatch()
         if len(self._around.guests) >= MAX_WAITING:
             return GenerateAnswer(refusal=Refusal.BUSY, detail=f"{MAX_WAITING} requests wait for the engine; try again")
         loop = asyncio.get_running_loop()
@@ -192,16 +238,20 @@ class GenerationService:
         def done(result: Generation | RelaxError) -> None:
             loop.call_soon_threadsafe(_settle, answer, result)
 
-        guest = Guest(request, done)
+        guest = Guest(replace(request, watch=watch), done)
         self._around.guests.add(guest)
         self._around.on_guest()
         self._context.wake()
+        watch.on_cancel(lambda: _settle(answer, RelaxError(LEFT)))
+        sending = asyncio.ensure_future(watch.send_pieces(request.tokens))
         try:
             found = await asyncio.wait_for(answer, seconds)
         except TimeoutError:
             detail = f"the engine did not finish the request within {seconds:g} s; try again, or raise the time"
             return GenerateAnswer(refusal=Refusal.FAILED, detail=detail, call=call)
         finally:
+            sending.cancel()
+            watch.cancel()
             self._around.guests.remove(guest)
         if isinstance(found, RelaxError):
             return GenerateAnswer(refusal=Refusal.FAILED, detail=str(found)[:500], call=call)
@@ -219,6 +269,10 @@ class GenerationService:
     def fingerprint(self, version: int) -> str:
         """Return the fingerprint of weights; empty if it is not known."""
         return self._around.fingerprints.get(version, "")
+
+    def metrics(self) -> dict[str, float]:
+        """Return the calls answered, under way, and cancelled because their client had left."""
+        return {"calls": self.answered, "calls_running": len(self._watches), "calls_cancelled": self.cancelled}
 
     def close(self) -> None:
         """Stop answering. Called in the role's thread; the connection is closed behind it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
@@ -12,6 +12,7 @@ from relax_actors.serving.ask import Ask, Lenient, Sampling, offered_tools
 from relax_actors.serving.completion import Completed, event
 from relax_actors.serving.dialogue import answer_message
 from relax_actors.serving.errors import ApiError
+from relax_actors.serving.live import Delta
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
@@ -110,23 +111,11 @@ def response(ask: Ask, found: Completed, model: str) -> dict[str, Any]:
     """Return the body of a response."""
     prompt, completion = len(found.answer.prompt), len(found.answer.tokens)
     cut = found.finish_reason == "length"
-    return {
-        "id": f"resp_{found.call}",
-        "object": "response",
-        "created_at": int(time.time()),
+    return response_head(ask, found.call, model) | {
         "status": "incomplete" if cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-        "model": ask.model or model,
         "system_fingerprint": found.fingerprint,
         "output": _items(found),
-        "error": None,
-        "instructions": None,
-        "metadata": {},
-        "parallel_tool_calls": True,
-        "tool_choice": "auto",
-        "tools": [{"type": "function", "strict": False, **tool["function"]} for tool in ask.tools],
-        "temperature": ask.sampling.temperature,
-        "top_p": ask.sampling.top_p,
         "usage": {
             "input_tokens": prompt,
             "input_tokens_details": {"cached_tokens": 0},
@@ -137,55 +126,108 @@ def response(ask: Ask, found: Completed, model: str) -> dict[str, Any]:
     }
 
 
+def response_head(ask: Ask, call: str, model: str) -> dict[str, Any]:
+    """Return what of a response is known before its answer."""
+    return {
+        "id": f"resp_{call}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "incomplete_details": None,
+        "model": ask.model or model,
+        "error": None,
+        "instructions": None,
+        "metadata": {},
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [{"type": "function", "strict": False, **tool["function"]} for tool in ask.tools],
+        "temperature": ask.sampling.temperature,
+        "top_p": ask.sampling.top_p,
+    }
+
+
 def _items(found: Completed) -> list[dict[str, Any]]:
     message = answer_message(found.parsed, found.call)
     items: list[dict[str, Any]] = []
     if message["content"] is not None:
-        part = {"type": "output_text", "text": message["content"], "annotations": []}
-        items.append(
-            {
-                "id": f"msg_{found.call}",
-                "type": "message",
-                "role": "assistant",
-                "status": "completed",
-                "content": [part],
-            }
-        )
+        items.append(_message_item(found.call, [_text_part(message["content"])]))
     for n, call in enumerate(message.get("tool_calls", [])):
         one = {"id": f"fc_{found.call}_{n}", "type": "function_call", "status": "completed", "call_id": call["id"]}
         items.append(one | call["function"])
     return items
 
 
-def response_events(ask: Ask, found: Completed, model: str) -> Iterator[bytes]:
-    """Yield the events of a response as a stream."""
-    whole, number = response(ask, found, model), -1
+class ResponseWriter:
+    """Writes a response as a stream; implements `live.Writer`."""
 
-    def out(kind: str, **fields: Any) -> bytes:
-        nonlocal number
-        number += 1
-        return event({"type": kind, "sequence_number": number, **fields}, kind)
+    is_plain = False
 
-    begun = whole | {"status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
-    yield out("response.created", response=begun)
-    yield out("response.in_progress", response=begun)
-    for index, item in enumerate(whole["output"]):
-        at: dict[str, Any] = {"output_index": index, "item_id": item["id"]}
-        if item["type"] == "message":
-            (part,) = item["content"]
-            empty = {"type": "output_text", "text": "", "annotations": []}
-            yield out(
-                "response.output_item.added", output_index=index, item=item | {"status": "in_progress", "content": []}
-            )
-            yield out("response.content_part.added", **at, content_index=0, part=empty)
-            yield out("response.output_text.delta", **at, content_index=0, delta=part["text"], logprobs=[])
-            yield out("response.output_text.done", **at, content_index=0, text=part["text"], logprobs=[])
-            yield out("response.content_part.done", **at, content_index=0, part=part)
-        else:
-            yield out(
-                "response.output_item.added", output_index=index, item=item | {"status": "in_progress", "arguments": ""}
-            )
-            yield out("response.function_call_arguments.delta", **at, delta=item["arguments"])
-            yield out("response.function_call_arguments.done", **at, name=item["name"], arguments=item["arguments"])
-        yield out("response.output_item.done", output_index=index, item=item)
-    yield out("response.incomplete" if whole["status"] == "incomplete" else "response.completed", response=whole)
+    def __init__(self, ask: Ask, model: str) -> None:
+        self._ask, self._model = ask, model
+        self._number, self._call, self._text = -1, "", ""
+
+    def _out(self, kind: str, **fields: Any) -> bytes:
+        self._number += 1
+        return event({"type": kind, "sequence_number": self._number, **fields}, kind)
+
+    def begin(self, call: str, prompt_length: int) -> bytes:
+        """Return the first events, with the response as far as it is known."""
+        del prompt_length
+        self._call = call
+        begun = response_head(self._ask, call, self._model) | {"status": "in_progress", "output": [], "usage": None}
+        return self._out("response.created", response=begun) + self._out("response.in_progress", response=begun)
+
+    def delta(self, delta: Delta) -> bytes:
+        """Return the events of new text; reasoning is left out, as in a response."""
+        if not delta.content:
+            return b""
+        found = b"" if self._text else self._open()
+        self._text += delta.content
+        return found + self._out("response.output_text.delta", **self._at, delta=delta.content, logprobs=[])
+
+    @property
+    def _at(self) -> dict[str, Any]:
+        return {"output_index": 0, "item_id": f"msg_{self._call}", "content_index": 0}
+
+    def _open(self) -> bytes:
+        item = _message_item(self._call, []) | {"status": "in_progress"}
+        added = self._out("response.output_item.added", output_index=0, item=item)
+        return added + self._out("response.content_part.added", **self._at, part=_text_part(""))
+
+    def end(self, found: Sequence[Completed]) -> bytes:
+        """Return the events of the items, and the end of the response."""
+        whole, events = response(self._ask, found[0], self._model), []
+        for index, item in enumerate(whole["output"]):
+            if item["type"] == "message":
+                (part,) = item["content"]
+                if not self._text:
+                    events.append(self._open())
+                events.append(self._out("response.output_text.done", **self._at, text=part["text"], logprobs=[]))
+                events.append(self._out("response.content_part.done", **self._at, part=part))
+            else:
+                at: dict[str, Any] = {"output_index": index, "item_id": item["id"]}
+                begun = item | {"status": "in_progress", "arguments": ""}
+                events.append(self._out("response.output_item.added", output_index=index, item=begun))
+                events.append(self._out("response.function_call_arguments.delta", **at, delta=item["arguments"]))
+                done = {"name": item["name"], "arguments": item["arguments"]}
+                events.append(self._out("response.function_call_arguments.done", **at, **done))
+            events.append(self._out("response.output_item.done", output_index=index, item=item))
+        kind = "response.incomplete" if whole["status"] == "incomplete" else "response.completed"
+        return b"".join([*events, self._out(kind, response=whole)])
+
+    def error(self, error: ApiError) -> bytes:
+        """Return the event of an error."""
+        return event(error.openai())
+
+
+def _message_item(call: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "id": f"msg_{call}",
+        "type": "message",
+        "role": "assistant",
+        "status": "completed",
+        "content": content,
+    }
+
+
+def _text_part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": []}

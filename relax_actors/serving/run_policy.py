@@ -13,11 +13,20 @@ from typing import TypeVar
 import nats.errors
 import xxhash
 
-from broker.codec import decode, encode
+from broker.codec import decode_fields, encode, open_envelope
 from relax_actors.errors import CodecError
-from relax_actors.messages.generate import GenerateAnswer, GenerateCall, Refusal, SessionAnswer, SessionCall
+from relax_actors.messages.generate import (
+    CallNote,
+    GenerateAnswer,
+    GenerateCall,
+    GeneratePiece,
+    Refusal,
+    SessionAnswer,
+    SessionCall,
+)
 from relax_actors.runtime.context import Context
 from relax_actors.serving.errors import ApiError
+from relax_actors.serving.policy import OnPiece
 
 Answer = TypeVar("Answer", GenerateAnswer, SessionAnswer)
 LOOK_SECONDS = 1.0
@@ -39,14 +48,35 @@ class RunPolicy:
         self._members: dict[int, int] = {}
         self._looked, self._looking = float("-inf"), asyncio.Lock()
         self._holders: dict[str, int] = {}
+        self._notes: set[asyncio.Task[None]] = set()
 
-    async def generate(self, call: GenerateCall) -> GenerateAnswer:
-        """Return the answer of an actor; ask another one if it dies or is busy.
+    async def generate(self, call: GenerateCall, on_piece: OnPiece | None = None) -> GenerateAnswer:
+        """Return the answer of an actor; ask another one if it dies or is busy, whose pieces begin anew.
 
         Raises:
             ApiError: no actor answered within `call.seconds`.
         """
-        return await self._ask(call, GenerateAnswer, call.session, call.affinity or call.call, call.seconds)
+        affinity = call.affinity or call.call
+        return await self._ask(call, GenerateAnswer, call.session, affinity, call.seconds, on_piece)
+
+    async def delivered(self, session: str, call: str) -> None:
+        """Tell the actor that holds a session that its client has the answer to a call."""
+        if (n := self._holders.get(session)) is not None:
+            self._send_note(n, CallNote(call, arrived=True))
+
+    def _send_note(self, n: int, note: CallNote) -> None:
+        """Send a note to an actor in a task of its own: the caller may be cancelled."""
+        table = self._context.table
+
+        async def send() -> None:
+            with suppress(nats.errors.Error):
+                await table.connection.nc.publish(
+                    table.subjects.service("generate", n), encode(note, self._context.author)
+                )
+
+        task = asyncio.ensure_future(send())
+        self._notes.add(task)
+        task.add_done_callback(self._notes.discard)
 
     async def session(self, call: SessionCall) -> SessionAnswer:
         """Take, keep, show or end a session.
@@ -65,7 +95,13 @@ class RunPolicy:
         return found
 
     async def _ask(
-        self, call: GenerateCall | SessionCall, kind: type[Answer], session: str, affinity: str, seconds: float
+        self,
+        call: GenerateCall | SessionCall,
+        kind: type[Answer],
+        session: str,
+        affinity: str,
+        seconds: float,
+        on_piece: OnPiece | None = None,
     ) -> Answer:
         end = time.monotonic() + seconds
         refusal: Answer | None = None
@@ -74,7 +110,7 @@ class RunPolicy:
             if (holder := self._holders.get(session)) in order:
                 order.sort(key=lambda n: n != holder)
             for n in order:
-                answer = await self._request(n, call, kind, left)
+                answer = await self._request(n, call, kind, left, on_piece)
                 if answer is None or answer.refusal in _ELSEWHERE:
                     refusal = answer or refusal
                     continue
@@ -95,14 +131,19 @@ class RunPolicy:
             del self._holders[next(iter(self._holders))]
 
     async def _request(
-        self, n: int, call: GenerateCall | SessionCall, kind: type[Answer], seconds: float
+        self,
+        n: int,
+        call: GenerateCall | SessionCall,
+        kind: type[Answer],
+        seconds: float,
+        on_piece: OnPiece | None = None,
     ) -> Answer | None:
         """Send a call to an actor; None if it is gone, restarted, or does not answer in time."""
         table, incarnation = self._context.table, self._members.get(n)
         subject, nc = table.subjects.service("generate", n), table.connection.nc
         data = encode(call, self._context.author)
         end = time.monotonic() + seconds
-        inbox = nc.new_inbox()
+        inbox, answer = nc.new_inbox(), None
         try:
             answers = await nc.subscribe(inbox)
             try:
@@ -111,12 +152,20 @@ class RunPolicy:
                     with suppress(nats.errors.TimeoutError):
                         message = await answers.next_msg(min(left, LOOK_SECONDS))
                         if message.data:
-                            return decode(message.data, kind)
+                            envelope = open_envelope(message.data)
+                            if envelope.type != GeneratePiece.__name__:
+                                answer = decode_fields(envelope, kind)
+                                return answer
+                            if on_piece is not None:
+                                on_piece(decode_fields(envelope, GeneratePiece))
+                            continue
                         if message.headers:  # the server's: nobody serves the subject
                             return None
                     if (await self._current()).get(n) != incarnation:
                         return None
             finally:
+                if answer is None and isinstance(call, GenerateCall):
+                    self._send_note(n, CallNote(call.call, arrived=False))
                 await answers.unsubscribe()
         except (nats.errors.Error, TimeoutError, CodecError) as error:
             self._context.journal.event("call_failed", n=n, error=f"{type(error).__name__}: {error}"[:300])

@@ -34,6 +34,9 @@ class _Protocol(H11Protocol):
 
     def _check(self) -> None:
         cycle = self.cycle
+        if self.transport.is_closing():
+            self.transport.abort()  # its client does not read what is left
+            return
         if cycle is None or cycle.response_complete:
             mark = cycle or self
             if self._seen is mark:

@@ -143,6 +143,8 @@ class SimulatedInference(GenerateMixin):
                     before, now = now, time.monotonic()
                     tokens += (now - before) / token_seconds
                     progress()
+                    for row in running.values():
+                        row.end_if_cancelled(tokens)
                     ended = [i for i, row in running.items() if row.last <= tokens]
                     if ended:
                         yield [(i, _samples(running.pop(i))) for i in ended]
@@ -193,6 +195,11 @@ class _Row:
         self.request, self.lengths, self.start = request, lengths, start
         self.last = start + float(lengths.max())
         self.versions = [(0.0, version)]
+
+    def end_if_cancelled(self, tokens: float) -> None:
+        """End the row at this token of the stream if nobody waits for it."""
+        if self.request.watch is not None and self.request.watch.is_cancelled:
+            self.last = min(self.last, tokens)
 
 
 def _samples(row: _Row) -> list[Generation]:

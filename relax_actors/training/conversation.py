@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,6 +12,9 @@ from numpy.typing import NDArray
 from relax_actors.data.renderer import Extension, Message, Renderer
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import RowError
+from relax_actors.media.family import Family
+
+NO_MARKERS: Mapping[str, str] = MappingProxyType({})
 
 
 class Conversation(Protocol):
@@ -47,21 +51,22 @@ class PlainConversation:
 
     Args:
         tokenizer: of the model.
+        markers: text that stands for a medium of each kind; empty for a model that reads text alone.
     """
 
     needs_stop, offers_tools = False, False
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, markers: Mapping[str, str] = NO_MARKERS) -> None:
+        self._tokenizer, self._markers = tokenizer, markers
 
     def prompt(self, messages: Sequence[Message]) -> NDArray[np.int32]:
         """Encode the texts, with the special tokens that the model adds to every text."""
-        return self._tokenizer.encode(text_of(messages))
+        return self._tokenizer.encode(text_of(messages, self._markers))
 
     def extend(self, history: Sequence[Message], answer: str, new: Sequence[Message]) -> Extension:
         """Encode the texts of the new messages alone."""
         del history, answer
-        return Extension(self._tokenizer.encode(text_of(new), special=False), is_faithful=True)
+        return Extension(self._tokenizer.encode(text_of(new, self._markers), special=False), is_faithful=True)
 
     def text(self, tokens: NDArray[Any]) -> str:
         """Decode without special tokens."""
@@ -74,6 +79,7 @@ class ChatConversation:
     Args:
         tokenizer: of the model.
         tools: JSON schemas of functions that the model may call.
+        kinds: kinds of media that the model takes.
 
     Raises:
         ConfigError: the template cannot be extended turn by turn.
@@ -81,19 +87,19 @@ class ChatConversation:
 
     needs_stop = True
 
-    def __init__(self, tokenizer: Tokenizer, tools: Sequence[Message] = ()) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, tools: Sequence[Message] = (), kinds: Collection[str] = ()) -> None:
+        self._tokenizer, self._kinds = tokenizer, kinds
         self._renderer = Renderer(tokenizer, tools)
         self.offers_tools = bool(tools)
 
     def prompt(self, messages: Sequence[Message]) -> NDArray[np.int32]:
         """Render by the chat template."""
-        check_text(messages)
+        check_parts(messages, self._kinds)
         return self._renderer.prompt(messages)
 
     def extend(self, history: Sequence[Message], answer: str, new: Sequence[Message]) -> Extension:
         """Render what follows the stop token of an answer."""
-        check_text(new)
+        check_parts(new, self._kinds)
         return self._renderer.extend(history, answer, new)
 
     def text(self, tokens: NDArray[Any]) -> str:
@@ -102,37 +108,51 @@ class ChatConversation:
         return str(self._tokenizer.inner.decode(kept, skip_special_tokens=False))
 
 
-def conversation_of(tokenizer: Tokenizer, *, chat: bool, tools: Sequence[Message] = ()) -> Conversation:
-    """Return the conversation of a model.
+def conversation_of(
+    tokenizer: Tokenizer, *, chat: bool, tools: Sequence[Message] = (), family: Family | None = None
+) -> Conversation:
+    """Return the conversation of a model; `family` is that of a multimodal one.
 
     Raises:
         ConfigError: as `ChatConversation`.
     """
-    return ChatConversation(tokenizer, tools) if chat else PlainConversation(tokenizer)
+    kinds = () if family is None else family.kinds
+    if chat:
+        return ChatConversation(tokenizer, tools, kinds)
+    markers = {} if family is None else {kind: family.marker(kind, tokenizer.inner) for kind in kinds}
+    return PlainConversation(tokenizer, markers)
 
 
-def text_of(messages: Sequence[Message]) -> str:
+def text_of(messages: Sequence[Message], markers: Mapping[str, str] = NO_MARKERS) -> str:
     """Return the texts of messages, one behind the other.
 
+    Args:
+        messages: chat messages.
+        markers: text that stands for a medium of each kind.
+
     Raises:
-        RowError: as `check_text`.
+        RowError: as `check_parts`.
     """
-    check_text(messages)
+    check_parts(messages, markers)
     contents = [message.get("content") or "" for message in messages]
     parts = [part for content in contents for part in ([content] if isinstance(content, str) else content)]
-    return "".join(part if isinstance(part, str) else str(part["text"]) for part in parts)
+    return "".join(
+        part if isinstance(part, str) else markers[part["type"]] if part["type"] in markers else str(part["text"])
+        for part in parts
+    )
 
 
-def check_text(messages: Sequence[Message]) -> None:
-    """Check that messages hold text alone.
+def check_parts(messages: Sequence[Message], kinds: Collection[str] = ()) -> None:
+    """Check that messages hold text and media of these kinds alone.
 
     Raises:
-        RowError: a message holds an image, a video or a sound.
+        RowError: a message holds another part.
     """
     for message in messages:
         content = message.get("content")
         for part in () if isinstance(content, str) else content or ():
-            if not isinstance(part, str) and (part.get("type") != "text" or "text" not in part):
-                kind = part.get("type", "no type")
-                msg = f"a message holds a part of type {kind!r}; episodes with [environment] read text alone"
+            kind = "text" if isinstance(part, str) else part.get("type", "no type")
+            if kind not in kinds and (kind != "text" or not (isinstance(part, str) or "text" in part)):
+                reads = "text" if not kinds else f"text, {', '.join(kinds)}"
+                msg = f"a message holds a part of type {kind!r}, but the model reads {reads} alone"
                 raise RowError(msg)

@@ -8,8 +8,6 @@ the observations that the environment gives to it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
@@ -17,10 +15,13 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from relax_actors.errors import RowError
+from relax_actors.data.media_fields import plain_messages
+from relax_actors.engines.protocols.media import PromptMedia
+from relax_actors.errors import RowError, StoreError
 from relax_actors.messages import EnvironmentAnswer, FinishReason, Sample, Turn
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.training.conversation import Conversation
+from relax_actors.training.episode_input import Limits, Media, Reading, Start
 from relax_actors.training.player_history import NO_TOKENS, PlayerHistory
 
 Array = NDArray[Any]
@@ -37,44 +38,6 @@ class State(Enum):
     ENDED = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of an episode.
-
-    Attributes:
-        max_turns: turns of the model.
-        max_tokens: sampled tokens of a turn.
-        room: tokens of a sequence, observations included.
-        token_budget: tokens of all turns and observations behind the prompt; None if only `room` counts.
-    """
-
-    max_turns: int
-    max_tokens: int
-    room: int
-    token_budget: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """What an episode begins with.
-
-    Attributes:
-        sample: index of the sample.
-        seed: of the row.
-        tokens: `[len] int32`, the prompt; empty if the environment gives it.
-        messages: the prompt as chat messages; empty for plain text.
-        players: names of the players, of whom the first one begins; empty if there is one side alone.
-        trained: players whose tokens are trained; the reward of the sample is the sum of theirs.
-    """
-
-    sample: int
-    seed: int
-    tokens: Array
-    messages: Sequence[dict[str, Any]] = ()
-    players: Sequence[str] = ()
-    trained: Sequence[str] = ()
-
-
 class Episode:
     """One sample of a row. The methods must be called in the states that they name.
 
@@ -82,6 +45,7 @@ class Episode:
         start: what it begins with.
         limits: its limits.
         conversation: renders messages.
+        prepare: prepares media; None for a model that reads text only.
 
     Attributes:
         state: what it waits for.
@@ -91,8 +55,8 @@ class Episode:
         observations: what the environment answered to its reset and to each action.
     """
 
-    def __init__(self, start: Start, limits: Limits, conversation: Conversation) -> None:
-        self.start, self._limits, self._conversation = start, limits, conversation
+    def __init__(self, start: Start, limits: Limits, conversation: Conversation, prepare: Media | None = None) -> None:
+        self.start, self._limits, self._conversation, self._prepare = start, limits, conversation, prepare
         self.attempt = -1
         self.restart()
 
@@ -103,9 +67,9 @@ class Episode:
         self.reason: FinishReason | None = None
         self.actions: list[str] = []
         self.observations: list[EnvironmentAnswer] = []
-        start, conversation = self.start, self._conversation
         self._histories = {
-            name: PlayerHistory(name, start.tokens, start.messages, conversation) for name in start.players or ("",)
+            name: PlayerHistory(name, self.start, self._conversation, self._prepare)
+            for name in self.start.players or ("",)
         }
         self._acting = next(iter(self._histories.values()))
         # Rewards of players that have not acted yet.
@@ -113,8 +77,8 @@ class Episode:
         self._rewards: list[float] = []
         self._budget_left = self._limits.token_budget
         self._digest = xxhash.xxh3_128(f"{self.start.sample}.{self.attempt}".encode())
-        # Of the turn that is being generated: digest before its observation, tokens of the observation, branching.
-        self._before, self._context, self._branches = self._digest.hexdigest(), NO_TOKENS, False
+        # Of the turn that is being generated: digest before its observation, and what it reads.
+        self._before, self._reading = self._digest.hexdigest(), Reading(NO_TOKENS, branches=False)
 
     @property
     def turns(self) -> int:
@@ -125,6 +89,11 @@ class Episode:
     def tokens(self) -> Array:
         """Tokens that the model reads next, `[len] int32`."""
         return self._acting.tokens
+
+    @property
+    def media(self) -> PromptMedia | None:
+        """Media of what the model reads next; None for a model that reads text only."""
+        return self._acting.media
 
     @property
     def player(self) -> str:
@@ -152,20 +121,20 @@ class Episode:
         room = self._limits.room - self._acting.length
         return room if self._budget_left is None else min(room, self._budget_left)
 
-    def observe(self, observed: EnvironmentAnswer, recorded: Turn | None = None) -> None:
+    def observe(self, observed: EnvironmentAnswer, recorded: Reading | None = None) -> None:
         """Take the answer to the reset or to the last action; OPENING or WAITING becomes READY or ENDED.
 
         Args:
             observed: the answer.
-            recorded: turn whose tokens to take, in place of rendering the messages.
+            recorded: what the model read, in place of rendering the messages.
 
         Raises:
-            RowError: the messages cannot be rendered, or a player is unknown.
+            RowError: the messages cannot be rendered, their media cannot be read, or a player is unknown.
         """
         self._expect(State.OPENING, State.WAITING)
         self._before = self._digest.hexdigest()
-        self.observations.append(observed)
-        self._context, self._branches = NO_TOKENS, False
+        self.observations.append(observed.without_bytes())
+        self._reading = Reading(NO_TOKENS, branches=False)
         self._take_rewards(observed)
         if observed.done or observed.truncated:
             self.end(FinishReason.ENV_DONE if observed.done else FinishReason.MAX_TURNS)
@@ -174,18 +143,19 @@ class Episode:
         else:
             self._read(observed, recorded)
 
-    def _read(self, observed: EnvironmentAnswer, recorded: Turn | None) -> None:
+    def _read(self, observed: EnvironmentAnswer, recorded: Reading | None) -> None:
         self._acting = acting = self._history(observed.player or self.player)
         if recorded is None:
-            self._context, self._branches = acting.render(observed.messages)
+            where = f"the observation before turn {self.turns} of sample {self.start.sample}"
+            messages, self._reading = acting.render(observed.messages, where)
         else:
-            self._context, self._branches = recorded.context, recorded.branches
-        cost = acting.read(observed.messages, self._context, branches=self._branches)
+            messages, self._reading = plain_messages(observed.messages), recorded
+        cost = acting.read(messages, self._reading)
         if self._budget_left is not None:
             self._budget_left -= cost
         self.state = State.READY
         if self._free < 1:
-            acting.drop_context(branches=self._branches)
+            acting.drop_context(branches=self._reading.branches)
             self.end(FinishReason.TOKEN_BUDGET)
 
     def _history(self, player: str) -> PlayerHistory:
@@ -236,8 +206,8 @@ class Episode:
 
     def _turn(self, tokens: Array, logprobs: Array, versions: Array, reason: str) -> Turn:
         position = self.start.sample, self.attempt, self.turns, self._before
-        read = self.observations[-1], self._context, self._branches
-        return Turn(*position, *read, tokens, logprobs, versions, str(reason))
+        read = self.observations[-1], self._reading.tokens, self._reading.branches
+        return Turn(*position, *read, tokens, logprobs, versions, str(reason), media=self._reading.observed)
 
     def end(self, reason: FinishReason) -> None:
         """End the episode, in any state."""
@@ -263,7 +233,11 @@ class Episode:
         if turn.ended:
             self._repeat_end(turn)
             return True
-        self.observe(turn.observed, turn)
+        try:
+            reading = self._history(turn.observed.player or self.player).recorded(turn)
+        except StoreError:  # lost media: the turn is generated again
+            return False
+        self.observe(turn.observed, reading)
         if self.state is not State.READY:
             return False
         self.begin()
@@ -310,13 +284,13 @@ class Episode:
         )
 
     def _said(self) -> list[dict[str, Any]]:
-        """Return the whole conversation, the last answer included, without the bytes of its media."""
+        """Return the whole conversation, the last answer included, with hashes in place of the bytes of media."""
         said = [dict(message) for message in self.start.messages]
         player = next(iter(self._histories))
         for i, seen in enumerate(self.observations):
             player = seen.player or player
             by = {"player": player} if player else {}
-            said += [{**message, "content": _without_bytes(message.get("content")), **by} for message in seen.messages]
+            said += [{**message, **by} for message in seen.messages]
             if i < self.turns:
                 said.append({"role": "assistant", "content": self.actions[i], **by})
         return said
@@ -325,9 +299,3 @@ class Episode:
         if self.state not in states:
             msg = f"sample {self.start.sample} is {self.state.name}, not {' or '.join(state.name for state in states)}"
             raise AssertionError(msg)
-
-
-def _without_bytes(content: Any) -> Any:
-    if not isinstance(content, list):
-        return content
-    return [{name: v for name, v in part.items() if not isinstance(v, bytes)} for part in content]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from relax_actors.config import Config
@@ -21,8 +21,10 @@ from relax_actors.runtime import Drop, Row
 from relax_actors.runtime.context import Context
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.training.conversation import Conversation
-from relax_actors.training.episode import Episode, Limits, State
-from relax_actors.training.episode_group import EpisodeGroup, Live, starts_of, task_of
+from relax_actors.training.episode import Episode, State
+from relax_actors.training.episode_group import EpisodeGroup, Live, SeenPrompt, starts_of, task_of
+from relax_actors.training.episode_input import Limits
+from relax_actors.training.token_ledger import TokenLedger
 from relax_actors.training.turn_log import TurnLog, read_turns, repeat_turns
 
 MAX_LOSSES = 20
@@ -39,6 +41,7 @@ class EpisodeBatch:
         client: sessions of the actor.
         conversation: renders observations.
         limits: limits of an episode.
+        ledger: says which turns may begin.
         barrier: whether to wait for all environments before each turn.
 
     Attributes:
@@ -54,6 +57,7 @@ class EpisodeBatch:
         client: EnvironmentClient,
         conversation: Conversation,
         limits: Limits,
+        ledger: TokenLedger,
         *,
         barrier: bool,
     ) -> None:
@@ -61,16 +65,22 @@ class EpisodeBatch:
         assert config.environment is not None  # noqa: S101 the role is chosen by this section
         self._context, self._client, self._conversation = context, client, conversation
         self._section: EnvironmentSection = config.environment
-        self._settings, self._limits, self._barrier = config.rollout, limits, barrier
+        self._settings, self._limits, self._ledger, self._barrier = config.rollout, limits, ledger, barrier
         self.groups: list[EpisodeGroup] = []
         self._sessions: dict[str, Live] = {}
         self._ready: deque[Live] = deque()
-        self._running: dict[Live, int] = {}
         self._looked = 0.0
         self.counts: Counter[str] = Counter()
 
-    def add(self, rows: Sequence[Row], samples: int) -> list[tuple[Row, RelaxError]]:
+    def add(
+        self, rows: Sequence[Row], samples: int, see: Callable[[Row], SeenPrompt | None] = lambda _: None
+    ) -> list[tuple[Row, RelaxError]]:
         """Begin with rows, or continue where the last actor that had them wrote turns down.
+
+        Args:
+            rows: the rows.
+            samples: samples of each row.
+            see: returns the prompt of a row with its media; None for a model that reads text only.
 
         Returns:
             The rows whose prompts cannot be rendered, with their errors.
@@ -81,13 +91,15 @@ class EpisodeBatch:
         turns = read_turns(self._context.table, [row.id for row in rows])
         for row in rows:
             recorded, attempt = turns[row.id]
+            seen = see(row)
             try:
-                starts = starts_of(row.prompt, samples, self._conversation, self._section)
+                starts = starts_of(row.prompt, samples, self._conversation, self._section, seen)
             except RowError as error:
                 bad.append((row, error))
                 continue
             group = EpisodeGroup(row, TurnLog(self._context.table, row.id, attempt), time.monotonic())
-            group.members = [Live(Episode(start, self._limits, self._conversation), group) for start in starts]
+            prepare = None if seen is None else seen.prepare
+            group.members = [Live(Episode(start, self._limits, self._conversation, prepare), group) for start in starts]
             repeated = repeat_turns([live.episode for live in group.members], recorded)
             if repeated:
                 self.counts["turns_repeated"] += repeated
@@ -177,6 +189,7 @@ class EpisodeBatch:
         self._ready = deque(live for live in self._ready if live.episode.state is State.READY)
 
     def _ended(self, live: Live) -> None:
+        self._ledger.end(live)
         if live.episode.reason is not FinishReason.ERROR:
             live.group.log.add(live.episode.last_turn())
         if self._sessions.pop(live.session, None) is not None:
@@ -191,7 +204,7 @@ class EpisodeBatch:
         return len(self._ready)
 
     def requests(self, template: GenerationRequest) -> list[tuple[GenerationRequest, Live]]:
-        """Begin the turns that are ready, as many as rollout.max_running_tokens has room for.
+        """Begin the turns that are ready and that the ledger has room for, those of the oldest conversations first.
 
         With a barrier, a turn of all samples forms one batch, whatever its environments take: a deterministic run
         computes the same bits again.
@@ -203,18 +216,16 @@ class EpisodeBatch:
             return []
         if self._barrier:
             self._ready = deque(sorted(self._ready, key=lambda live: (live.group.row.id, live.episode.start.sample)))
+        elif self._ledger.has_limit:
+            self._ready = deque(self._ledger.oldest_first(self._ready))
         found: list[tuple[GenerationRequest, Live]] = []
-        limit, used = self._settings.max_running_tokens, sum(self._running.values())
         while self._ready:
             live = self._ready[0]
             episode = live.episode
             most = episode.max_tokens
-            cost = len(episode.tokens) + most
-            if limit is not None and used + cost > limit and self._running:
+            if not self._ledger.begin(live, len(episode.tokens) + most):
                 break
             self._ready.popleft()
-            used += cost
-            self._running[live] = cost
             request = replace(
                 template,
                 tokens=episode.tokens,
@@ -223,6 +234,7 @@ class EpisodeBatch:
                 max_tokens=most,
                 min_tokens=min(template.min_tokens, most),
                 session="" if self._barrier else f"{live.session}{episode.player}",
+                media=episode.media,
             )
             episode.begin()
             found.append((request, live))
@@ -236,13 +248,13 @@ class EpisodeBatch:
         """Take generated turns, and give them to their environments."""
         acting = []
         for live, found in done:
-            self._running.pop(live, None)
             self.counts["turns"] += 1
             turn = live.episode.generated(found.tokens, found.logprobs, found.versions, found.finish_reason)
             live.group.log.add(turn)
             if live.episode.state is State.ENDED:
                 self._ended(live)
             else:
+                self._ledger.wait(live, len(live.episode.tokens))
                 acting.append(live)
         self._act(acting)
 

@@ -8,13 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from broker.codec import Array
 from relax_actors.config.environment import EnvironmentSection
+from relax_actors.engines.protocols.media import PromptMedia
 from relax_actors.errors import EpisodesFailedError
 from relax_actors.messages import DropReason, FinishReason, Prompt, Sample, Trajectory
 from relax_actors.messages.samples import TRUNCATED
 from relax_actors.runtime import Drop, Row
 from relax_actors.training.conversation import Conversation
-from relax_actors.training.episode import Episode, Start, State
+from relax_actors.training.episode import Episode, State
+from relax_actors.training.episode_input import Media, Start
 from relax_actors.training.growing_sequence import GrowingSequence
 from relax_actors.training.turn_log import TurnLog
 
@@ -100,7 +103,28 @@ class EpisodeGroup:
         return first.token_ids[: np.flatnonzero(first.sampled)[0]]
 
 
-def starts_of(prompt: Prompt, samples: int, conversation: Conversation, section: EnvironmentSection) -> list[Start]:
+@dataclass(frozen=True, slots=True)
+class SeenPrompt:
+    """A prompt as a model reads it that sees or hears.
+
+    Attributes:
+        tokens: `[len] int32`, with its placeholders expanded.
+        media: its media and positions.
+        prepare: prepares further media of the row.
+    """
+
+    tokens: Array
+    media: PromptMedia
+    prepare: Media
+
+
+def starts_of(
+    prompt: Prompt,
+    samples: int,
+    conversation: Conversation,
+    section: EnvironmentSection,
+    seen: SeenPrompt | None = None,
+) -> list[Start]:
     """Return what the episodes of a row begin with.
 
     Args:
@@ -108,21 +132,31 @@ def starts_of(prompt: Prompt, samples: int, conversation: Conversation, section:
         samples: number of samples.
         conversation: of the run; it may add tools to the prompt.
         section: says where the prompt comes from, and who plays.
+        seen: the prompt with its media; None for a model that reads text only.
 
     Raises:
         RowError: the prompt cannot be rendered.
     """
-    tokens, messages = prompt.tokens, prompt.messages
+    first = Start(0, prompt.seed, prompt.tokens, prompt.messages, section.players, section.trained_players)
+    if seen is not None:
+        first = replace(first, tokens=seen.tokens, media=seen.media, sources=prompt.media)
     if section.prompt == "environment":
-        tokens, messages = np.zeros(0, np.int32), []
-    elif conversation.offers_tools and messages:
-        tokens = conversation.prompt(messages)
-    return [Start(i, prompt.seed, tokens, messages, section.players, section.trained_players) for i in range(samples)]
+        none = None if seen is None else seen.prepare.none
+        first = replace(first, tokens=np.zeros(0, np.int32), messages=[], media=none, sources=())
+    elif conversation.offers_tools and prompt.messages:
+        first = replace(first, tokens=conversation.prompt(prompt.messages))
+        if seen is not None:
+            found = seen.prepare.read(0, seen.prepare.none, first.tokens, prompt.media, "the prompt with its tools")
+            first = replace(first, tokens=found.tokens, media=found.media, observed=found.observed)
+    return [replace(first, sample=i) for i in range(samples)]
 
 
 def task_of(prompt: Prompt) -> dict[str, Any]:
-    """Return a row's task as an environment gets it."""
-    return {"prompt": prompt.messages or prompt.text, "answer": prompt.answer, "metadata": prompt.metadata}
+    """Return a row's task as an environment gets it; `stored` media have their paths in the store."""
+    task = {"prompt": prompt.messages or prompt.text, "answer": prompt.answer, "metadata": prompt.metadata}
+    if prompt.media:
+        task["media"] = [{"kind": one.kind, "path": one.path, "stored": one.stored} for one in prompt.media]
+    return task
 
 
 def _without_reward(sample: Sample) -> Sample:

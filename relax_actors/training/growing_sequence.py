@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_actors.messages import NOT_SAMPLED, TokenSequence
+from relax_actors.messages import NOT_SAMPLED, ObservedMedia, TokenSequence
 
 Array = NDArray[Any]
 
@@ -21,18 +21,21 @@ class GrowingSequence:
     logprobs: list[Array]
     versions: list[Array]
     spans: list[tuple[int, int]] = field(default_factory=list)
+    observed: list[ObservedMedia] = field(default_factory=list)
     length: int = 0
 
     @classmethod
-    def of(cls, tokens: Array) -> GrowingSequence:
+    def of(cls, tokens: Array, observed: ObservedMedia | None = None) -> GrowingSequence:
         """Return a sequence that begins with tokens that were read."""
         found = cls([], [], [])
-        found.read(tokens)
+        found.read(tokens, observed)
         return found
 
-    def read(self, tokens: Array) -> None:
-        """Append tokens that no policy sampled."""
+    def read(self, tokens: Array, observed: ObservedMedia | None = None) -> None:
+        """Append tokens that no policy sampled; `observed` holds their media."""
         n = len(tokens)
+        if observed is not None:
+            self.observed.append(observed)
         self._add(tokens.astype(np.int32), np.zeros(n, np.float32), np.full(n, NOT_SAMPLED, np.int32))
 
     def write(self, tokens: Array, logprobs: Array, versions: Array) -> None:
@@ -45,6 +48,7 @@ class GrowingSequence:
         for parts in (self.tokens, self.logprobs, self.versions):
             removed = parts.pop()
         self.length -= len(removed)
+        self.observed = [one for one in self.observed if one.start < self.length]
 
     def _add(self, *arrays: Array) -> None:
         for parts, array in zip((self.tokens, self.logprobs, self.versions), arrays, strict=True):
@@ -63,4 +67,5 @@ class GrowingSequence:
         versions = np.concatenate(self.versions)
         mask = (versions >= 0) & trained
         spans = np.array(self.spans, np.int32).reshape(-1, 2)
-        return TokenSequence(self.ids, mask, np.concatenate(self.logprobs), versions, spans, player=player)
+        logprobs, observed = np.concatenate(self.logprobs), tuple(self.observed)
+        return TokenSequence(self.ids, mask, logprobs, versions, spans, None, player, observed)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from broker.codec import Array
 from broker.store import Store
 from broker.subjects import RowId
@@ -30,12 +32,13 @@ class Observation:
     Attributes:
         tokens: `[n] int32`, its tokens with all placeholders; the sequence goes on with them.
         media: media and positions of the sequence up to the end of the observation, for `GenerationRequest.media`.
-        observed: what a cell must hold, so that `MediaReader.observed` gives the same `media` again.
+        observed: what a cell must hold, so that `MediaReader.observed` gives the same `media` again; None if the
+            observation is text alone.
     """
 
     tokens: Array
     media: PromptMedia
-    observed: ObservedMedia
+    observed: ObservedMedia | None = None
 
 
 class ObservationMedia:
@@ -45,6 +48,9 @@ class ObservationMedia:
         config: configuration of a run of a multimodal model.
         store: the run's store.
         progress: called between two media, and while a download goes on.
+
+    Attributes:
+        family: family of the model.
 
     Raises:
         ConfigError: the model reads text alone or is not supported, or the settings do not fit it.
@@ -57,9 +63,27 @@ class ObservationMedia:
         self._admission = MediaAdmission(config.media, config.model_path, store)
         self._downloads = Downloads(config.media, store, progress)
         self._preparer, self._progress = MediaPreparer(config, store), progress
+        self.family = self._preparer.family
+        self._placeholders = [self.family.ids[kind] for kind in self.family.kinds]
+
+    def admit(self, media: Sequence[Medium], row: RowId, where: str) -> list[MediaSource]:
+        """Copy media to the store.
+
+        Args:
+            media: files must lie in a folder that [media] allows; they may disappear afterwards.
+            row: row of the sequence; its step's folder in the store gets the files.
+            where: what the media are of, for errors.
+
+        Raises:
+            RowError: a medium may not be used, or cannot be read.
+            DownloadError: a URL does not answer; another attempt may succeed.
+            StoreFullError: no space is left.
+        """
+        self._admission.check_kinds(media, where)
+        return [self._source(medium, row, where) for medium in media]
 
     def append(
-        self, length: int, before: PromptMedia, tokens: Array, media: Sequence[Medium], row: RowId, where: str
+        self, length: int, before: PromptMedia, tokens: Array, sources: Sequence[MediaSource], row: RowId, where: str
     ) -> Observation:
         """Prepare an observation that follows a sequence.
 
@@ -70,18 +94,16 @@ class ObservationMedia:
             length: tokens of the sequence so far.
             before: media of the sequence so far: of its prompt, or of the observation before.
             tokens: `[n] int32` of the observation, with one placeholder for each medium.
-            media: in the order of their placeholders. Files must lie in a folder that [media] allows; they are copied,
-                so they may disappear afterwards.
-            row: row of the sequence; its step's folder in the store gets the files and features.
+            sources: media in the order of their placeholders.
+            row: row of the sequence; its step's folder in the store gets the features.
             where: what the observation is of, for errors.
 
         Raises:
-            RowError: a medium may not be used, cannot be read or exceeds a limit, or does not fit its placeholder.
-            DownloadError: a URL does not answer; another attempt may succeed.
+            RowError: a medium cannot be read or exceeds a limit, or does not fit its placeholder.
             StoreFullError: no space is left.
         """
-        self._admission.check_kinds(media, where)
-        sources = [self._source(medium, row, where) for medium in media]
+        if length and not sources and not np.isin(tokens, self._placeholders).any():
+            return Observation(tokens, before)
         features, references = self._preparer.stored(sources, f"{row.kind}/{row.step}", self._progress)
         first = float(before.positions_of(length + 1)[0, -1])
         try:
@@ -90,7 +112,7 @@ class ObservationMedia:
             msg = f"{where}: {error}"
             raise RowError(msg) from error
         records = self._preparer.records(features, references, whole)
-        observed = ObservedMedia(length, sources, records, whole.positions)
+        observed = ObservedMedia(length, list(sources), records, whole.positions)
         items = items_of(records, [one.array for one in features])
         return Observation(whole.tokens, before.extended(length, whole.positions, items), observed)
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from broker.codec import Array
 from broker.subjects import RowId
 from relax_actors.config import Config
-from relax_actors.engines.protocols.media import PromptMedia
+from relax_actors.engines.protocols.media import MediaItem, PromptMedia
 from relax_actors.errors import RelaxError, RowError
 from relax_actors.media.family import Family, family_of
-from relax_actors.messages import KINDS_OF_MEDIA, Media, PreparedPrompt, Trajectory
+from relax_actors.messages import KINDS_OF_MEDIA, Media, ObservedMedia, PreparedPrompt, Trajectory
 from relax_actors.runtime import Context
 from relax_actors.runtime.cells import read_column
 from relax_actors.training.prompt_media import MediaReader
@@ -28,37 +30,84 @@ def with_media(columns: tuple[str, ...], config: Config) -> tuple[str, ...]:
 
 
 class RowMedia:
-    """Resolves the column `media` of rows.
+    """Resolves the column `media` of rows, and the media that their sequences read after it.
 
     Args:
         context: context of the actor.
+
+    Attributes:
+        none: media of no tokens.
     """
 
     def __init__(self, context: Context) -> None:
         self._table = context.table
         self._reader, self._family = MediaReader(context), family_of(context.config.model_path)
+        self.none = PromptMedia.none("int32" if self._family is None else self._family.position_dtype)
 
-    def of(self, prepared: PreparedPrompt, row: RowId, trajectory: Trajectory | None = None) -> PromptMedia:
-        """Return the media of a row; one object for all of its samples.
+    def of(self, prepared: PreparedPrompt, row: RowId) -> PromptMedia:
+        """Return the media of a row's prompt; one object for all of its samples.
 
         Args:
             prepared: column `media` of the row.
             row: id of the row.
-            trajectory: samples of the row; None before there are any.
 
         Raises:
             StoreError: a segment is lost, and cannot be made again.
-            RowError: the trajectory was sampled from another prompt or a sequence holds a part of a medium, or the
-                column does not fit the model.
+            RowError: the column does not fit the model.
         """
         if self._family is not None and (why := misfit(prepared, self._family)):
             raise RowError(why)
-        if trajectory is not None and not np.array_equal(trajectory.prompt_tokens, prepared.tokens):
+        return self._reader.read(prepared, row)
+
+    def of_sequences(self, prepared: PreparedPrompt, row: RowId, trajectory: Trajectory) -> list[PromptMedia]:
+        """Return the media of each sequence of a row.
+
+        Sequences that share as much of the prompt and read nothing after it get one object; an item that several
+        sequences hold at one place is one object: engines encode it once.
+
+        Args:
+            prepared: column `media` of the row.
+            row: id of the row.
+            trajectory: samples of the row.
+
+        Raises:
+            StoreError: a segment is lost, and cannot be made again.
+            RowError: the trajectory was sampled from another prompt, a sequence holds a part of a medium, or media do
+                not fit the model or the tokens.
+        """
+        observed = trajectory.observed or [[] for _ in trajectory.lengths]
+        follows = [not (seen and seen[0].start == 0) for seen in observed]
+        if any(follows) and not np.array_equal(trajectory.prompt_tokens, prepared.tokens):
             msg = "the trajectory's prompt is not the one in the column media; the rollout must sample from it"
             raise RowError(msg)
-        if trajectory is not None:
-            check_shared(prepared, np.unique(trajectory.shared).tolist())
-        return self._reader.read(prepared, row)
+        check_shared(prepared, np.unique(trajectory.shared[follows]).tolist())
+        prompt = self.of(prepared, row)
+        prefixes = {shared: prompt.prefix(shared) for shared in np.unique(trajectory.shared).tolist()}
+        known: dict[Any, MediaItem] = {}
+        found = []
+        sequences = trajectory.iter_sequences(spans=False, experts=False) if any(observed) else ()
+        tokens = [sequence.token_ids for sequence in sequences] or [trajectory.prompt_tokens] * len(observed)
+        for ids, shared, is_after, seen in zip(tokens, trajectory.shared.tolist(), follows, observed, strict=True):
+            media = prefixes[shared] if is_after else self.none
+            if seen:
+                media = shared_items(self._observed(media, seen, ids), known)
+            found.append(media)
+        return found
+
+    def observed(self, before: PromptMedia, observations: Sequence[ObservedMedia]) -> PromptMedia:
+        """Return the media of a sequence that reads observations after others; see `MediaReader.observed`."""
+        return self._reader.observed(before, observations)
+
+    def _observed(self, before: PromptMedia, seen: Sequence[ObservedMedia], tokens: Array) -> PromptMedia:
+        for each in seen:
+            if each.start < before.positions.shape[1]:
+                msg = f"an observation at token {each.start} lies within the prompt of its sequence"
+                raise RowError(msg)
+            part = tokens[each.start : each.start + each.positions.shape[1]]
+            if self._family is not None and (why := misfit(replace(each, start=0), self._family, part)):
+                raise RowError(why)
+            before = self._reader.observed(before, [each])
+        return before
 
     def check_sequence(self, prepared: PreparedPrompt, tokens: Array, shared: int) -> None:
         """Check that the model can read a sequence that begins with `shared` tokens of the prompt.
@@ -75,17 +124,20 @@ class RowMedia:
             )
             raise RowError(msg)
 
-    def read(self, rows: list[RowId], trajectories: list[Trajectory | None]) -> list[PromptMedia | RelaxError]:
-        """Read the media of rows from the table; an error in place of media that cannot be read.
+    def read(self, rows: list[RowId], trajectories: list[Trajectory | None]) -> list[list[PromptMedia] | RelaxError]:
+        """Read the media of the sequences of rows from the table; an error in place of media that cannot be read.
 
         Args:
             rows: ids of the rows.
-            trajectories: samples of each row; None where they could not be read.
+            trajectories: samples of each row; None where they could not be read, which gives no media.
         """
-        cells, found = read_column(self._table, rows, MEDIA, PreparedPrompt), list[PromptMedia | RelaxError]()
+        cells, found = read_column(self._table, rows, MEDIA, PreparedPrompt), list[list[PromptMedia] | RelaxError]()
         for row, trajectory, prepared in zip(rows, trajectories, cells, strict=True):
             try:
-                found.append(prepared if isinstance(prepared, RelaxError) else self.of(prepared, row, trajectory))
+                if isinstance(prepared, RelaxError):
+                    found.append(prepared)
+                else:
+                    found.append([] if trajectory is None else self.of_sequences(prepared, row, trajectory))
             except RelaxError as error:
                 found.append(error)
         return found
@@ -111,18 +163,32 @@ def check_shared(prepared: PreparedPrompt, shared_lengths: Iterable[int]) -> Non
                     raise RowError(msg)
 
 
-def misfit(prepared: PreparedPrompt, family: Family) -> str:
-    """Return why a model cannot compute with a prepared prompt; empty if it can.
+def shared_items(media: PromptMedia, known: dict[Any, MediaItem]) -> PromptMedia:
+    """Return media with the items of `known` in place of equal ones, and add the others to it."""
+    items = tuple(known.setdefault((item.reference, item.start), item) for item in media.items)
+    return replace(media, items=items)
+
+
+def misfit(prepared: PreparedPrompt | ObservedMedia, family: Family, tokens: Array | None = None) -> str:
+    """Return why a model cannot compute with a prepared prompt or observation; empty if it can.
 
     Engines would fail with such a row, and with it all rows of its micro-batch.
+
+    Args:
+        prepared: the prompt or the observation.
+        family: family of the model.
+        tokens: `[n] int32` of the observation.
     """
+    what, ids = "an observation", tokens
+    if isinstance(prepared, PreparedPrompt):
+        what, ids = "column media", prepared.tokens
     for kind in KINDS_OF_MEDIA:
         media = [medium for medium in prepared.media if medium.kind == kind]
         if media and kind not in family.kinds:
-            return f"column media holds {kind} features, and a {family.model_type} model takes none"
-        places = int(np.count_nonzero(prepared.tokens == family.ids[kind])) if kind in family.kinds else 0
-        if places != (tokens := sum(medium.tokens for medium in media)):
-            return f"column media has {places} placeholders of kind {kind} for {tokens} tokens of its features"
+            return f"{what} holds {kind} features, and a {family.model_type} model takes none"
+        places = int(np.count_nonzero(ids == family.ids[kind])) if kind in family.kinds else 0
+        if places != (count := sum(medium.tokens for medium in media)):
+            return f"{what} has {places} placeholders of kind {kind} for {count} tokens of its features"
     return next((why for medium in prepared.media if (why := _misfit_of_features(medium, family))), "")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -54,7 +54,7 @@ def samples_of(
     *,
     replays: bool = False,
     distil: DistilSection | None = None,
-    media: PromptMedia | None = None,
+    media: Sequence[PromptMedia] | None = None,
 ) -> list[TrainSample]:
     """Convert a row to samples: one for each sequence with trained tokens.
 
@@ -65,7 +65,7 @@ def samples_of(
         scores: log-probs and values of the row, `[total] float32`, and `TeacherScores`, by column.
         replays: whether engines compute with the recorded experts.
         distil: section [algorithm.distil] of a run with a teacher.
-        media: media and positions of the row's prompt; None for a model that reads text only.
+        media: media and positions of each sequence; None for a model that reads text only.
     """
     scores = dict(scores or {})
     teacher: TeacherScores | None = scores.pop(TEACHER, None)
@@ -81,8 +81,6 @@ def samples_of(
     mask, recorded = trajectory.trained, trajectory.expanded_experts() if replays else None
     sample_tokens = np.repeat(trajectory.trained_lengths, trajectory.counts).tolist()
     numbers = np.repeat(np.arange(len(trajectory.counts)), trajectory.counts).tolist()
-    # One object for all sequences that share as much of the prompt: engines encode its media once.
-    of_prefix = {} if media is None else {n: media.prefix(n) for n in np.unique(trajectory.shared).tolist()}
     found, start = [], 0
     for i, (own, shared) in enumerate(zip(trajectory.lengths.tolist(), trajectory.shared.tolist(), strict=True)):
         part = slice(start, start + own)
@@ -97,7 +95,7 @@ def samples_of(
                 versions=_after_prompt(shared, trajectory.versions[part], NOT_SAMPLED),
                 **arrays,
                 routed_experts=None if recorded is None else join_experts(recorded, i, shared, part),
-                media=of_prefix.get(shared),
+                media=None if media is None else media[i],
                 row=row,
                 sample=numbers[i],
                 sample_tokens=sample_tokens[i],

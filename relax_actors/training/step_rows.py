@@ -13,6 +13,7 @@ from broker.subjects import RowId
 from relax_actors.config import Config
 from relax_actors.config.algorithm_parts import DistilSection
 from relax_actors.engines.protocols import PromptMedia, TrainSample
+from relax_actors.engines.protocols.media import placeholders_of
 from relax_actors.errors import ConfigError, RelaxError
 from relax_actors.messages import Advantage, Dropped, DropReason, Quarantined, TeacherScores, Trajectory
 from relax_actors.runtime.cells import read_column, read_logprobs
@@ -46,7 +47,7 @@ class StepRows:
         trajectories: samples of each row.
         advantages: advantages of each row.
         scores: log-probs and values of each row, `[total] float32`, and `TeacherScores`, by column.
-        media: media of each row's prompt; empty for a model that reads text only.
+        media: media of the sequences of each row; empty for a model that reads text only.
         replays: whether engines compute with the recorded experts.
         distil: section [algorithm.distil]; None without a teacher.
     """
@@ -55,7 +56,7 @@ class StepRows:
     trajectories: list[Trajectory]
     advantages: list[Advantage]
     scores: dict[str, list[Any]] = field(default_factory=dict)
-    media: list[PromptMedia] = field(default_factory=list)
+    media: list[list[PromptMedia]] = field(default_factory=list)
     replays: bool = False
     distil: DistilSection | None = None
 
@@ -105,7 +106,9 @@ class StepRows:
     def lengths(self) -> list[list[int]]:
         """Number of tokens of each sequence of each row, prompt included; also of its media, for their towers."""
         found = [trajectory.sequence_lengths for trajectory in self.trajectories]
-        return [[*row, media.tokens] for row, media in zip(found, self.media, strict=True)] if self.media else found
+        if not self.media:
+            return found
+        return [[*row, placeholders_of(media)] for row, media in zip(found, self.media, strict=True)]
 
     @property
     def tokens(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.faults import hit, story_of
-from tests.support.running import ON_POLICY, Run, processes_of, wait_until
+from tests.support.running import IMAGES, ON_POLICY, Run, processes_of, wait_until
 from tests.support.turn_counter import TurnCounter
 
 EPISODES = (
@@ -18,6 +18,20 @@ EPISODES = (
     "rollout.turn_log_after=0",
     "reward.function=environment",
     "run.steps=6",
+)
+PICTURES = (
+    "environment.name=tiny_images.Look",
+    "environment.options.pause=0.05",
+    "rollout.turn_log_after=0",
+    "reward.function=environment",
+)
+PICTURE_KILLS = (
+    ("group.1.0.turns.0.0", "rollout.0"),
+    ("group.1.2.turns.0.0", "environment.0"),
+    ("group.2.1.turns.0.1", "rollout.0"),
+    ("group.3.0.turns.0.0", "media.0"),
+    ("group.3.2.turns.0.1", "rollout.0"),
+    ("group.4.1.turns.0.0", "environment.0"),
 )
 DUEL = ("environment.name=tiny_duel.Duel", "environment.players=['solver', 'critic']")
 KILLS = (
@@ -52,6 +66,43 @@ def test_killed_episodes_continue_at_their_turn(settings: tuple[str, ...], make_
     assert story.of("row_resumed")
     assert [event["error"] for event in story.of("environment_failed")] == []
     assert processes_of(run.folder.root) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_killed_episodes_with_pictures_continue_at_their_turn(make_run: Callable[..., Run]) -> None:
+    alone = make_run("calm", *ON_POLICY, *PICTURES, config=IMAGES).complete()
+    run = make_run("killed", *ON_POLICY, *PICTURES, config=IMAGES).start()
+    counter = TurnCounter(run)
+    for cell, victim in PICTURE_KILLS:
+        wait_until(lambda cell=cell: run.table.get(f"relax.{run.name}.{cell}") is not None, cell, 180)
+        hit(run, victim)
+    run.disconnect()
+    code, result, said = run.finish()
+    counter.close()
+    assert code == 0, said
+    assert result["weights_fingerprint"] == alone["weights_fingerprint"]
+    assert (result["dropped"], result["quarantined"], result["in_flight"]) == (0, 0, 0)
+    assert counter.twice == []
+    story = story_of(run)
+    assert story.of("row_resumed")
+    assert story.of("environment_failed") == []
+    steps = [metric for metric in story.metrics if metric.get("kind") == "step"]
+    assert all(step["abs_delta"] < 1e-5 for step in steps)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_turns_with_pictures_that_join_a_running_batch_have_the_logprobs_of_the_trainer(
+    make_run: Callable[..., Run],
+) -> None:
+    run = make_run("joined", *PICTURES, "staleness.max=0", "environment.options.opens=true", config=IMAGES)
+    assert run.complete()["trained"] == 24
+    story = story_of(run)
+    steps = [metric for metric in story.metrics if metric.get("kind") == "step"]
+    assert len(steps) == 6
+    assert all(step["abs_delta"] < 1e-5 for step in steps)
+    assert max(metric["turns"] for metric in story.metrics if "turns" in metric) > 200
 
 
 @pytest.mark.slow

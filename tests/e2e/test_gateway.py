@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -78,6 +81,79 @@ def test_live_policy_answers_while_it_trains_and_its_gateway_is_killed(make_run:
         "the prompt has 256 tokens; the model's context of 256 leaves no room for an answer; shorten the conversation",
     )
     run.end_in_order()
+
+
+LONG = (
+    "rollout.max_tokens=200",
+    "rollout.min_tokens=150",
+    "rollout.max_concurrent_prompts=1",  # rows of a killed actor are handled alone
+    "model.architecture.max_position_embeddings=1024",
+    "reward.function=environment",
+    "agent.idle_seconds=120",
+    "supervision.intensity=50",
+    "run.steps=100000",
+)
+"""Rows that wait for agents, and answers that take seconds."""
+
+
+def read_some(stream: openai.Stream[Any]) -> str:
+    """Read a stream until it has some text."""
+    found = ""
+    while len(found) < 5:
+        found += next(stream).choices[0].delta.content or ""
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_client_that_leaves_in_mid_stream_frees_the_engine_and_kills_are_healed_by_a_retry(make_run: MakeRun) -> None:
+    run = make_run("streams", *LONG, config=AGENTS).start()
+    url, token = address_of(run)
+
+    def cancelled() -> list[int]:
+        """Tokens generated for each client that has left."""
+        said = (run.folder.root / "logs" / "rollout.0.log").read_text()
+        return [int(found) for found in re.findall(r"event='request_cancelled'.* tokens=(\d+)", said)]
+
+    with openai.OpenAI(base_url=f"{url}/v1", api_key=token, max_retries=30, timeout=60) as client:
+        early = client.completions.create(model="policy", prompt=">say 3\n", max_tokens=2)
+    assert early.usage is not None
+    assert "event='crashed' role='rollout'" not in (run.folder.root / "logs" / "node.log").read_text()
+    own = {"Authorization": f"Bearer {token}"}
+    taken = wait_until(lambda: taken_from(url, own), "sample", 240)
+    ask: Any = {"model": "policy", "messages": ASK, "stream": True}
+    with openai.OpenAI(base_url=taken["base_url"], api_key=taken["token"], max_retries=8, timeout=120) as client:
+        with client.chat.completions.create(**ask) as stream:
+            read_some(stream)
+        (tokens,) = wait_until(cancelled, "cancelled request", 60)
+        assert 0 < tokens < 150, "the answer ended before its first text arrived, or was not cancelled"
+        stream = client.chat.completions.create(**ask)
+        read_some(stream)
+        run.kill("rollout.0")
+        # The actor that takes over repeats the answer; if its tokens differ, the stream ends with an error.
+        with suppress(openai.APIError):
+            list(stream)
+        stream = client.chat.completions.create(**ask)
+        read_some(stream)
+        run.kill("gateway.0")
+        with pytest.raises((openai.APIError, httpx.HTTPError)):
+            list(stream)
+        answer = client.chat.completions.create(model="policy", messages=ASK)
+        assert len(answer.choices[0].message.content or "") > 100
+    head = {"Authorization": f"Bearer {taken['token']}"}
+    ended = httpx.post(f"{url}/sessions/{taken['id']}/end", headers=head, json={"reward": 1.0}, timeout=60)
+    # The second stream ended with a turn, unless its tokens differed; the third and the retry share one.
+    assert (ended.status_code, ended.json()["turns"] <= 2) == (200, True)
+    run.end_in_order()
+
+
+def taken_from(url: str, headers: dict[str, str]) -> dict[str, Any] | None:
+    """Take a sample of the run; None if none waits yet."""
+    try:
+        answer = httpx.post(f"{url}/sessions", headers=headers, timeout=30)
+    except httpx.HTTPError:
+        return None
+    return answer.json() if answer.status_code == 200 else None
 
 
 def test_files_of_the_gateway_stay_in_its_folder(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from relax_actors.engines.protocols.guests import Guests
 from relax_actors.messages import FinishReason
 from relax_actors.messages.generate import GenerateCall, Refusal, SessionCall
 from relax_actors.serving.agent_sessions import AgentSessions
+from relax_actors.serving.call_watch import CallWatch
 from relax_actors.serving.dialogue import Dialogue
 from relax_actors.serving.generation_service import GenerationService, Surroundings
 from relax_actors.serving.session_book import Session
@@ -79,7 +80,15 @@ def make_sessions(table: Table, tmp_path: Path, goes_on: threading.Event) -> Cal
 
 def ask(connection: Connection, sessions: AgentSessions, session: str, messages: list, **fields: Any) -> Any:
     call = GenerateCall(fields.pop("call", f"c{len(messages)}"), session=session, messages=messages, **fields)
-    return connection.call(sessions.generate(call), 20)
+    return connection.call(answer(sessions, call), 20)
+
+
+async def answer(sessions: AgentSessions, call: GenerateCall, watch: list[CallWatch] | None = None) -> Any:
+    """Ask, as the service of a gateway's requests does."""
+    own = CallWatch()
+    if watch is not None:
+        watch.append(own)
+    return await sessions.generate(call, own, "gateway.0#1")
 
 
 def handle(connection: Connection, sessions: AgentSessions, kind: str, session: str = "", **fields: Any) -> Any:
@@ -140,7 +149,7 @@ def test_answer_to_a_lost_agent_is_no_turn_of_its_successor(
         lost = handle(connection, sessions, "take", lease=60.0).session
         goes_on.clear()
         call = GenerateCall("late", session=lost, messages=[USER])
-        asking = asyncio.run_coroutine_threadsafe(sessions.generate(call), connection.loop)
+        asking = asyncio.run_coroutine_threadsafe(answer(sessions, call), connection.loop)
         wait_until(sessions._locks[ROW, 0].locked, "the request")
         handle(connection, sessions, "end", lost, error="the agent crashed")
         goes_on.set()
@@ -190,6 +199,26 @@ def test_request_that_nobody_waits_for_leaves_the_engines_queue(
         )
         goes_on.set()
         assert not ask(connection, sessions, name, [USER], call="again").refusal
+
+
+def test_client_that_leaves_frees_the_engine_and_leaves_no_turn(
+    make_sessions: Callable[[int], Any], goes_on: threading.Event
+) -> None:
+    with make_sessions(1) as (sessions, connection, _):
+        name = handle(connection, sessions, "take", lease=60.0).session
+        goes_on.clear()
+        watches: list[CallWatch] = []
+        call = GenerateCall("left", session=name, messages=[USER])
+        asking = asyncio.run_coroutine_threadsafe(answer(sessions, call, watches), connection.loop)
+        wait_until(lambda: watches and sessions._locks[ROW, 0].locked(), "the request")
+        connection.loop.call_soon_threadsafe(watches[0].cancel)
+        found = asking.result(20)
+        assert (found.refusal, found.detail) == (Refusal.FAILED, "the client has left; nothing was recorded")
+        goes_on.set()
+        again = ask(connection, sessions, name, [USER], call="again")
+        assert not again.refusal
+        (session, _) = connection.call(sessions.close(ROW), 20)
+        assert [turn.call for turn in session.forest.turns] == ["again"]
 
 
 def test_limits_of_a_session_are_told(make_sessions: Callable[[int], Any]) -> None:

@@ -17,10 +17,11 @@ from relax_actors.data.task import Medium, Task
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.protocols import MediaItem, PromptMedia
 from relax_actors.errors import RowError, StoreError
-from relax_actors.messages import ObservedMedia
+from relax_actors.messages import ObservedMedia, Sample, TokenSequence, Trajectory
 from relax_actors.training.media_preparer import MediaPreparer
 from relax_actors.training.observation_media import Observation, ObservationMedia
 from relax_actors.training.prompt_media import MediaReader
+from relax_actors.training.row_media import RowMedia
 from tests.support.contexts import context_of
 from tests.support.running import IMAGES
 from tests.support.tiny_images import png
@@ -51,7 +52,9 @@ class Turns:
 
     def append(self, length: int, before: PromptMedia, text: str, *media: Medium) -> Observation:
         """Prepare an observation."""
-        return self.observations.append(length, before, self.tokens(text, *media), media, ROW, "the reply of turn 1")
+        where = "the reply of turn 1"
+        sources = self.observations.admit(media, ROW, where)
+        return self.observations.append(length, before, self.tokens(text, *media), sources, ROW, where)
 
 
 @pytest.fixture
@@ -111,7 +114,8 @@ def test_bad_media_of_an_observation_name_it(turns: Turns, tmp_path: Path) -> No
 
     def message(text: str, *shown: Medium) -> str:
         with pytest.raises(RowError) as caught:
-            turns.observations.append(len(tokens), media, turns.tokens(text), shown, ROW, "the reply of turn 1")
+            sources = turns.observations.admit(shown, ROW, "the reply of turn 1")
+            turns.observations.append(len(tokens), media, turns.tokens(text), sources, ROW, "the reply of turn 1")
         return str(caught.value)
 
     assert message("1", image(1)) == (
@@ -127,3 +131,42 @@ def test_bad_media_of_an_observation_name_it(turns: Turns, tmp_path: Path) -> No
         "or add its folder to media.folders"
     )
     assert message("1", Medium("image", data=b"no picture")).startswith("the reply of turn 1: image group/3/media.")
+
+
+def test_sequences_of_a_trajectory_read_what_the_rollout_read(turns: Turns) -> None:
+    """Samples share the items that they have at one place; a branch brings a prompt of its own."""
+    media = RowMedia(turns.context)
+    prompt = turns.maker.make(Task("<image>7>", media=(image(1),)), ROW, seed=1, min_version=0)
+    prepared = turns.preparer.prepare(prompt, "group/3")
+    start, said = media.of(prepared, ROW), turns.tokens("12")
+    length = len(prepared.tokens) + len(said)
+    shown = turns.append(length, start, "3<image>4", image(2))
+    branch = turns.append(0, media.none, "5<image>", image(3))
+    assert shown.observed is not None
+    assert branch.observed is not None
+
+    def sequence(tokens: np.ndarray, *observed: ObservedMedia) -> TokenSequence:
+        versions = np.full(len(tokens), -1, np.int32)
+        versions[-1] = 0
+        return TokenSequence(tokens, versions >= 0, np.zeros(len(tokens), np.float32), versions, observed=observed)
+
+    one = sequence(np.concatenate([prepared.tokens, said, shown.tokens, said]), shown.observed)
+    other = sequence(np.concatenate([branch.tokens, said]), branch.observed)
+    plain = sequence(np.concatenate([prepared.tokens, said]))
+    row = decode(
+        encode(Trajectory.of(prepared.tokens, [Sample((one,)), Sample((one, other)), Sample((plain,))]), "rollout.0#1"),
+        Trajectory,
+    )
+    first, second, third, fourth = media.of_sequences(prepared, ROW, row)
+    for found, wanted in ((first, shown.media), (third, branch.media), (fourth, start)):
+        assert facts(found.items) == facts(wanted.items)
+        np.testing.assert_array_equal(found.positions, wanted.positions)
+        assert found.position_delta == wanted.position_delta
+    assert list(map(id, first.items)) == list(map(id, second.items))
+    wrong = replace(shown.observed, media=[replace(shown.observed.media[0], tokens=1)])
+    row = Trajectory.of(prepared.tokens, [Sample((replace(one, observed=(wrong,)),))])
+    with pytest.raises(RowError, match="an observation has 2 placeholders of kind image for 1 tokens of its features"):
+        media.of_sequences(prepared, ROW, row)
+    row = Trajectory.of(branch.tokens, [Sample((sequence(np.concatenate([branch.tokens, said])),))])
+    with pytest.raises(RowError, match="the trajectory's prompt is not the one in the column media"):
+        media.of_sequences(prepared, ROW, row)

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from broker.subjects import RowId
 from relax_actors.data.renderer import Extension, Message
 from relax_actors.messages import EnvironmentAnswer, Turns
-from relax_actors.training.episode import Episode, Limits, Start, State
+from relax_actors.training.episode import Episode, State
+from relax_actors.training.episode_input import Limits, Start
 from relax_actors.training.turn_log import TurnLog, read_turns, repeat_turns
 from tests.support.contexts import MakeContext
 from tests.support.running import wait_until

@@ -11,14 +11,16 @@ from pathlib import Path
 import numpy as np
 
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.messages.generate import GenerateAnswer, GenerateCall, SessionAnswer, SessionCall
+from relax_actors.messages.generate import GenerateAnswer, GenerateCall, GeneratePiece, SessionAnswer, SessionCall
 from relax_actors.serving.answers import Answers, Limits
 from relax_actors.serving.app import Access, Gateway
+from relax_actors.serving.policy import OnPiece
 from relax_actors.serving.server import HttpServer
 from tests.support.chat_folder import make_chat_folder
 
 TOKEN = "gateway-token-of-tests"  # noqa: S105
 SECRET = "secret-of-tests"  # noqa: S105
+HOLD = "%"
 TEMPLATE = (
     "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}"
     'Call: <tool_call>{"name": ..., "arguments": ...}</tool_call><|im_end|>\n{% endif %}'
@@ -31,15 +33,33 @@ TEMPLATE = (
 
 
 class ScriptedPolicy:
-    """Answers each call with the text that `says` returns for the prompt's text."""
+    """Answers each call with the text that `says` returns for the prompt's text, token by token where it is streamed.
+
+    An answer stops before its character `HOLD`, until `resume` is set.
+    """
 
     def __init__(self, tokenizer: Tokenizer, says: Callable[[str], str]) -> None:
         self._tokenizer, self._says = tokenizer, says
         self.calls: list[GenerateCall] = []
+        self.cancelled: list[str] = []
+        self.delivered_calls: list[tuple[str, str]] = []
+        self.resume = threading.Event()
+        self.changed: Callable[[int], int] = lambda token: token
+        """Applied to the tokens of the answer but not to those of its pieces, as if it were begun anew."""
         self.session_calls: list[SessionCall] = []
 
-    async def generate(self, call: GenerateCall) -> GenerateAnswer:
+    async def generate(self, call: GenerateCall, on_piece: OnPiece | None = None) -> GenerateAnswer:
         self.calls.append(call)
+        try:
+            return await self._generate(call, on_piece)
+        except asyncio.CancelledError:
+            self.cancelled.append(call.call)
+            raise
+
+    async def delivered(self, session: str, call: str) -> None:
+        self.delivered_calls.append((session, call))
+
+    async def _generate(self, call: GenerateCall, on_piece: OnPiece | None) -> GenerateAnswer:
         prompt = call.tokens
         if call.session:
             prompt = self._tokenizer.encode(
@@ -52,6 +72,15 @@ class ScriptedPolicy:
         else:
             reason = "stop"
         count = len(tokens)
+        for place, token in enumerate(tokens.tolist()):
+            while self._tokenizer.decode([token]) == HOLD and not self.resume.is_set():  # noqa: ASYNC110 set in another thread
+                await asyncio.sleep(0.005)
+            if on_piece is not None:
+                assert call.stream
+                piece = GeneratePiece(place, prompt, tokens[place : place + 1], np.full(1, -0.25, np.float32))
+                on_piece(piece)
+                await asyncio.sleep(0)
+        tokens = np.array([self.changed(token) for token in tokens.tolist()], np.int32)
         return GenerateAnswer(
             prompt=prompt,
             tokens=tokens,

@@ -112,7 +112,7 @@ def engine_of(
     """Engine of one incarnation of an actor."""
     path, config = kept.folder.server(0), kept.config
     loader = loader or DiskLoader(path.with_suffix(""))
-    defaults: dict[str, Any] = {"rows": 4, "patience": START_SECONDS, "stall": 60.0}
+    defaults: dict[str, Any] = {"rows": 4, "group": 8, "patience": START_SECONDS, "stall": 60.0}
     length = measure(config.model_path).context_length
     engine = SglangEngine(
         find or (lambda: ServerRecord.load(path)), loader, SglangSettings(length, **(defaults | settings))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 import wave
 from pathlib import Path
+from typing import Any
 
 import av
 import cv2
 import numpy as np
 
 from relax_actors.data.task import Medium, Task
+from relax_actors.envs import Environment, Observation, Step
 from relax_actors.messages import Prompt
 
 
@@ -42,6 +45,38 @@ def write_sound(path: Path, seconds: float = 0.5) -> Path:
         file.setframerate(16_000)
         file.writeframes((8000 * np.sin(2 * np.pi * 440 * at)).astype("<i2").tobytes())
     return path
+
+
+class Look(Environment):
+    """Shows a picture that follows from the seed and the action; actions with a 7 earn a reward.
+
+    Attributes:
+        pause: longest time of a step in seconds.
+        opens: whether the first observation holds a picture, too.
+        turns: actions of an episode.
+    """
+
+    pause: float = 0.0
+    opens: bool = False
+    turns: int = 3
+
+    def reset(self, task: Any, rng: np.random.Generator) -> Observation:
+        self.rng, self.taken, self.media = rng, 0, task.get("media", [])
+        return self.shown("") if self.opens else ""
+
+    def step(self, action: str) -> Step:
+        time.sleep(self.pause * self.rng.random())
+        self.taken += 1
+        reward = action.count("7") / self.turns
+        return Step(self.shown(action), reward, self.taken == self.turns, {"media": len(self.media)})
+
+    def shown(self, action: str) -> list[dict[str, Any]]:
+        """Return a text of half of the turns, then one or two pictures, as bytes or as pixels."""
+        seed = int(self.rng.integers(50)) + len(action)
+        pixels = np.random.default_rng(seed).integers(0, 256, (16, 16 + 16 * (seed % 3), 3), np.uint8)
+        texts = [{"type": "text", "text": f"{seed % 10}>"}] * (seed % 2)
+        pictures = [{"type": "image", "bytes": png(seed)}, {"type": "image", "image": pixels}]
+        return [*texts, *pictures[: 1 + seed % 2], {"type": "text", "text": ">"}]
 
 
 def make(*, size: int | None, seed: int) -> list[Task]:

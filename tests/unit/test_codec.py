@@ -128,6 +128,7 @@ def turns(draw: st.DrawFn) -> messages.Turn:
         draw(arrays.arrays(np.int32, length)),
         draw(st.sampled_from(list(messages.FinishReason))).value,
         draw(st.just("") | st.sampled_from([reason.value for reason in messages.FinishReason])),
+        draw(st.none() | observed_media()),
     )
 
 

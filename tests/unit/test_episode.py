@@ -16,7 +16,8 @@ from relax_actors.data.renderer import Extension, Message
 from relax_actors.messages import EnvironmentAnswer, FinishReason, Trajectory, Turn, Turns
 from relax_actors.rewards.credit import discounted, environment_reward
 from relax_actors.training.conversation import text_of
-from relax_actors.training.episode import Episode, Limits, Start, State
+from relax_actors.training.episode import Episode, State
+from relax_actors.training.episode_input import Limits, Start
 from relax_actors.training.turn_log import repeat_turns
 
 PROMPT = np.array([1, 2, 3], np.int32)

@@ -27,8 +27,9 @@ from relax_actors.messages import FinishReason, Sample, Trajectory, Turn, Turns
 from relax_actors.messages.player_parts import parts_of
 from relax_actors.rewards.credit import environment_reward
 from relax_actors.runtime import Row
-from relax_actors.training.episode import Episode, Limits, Start, State
+from relax_actors.training.episode import Episode, State
 from relax_actors.training.episode_group import EpisodeGroup, Live
+from relax_actors.training.episode_input import Limits, Start
 from relax_actors.training.turn_log import repeat_turns
 from tests.unit.test_episode import CONVERSATIONS, PROMPT, Letters, answer, write
 

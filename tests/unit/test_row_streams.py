@@ -13,8 +13,8 @@ import pytest
 
 from relax_actors.engines.protocols import GenerationRequest, StopStrings
 from relax_actors.engines.sglang.partial_sample import PartialSample
-from relax_actors.engines.sglang.row_limit import RowLimit
 from relax_actors.engines.sglang.row_streams import RowStreams
+from relax_actors.engines.sglang.sample_limit import SampleLimit
 from relax_actors.engines.sglang.server_record import ServerRecord
 from tests.support.http_servers import serving
 
@@ -60,7 +60,7 @@ def test_tokens_after_a_stop_string_count_as_progress_of_the_server(server_url: 
 
     async def generate() -> int:
         # As in a deterministic run, which aborts no sample: the server goes on after the stop string.
-        streams = RowStreams(ServerRecord(server_url, "key", "ab"), RowLimit(1), keep_partial=False)
+        streams = RowStreams(ServerRecord(server_url, "key", "ab"), SampleLimit(1), keep_partial=False)
         await streams.generate([sample], lambda: (3, {}))
         await streams.close()
         return streams.tokens

@@ -115,7 +115,7 @@ def test_a_thinker_is_served_as_the_model_that_sglang_has_a_class_for(
     for name in ("MODEL_PACKAGE", "MM_PROCESSOR_PACKAGE"):
         monkeypatch.setenv(f"SGLANG_EXTERNAL_{name}", "")
     served = SERVED["qwen3_omni_moe_thinker"]
-    folder = prepare_media(omni, served, deterministic=False, cuda=True)
+    folder = prepare_media(omni, served, deterministic=False)
     body = json.loads((folder / "config.json").read_text())
     assert (body["model_type"], body["architectures"]) == ("qwen3_omni_moe", [served.architecture])
     assert body["thinker_config"] == json.loads((omni / "config.json").read_text())

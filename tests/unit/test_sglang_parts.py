@@ -30,9 +30,9 @@ from relax_actors.engines.sglang.connection import SglangSettings
 from relax_actors.engines.sglang.engine import SglangEngine
 from relax_actors.engines.sglang.experts import routed_experts
 from relax_actors.engines.sglang.partial_sample import PartialSample
-from relax_actors.engines.sglang.row_limit import RowLimit
+from relax_actors.engines.sglang.sample_limit import SampleLimit
 from relax_actors.engines.sglang.server import Server, pickled
-from relax_actors.engines.sglang.server_arguments import CPU_TOKENS, server_arguments
+from relax_actors.engines.sglang.server_arguments import CPU_TOKENS, MARGIN, server_arguments
 from relax_actors.engines.sglang.server_record import ServerRecord, process_start_ticks
 from relax_actors.engines.sglang.weight_loaders import DiskLoader
 from relax_actors.engines.torch.model import build, tensors_of
@@ -246,17 +246,18 @@ def test_samples_have_different_seeds_and_greedy_ones_the_most_likely_token() ->
     assert PartialSample(request(stop_ids=frozenset()), 0).parameters()["ignore_eos"] is True
 
 
-@given(st.integers(1, 40), st.lists(st.booleans(), max_size=200))
-def test_row_limit_stays_within_bounds_and_recovers(max_rows: int, retractions: list[bool]) -> None:
-    rows = RowLimit(max_rows)
+@given(st.integers(1, 40), st.integers(1, 8), st.lists(st.booleans(), max_size=200))
+def test_limit_of_samples_stays_within_bounds_and_recovers(rows: int, group: int, retractions: list[bool]) -> None:
+    most = rows * group
+    samples = SampleLimit(most, group)
     for retracted in retractions:
-        before = rows.limit
-        rows.row_finished(retracted=retracted)
-        assert 1 <= rows.limit <= max_rows
-        assert not retracted or rows.limit == max(1, before // 2)
-    for _ in range(max_rows * (max_rows + 1)):
-        rows.row_finished(retracted=False)
-    assert rows.limit == max_rows
+        before = samples.limit
+        samples.finished(group, retracted=retracted)
+        assert 1 <= samples.limit <= most
+        assert not retracted or samples.limit == max(1, before // 2)
+    for _ in range(rows * (most + 1)):
+        samples.finished(group, retracted=False)
+    assert samples.limit == most
 
 
 def config_of(**sections: dict[str, Any]) -> Config:
@@ -289,7 +290,7 @@ def test_server_arguments_follow_the_configuration() -> None:
         "torch_native",
         "bfloat16",
     )
-    assert (arguments["--load-format"], arguments["--context-length"]) == ("dummy", "128")
+    assert (arguments["--load-format"], arguments["--context-length"]) == ("dummy", str(128 + MARGIN))
     assert (arguments["--max-running-requests"], arguments["--max-total-tokens"]) == ("32", str(32 * 128))
     assert "--enable-deterministic-inference" not in arguments
     settings = {"kv_tokens": 1000, "tensor_parallel": 2, "arguments": ["--log-level", "debug"]}

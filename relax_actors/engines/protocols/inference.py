@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from relax_actors.engines.protocols.media import PromptMedia
 from relax_actors.engines.protocols.stop_strings import StopStrings
+from relax_actors.engines.protocols.watch import Watch
 from relax_actors.messages import FinishReason
 from relax_actors.weights.protocols import WeightConsumer
 
@@ -40,6 +41,7 @@ class GenerationRequest:
         media: media and positions of the prompt; None for a model that reads text only.
         session: conversation of one sample that the prompt continues; an engine may keep its keys and values for the
             next request of the session. Empty if none follows.
+        watch: follows a request of one sample while it is generated; None if nobody does.
     """
 
     tokens: NDArray[Any]
@@ -54,6 +56,7 @@ class GenerationRequest:
     stop_strings: StopStrings | None = None
     media: PromptMedia | None = None
     session: str = ""
+    watch: Watch | None = None
 
     def is_greedy(self, sample: int) -> bool:
         """Whether a sample, by its index, chooses the most likely tokens."""
@@ -100,6 +103,17 @@ class InferenceEngine(WeightConsumer, Protocol):
     def context_length(self) -> int:
         """Largest number of tokens of prompt and completion together."""
 
+    @property
+    def joins_freely(self) -> bool:
+        """Whether a request that joins a running batch costs the others nothing, so that turns never wait to join."""
+
+    @property
+    def cache_tokens(self) -> int | None:
+        """Tokens of requests and conversations that the key-value cache holds at once; None if it is not bounded."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return counts for the metrics of the rollout actor."""
+
     def stream(
         self,
         requests: Sequence[GenerationRequest],
@@ -124,7 +138,21 @@ class InferenceEngine(WeightConsumer, Protocol):
 
 
 class GenerateMixin:
-    """Adds `generate`, which collects a whole `stream`, to an inference engine."""
+    """Adds `generate`, which collects a whole `stream`, to an inference engine, and what few engines differ in."""
+
+    @property
+    def joins_freely(self) -> bool:
+        """See `InferenceEngine`."""
+        return False
+
+    @property
+    def cache_tokens(self) -> int | None:
+        """See `InferenceEngine`."""
+        return None
+
+    def metrics(self) -> dict[str, float]:
+        """See `InferenceEngine`."""
+        return {}
 
     def generate(
         self: InferenceEngine,

@@ -69,6 +69,15 @@ class PromptMedia:
             msg = f"positions of a prompt with media have shape {list(self.positions.shape)}; they are [3, prompt_len]"
             raise ValueError(msg)
 
+    @classmethod
+    def none(cls, dtype: str) -> PromptMedia:
+        """Return the media of no tokens, which `extended` begins with where a sequence has no prompt of its row.
+
+        Args:
+            dtype: type of the positions of the model's family.
+        """
+        return cls((), np.zeros((3, 0), dtype), 0.0)
+
     @property
     def tokens(self) -> int:
         """Number of placeholders of all media, a measure of the work of the towers."""
@@ -101,6 +110,22 @@ class PromptMedia:
         added = tuple(replace(item, start=item.start + length) for item in items)
         return PromptMedia((*self.items, *added), whole, _delta(whole))
 
+    def behind(self, old: PromptMedia, new: PromptMedia) -> PromptMedia:
+        """Return the media of a sequence whose prompt is replaced.
+
+        Args:
+            old: media of the prompt that the sequence begins with.
+            new: media of the prompt in place of it.
+        """
+        before, after = old.positions.shape[1], new.positions.shape[1]
+        if self is old or self.positions.shape[1] == before:
+            return new
+        shift = np.array(after + new.position_delta - before - old.position_delta, self.positions.dtype)
+        positions = np.concatenate([new.positions, self.positions[:, before:] + shift], axis=1)
+        moved = tuple(replace(item, start=item.start + after - before) for item in self.items[len(old.items) :])
+        whole = positions.astype(self.positions.dtype)
+        return PromptMedia((*new.items, *moved), whole, _delta(whole))
+
     def prefix(self, tokens: int) -> PromptMedia:
         """Return the media and positions of the prompt's first `tokens` tokens, which end within no medium."""
         if tokens >= self.positions.shape[1]:
@@ -124,6 +149,12 @@ def media_of(sequences: Iterable[PromptMedia | None]) -> list[PromptMedia]:
     """Return the distinct objects with media of some sequences, in order of their first sequence."""
     found = {id(media): media for media in sequences if media is not None and media.items}
     return list(found.values())
+
+
+def placeholders_of(sequences: Iterable[PromptMedia]) -> int:
+    """Return the number of placeholders of the distinct media of some sequences."""
+    items = {id(item): item for media in sequences for item in media.items}
+    return sum(item.tokens for item in items.values())
 
 
 def items_of(media: Sequence[Media], arrays: Sequence[Array]) -> tuple[MediaItem, ...]:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from relax_actors.algorithms.advantages.estimation import needs_greedy
 from relax_actors.config import Config
 from relax_actors.data.model_folder import measure
 from relax_actors.data.nested_config import text_fields
@@ -51,6 +52,7 @@ class SglangBackend:
             SglangSettings(
                 facts.context_length,
                 rows=rollout.max_concurrent_prompts,
+                group=rollout.group_size + (1 if needs_greedy(config.algorithm) else 0),
                 patience=config.supervision.start_deadline,
                 stall=rollout.deadline / 2,
                 moe=facts.moe if config.trainer.router_replay else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,9 +13,9 @@ import structlog
 
 from relax_actors.data.model_folder import MoeFacts
 from relax_actors.engines.sglang.media_reference import MediaReferences
-from relax_actors.engines.sglang.row_limit import RowLimit
 from relax_actors.engines.sglang.row_streams import RowStreams
-from relax_actors.engines.sglang.server import Server, ServerGoneError
+from relax_actors.engines.sglang.sample_limit import SampleLimit
+from relax_actors.engines.sglang.server import Server, ServerGoneError, ServerRoom
 from relax_actors.engines.sglang.server_record import ServerRecord
 from relax_actors.errors import ActorError, EngineError
 
@@ -37,6 +38,7 @@ class SglangSettings:
     Args:
         context_length: of the model, in tokens.
         rows: largest number of rows generated at once.
+        group: samples of a row.
         patience: seconds to wait for a server.
         stall: seconds without a token after which a server counts as hung.
         moe: of the model, if its chosen experts are recorded.
@@ -52,6 +54,7 @@ class SglangSettings:
     rows: int
     patience: float
     stall: float
+    group: int = 1
     moe: MoeFacts | None = None
     media: MediaReferences | None = None
     prefixes: tuple[tuple[str, str], ...] = ()
@@ -73,7 +76,10 @@ class ServerConnection:
         self._lost_instances: set[str] = set()
         self._last_loss = ""
         self.loop = asyncio.new_event_loop()
-        self.row_limit = RowLimit(settings.rows)
+        self.limit = SampleLimit(settings.rows * settings.group, settings.group)
+        self.counts: Counter[str] = Counter()
+        self.room: ServerRoom | None = None
+        """That of the last server; None before the first."""
         self.server: Server | None = None
         self.streams: RowStreams | None = None
         self.failure: ServerGoneError | None = None
@@ -109,7 +115,8 @@ class ServerConnection:
                 self.server = server = Server(record)
                 server.abort()
                 server.resume()
-                self.streams = RowStreams(record, self.row_limit, keep_partial=settings.keep_partial)
+                self.room = server.room()
+                self.streams = RowStreams(record, self.limit, keep_partial=settings.keep_partial, counts=self.counts)
                 return server
             time.sleep(POLL_SECONDS)
             settings.progress()

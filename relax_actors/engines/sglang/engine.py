@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from itertools import chain
 from pathlib import Path
 
 from torch import Tensor
@@ -71,7 +72,23 @@ class SglangEngine(GenerateMixin):
     @property
     def context_length(self) -> int:
         """Largest number of tokens of prompt and completion together."""
-        return self._settings.context_length
+        room, own = self._connection.room, self._settings.context_length
+        return own if room is None or room.sequence is None else min(own, room.sequence)
+
+    @property
+    def joins_freely(self) -> bool:
+        """True: the server batches requests as they come."""
+        return True
+
+    @property
+    def cache_tokens(self) -> int | None:
+        """Tokens that the server's key-value cache holds; None if the server does not say."""
+        return None if self._connection.room is None else self._connection.room.cache
+
+    def metrics(self) -> dict[str, float]:
+        """Return tokens of prompts, those of them in the server's cache, retracted samples, and lost servers."""
+        names = ("prompt_tokens", "cached_prompt_tokens", "retracted_samples")
+        return {name: float(self._connection.counts[name]) for name in names} | {"lost_servers": float(self.losses)}
 
     @property
     def rows(self) -> ActiveRows:
@@ -190,6 +207,9 @@ class SglangEngine(GenerateMixin):
         rows = self._rows = ActiveRows(self._settings.moe, self._settings.media)
         rows.add(requests)
         losses = 0
+        if not self._settings.keep_partial:
+            # The bits of a deterministic run must not depend on what earlier requests left in the key-value cache.
+            self._connection.call(self._prepare_idle)
         try:
             while rows.active:
                 before = rows.tokens
@@ -219,21 +239,24 @@ class SglangEngine(GenerateMixin):
         connection = self._connection
         streams, run = connection.streams, connection.loop.run_until_complete
         assert streams is not None  # noqa: S101 the server in use has streams
-        tasks: dict[asyncio.Task[None], int] = {}
+        tasks: dict[asyncio.Task[None], list[int]] = {}
         received, last_progress = -1, time.monotonic()
         try:
             while rows.active:
-                for i in rows.active.keys() - set(tasks.values()):
-                    tasks[connection.loop.create_task(streams.generate(rows.active[i], self._versions))] = i
+                for numbers in self._together(rows.active.keys() - set(chain(*tasks.values()))):
+                    samples = [sample for number in numbers for sample in rows.active[number]]
+                    tasks[connection.loop.create_task(streams.generate(samples, self._versions))] = numbers
                 done = run(wait_for_first(tasks, TICK_SECONDS))
                 if streams.tokens != received:
                     received, last_progress = streams.tokens, time.monotonic()
                     progress()
                 if ended := [task for task in done if task.exception() is None]:
-                    yield [rows.finish(tasks.pop(task)) for task in ended]
+                    yield [rows.finish(number) for task in ended for number in tasks.pop(task)]
+                if left := self._cancel(rows, tasks):
+                    yield left
                 for task in done:
                     task.result()
-                joined = more(connection.row_limit.limit - len(rows.active)) if rows.active else ()
+                joined = more(self._free_rows(rows)) if rows.active else ()
                 rows.add(joined)
                 if ended or joined:
                     # The caller may have taken long to write or fetch rows; that is no stall of the server.
@@ -243,6 +266,30 @@ class SglangEngine(GenerateMixin):
                 connection.check_alive(last_progress)
         finally:
             run(cancel_all(tasks))
+
+    def _together(self, numbers: Iterable[int]) -> list[list[int]]:
+        """Return which rows share a request: none, or all of them if the batches must not depend on time."""
+        ordered = sorted(numbers)
+        if self._settings.keep_partial:
+            return [[number] for number in ordered]
+        return [ordered] if ordered else []
+
+    def _free_rows(self, rows: ActiveRows) -> int:
+        settings, limit = self._settings, self._connection.limit.limit
+        return min(settings.rows - len(rows.active), (limit - len(rows.samples)) // settings.group)
+
+    def _cancel(self, rows: ActiveRows, tasks: dict[asyncio.Task[None], list[int]]) -> Done:
+        """End the requests of rows that nobody waits for; the server drops a request whose connection is closed."""
+        numbers = rows.inform()
+        if not numbers or not self._settings.keep_partial:
+            return []  # rows that share a request end with it
+        left = [task for task, (i,) in tasks.items() if i in numbers]
+        self._connection.loop.run_until_complete(cancel_all(left))
+        for task in left:
+            del tasks[task]
+        for i in numbers:
+            rows.active[i][0].cancel()
+        return [rows.finish(i) for i in numbers]
 
     def _versions(self) -> tuple[int, Mapping[str, int]]:
         """Return the version in use, and the versions of all known weight names."""

@@ -35,10 +35,15 @@ def main() -> None:
         cuda = device.startswith("cuda")
     if not cuda:
         os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+        # SGLang compiles functions of the sampler and of towers on their first call: on a busy CPU that takes minutes,
+        # in which no token comes, for no gain.
+        os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
+    # The context of a server has a margin, which no request uses.
+    os.environ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
     served = served_family(config.model_path)
     model = config.model_path
     if served is not None:
-        model = prepare_media(model, served[1], deterministic=config.run.deterministic, cuda=cuda)
+        model = prepare_media(model, served[1], deterministic=config.run.deterministic)
     facts = measure(config.model_path)
     arguments = server_arguments(config, model, facts, int(sys.argv[3]), key=key, cuda=cuda)
     from sglang.launch_server import run_server  # noqa: PLC0415

@@ -13,7 +13,7 @@ from relax_actors.engines.sglang.families import ServedFamily
 THINKER, WHOLE = "qwen3_omni_moe_thinker", "qwen3_omni_moe"
 
 
-def prepare_media(model: Path, served: ServedFamily, *, deterministic: bool, cuda: bool) -> Path:
+def prepare_media(model: Path, served: ServedFamily, *, deterministic: bool) -> Path:
     """Point SGLang to the run's models and input processor; return the folder that it is started with.
 
     The folder has all files of the model folder but its weights, which the actor loads, and a config that SGLang
@@ -23,14 +23,13 @@ def prepare_media(model: Path, served: ServedFamily, *, deterministic: bool, cud
         model: model folder of the run.
         served: how SGLang serves its family.
         deterministic: whether the bits of a row must not depend on the rows before it.
-        cuda: whether the server computes on a GPU.
     """
-    if not cuda:
-        # SGLang compiles a function of the towers on its first call: minutes on a busy CPU, for no gain.
-        os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
     if deterministic:
         # Which media of a row a tower encodes together would depend on those in the cache, and the bits on that.
         os.environ["SGLANG_VLM_CACHE_SIZE_MB"] = "0"
+        # The samples of a request with media reach the scheduler one by one; without this it computes the first ones
+        # before the others are there, in batches that depend on time, and the bits on the batches.
+        os.environ["SGLANG_ENABLE_COLOCATED_BATCH_GEN"] = "1"
     os.environ["SGLANG_EXTERNAL_MODEL_PACKAGE"] = server_models.__name__
     os.environ["SGLANG_EXTERNAL_MM_PROCESSOR_PACKAGE"] = server_processors.__name__
     body = json.loads((model / "config.json").read_text())

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from relax_actors.data.model_folder import MoeFacts
 from relax_actors.engines.protocols.inference import Generation, GenerationRequest
 from relax_actors.engines.protocols.stop_strings import START
+from relax_actors.engines.protocols.watch import Watch
 from relax_actors.engines.sglang.experts import routed_experts
 from relax_actors.engines.sglang.media_reference import RequestMedia
 from relax_actors.engines.sglang.server_arguments import stream_interval
@@ -64,6 +65,8 @@ class PartialSample:
         """Number of tokens that the server has sampled, ignored ones included."""
         # Number of tokens that were searched for stop strings, and the state after them.
         self._searched, self._state = 0, START
+        # Number of tokens that the watch of the request has seen.
+        self._shown = 0
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -92,9 +95,13 @@ class PartialSample:
             "stop_token_ids": sorted(request.stop_ids),
             "ignore_eos": not request.stop_ids,
             "sampling_seed": self._seed,
-            "stream_interval": stream_interval(request.max_tokens),
+            "stream_interval": self._stream_interval(),
             "logit_bias": None if self._media is None else self._media.logit_bias,
         }
+
+    def _stream_interval(self) -> int:
+        watch = self._request.watch
+        return 1 if watch is not None and watch.wants_tokens else stream_interval(self._request.max_tokens)
 
     def request_started(self) -> None:
         """Note that a request for the remaining tokens is sent."""
@@ -215,6 +222,17 @@ class PartialSample:
         self._truncate(kept)
         if self.is_stopped:
             self._finish(FinishReason.STOP, {})
+
+    def inform(self, watch: Watch) -> None:
+        """Show the tokens that are new since the last call."""
+        start = min(self._shown, len(self._tokens))
+        if tokens := self._tokens[start:]:
+            watch.on_tokens(start, np.array(tokens, np.int32), np.array(self._logprobs[start:], np.float32))
+        self._shown = len(self._tokens)
+
+    def cancel(self) -> None:
+        """End the sample with the tokens that it has."""
+        self.finish_reason = self.finish_reason or FinishReason.LENGTH
 
     def result(self) -> Generation:
         """Return the finished sample."""

@@ -1,17 +1,18 @@
-"""Streamed requests for active rows: one per row, for its unfinished samples."""
+"""Streamed requests to a server: one for each group of samples, for those that are not finished."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import httpx
 
 from relax_actors.engines.sglang.partial_sample import PartialSample
-from relax_actors.engines.sglang.row_limit import RowLimit
+from relax_actors.engines.sglang.sample_limit import SampleLimit
 from relax_actors.engines.sglang.server import CONNECT_SECONDS, OK, ServerGoneError, authorization
 from relax_actors.engines.sglang.server_record import ServerRecord
 from relax_actors.errors import EngineError
@@ -26,13 +27,17 @@ class RowStreams:
 
     Args:
         record: address and key of the server.
-        row_limit: limits the rows that are requested at once.
+        limit: limits the samples that are requested at once.
         keep_partial: whether samples keep their tokens when their request breaks off, and are aborted at a stop string.
-            Log-probs then depend on time, by rounding.
+            Log-probs then depend on time, by rounding. If not, the server has one request at a time.
+        counts: counts the tokens of prompts, those that the server found in its cache, and retracted samples.
     """
 
-    def __init__(self, record: ServerRecord, row_limit: RowLimit, *, keep_partial: bool) -> None:
-        self.record, self._row_limit, self._keep_partial = record, row_limit, keep_partial
+    def __init__(
+        self, record: ServerRecord, limit: SampleLimit, *, keep_partial: bool, counts: Counter[str] | None = None
+    ) -> None:
+        self.record, self._limit, self._keep_partial = record, limit, keep_partial
+        self._counts: Counter[str] = Counter() if counts is None else counts
         # No read timeout: a single row may wait for long. The engine detects a stall over all rows.
         self._client = httpx.AsyncClient(
             base_url=record.url,
@@ -47,31 +52,34 @@ class RowStreams:
         self.tokens = 0
         """Tokens received so far, over all rows."""
 
-    async def generate(self, group: list[PartialSample], versions: ServedVersions) -> None:
-        """Generate the samples of a row until all have ended.
+    async def generate(self, group: Sequence[PartialSample], versions: ServedVersions) -> None:
+        """Generate the samples of a request until all have ended.
 
-        Waits while the limit of rows is reached.
+        Waits while the limit of samples is reached.
 
         Raises:
             ServerGoneError: the connection broke; the samples hold the tokens from which they can continue.
             EngineError: the server refuses the request.
         """
         async with self._slot_free:
-            await self._slot_free.wait_for(lambda: self._running < self._row_limit.limit)
-            self._running += 1
+            await self._slot_free.wait_for(lambda: self._has_room(len(group)))
+            self._running += len(group)
         try:
             while unfinished := [sample for sample in group if sample.finish_reason is None]:
                 await self._request(unfinished, versions)
         except BaseException:
             if not self._keep_partial:
-                # The whole row starts again: log-probs depend by rounding on the samples of a request.
+                # All samples start again: log-probs depend by rounding on the samples of a request.
                 for sample in group:
                     sample.request_broken(keep=False)
             raise
         finally:
             async with self._slot_free:
-                self._running -= 1
+                self._running -= len(group)
                 self._slot_free.notify_all()
+
+    def _has_room(self, samples: int) -> bool:
+        return not self._running or (self._keep_partial and self._running + samples <= self._limit.limit)
 
     async def _request(self, samples: list[PartialSample], versions: ServedVersions) -> None:
         """Send one request for samples.
@@ -84,7 +92,7 @@ class RowStreams:
         body = _body(running)
         for sample in samples:
             sample.request_started()
-        limit, retracted = self._row_limit.limit, False
+        limit, retracted = self._limit.limit, False
         aborted: set[str] = set()
         try:
             async with self._client.stream("POST", "/generate", json=body) as answer:
@@ -107,8 +115,8 @@ class RowStreams:
         finally:
             for sample in running.values():
                 sample.request_broken(keep=self._keep_partial)
-        if self._row_limit.limit == limit:
-            self._row_limit.row_finished(retracted=retracted)
+        if self._limit.limit == limit:
+            self._limit.finished(len(samples), retracted=retracted)
 
     async def _abort(self, name: str) -> None:
         """Abort the request of a sample in which a stop string has ended; its last message comes sooner."""
@@ -131,7 +139,11 @@ class RowStreams:
         self.tokens += max(0, sample.received - before)
         if ended:
             del running[meta["id"]]
-        return bool(meta.get("num_retractions")) and not sample.was_swapped
+            self._counts["prompt_tokens"] += int(meta.get("prompt_tokens") or 0)
+            self._counts["cached_prompt_tokens"] += int(meta.get("cached_tokens") or 0)
+        retracted = bool(meta.get("num_retractions")) and not sample.was_swapped
+        self._counts["retracted_samples"] += ended and retracted
+        return retracted
 
     async def close(self) -> None:
         """Close the connections; the server drops requests whose client is gone."""
@@ -139,13 +151,14 @@ class RowStreams:
 
 
 def _body(running: Mapping[str, PartialSample]) -> dict[str, Any]:
-    """Return the request for samples of one row, by the names of their requests."""
+    """Return the request for samples, by the names of their requests."""
     samples = list(running.values())
+    has_media = any(sample.media is not None for sample in samples)
     return {
         "rid": list(running),
         "input_ids": [sample.prompt for sample in samples],
         # SGLang takes references of any kind of media here.
-        "image_data": None if samples[0].media is None else [[sample.media] for sample in samples],
+        "image_data": [[sample.media] for sample in samples] if has_media else None,
         "sampling_params": [sample.parameters() for sample in samples],
         "return_logprob": True,
         "return_routed_experts": samples[0].moe is not None,

@@ -10,6 +10,7 @@ import base64
 import io
 import pickle
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,19 @@ UNFINISHED = "unfinished"
 
 class ServerGoneError(EngineError):
     """The server does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRoom:
+    """What a server has room for, in tokens.
+
+    Attributes:
+        cache: tokens in the key-value cache; None if the server does not say.
+        sequence: prompt and completion of a sample; None if the server does not say.
+    """
+
+    cache: int | None = None
+    sequence: int | None = None
 
 
 class Server:
@@ -50,6 +64,14 @@ class Server:
     def identity(self) -> str:
         """Return the name under which the weights in use were loaded."""
         return str(self._ask("GET", "/model_info")["weight_version"])
+
+    def room(self) -> ServerRoom:
+        """Return the tokens that the server has room for."""
+        answer = self._send("GET", "/server_info", None, ANSWER_SECONDS)
+        # Servers of other versions, which the run did not start, may not know the path.
+        found = answer.json() if answer.status_code == OK else {}
+        # A server takes prompts of fewer tokens than its `max_req_input_len`.
+        return ServerRoom(found.get("max_total_num_tokens"), found.get("max_req_input_len"))
 
     def load_files(self, folder: Path, identity: str) -> None:
         """Load a folder of safetensors and flush the key-value cache."""

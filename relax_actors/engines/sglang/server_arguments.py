@@ -9,6 +9,8 @@ from relax_actors.data.model_folder import ModelFacts
 
 CPU_TOKENS = 65536
 """Largest default capacity of the key-value cache on a CPU, in tokens."""
+MARGIN = 8
+"""Tokens that a server keeps free at the end of its context: it refuses prompts that come closer, and cuts answers."""
 MIN_STREAM_INTERVAL, MAX_STREAM_INTERVAL = 4, 32
 
 
@@ -34,7 +36,7 @@ def server_arguments(config: Config, model: Path, facts: ModelFacts, port: int, 
         "device": "cuda" if cuda else "cpu",
         "host": "127.0.0.1",
         "port": port,
-        "context-length": facts.context_length,
+        "context-length": facts.context_length + MARGIN,
         "max-running-requests": samples,
         "tensor-parallel-size": settings.tensor_parallel,
         "grammar-backend": "none",
@@ -50,7 +52,7 @@ def server_arguments(config: Config, model: Path, facts: ModelFacts, port: int, 
         tokens = tokens or min(CPU_TOKENS, samples * facts.context_length)
         flags.append("sleep-on-idle")
     if tokens is not None:
-        values["max-total-tokens"] = max(tokens, facts.context_length)
+        values["max-total-tokens"] = max(tokens, facts.context_length + MARGIN)
     if settings.memory_fraction is not None:
         values["mem-fraction-static"] = settings.memory_fraction
     if config.trainer.router_replay:

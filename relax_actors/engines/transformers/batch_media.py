@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from relax_actors.engines.protocols.inference import GenerationRequest
+from relax_actors.engines.protocols.media import PromptMedia
 from relax_actors.engines.torch.multimodal import Placement
 from relax_actors.engines.transformers.lockstep_batch import LockstepBatch
 from relax_actors.media.family import Family
+
+Part: TypeAlias = tuple[NDArray[Any], PromptMedia | None]
+"""Tokens of a sequence, or of its end, and their media."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,38 @@ class BatchMedia:
         placement = Placement.of(self._family, sequences, starts, self._device)
         return Reading(mask, torch.from_numpy(positions).to(self._device, self._dtype), placement)
 
+    def reading_behind(self, mask: Tensor, width: int, lengths: Sequence[int]) -> Reading:
+        """Return how to read what follows the caches of the requests, which have one sample each.
+
+        Args:
+            mask: `[batch, tokens]` of all tokens, 0 for padding.
+            width: columns of the new tokens, padded on the left.
+            lengths: tokens in the cache of each request.
+        """
+        positions, sequences, starts = np.zeros((3, len(lengths), width)), list[Part](), list[int]()
+        for row, (request, length) in enumerate(zip(self._requests, lengths, strict=True)):
+            tokens, media = request.tokens, request.media
+            whole = np.broadcast_to(np.arange(len(tokens)), (3, len(tokens)))
+            whole = whole if media is None else media.positions_of(len(tokens))
+            starts.append((row + 1) * width - (len(tokens) - length))
+            positions[:, row, width - (len(tokens) - length) :] = whole[:, length:]
+            sequences.append((tokens[length:], None if media is None else behind(media, length)))
+        placement = Placement.of(self._family, sequences, starts, self._device)
+        return Reading(mask, torch.from_numpy(positions).to(self._device, self._dtype), placement)
+
     def next_positions(self, batch: LockstepBatch) -> Tensor:
         """Return the positions of the newest token of each sample in the batch, `[3, batch, 1]`."""
         owners = torch.from_numpy(batch.owners).to(self._device)
         return (batch.positions + self._deltas[owners])[None, :, None].expand(3, -1, -1)
+
+
+def behind(media: PromptMedia, length: int) -> PromptMedia:
+    """Return the media of the tokens behind the first `length` ones, which end within no medium."""
+    items = tuple(item for item in media.items if item.start >= length)
+    return replace(media, items=items, positions=media.positions[:, length:])
+
+
+def media_keys(media: PromptMedia | None) -> tuple[Hashable, ...]:
+    """Return what tells the media of a sequence apart from those of another one with the same tokens."""
+    items = () if media is None else media.items
+    return tuple((item.start, item.reference or id(item.features)) for item in items)

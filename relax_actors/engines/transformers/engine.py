@@ -29,7 +29,7 @@ from relax_actors.engines.torch.barred import BarredIds
 from relax_actors.engines.torch.experts import Routers
 from relax_actors.engines.torch.model import context_length
 from relax_actors.engines.torch.swappable_model import SwappableModel
-from relax_actors.engines.transformers.batch_media import BatchMedia, Reading
+from relax_actors.engines.transformers.batch_media import BatchMedia, Reading, media_keys
 from relax_actors.engines.transformers.expert_recorder import ExpertRecorder
 from relax_actors.engines.transformers.kept_caches import KeptCache, KeptCaches, cut, fill, is_joinable, join
 from relax_actors.engines.transformers.lockstep_batch import LockstepBatch, padded
@@ -67,14 +67,18 @@ class TransformersEngine(SwappableModel, GenerateMixin):
         self._barred = BarredIds(self._family, self._device)
         pad = self._model.config.get_text_config().pad_token_id
         self._pad = 0 if pad is None else int(pad)
-        # Recorded experts and media are those of a batch that nothing joins.
-        joins = kept_bytes is not None and self._routers is None and self._family is None
+        # Recorded experts are those of a batch that nothing joins.
+        joins = kept_bytes is not None and self._routers is None
         self.kept = KeptCaches(kept_bytes or 0) if joins and self._is_joinable() else None
 
     @property
     def context_length(self) -> int:
         """Largest number of tokens of prompt and completion together."""
         return context_length(self._model)
+
+    def metrics(self) -> dict[str, float]:
+        """Return turns of conversations with and without a kept cache."""
+        return {} if self.kept is None else {"kept_caches": self.kept.hits, "missing_caches": self.kept.misses}
 
     @torch.inference_mode()
     def stream(
@@ -124,6 +128,7 @@ class TransformersEngine(SwappableModel, GenerateMixin):
                 other, own, own_logits, _, _ = self._start(group, numbers, version)
                 join(cache, own, batch.absorb(other))
                 logits = torch.cat([logits, own_logits])
+                media = self._media_of(batch.requests)
 
     def _start(
         self, requests: Sequence[GenerationRequest], numbers: Iterator[int], version: int
@@ -131,11 +136,11 @@ class TransformersEngine(SwappableModel, GenerateMixin):
         """Prefill the prompts of a batch; return it with its cache, the last logits, media and recorded experts."""
         batch = LockstepBatch(requests, self._pad, self._device, [next(numbers) for _ in requests])
         experts = ExpertRecorder([r.samples for r in requests]) if self._routers is not None else None
-        media = None if self._family is None else BatchMedia(self._family, requests, self._device)
+        media = self._media_of(requests)
         cache = self._empty_cache(batch.max_length)
-        kept = [self.kept.take(r.session, r.tokens, version) if self.kept and r.session else None for r in requests]
+        kept = [self._take_cache(request, version) for request in requests]
         if any(one is not None for one in kept):
-            return batch, cache, self._extend(batch, cache, requests, kept), media, experts
+            return batch, cache, self._extend(batch, cache, requests, kept, media), media, experts
         reading = self._prefill_inputs(batch.prompt_mask, media, range(len(requests)))
         logits, chosen = self._forward(batch.prompts, cache, reading)
         # Each prompt is prefilled once, then repeated for its samples.
@@ -151,14 +156,25 @@ class TransformersEngine(SwappableModel, GenerateMixin):
         cache: DynamicCache,
         requests: Sequence[GenerationRequest],
         kept: list[KeptCache | None],
+        media: BatchMedia | None,
     ) -> Tensor:
         """Prefill what the kept caches of some requests lack; return the last logits."""
         before = fill(cache, kept)
-        new = [r.tokens[0 if one is None else one.length :] for r, one in zip(requests, kept, strict=True)]
-        mask, tokens = padded(new, self._pad, self._device)
-        positions = (before.sum(-1, keepdim=True) + mask.cumsum(-1) - 1).clamp(min=0)
+        lengths = [0 if one is None else one.length for one in kept]
+        mask, tokens = padded([r.tokens[n:] for r, n in zip(requests, lengths, strict=True)], self._pad, self._device)
         batch.mask = torch.cat([before, mask], dim=1)
+        if media is not None:
+            return self._forward(tokens, cache, media.reading_behind(batch.mask, tokens.shape[1], lengths))[0]
+        positions = (before.sum(-1, keepdim=True) + mask.cumsum(-1) - 1).clamp(min=0)
         return self._forward(tokens, cache, Reading(batch.mask, positions))[0]
+
+    def _media_of(self, requests: Sequence[GenerationRequest]) -> BatchMedia | None:
+        return None if self._family is None else BatchMedia(self._family, requests, self._device)
+
+    def _take_cache(self, request: GenerationRequest, version: int) -> KeptCache | None:
+        if self.kept is None or not request.session:
+            return None
+        return self.kept.take(request.session, request.tokens, version, media_keys(request.media))
 
     def _keep_caches(self, batch: LockstepBatch, cache: DynamicCache, ended: Sequence[int], version: int) -> None:
         """Keep the caches of requests that have ended, for the next request of their session."""
@@ -168,7 +184,8 @@ class TransformersEngine(SwappableModel, GenerateMixin):
             if session := batch.requests[i].session:
                 place, tokens = batch.place_and_tokens(i)
                 # The newest token has not passed through the model yet.
-                self.kept.keep(session, KeptCache(tokens, version, cut(cache, place, batch.mask[place, :-1])))
+                layers = cut(cache, place, batch.mask[place, :-1])
+                self.kept.keep(session, KeptCache(tokens, version, layers, media_keys(batch.requests[i].media)))
 
     def _is_joinable(self) -> bool:
         return is_joinable(self._empty_cache(1))

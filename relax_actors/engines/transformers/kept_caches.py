@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +24,13 @@ class KeptCache:
         tokens: `[len] int32`, all tokens of the conversation; the cache lacks the last one.
         version: weights that computed them.
         layers: keys and values `[heads, len - 1, head_dim]` of each layer.
+        media: keys of the media that the conversation holds, in order: placeholders alone do not tell them apart.
     """
 
     tokens: NDArray[Any]
     version: int
     layers: list[tuple[Tensor, Tensor]]
+    media: tuple[Hashable, ...] = ()
 
     @property
     def length(self) -> int:
@@ -64,11 +67,21 @@ class KeptCaches:
         while self._size > self._limit:
             self._remove(next(iter(self._kept)))
 
-    def take(self, session: str, tokens: NDArray[Any], version: int) -> KeptCache | None:
-        """Remove and return the cache of a conversation; None if it does not hold the beginning of `tokens`."""
+    def take(
+        self, session: str, tokens: NDArray[Any], version: int, media: tuple[Hashable, ...] = ()
+    ) -> KeptCache | None:
+        """Remove and return the cache of a conversation; None if it does not hold the beginning of `tokens`.
+
+        Args:
+            session: name of the conversation.
+            tokens: `[len] int32`, all tokens to read.
+            version: of the weights.
+            media: keys of the media of `tokens`.
+        """
         found = self._kept.get(session)
         self._remove(session)
         fits = found is not None and found.version == version and len(tokens) > found.length
+        fits = fits and found is not None and media[: len(found.media)] == found.media
         if found is None or not fits or not np.array_equal(tokens[: found.length], found.tokens[: found.length]):
             self.misses += 1
             return None

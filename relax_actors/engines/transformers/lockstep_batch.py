@@ -126,9 +126,23 @@ class LockstepBatch:
         stopped &= running
         self._stopped[alive[stopped]] = True
         self._running = running & ~stopped & (self._max_tokens[alive] > self._lengths[alive])
+        self._inform()
         self.mask = torch.cat([self.mask, torch.ones_like(self.mask[:, :1])], dim=1)
         self.positions = self.positions + 1
         return tokens
+
+    def _inform(self) -> None:
+        """Show new tokens to the watches of running requests, and end the samples that nobody waits for."""
+        for i in self._unfinished:
+            if (watch := self.requests[i].watch) is None:
+                continue
+            sample = int(self._starts[i])
+            if watch.wants_tokens:
+                end = int(self._lengths[sample])
+                tokens, logprobs = (a[sample, end - 1 : end].cpu().numpy() for a in (self._tokens, self._logprobs))
+                watch.on_tokens(end - 1, tokens.copy(), logprobs.copy())
+            if watch.is_cancelled:
+                self._running &= self._alive != sample
 
     def _draw(self, logits: Tensor, samples: Tensor) -> tuple[Tensor, Tensor]:
         """Draw a token of some samples.

@@ -66,7 +66,7 @@ class Tool:
         """Call the function.
 
         Raises:
-            ToolError: the arguments do not fit, or the function raised.
+            ToolError: the arguments do not fit, or the function raised; a `ToolError` of its own is kept as it is.
             EnvironmentFaultError: the function reports a failure that is not the model's.
         """
         try:
@@ -77,7 +77,7 @@ class Tool:
         try:
             result = self.function(**values)
             return await result if inspect.isawaitable(result) else result
-        except EnvironmentFaultError:
+        except (ToolError, EnvironmentFaultError):
             raise
         except Exception as error:
             msg = f"{self.name} raised {type(error).__name__}: {error}"

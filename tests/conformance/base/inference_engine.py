@@ -49,6 +49,23 @@ def versions_of(groups: Samples) -> set[int]:
     return {int(version) for group in groups for sample in group for version in sample.versions}
 
 
+class Watcher:
+    """Keeps the tokens that an engine shows of a request; implements `Watch`."""
+
+    def __init__(self, cancels_after: int | None = None) -> None:
+        self._cancels_after = cancels_after
+        self.is_cancelled, self.wants_tokens = False, True
+        self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+        self.calls = 0
+
+    def on_tokens(self, start: int, tokens: Any, logprobs: Any) -> None:
+        assert len(tokens) == len(logprobs)
+        self.tokens[start:], self.logprobs[start:] = tokens.tolist(), logprobs.tolist()
+        self.calls += 1
+        self.is_cancelled = self._cancels_after is not None and len(self.tokens) >= self._cancels_after
+
+
 class InferenceEngineConformance:
     """Laws of every engine.
 
@@ -199,6 +216,26 @@ class RowsJoin:
         assert [i for i, _ in found] == [1, 2, 0]
         self.check_rows([*late, self.long], [group for _, group in found])
 
+    def test_request_that_nobody_waits_for_ends_and_the_others_go_on(self, loaded: Any) -> None:
+        watch = Watcher()
+        watched = replace(self.long, watch=watch, samples=1)
+        asked = False
+
+        def more(_: int) -> list[GenerationRequest]:
+            nonlocal asked
+            asked, before = True, asked
+            return [] if before else [replace(self.short, samples=1)]
+
+        found: list[tuple[int, list[Generation]]] = []
+        for done in loaded.stream([watched], silent, None, more):
+            found += done
+            watch.is_cancelled = True  # the other one has ended
+        assert [i for i, _ in found] == ([1, 0] if asked else [0])
+        if asked:
+            (sample,) = found[-1][1]
+            assert len(sample.tokens) < watched.max_tokens
+            assert sample.tokens.shape == sample.logprobs.shape == sample.versions.shape
+
     def check_rows(self, requests: list[GenerationRequest], groups: list[list[Generation]]) -> None:
         """Compare rows with what was asked for."""
         assert [len(group) for group in groups] == [request.samples for request in requests]
@@ -258,6 +295,23 @@ class LanguageModelConformance(InferenceEngineConformance):
     @pytest.fixture
     def publish(self, config: Config, tmp_path: Path) -> Callable[..., tuple[str, list[Path]]]:
         return lambda scale: publish(random_weights(config, scale), tmp_path / f"{scale}.safetensors")
+
+    def test_watch_sees_the_tokens_of_its_request_as_they_are_sampled(self, loaded: Any) -> None:
+        watch = Watcher()
+        watched = replace(self.long, watch=watch, samples=1)
+        ((sample,), _) = loaded.generate([watched, replace(self.short, samples=1)], silent)
+        assert watch.tokens == sample.tokens.tolist()
+        assert watch.logprobs == sample.logprobs.tolist()
+        assert watch.calls > 2, "the tokens come all at once"
+
+    def test_sample_ends_at_the_token_at_which_its_watch_cancels_it(self, loaded: Any) -> None:
+        long = replace(self.long, samples=1, max_tokens=200)
+        (whole,) = loaded.generate([replace(long, max_tokens=60)], silent)[0]
+        watch = Watcher(cancels_after=5)
+        (sample,) = loaded.generate([replace(long, watch=watch)], silent)[0]
+        assert 5 <= len(sample.tokens) < 200
+        assert sample.tokens[:5].tolist() == whole.tokens[:5].tolist()
+        assert sample.finish_reason == FinishReason.LENGTH
 
     def test_logprobs_are_those_of_the_model(self, loaded: Any, config: Config) -> None:
         made = pairs_of(self.requests, loaded.generate(self.requests, silent))

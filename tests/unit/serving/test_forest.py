@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,11 @@ from relax_actors.serving.forest import ROOT, Forest, Turn
 from relax_actors.serving.states import conversation_keys
 
 USER = {"role": "user", "content": "hello"}
+
+
+def turn_of(asked: str) -> Turn:
+    empty = np.zeros(0, np.int32)
+    return Turn(ROOT, asked, "state", empty, empty, np.zeros(0, np.float32), empty, "stop")
 
 
 def turn(forest: Forest, messages: list[dict[str, Any]], answer: str, call: str = "") -> int:
@@ -136,3 +142,16 @@ def test_keys_tell_apart_what_the_model_reads_differently() -> None:
         conversation_keys([{"role": "user", "content": "hello "}]),
     ]
     assert len({keys[-1] for keys in variants}) == len(variants)
+
+
+def test_answer_that_did_not_arrive_is_given_again_and_one_that_did_is_not() -> None:
+    forest, asked = Forest(), conversation_keys([USER])[-1]
+    first = forest.add(replace(turn_of(asked), call="c0"), deliverer="gateway.0#1")
+    assert forest.replayed(asked, "c1", deliverer="gateway.0#1") is None, "the same gateway may ask for another sample"
+    assert forest.replayed(asked, "c2", deliverer="gateway.0#2") == first, "the first gateway is gone"
+    forest.departed("c0")
+    assert forest.replayed(asked, "c3", deliverer="gateway.0#2") == first, "its client has left"
+    forest.arrived("c0")
+    assert forest.replayed(asked, "c4", deliverer="gateway.0#3") is None
+    restored = Forest(forest.turns)
+    assert restored.replayed(asked, "c5", deliverer="gateway.0#3") == first, "nobody knows whether it arrived"

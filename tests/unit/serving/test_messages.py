@@ -12,7 +12,14 @@ from hypothesis.extra import numpy as arrays
 
 from broker.codec import decode, encode
 from broker.errors import CodecError
-from relax_actors.messages.generate import GenerateAnswer, GenerateCall, SessionAnswer, SessionCall
+from relax_actors.messages.generate import (
+    CallNote,
+    GenerateAnswer,
+    GenerateCall,
+    GeneratePiece,
+    SessionAnswer,
+    SessionCall,
+)
 from relax_actors.messages.session_log import SessionLog, SessionState, SessionTurn
 
 TOKENS = arrays.arrays(np.int32, st.integers(0, 4), elements=st.integers(0, 2**31 - 1))
@@ -45,6 +52,8 @@ CALLS = st.builds(
     top_p=st.none() | st.floats(0.1, 1),
     stop=st.lists(st.text(min_size=1), max_size=3),
 )
+PIECES = TOKENS.map(lambda tokens: GeneratePiece(3, tokens, tokens, np.zeros(len(tokens), np.float32)))
+NOTES = st.builds(CallNote, st.text(), st.booleans())
 SESSION_CALLS = st.builds(
     SessionCall,
     st.sampled_from(["take", "keep", "show", "end"]),
@@ -69,7 +78,15 @@ def same(one: Any, other: Any) -> bool:
 
 
 @settings(max_examples=60)
-@given(answers() | CALLS | SESSION_CALLS | LOGS | st.builds(SessionAnswer, st.text(), st.text(), task=PLAIN))
+@given(
+    answers()
+    | CALLS
+    | PIECES
+    | NOTES
+    | SESSION_CALLS
+    | LOGS
+    | st.builds(SessionAnswer, st.text(), st.text(), task=PLAIN)
+)
 def test_messages_survive_the_codec(value: Any) -> None:
     assert same(decode(encode(value, "gateway.0#1"), type(value)), value)
 

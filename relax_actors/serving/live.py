@@ -1,0 +1,179 @@
+"""Answers under way: their tokens so far, and what of them the client has not been sent yet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from relax_actors.messages.generate import GeneratePiece
+from relax_actors.serving.completion import Completed
+from relax_actors.serving.errors import ApiError
+
+Shown: TypeAlias = Callable[[GeneratePiece], tuple[str, str]]
+"""Returns the reasoning and the content of an answer so far that surely stay, given its prompt and all its tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What is new of one choice.
+
+    Attributes:
+        index: number of the choice.
+        reasoning: further reasoning.
+        content: further text.
+        tokens: further token ids.
+        logprobs: their log-probs.
+    """
+
+    index: int
+    reasoning: str
+    content: str
+    tokens: Sequence[int]
+    logprobs: Sequence[float]
+
+
+class Writer(Protocol):
+    """Writes the events of one stream in the form of a protocol."""
+
+    is_plain: bool
+    """Whether an answer is text alone, which is not taken apart into reasoning, content and calls."""
+
+    def begin(self, call: str, prompt_length: int) -> bytes:
+        """Return the first events."""
+
+    def delta(self, delta: Delta) -> bytes:
+        """Return the events of new text."""
+
+    def end(self, found: Sequence[Completed]) -> bytes:
+        """Return the last events: calls of tools, reasons, usage."""
+
+    def error(self, error: ApiError) -> bytes:
+        """Return the event of an error."""
+
+
+class LiveChoice:
+    """One answer that is being generated."""
+
+    def __init__(self, index: int, call: str, news: asyncio.Event) -> None:
+        self.call, self._index, self._news = call, index, news
+        self.prompt_length = 0
+        self._prompt: GeneratePiece | None = None
+        self._tokens: list[int] = []
+        self._logprobs: list[float] = []
+        self._sent_tokens = 0
+        self._sent = ("", "")
+        self._is_other = False
+
+    def add(self, piece: GeneratePiece) -> None:
+        """Take a piece. One of another attempt at the answer repeats what is known."""
+        if len(piece.prompt):
+            self._prompt, self.prompt_length = piece, len(piece.prompt)
+        known, new = len(self._tokens) - piece.start, piece.tokens.tolist()
+        self._is_other |= known < 0 or new[:known] != self._tokens[piece.start : piece.start + len(new)][:known]
+        self._tokens += new[max(0, known) :]
+        self._logprobs += piece.logprobs.tolist()[max(0, known) :]
+        self._news.set()
+
+    def delta(self, shown: Shown) -> Delta | None:
+        """Return what is new; None if nothing is.
+
+        Raises:
+            ApiError: the answer was begun anew, and differs.
+        """
+        if self._is_other:
+            raise _restarted()
+        if self._prompt is None or self._sent_tokens == len(self._tokens):
+            return None
+        tokens = np.array(self._tokens, np.int32)
+        now = shown(GeneratePiece(0, self._prompt.prompt, tokens, np.array(self._logprobs, np.float32)))
+        # A tokenizer whose text of a beginning is no beginning of the text shows nothing new for now.
+        if not all(text.startswith(sent) for text, sent in zip(now, self._sent, strict=True)):
+            now = self._sent
+        return self._new(now, self._tokens, self._logprobs)
+
+    def rest(self, found: Completed, text: tuple[str, str]) -> Delta:
+        """Return what is left when the answer is complete.
+
+        Raises:
+            ApiError: the answer differs from what was sent.
+        """
+        tokens = found.answer.tokens.tolist()
+        begins_so = all(text[i].startswith(self._sent[i]) for i in range(2))
+        if self._is_other or tokens[: self._sent_tokens] != self._tokens[: self._sent_tokens] or not begins_so:
+            raise _restarted()
+        return self._new(text, tokens, found.answer.logprobs.tolist())
+
+    def _new(self, now: tuple[str, str], tokens: list[int], logprobs: list[float]) -> Delta:
+        (sent_reasoning, sent_content), start = self._sent, self._sent_tokens
+        self._sent, self._sent_tokens = now, len(tokens)
+        reasoning, content = now[0][len(sent_reasoning) :], now[1][len(sent_content) :]
+        return Delta(self._index, reasoning, content, tokens[start:], logprobs[start:])
+
+
+class LiveStream:
+    """The answers to one request.
+
+    Args:
+        choices: the answers.
+        news: set when one of them has new tokens.
+        work: ends with all answers.
+    """
+
+    def __init__(
+        self, choices: Sequence[LiveChoice], news: asyncio.Event, work: asyncio.Future[list[Completed]]
+    ) -> None:
+        self._choices, self._news, self.work = choices, news, work
+        self._has_begun = False
+
+    async def wait(self, seconds: float) -> bool:
+        """Wait for new tokens or the end, this long at most; return whether there is something."""
+        news: asyncio.Future[Any] = asyncio.ensure_future(self._news.wait())
+        try:
+            await asyncio.wait([self.work, news], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            news.cancel()
+        return self._news.is_set() or self.work.done()
+
+    def events(self, writer: Writer, shown: Shown) -> bytes:
+        """Return the events of what is new.
+
+        Raises:
+            ApiError: an answer was begun anew, and differs.
+        """
+        self._news.clear()
+        found = []
+        for choice in self._choices:
+            if (delta := choice.delta(shown)) is not None:
+                found += [self._begin(writer, self._choices[0].call, choice.prompt_length), writer.delta(delta)]
+        return b"".join(found)
+
+    def end(self, writer: Writer, found: Sequence[Completed], texts: Sequence[tuple[str, str]]) -> bytes:
+        """Return the events of all that is left.
+
+        Args:
+            writer: writes the events.
+            found: the answers.
+            texts: reasoning and content of each.
+
+        Raises:
+            ApiError: an answer differs from what was sent of it.
+        """
+        events = [self._begin(writer, found[0].call, len(found[0].answer.prompt))]
+        for choice, one, text in zip(self._choices, found, texts, strict=True):
+            events.append(writer.delta(choice.rest(one, text)))
+        return b"".join([*events, writer.end(found)])
+
+    def _begin(self, writer: Writer, call: str, prompt_length: int) -> bytes:
+        if self._has_begun:
+            return b""
+        self._has_begun = True
+        return writer.begin(call, prompt_length)
+
+
+def _restarted() -> ApiError:
+    msg = "the answer was begun anew by another actor and differs from what was sent; send the request again"
+    return ApiError(503, msg, "restarted", 1.0)
