@@ -11,13 +11,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from relax_actors.config.environment import EnvironmentSection
 from relax_actors.envs.forks import Forks
 from relax_actors.envs.host import SessionHost
+from relax_actors.envs.observation import EnvironmentFaultError
 from relax_actors.envs.tools.container import OWNER, check_container
-from relax_actors.envs.tools.python import run_code
+from relax_actors.envs.tools.python import PythonEnvironment, run_code
 from relax_actors.envs.tools.sandbox import Limits
 from relax_actors.errors import ActorError, ConfigError
 from relax_actors.messages import Act, Open
@@ -38,7 +40,7 @@ print(ctypes.CDLL(None).ptrace(16, 1, 0, 0), flush=True)
 time.sleep(100)
 """
 CALLER = f"""
-from relax_actors.envs.tools.python import run_code
+from relax_actors.envs.tools.python import PythonEnvironment, run_code
 from relax_actors.envs.tools.sandbox import Limits
 run_code("import time; time.sleep(100)", Limits(seconds=100.0), "container", {IMAGE!r})
 """
@@ -140,6 +142,15 @@ def test_missing_engine_is_refused(tmp_path: Path) -> None:
         "`docker info` or `podman info`; start Docker or Podman and let this user reach it, or write "
         'environment.options.sandbox = "bubblewrap"'
     )
+
+
+@needs_engine
+def test_failing_engine_is_not_the_fault_of_the_model() -> None:
+    environment = PythonEnvironment()
+    environment.sandbox, environment.image = "container", "relax-nowhere:1"
+    environment.reset({}, np.random.default_rng(0))
+    with pytest.raises(EnvironmentFaultError, match=r"run relax-nowhere:1 failed with exit code 125: .*No such image"):
+        asyncio.run(environment.step(SLEEP))
 
 
 @needs_engine
