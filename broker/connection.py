@@ -217,8 +217,17 @@ class Connection:
         )
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Start a coroutine in the connection's loop. May be called from any thread."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop)
+        """Start a coroutine in the connection's loop. May be called from any thread.
+
+        Raises:
+            BrokerUnreachableError: the connection is closed.
+        """
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self.loop)
+        except RuntimeError as error:  # the loop is closed
+            work.close()
+            msg = f"the connection to broker {self.address.url} is closed"
+            raise BrokerUnreachableError(msg) from error
 
     def call(self, work: Coroutine[Any, Any, T], deadline: float) -> T:
         """Run a coroutine in the connection's loop and wait for its result.
@@ -226,7 +235,7 @@ class Connection:
         May be called from any thread but the connection's own, which it would block.
 
         Raises:
-            BrokerUnreachableError: the coroutine took longer than `deadline` seconds.
+            BrokerUnreachableError: the coroutine took longer than `deadline` seconds, or the connection is closed.
         """
         future = self.submit(work)
         try:

@@ -12,6 +12,7 @@ from relax_actors.messages.samples import PLAYER_NAME
 from relax_actors.registry.catalog import ENVIRONMENTS
 
 PlayerName = Annotated[str, Field(pattern=f"^{PLAYER_NAME.pattern}$")]
+MAX_PLAYERS = 64
 
 
 class EnvironmentSection(PoolSection):
@@ -21,7 +22,7 @@ class EnvironmentSection(PoolSection):
     """Environment: a registered name, or the dotted path of your own subclass of `relax_actors.envs.Environment`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the environment's class."""
-    players: tuple[PlayerName, ...] = ()
+    players: Annotated[tuple[PlayerName, ...], Field(max_length=MAX_PLAYERS)] = ()
     """Players of an episode, all of which the model plays, each with a conversation of its own. The first one begins;
     `Step(player=...)` names who reads the observation and acts next. Without players, the model is one side."""
     trained: tuple[PlayerName, ...] | None = None
@@ -71,9 +72,10 @@ class EnvironmentSection(PoolSection):
 
     @model_validator(mode="after")
     def _players(self) -> EnvironmentSection:
-        if len(set(self.players)) < len(self.players):
-            msg = f"environment.players names a player twice: {', '.join(self.players)}"
-            raise ValueError(msg)
+        for setting, names in (("players", self.players), ("trained", self.trained or ())):
+            if len(set(names)) < len(names):
+                msg = f"environment.{setting} names a player twice: {', '.join(names)}"
+                raise ValueError(msg)
         if unknown := [name for name in self.trained or () if name not in self.players]:
             players = f"players are {', '.join(self.players)}" if self.players else "players is not set"
             msg = f"environment.trained names {unknown[0]!r}, but environment.{players}"

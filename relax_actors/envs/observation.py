@@ -56,6 +56,9 @@ def answer_of(result: Any, session: str, turn: int, max_bytes: int, players: Seq
     if step.reward is not None and turn < 0:
         msg = f"reset() returned reward {step.reward!r:.80}; a reward answers an action: return it from step()"
         raise EnvironmentFaultError(msg)
+    if not isinstance(step.player, str):
+        msg = f"{method} returned Step(player={step.player!r:.80}); player is a name, or empty for the same player"
+        raise EnvironmentFaultError(msg)
     by_player = step.reward if isinstance(step.reward, Mapping) else {}
     if unknown := [name for name in (*by_player, *filter(None, [step.player])) if name not in players]:
         known = f"environment.players are {', '.join(players)}" if players else "environment.players is not set"
@@ -70,8 +73,8 @@ def answer_of(result: Any, session: str, turn: int, max_bytes: int, players: Seq
         done=bool(step.done),
         truncated=bool(step.truncated),
         metrics=_metrics(step.metrics, method),
-        player=step.player or "",
-        rewards={name: _number(value, method, f"reward of {name}") for name, value in by_player.items()},
+        player=str(step.player),
+        rewards={str(name): _number(value, method, f"reward of {name}") for name, value in by_player.items()},
     )
 
 

@@ -16,6 +16,8 @@ from relax_actors.messages.media import ObservedMedia
 Array = NDArray[Any]
 PLAYER_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
 """Names of the players of an episode."""
+PLAYER_REWARD = "reward/"
+"""Begin of the names of the metrics with the reward of each player."""
 NOT_SAMPLED = -1
 """Version of a token that no policy sampled: from the prompt, a tool's answer or an observation."""
 

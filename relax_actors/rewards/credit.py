@@ -15,8 +15,10 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from relax_actors.errors import RowError
 from relax_actors.messages import Reward, Trajectory
 from relax_actors.messages.player_parts import parts_of
+from relax_actors.messages.samples import PLAYER_REWARD
 
 Credit: TypeAlias = Literal["episode", "branch", "turn"]
 
@@ -32,13 +34,18 @@ def environment_reward(trajectory: Trajectory, credit: Credit, discount: float, 
 
     Raises:
         ValueError: the turns have no rewards, which the credit needs.
+        RowError: the players of the trajectory are not those of the run.
     """
     own = partial(token_rewards, credit=credit, discount=discount)
     components: dict[str, NDArray[np.float32]] = {}
     if trajectory.players:
-        prefix, metrics = "reward/", trajectory.metrics
+        prefix, metrics = PLAYER_REWARD, trajectory.metrics
         named = {name.removeprefix(prefix): v for name, v in metrics.items() if name.startswith(prefix)}
         components = {name: np.array(v, np.float32) for name, v in named.items()}
+        if not trained or not set(trained) <= named.keys():
+            known = f"environment.trained is {', '.join(trained)}" if trained else "environment.players is not set"
+            msg = f"the trajectory has rewards of the players {', '.join(sorted(named)) or '(none)'}; {known}"
+            raise RowError(msg)
         values = np.sum([named[name] for name in trained], axis=0)
         tokens = np.zeros(len(trajectory.token_ids), np.float32)
         for part in parts_of(trajectory):

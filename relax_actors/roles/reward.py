@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from broker.store import Store
-from relax_actors.messages import Prompt, Reward, Sample
+from relax_actors.messages import FinishReason, Prompt, Reward, Sample
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.rewards import RewardFunction, checked, load_reward, load_rewards
 from relax_actors.rewards.credit import environment_reward
@@ -39,6 +39,11 @@ class RewardScorer:
     def reads_samples(self) -> bool:
         """Whether a function reads more of a sample than its text."""
         return any(map(takes_sample, self._functions.values()))
+
+    @property
+    def nothing(self) -> tuple[float, dict[str, float]]:
+        """Reward and scores of a sample that failed."""
+        return 0.0, dict.fromkeys(self._weights or (), 0.0)
 
     def score(self, text: str, prompt: Prompt, sample: Sample | None = None) -> tuple[float, dict[str, float]]:
         """Return the reward of a completion, and the score of each function of a table by its name.
@@ -88,6 +93,8 @@ class RewardRole(Role):
     def handle(self, row: Row) -> Reward:
         """Score each sample; with a table of functions, each function is a component.
 
+        A sample whose environment or agent failed has reward 0.
+
         Raises:
             RowError: a function did not return a finite number.
         """
@@ -102,8 +109,9 @@ class RewardRole(Role):
         prompt = with_files(row.prompt, self.context.table.store)
         texts, values, components = row.trajectory.texts, [], []
         samples = row.trajectory.samples if scorer.reads_samples else [None] * len(texts)
-        for text, sample in zip(texts, samples, strict=True):
-            value, parts = scorer.score(text, prompt, sample)
+        for text, sample, reason in zip(texts, samples, row.trajectory.finish_reasons, strict=True):
+            failed = reason == FinishReason.ERROR
+            value, parts = scorer.nothing if failed else scorer.score(text, prompt, sample)
             values.append(value)
             components.append(parts)
             self.progress()

@@ -228,10 +228,11 @@ class AgentSessions:
         )
         if (writer := self._writers.get(session.row)) is None:
             return GenerateAnswer(refusal=Refusal.ELSEWHERE, detail="the row was released; try again")
+        beginning = session.forest.beginnings
         await writer.write([cell_of(session.sample, turn)])
         # Of a session that was given to another agent meanwhile, the record of that follows this cell.
         is_current = session.id == call.session
-        is_known = is_current or not self._rules.refills
+        is_known = session.forest.beginnings == beginning
         number = session.forest.add(turn, is_used=is_current, is_known=is_known, deliverer=author)
         _check_current(session, call)
         self._deliver(session, number)

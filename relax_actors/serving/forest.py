@@ -63,6 +63,9 @@ class Forest:
 
     Args:
         turns: turns of an earlier incarnation, in order.
+
+    Attributes:
+        beginnings: how often `forget` was called.
     """
 
     def __init__(self, turns: Iterable[Turn] = ()) -> None:
@@ -72,6 +75,7 @@ class Forest:
         self._by_call: dict[str, int] = {}
         self._given: Counter[str] = Counter()
         self._used: set[int] = set()
+        self.beginnings = 0
         # Turns whose answer may not have reached the agent, and the gateway that delivers it; empty if none does.
         self._in_doubt: dict[int, str] = {}
         for turn in turns:
@@ -130,6 +134,7 @@ class Forest:
     def forget(self) -> None:
         """Begin anew: no turn so far answers or continues a request. Their numbers stay taken, so that seeds differ."""
         self.restart()
+        self.beginnings += 1
         for index in (self._by_state, self._by_asked, self._by_call):
             index.clear()
 

@@ -19,6 +19,7 @@ from relax_actors.data.media_fields import plain_messages
 from relax_actors.engines.protocols.media import PromptMedia
 from relax_actors.errors import RowError, StoreError
 from relax_actors.messages import EnvironmentAnswer, FinishReason, Sample, Turn
+from relax_actors.messages.samples import PLAYER_REWARD
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.training.conversation import Conversation
 from relax_actors.training.episode_input import Limits, Media, Reading, Start
@@ -99,6 +100,12 @@ class Episode:
     def player(self) -> str:
         """Player whose turn it is; empty without players."""
         return self._acting.name
+
+    @property
+    def held(self) -> int:
+        """Number of tokens that the conversations of all players hold in the cache of an engine."""
+        histories = self._histories.values()
+        return sum(history.length for history in histories if history.turns or history is self._acting)
 
     @property
     def branches(self) -> int:
@@ -260,14 +267,19 @@ class Episode:
             found[name] = float(np.sum([*turns, self._owed[name]], dtype=np.float64))
         return found
 
-    def sample(self, *, trained: bool = True) -> Sample:
-        """Return the sample, in state ENDED; with `trained` false its loss mask is empty."""
+    def sample(self, *, trained: bool = True, everyone: bool = False) -> Sample:
+        """Return the sample, in state ENDED.
+
+        Args:
+            trained: whether it is trained; otherwise its loss mask is empty.
+            everyone: whether the loss mask covers the turns of all players, as in held-out rows.
+        """
         histories = [history for history in self._histories.values() if history.turns]
         histories = histories or list(self._histories.values())[:1]
         rewards, counted = self.rewards, self.start.trained if self.start.players else ("",)
         joint = "\n" if self._conversation.needs_stop else ""
         metrics = {f"environment/{name}": value for seen in self.observations for name, value in seen.metrics.items()}
-        metrics |= {f"reward/{name}": rewards[name] for name in self.start.players}
+        metrics |= {f"{PLAYER_REWARD}{name}": rewards[name] for name in self.start.players}
         metrics |= {
             "environment_reward": float(sum(rewards[name] for name in counted)),
             "turns": float(self.turns),
@@ -275,7 +287,7 @@ class Episode:
             "attempts": float(self.attempt + 1),
         }
         return Sample(
-            tuple(s for one in histories for s in one.built(trained=trained and one.name in counted)),
+            tuple(s for one in histories for s in one.built(trained=trained and (everyone or one.name in counted))),
             joint.join(self.actions),
             self.reason or FinishReason.ERROR,
             metrics,

@@ -223,7 +223,7 @@ class EpisodeBatch:
             live = self._ready[0]
             episode = live.episode
             most = episode.max_tokens
-            if not self._ledger.begin(live, len(episode.tokens) + most):
+            if not self._ledger.begin(live, episode.held + most):
                 break
             self._ready.popleft()
             request = replace(
@@ -254,7 +254,7 @@ class EpisodeBatch:
             if live.episode.state is State.ENDED:
                 self._ended(live)
             else:
-                self._ledger.wait(live, len(live.episode.tokens))
+                self._ledger.wait(live, live.episode.held)
                 acting.append(live)
         self._act(acting)
 

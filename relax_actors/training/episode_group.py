@@ -13,7 +13,7 @@ from relax_actors.config.environment import EnvironmentSection
 from relax_actors.engines.protocols.media import PromptMedia
 from relax_actors.errors import EpisodesFailedError
 from relax_actors.messages import DropReason, FinishReason, Prompt, Sample, Trajectory
-from relax_actors.messages.samples import TRUNCATED
+from relax_actors.messages.samples import PLAYER_REWARD, TRUNCATED
 from relax_actors.runtime import Drop, Row
 from relax_actors.training.conversation import Conversation
 from relax_actors.training.episode import Episode, State
@@ -83,7 +83,7 @@ class EpisodeGroup:
             if failed and trains and section.on_error != "zero":
                 continue
             cut = section.mask_truncated and live.episode.reason in MASKED
-            found = live.episode.sample(trained=not (cut and trains))
+            found = live.episode.sample(trained=not (cut and trains), everyone=not trains)
             samples.append(_without_reward(found) if failed else found)
         if not samples:
             why = next((live.failure for live in self.members if live.failure), "")
@@ -161,14 +161,19 @@ def task_of(prompt: Prompt) -> dict[str, Any]:
 
 def _without_reward(sample: Sample) -> Sample:
     rewards = None if sample.turn_rewards is None else np.zeros_like(sample.turn_rewards)
-    return replace(sample, metrics={**sample.metrics, "environment_reward": 0.0}, turn_rewards=rewards)
+    metrics = dict(sample.metrics)
+    for name in metrics:
+        if name == "environment_reward" or name.startswith(PLAYER_REWARD):
+            metrics[name] = 0.0
+    return replace(sample, metrics=metrics, turn_rewards=rewards)
 
 
 def _with_prompt(sample: Sample, prompt: Any) -> Sample:
     """Give a sample that ended before its environment gave a prompt that of another sample: no sequence is empty."""
     if any(len(sequence.token_ids) for sequence in sample.sequences):
         return sample
-    return replace(sample, sequences=(GrowingSequence.of(prompt).built(trained=False),))
+    player = sample.sequences[0].player
+    return replace(sample, sequences=(GrowingSequence.of(prompt).built(trained=False, player=player),))
 
 
 def _with_equal_metrics(samples: Sequence[Sample]) -> list[Sample]:

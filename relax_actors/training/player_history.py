@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from relax_actors.errors import RowError
 from relax_actors.messages import TokenSequence, Turn
 from relax_actors.training.conversation import Conversation
 from relax_actors.training.episode_input import Media, Reading, Start
@@ -67,7 +68,7 @@ class PlayerHistory:
             where: what the observation is of, for errors.
 
         Raises:
-            RowError: the messages cannot be rendered, or their media cannot be read.
+            RowError: the messages cannot be rendered or give no token to begin with, or their media cannot be read.
         """
         if self._prepare is None:
             return messages, Reading(*self._rendered(messages))
@@ -96,22 +97,30 @@ class PlayerHistory:
     def _rendered(self, messages: list[dict[str, Any]]) -> tuple[Array, bool]:
         """Return the tokens of an observation, and whether they are those of a new sequence."""
         if not self._sequences:
-            return self._conversation.prompt([*self._messages, *messages]), False
+            found = self._conversation.prompt([*self._messages, *messages])
+            if not len(found):
+                of_player = f" of player {self.name}" if self.name else ""
+                msg = (
+                    f"the first one{of_player} is empty, but it is the prompt with environment.prompt = "
+                    '"environment"; return a text'
+                )
+                raise RowError(msg)
+            return found, False
         if not self.turns:
             if not messages:
                 return NO_TOKENS, False
             if self._messages:
                 return self._conversation.prompt([*self._messages, *messages]), True
             return self._conversation.extend((), "", messages).token_ids, False
-        found = self._conversation.extend(self._messages, self._answer, messages)
-        if found.is_faithful:
-            return found.token_ids, False
+        extension = self._conversation.extend(self._messages, self._answer, messages)
+        if extension.is_faithful:
+            return extension.token_ids, False
         whole = [*self._messages, {"role": "assistant", "content": self._answer}, *messages]
         return self._conversation.prompt(whole), True
 
     def read(self, messages: list[dict[str, Any]], reading: Reading) -> int:
         """Append an observation that `render` gave; return the number of its tokens behind the prompt."""
-        if self.turns and messages:
+        if self.turns:
             self._messages += [{"role": "assistant", "content": self._answer}]
         self._messages += messages
         self._sources = [*([] if reading.branches else self._sources), *reading.sources]

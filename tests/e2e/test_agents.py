@@ -77,6 +77,7 @@ def test_agents_work_on_held_out_rows_at_their_exact_version_and_failed_samples_
     settings = ["agent.function=tiny_agents.fail_once", "agent.on_error=refill", "trainer.checkpoint_every=100"]
     data = ["eval.data.kind=python", "eval.data.function=tiny_tasks.questions", "eval.data.size=4"]
     run = make_run("heldout", *settings, *data, "eval.rows=3", "eval.every=1", "run.steps=4", config=AGENTS).start()
+    wait_until(lambda: run.table.get(f"relax.{run.name}.weights.0"), "weights.0", 240)
     seen: dict[str, Trajectory] = {}
     while not run.table.get(f"relax.{run.name}.evaluation.3"):
         for subject in run.table.list_subjects(run.table.subjects.column("trajectory", "*")):

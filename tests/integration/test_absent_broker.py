@@ -54,6 +54,16 @@ def test_requests_that_are_repeated_while_the_broker_is_gone_keep_nothing(tmp_pa
             request.cancel()
 
 
+def test_calls_of_a_closed_connection_say_so(tmp_path: Path) -> None:
+    server = Server(tmp_path / "broker")
+    address = server.start().for_user(OPERATOR)
+    connection = Connection(address, "test")
+    connection.close()
+    server.stop()
+    with pytest.raises(BrokerError, match=rf"^the connection to broker {re.escape(address.url)} is closed$"):
+        connection.call(connection.nc.flush(), 5)
+
+
 def refusals(guarded: Guarded) -> int:
     return (guarded.keys / "server.log").read_text().count("authentication error")
 

@@ -170,7 +170,7 @@ def test_refilled_sample_begins_with_other_answers_also_for_an_actor_that_takes_
         first = ask(connection, sessions, name, [USER])
         goes_on.clear()
         call = GenerateCall("late", session=name, messages=[{"role": "user", "content": "late"}])
-        asking = asyncio.run_coroutine_threadsafe(sessions.generate(call), connection.loop)
+        asking = asyncio.run_coroutine_threadsafe(answer(sessions, call), connection.loop)
         wait_until(sessions._locks[ROW, 0].locked, "the request")
         handle(connection, sessions, "end", name, error="the agent crashed")
         goes_on.set()
@@ -184,6 +184,32 @@ def test_refilled_sample_begins_with_other_answers_also_for_an_actor_that_takes_
         assert (same.tokens.tolist(), prompts) == (again.tokens.tolist(), [])
         (session, _) = connection.call(sessions.close(ROW), 20)
         assert (session.attempt, session.forest.used) == (1, 1)
+
+
+def test_late_answer_to_a_lost_agent_is_that_of_its_successor_here_as_after_a_take_over(
+    make_sessions: Callable[..., Any], goes_on: threading.Event
+) -> None:
+    """An agent that was lost has not failed: the next one gets what was recorded, also with "refill"."""
+    with make_sessions(1, "agent.on_error=refill") as (sessions, connection, prompts):
+        name = handle(connection, sessions, "take", lease=60.0).session
+        writer = sessions._writers[ROW]
+        connection.call(writer._lock.acquire(), 5)
+        call = GenerateCall("late", session=name, messages=[USER])
+        asking = asyncio.run_coroutine_threadsafe(answer(sessions, call), connection.loop)
+        wait_until(lambda: writer._lock._waiters, "the answer, which is being written")
+        (session, _) = sessions.book.sessions(ROW)
+        state = sessions.book.fail(session, 0.0, is_lost=True)
+        recording = asyncio.run_coroutine_threadsafe(sessions._record(session, state), connection.loop)
+        connection.loop.call_soon_threadsafe(writer._lock.release)
+        recording.result(20)
+        assert asking.result(20).refusal == Refusal.ENDED
+        late = session.forest.turns[0].tokens.tolist()
+        successor = name[:-1] + "1"
+        assert ask(connection, sessions, successor, [USER], call="new").tokens.tolist() == late
+        assert len(prompts) == 1
+    with make_sessions(2, "agent.on_error=refill") as (sessions, connection, prompts):
+        assert ask(connection, sessions, successor, [USER], call="newer").tokens.tolist() == late
+        assert prompts == []
 
 
 def test_request_that_nobody_waits_for_leaves_the_engines_queue(

@@ -233,7 +233,7 @@ def test_a_row_is_dropped_only_if_no_player_has_a_signal() -> None:
     estimation = RowEstimation(load_config(PICK, [*SETTINGS, "algorithm.shaping.filter_zero_variance=true"]))
     for rewards, why in (
         ([(1.0, -1.0), (-1.0, 1.0)], ""),
-        ([(1.0, -1.0), (1.0, -1.0)], "each player scored the same in all 2 samples"),
+        ([(1.0, -1.0), (1.0, -1.0)], "no player scored differently in any two of 2 samples"),
     ):
         trajectory = Trajectory.of(PROMPT, [duel(*each) for each in rewards])
         reward = environment_reward(trajectory, "episode", 1.0, PLAYERS)

@@ -107,21 +107,21 @@ class RowEstimation:
     def without_signal(self, reward: Reward, columns: Mapping[str, Any]) -> str:
         """Return why a row is to be dropped; an empty string if it is to be trained."""
         shapes, trained = self._algorithm.shaping, self._trained(len(reward))
-        values, tokens = reward.values[:trained], reward.token_values
         if shapes.filter_zero_variance and self._has_players:
-            parts = [part.reward(reward) for part in parts_of(columns["trajectory"])]
-            flat = [
-                not shaping.has_signal(part.values) and (part.token_values is None or not part.token_values.any())
-                for part in parts
-            ]
-            return f"each player scored the same in all {trained} samples" if flat and all(flat) else ""
-        if shapes.filter_zero_variance and not shaping.has_signal(values) and (tokens is None or not tokens.any()):
-            return f"all {trained} samples scored {values[0]:g}"
+            if not _misfit(reward, columns) and not any(map(_differs, self._player_rewards(reward, columns))):
+                return f"no player scored differently in any two of {trained} samples"
+        elif shapes.filter_zero_variance and not _differs(reward, trained):
+            return f"all {trained} samples scored {reward.values[0]:g}"
         if shapes.mask_truncated:
             reasons = columns["trajectory"].finish_reasons[:trained]
             if all(reason == FinishReason.LENGTH for reason in reasons):
                 return f"all {trained} samples were cut off at rollout.max_tokens and are masked"
         return ""
+
+    def _player_rewards(self, reward: Reward, columns: Mapping[str, Any]) -> list[Reward]:
+        """Return the rewards of the players that have acted in enough samples to be compared."""
+        parts = parts_of(columns["trajectory"])
+        return [part.reward(reward) for part in parts if len(part.samples) >= self._requirements.min_samples]
 
     @property
     def adapts_kl(self) -> bool:
@@ -151,8 +151,8 @@ class RowEstimation:
         self, reward: Reward, columns: Mapping[str, Any], source: str, kl_coefficient: float | None
     ) -> Advantage:
         whole: Trajectory = columns["trajectory"]
-        if not whole.players:
-            msg = f"{source}: environment.players is set, but no sequence of the trajectory names a player"
+        if why := _misfit(reward, columns):
+            msg = f"{source}: {why}"
             raise RowError(msg)
         values, kls = np.zeros(len(whole.token_ids)), []
         returns = np.zeros(len(values), np.float32) if "values" in self._requirements.needs else None
@@ -302,3 +302,25 @@ class RowEstimation:
             rewards=np.append(group.totals, np.zeros(len(reward) - n)) if in_trainer else None,
             role=group.role,
         )
+
+
+def _differs(reward: Reward, samples: int | None = None) -> bool:
+    """Return whether any two of the first samples differ in reward, or a token has a reward of its own."""
+    tokens = reward.token_values
+    return shaping.has_signal(reward.values[:samples]) or (tokens is not None and bool(tokens.any()))
+
+
+def _misfit(reward: Reward, columns: Mapping[str, Any]) -> str:
+    """Return why the columns of a row with players do not fit each other; empty if they do."""
+    whole: Trajectory = columns["trajectory"]
+    if not whole.players:
+        return "environment.players is set, but no sequence of the trajectory names a player"
+    if len(reward) != len(whole.texts):
+        return f"there are {len(reward)} rewards for {len(whole.texts)} samples"
+    if reward.lengths is not None and not np.array_equal(reward.lengths, whole.sample_lengths):
+        return f"token_values have lengths {reward.lengths[:8].tolist()}, samples {whole.sample_lengths[:8].tolist()}"
+    total = len(whole.token_ids)
+    for name, column in columns.items():
+        if name not in ("prompt", "trajectory") and np.shape(column) != (total,):
+            return f"column {name} has shape {list(np.shape(column))}; the trajectory has {total} tokens"
+    return ""
