@@ -110,6 +110,13 @@ class Environment:
         """
 
     @classmethod
+    def clean_up(cls, options: Mapping[str, Any]) -> None:
+        """Remove what killed sessions of this actor have left outside of their processes, e.g. containers.
+
+        Called in the process that starts an actor's sessions, before the first and after the last one.
+        """
+
+    @classmethod
     def tool_schemas(cls, options: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return JSON schemas of functions that the model may call, for its chat template; none by default.
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ MODULE = "relax_actors.envs.zygote"
 MAX_STARTING = 4
 """Processes that start at once: hundreds of them would take all processor time from the actor."""
 START_SECONDS = 30.0
+END_SECONDS = 10.0
+"""Time in which the environment's class cleans up after the last session."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,13 @@ class Forks:
 
     Args:
         section: settings of the environment, whose class is imported here.
+        environment: additional environment variables of the sessions.
 
     Raises:
         ConfigError: the class does not import, or its options are wrong.
     """
 
-    def __init__(self, section: EnvironmentSection) -> None:
+    def __init__(self, section: EnvironmentSection, environment: Mapping[str, str] | None = None) -> None:
         self._control, remote = socket.socketpair()
         with remote:
             # Its parent must be a thread that lives as long as this process: the kernel kills it with that thread.
@@ -51,7 +55,8 @@ class Forks:
                 [sys.executable, "-P", "-m", MODULE, str(remote.fileno())],
                 pass_fds=[remote.fileno()],
                 stdin=subprocess.DEVNULL,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                env=os.environ
+                | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **(environment or {})},
             )
         self._asking, self._starting = asyncio.Lock(), asyncio.Semaphore(MAX_STARTING)
         send(self._control, section.model_dump(mode="json"), sys.path)
@@ -100,6 +105,8 @@ class Forks:
     def close(self) -> None:
         """End the process that forks, and with it those of all sessions."""
         self._control.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_SECONDS)
         self._process.kill()
         self._process.wait()
 

@@ -13,8 +13,12 @@ from relax_actors.registry.options import checked_options
 SETTING, OPTIONS = "environment.name", "environment.options"
 
 
-def load_environment(section: EnvironmentSection) -> tuple[type[Environment], dict[str, Any]]:
+def load_environment(section: EnvironmentSection, *, hosted: bool = True) -> tuple[type[Environment], dict[str, Any]]:
     """Return the class of an environment and the values of its options.
+
+    Args:
+        section: settings of the environment.
+        hosted: whether this machine is to host sessions; otherwise the sandbox and other requirements are not checked.
 
     Raises:
         ConfigError: the class does not import or is no environment, a package that it needs is missing, or an option is
@@ -34,7 +38,8 @@ def load_environment(section: EnvironmentSection) -> tuple[type[Environment], di
     if cls.__init__ is not object.__init__ and cls.build.__func__ is Environment.build.__func__:  # type: ignore[attr-defined]
         cls.build(section.options, OPTIONS)  # a constructor with arguments fails here
     values = checked_options(cls, Environment, section.options, OPTIONS)
-    cls.check_options(values)
+    if hosted:
+        cls.check_options(values)
     return cls, values
 
 

@@ -25,7 +25,7 @@ _PLAIN = (type(None), bool, int, float)
 
 
 class EnvironmentFaultError(Exception):
-    """Return value of an environment that is no answer; the text says what was returned and what is expected."""
+    """Failure of an environment itself, not of the model's action; it ends the sample and is not shown to the model."""
 
 
 def answer_of(result: Any, session: str, turn: int, max_bytes: int, players: Sequence[str] = ()) -> EnvironmentAnswer:

@@ -129,6 +129,7 @@ def main() -> None:
         cls, values = load_environment(section)
         reusable = cls.shares_process and section.cpu_seconds is None
         template = Template(cls, values, section.max_observation_bytes, section.players, reusable)
+        cls.clean_up(values)
     except ConfigError as error:
         send(control, str(error))
         return
@@ -144,6 +145,10 @@ def main() -> None:
             send(control, pid)
         else:
             send(control, _reap(arguments[0], alive))
+    for pid in alive:
+        with suppress(OSError):
+            os.killpg(pid, signal.SIGKILL)
+    cls.clean_up(values)
 
 
 if __name__ == "__main__":

@@ -40,12 +40,14 @@ class EnvironmentRole(ServiceRole):
         """Import the class of the environment, in the process that forks sessions."""
         from relax_actors.envs.forks import Forks  # noqa: PLC0415 `relax check` loads every role
         from relax_actors.envs.host import SessionHost  # noqa: PLC0415
+        from relax_actors.envs.tools.container import OWNER, owner_labels  # noqa: PLC0415
 
         section = self.context.config.environment
         if section is None:
             msg = "role environment needs the section [environment]"
             raise ConfigError(msg)
-        self._forks = Forks(section)
+        context = self.context
+        self._forks = Forks(section, {OWNER: owner_labels(context.config, context.role, context.n)})
         self._host: SessionHost = SessionHost(section, self._forks, self._report)
         self._tasks: set[asyncio.Task[None]] = set()
 

@@ -204,5 +204,5 @@ def _tools(config: Config) -> list[dict[str, Any]]:
     """Return the schemas of the tools that the environment offers to the model."""
     if config.environment is None:
         return []
-    cls, options = load_environment(config.environment)
+    cls, options = load_environment(config.environment, hosted=False)
     return cls.tool_schemas(options)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pydantic
 
+from relax_actors.envs.observation import EnvironmentFaultError
 from relax_actors.errors import ConfigError
 
 _ARGUMENT = re.compile(r"^\s+\*{0,2}(\w+)(?:\s*\([^)]*\))?:\s*(.+)$")
@@ -66,6 +67,7 @@ class Tool:
 
         Raises:
             ToolError: the arguments do not fit, or the function raised; a `ToolError` of its own is kept as it is.
+            EnvironmentFaultError: the function reports a failure that is not the model's.
         """
         try:
             checked = self._model(**arguments)
@@ -75,7 +77,7 @@ class Tool:
         try:
             result = self.function(**values)
             return await result if inspect.isawaitable(result) else result
-        except ToolError:
+        except (ToolError, EnvironmentFaultError):
             raise
         except Exception as error:
             msg = f"{self.name} raised {type(error).__name__}: {error}"

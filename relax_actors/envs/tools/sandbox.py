@@ -22,7 +22,7 @@ from typing import Literal
 from relax_actors.envs.bubblewrap import ISOLATED, problem, system_files
 from relax_actors.errors import ConfigError
 
-Kind = Literal["bubblewrap", "none"]
+Kind = Literal["bubblewrap", "container", "none"]
 FIRST_USER, USERS = 1 << 20, 1 << 20
 """Range of user ids for sandboxes that root starts. Each process has its own, so that they do not share limits."""
 _ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "alternatives")
@@ -64,18 +64,20 @@ class Ended:
     problem: str = ""
 
 
-def check_kind(kind: Kind, setting: str = "environment.options.sandbox") -> None:
-    """Check that code can be run as configured.
+def check_bubblewrap(setting: str = "environment.options.sandbox") -> None:
+    """Check that bubblewrap works here.
 
     Raises:
         ConfigError: no sandbox can be created here.
     """
-    if kind == "bubblewrap" and (why := problem(_as_nobody())):
+    if why := problem(_as_nobody()):
         msg = f'{setting} = "bubblewrap": {why}; or write {setting} = "none" if the code may do all that this user may'
         raise ConfigError(msg)
 
 
-def run_program(command: Sequence[str], text: str, limits: Limits, kind: Kind = "bubblewrap") -> Ended:
+def run_program(
+    command: Sequence[str], text: str, limits: Limits, kind: Literal["bubblewrap", "none"] = "bubblewrap"
+) -> Ended:
     """Run a program, with a text as its standard input, and return how it ended.
 
     Args:
@@ -96,12 +98,12 @@ def run_program(command: Sequence[str], text: str, limits: Limits, kind: Kind = 
         start_new_session=True,
     ) as process:
         try:
-            output, stopped = _communicate(process, text.encode(errors="replace"), limits)
+            output, stopped = communicate(process, text.encode(errors="replace"), limits)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             code = process.wait()
-    return Ended(output.decode(errors="replace"), stopped or _describe(code, limits))
+    return Ended(output.decode(errors="replace"), stopped or describe(code, limits))
 
 
 def python_command() -> list[str]:
@@ -123,9 +125,9 @@ def _bubblewrap(limits: Limits) -> list[str]:
     return ["bwrap", *ISOLATED, *system_files(_ETC), *places, "--"]
 
 
-def _limited(limits: Limits) -> list[str]:
-    """Return the start of a command line that sets the limits of a command."""
-    values = {
+def limits_of(limits: Limits) -> dict[str, int]:
+    """Return resource limits by the names of prlimit."""
+    return {
         "cpu": limits.cpu_seconds or max(1, int(limits.seconds)),
         "as": limits.memory_mib << 20,
         "fsize": limits.file_mib << 20,
@@ -133,11 +135,24 @@ def _limited(limits: Limits) -> list[str]:
         "nofile": 64,
         "core": 0,
     }
-    return ["prlimit", *(f"--{name}={value}" for name, value in values.items()), "--"]
 
 
-def _communicate(process: subprocess.Popen[bytes], text: bytes, limits: Limits) -> tuple[bytes, str]:
-    """Write the input and read the output; return it, and why the program must be stopped."""
+def _limited(limits: Limits) -> list[str]:
+    """Return the start of a command line that sets the limits of a command."""
+    return ["prlimit", *(f"--{name}={value}" for name, value in limits_of(limits).items()), "--"]
+
+
+def communicate(
+    process: subprocess.Popen[bytes], text: bytes, limits: Limits, *, keep_input: bool = False
+) -> tuple[bytes, str]:
+    """Write the input and read the output; return it, and why the program must be stopped.
+
+    Args:
+        process: the program.
+        text: its standard input.
+        limits: wall clock and bytes of output.
+        keep_input: whether standard input stays open behind the text.
+    """
     assert process.stdin is not None  # noqa: S101 as given to Popen
     assert process.stdout is not None  # noqa: S101
     deadline, output, sent = time.monotonic() + limits.seconds, bytearray(), 0
@@ -152,8 +167,9 @@ def _communicate(process: subprocess.Popen[bytes], text: bytes, limits: Limits) 
                     sent = _send(process.stdin.fileno(), text, sent)
                     if sent >= len(text):
                         selector.unregister(process.stdin)
-                        with suppress(BrokenPipeError):
-                            process.stdin.close()
+                        if not keep_input:
+                            with suppress(BrokenPipeError):
+                                process.stdin.close()
                     continue
                 data = os.read(process.stdout.fileno(), _CHUNK)
                 if not data:
@@ -161,7 +177,7 @@ def _communicate(process: subprocess.Popen[bytes], text: bytes, limits: Limits) 
                 output += data
                 if len(output) > limits.output:
                     return bytes(output[: limits.output]), f"it wrote more than {limits.output} bytes and was stopped"
-    return bytes(output), f"it took longer than {limits.seconds:g} seconds and was stopped"
+    return bytes(output), timeout_text(limits)
 
 
 def _wait(process: subprocess.Popen[bytes], deadline: float, limits: Limits) -> str:
@@ -169,8 +185,13 @@ def _wait(process: subprocess.Popen[bytes], deadline: float, limits: Limits) -> 
     try:
         process.wait(max(0.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
-        return f"it took longer than {limits.seconds:g} seconds and was stopped"
+        return timeout_text(limits)
     return ""
+
+
+def timeout_text(limits: Limits) -> str:
+    """Describe the end of a program by its wall clock."""
+    return f"it took longer than {limits.seconds:g} seconds and was stopped"
 
 
 def _send(descriptor: int, text: bytes, sent: int) -> int:
@@ -180,7 +201,7 @@ def _send(descriptor: int, text: bytes, sent: int) -> int:
         return len(text)
 
 
-def _describe(code: int, limits: Limits) -> str:
+def describe(code: int, limits: Limits) -> str:
     """Describe an exit code; bwrap and setpriv report a signal as 128 and its number."""
     number = -code if code < 0 else code - 128
     if number == signal.SIGXCPU:
