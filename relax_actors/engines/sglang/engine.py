@@ -250,9 +250,10 @@ class SglangEngine(GenerateMixin):
                 if streams.tokens != received:
                     received, last_progress = streams.tokens, time.monotonic()
                     progress()
+                unwanted = rows.inform()
                 if ended := [task for task in done if task.exception() is None]:
                     yield [rows.finish(number) for task in ended for number in tasks.pop(task)]
-                if left := self._cancel(rows, tasks):
+                if unwanted and (left := self._cancel(unwanted, rows, tasks)):
                     yield left
                 for task in done:
                     task.result()
@@ -278,18 +279,18 @@ class SglangEngine(GenerateMixin):
         settings, limit = self._settings, self._connection.limit.limit
         return min(settings.rows - len(rows.active), (limit - len(rows.samples)) // settings.group)
 
-    def _cancel(self, rows: ActiveRows, tasks: dict[asyncio.Task[None], list[int]]) -> Done:
+    def _cancel(self, numbers: Iterable[int], rows: ActiveRows, tasks: dict[asyncio.Task[None], list[int]]) -> Done:
         """End the requests of rows that nobody waits for; the server drops a request whose connection is closed."""
-        numbers = rows.inform()
-        if not numbers or not self._settings.keep_partial:
+        if not self._settings.keep_partial:
             return []  # rows that share a request end with it
-        left = [task for task, (i,) in tasks.items() if i in numbers]
-        self._connection.loop.run_until_complete(cancel_all(left))
-        for task in left:
+        left = [number for number in numbers if number in rows.active]
+        unwanted = [task for task, (number,) in tasks.items() if number in left]
+        self._connection.loop.run_until_complete(cancel_all(unwanted))
+        for task in unwanted:
             del tasks[task]
-        for i in numbers:
-            rows.active[i][0].cancel()
-        return [rows.finish(i) for i in numbers]
+        for number in left:
+            rows.active[number][0].cancel()
+        return [rows.finish(number) for number in left]
 
     def _versions(self) -> tuple[int, Mapping[str, int]]:
         """Return the version in use, and the versions of all known weight names."""
