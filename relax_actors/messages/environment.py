@@ -91,7 +91,7 @@ class EnvironmentAnswer:
         turn: number of the action; -1 for the first observation.
         messages: observation as chat messages, `{"role": ..., "content": text or parts}`.
         reward: reward of the turn; None if the environment gave none.
-        rewards: rewards of players by name, whoever has acted; added to the last turn of each.
+        rewards: rewards by player; added to the last turn of each.
         player: player that reads the observation and acts next; empty for the one that has acted, or without players.
         done: whether the episode has ended.
         truncated: whether it ended without a result, by a limit of the environment.
