@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.data.tool_calls import ParsedAnswer
+from relax_actors.data.tool_call import ParsedAnswer
 from relax_actors.messages import FinishReason
 from relax_actors.messages.generate import GenerateAnswer
 from relax_actors.serving.ask import Ask

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from relax_actors.data.renderer import Renderer
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.data.tool_calls import ParsedAnswer, ToolFormat, format_of, parse_answer
+from relax_actors.data.tool_call import ParsedAnswer, ToolFormat, format_of
+from relax_actors.data.tool_calls import parse_answer
 from relax_actors.errors import RowError
 
 Message = dict[str, Any]

@@ -5,7 +5,7 @@ Invariant: what is shown of a beginning of an answer is a beginning of what is s
 
 from __future__ import annotations
 
-from relax_actors.data.tool_calls import ToolFormat
+from relax_actors.data.tool_call import ToolFormat
 
 OPEN, CLOSE = "<think>", "</think>"
 _MARKS = {

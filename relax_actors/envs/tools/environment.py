@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from relax_actors.data.tool_calls import ParsedAnswer, ToolCall, ToolFormat, parse_answer
+from relax_actors.data.tool_call import ParsedAnswer, ToolCall, ToolFormat
+from relax_actors.data.tool_calls import parse_answer
 from relax_actors.envs.environment import Environment, Result, Step
 from relax_actors.envs.tools.functions import Tool, ToolError, content_of, tools_of
 

@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relax_actors.data.tool_calls import ToolFormat, parse_answer
+from relax_actors.data.tool_call import ToolFormat
+from relax_actors.data.tool_calls import parse_answer
 from relax_actors.serving import event_stream
 from relax_actors.serving.answers import Limits
 from relax_actors.serving.dialogue import answer_message

@@ -1,0 +1,75 @@
+"""A tool call in a model's answer, and the formats in which model families write it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class ToolFormat(StrEnum):
+    """How a family of models writes tool calls."""
+
+    HERMES = "hermes"
+    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen2.5, Qwen3, SmolLM3."""
+    QWEN_XML = "qwen_xml"
+    """`<tool_call><function=...><parameter=...>...</parameter></function></tool_call>`: Qwen3-Coder, Qwen3.5."""
+    LLAMA_JSON = "llama_json"
+    """`{"name": ..., "parameters": {...}}` as the whole answer, several separated by `;`: Llama 3.1 and later."""
+    MISTRAL = "mistral"
+    """`[TOOL_CALLS][{"name": ..., "arguments": {...}}]`, or `[TOOL_CALLS]<name>[ARGS]{...}`: Mistral."""
+
+
+EXAMPLES = {
+    ToolFormat.HERMES: '<tool_call>\n{"name": <name>, "arguments": {<name>: <value>}}\n</tool_call>',
+    ToolFormat.QWEN_XML: (
+        "<tool_call>\n<function=<name>>\n<parameter=<name>>\n<value>\n</parameter>\n</function>\n</tool_call>"
+    ),
+    ToolFormat.LLAMA_JSON: '{"name": <name>, "parameters": {<name>: <value>}}',
+    ToolFormat.MISTRAL: '[TOOL_CALLS][{"name": <name>, "arguments": {<name>: <value>}}]',
+}
+"""A call in each format, for the answer to a malformed one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool."""
+
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MalformedCall:
+    """Text that begins as a tool call but is none, and why; `error` is written for the model that wrote it."""
+
+    text: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedAnswer:
+    """An answer of a model, taken apart.
+
+    Attributes:
+        content: text outside of reasoning and calls, stripped.
+        reasoning: text before `</think>`, without its tags, stripped; empty if there is none.
+        calls: well-formed calls, in order.
+        malformed: calls that cannot be made, in order.
+    """
+
+    content: str
+    reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    malformed: tuple[MalformedCall, ...] = ()
+
+
+def format_of(template: str) -> ToolFormat | None:
+    """Return the format that a chat template teaches; None if it knows no tools."""
+    if "<function=" in template:
+        return ToolFormat.QWEN_XML
+    if "<tool_call>" in template:
+        return ToolFormat.HERMES
+    if "[TOOL_CALLS]" in template:
+        return ToolFormat.MISTRAL
+    return ToolFormat.LLAMA_JSON if "ipython" in template or "<|python_tag|>" in template else None
