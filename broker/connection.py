@@ -94,10 +94,7 @@ class Connection:
         try:
             self.call(self._connect(deadline), deadline + DEADLINE_SLACK)
         except BaseException:
-            self._closing = True
-            with suppress(BrokerError, nats.errors.Error):
-                self.call(self._close(), 3)
-            self._stop_loop()
+            self.close()
             raise
 
     def _run_loop(self) -> None:
@@ -286,10 +283,9 @@ class Connection:
         if self.loop.is_closed():
             return
         self._closing = True
-        try:
+        # Cancelled if nats-py passes the cancellation of its own tasks on.
+        with suppress(BrokerError, nats.errors.Error, concurrent.futures.CancelledError):
             self.call(self._close(), 3)
-        except (BrokerError, nats.errors.Error):
-            log.debug("broker_close_failed")
         self._stop_loop()
 
     async def _close(self) -> None:
