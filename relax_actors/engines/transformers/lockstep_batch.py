@@ -17,6 +17,7 @@ from torch import Tensor
 from relax_actors.engines.protocols.inference import Generation, GenerationRequest
 from relax_actors.engines.protocols.stop_strings import START
 from relax_actors.engines.transformers.expert_recorder import ExpertRecorder
+from relax_actors.engines.transformers.random_choice import choose, uniforms_of
 from relax_actors.messages import FinishReason
 
 _PER_SAMPLE = {
@@ -74,7 +75,7 @@ class LockstepBatch:
         self._has_min_tokens = any(r.min_tokens for r in requests)
         self._max_tokens = per_sample([r.max_tokens for r in requests], torch.long)
         width = max(r.max_tokens for r in requests)
-        self._uniforms = torch.from_numpy(np.concatenate([_uniforms(r, width) for r in requests])).to(device)
+        self._uniforms = torch.from_numpy(np.concatenate([uniforms_of(r, width) for r in requests])).to(device)
         self.mask = self.prompt_mask.repeat_interleave(repeats, dim=0)
         self.positions = self.mask.sum(-1) - 1
         most = max(1, *(len(r.stop_ids) for r in requests))
@@ -158,7 +159,7 @@ class LockstepBatch:
         allowed = self._allowed(logprobs, samples)
         # Of a sample that has ended, any number: its token is ignored.
         places = self._lengths[samples].clamp(max=self._uniforms.shape[1] - 1)
-        tokens = _choose(allowed, self._top_p[samples], self._uniforms[samples, places])
+        tokens = choose(allowed, self._top_p[samples], self._uniforms[samples, places])
         tokens = torch.where(self._greedy[samples], allowed.argmax(-1), tokens)
         return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
 
@@ -321,37 +322,6 @@ def _stacked(first: Tensor, second: Tensor, fill: int, *, left: bool = False) ->
         first = torch.nn.functional.pad(first, pad, value=fill) if missing < 0 else first
         second = torch.nn.functional.pad(second, pad, value=fill) if missing > 0 else second
     return torch.cat([first, second])
-
-
-def _uniforms(request: GenerationRequest, width: int) -> NDArray[Any]:
-    """Draw `[samples, width] float64` in [0, 1) from the seed alone; zeros from `max_tokens`."""
-    generator = np.random.Generator(np.random.Philox(key=request.seed))
-    drawn = generator.random((request.samples, request.max_tokens))
-    return np.pad(drawn, ((0, 0), (0, width - request.max_tokens)))
-
-
-def _choose(logprobs: Tensor, top_p: Tensor, uniforms: Tensor) -> Tensor:
-    """Sample by inverting the cumulative distribution.
-
-    Args:
-        logprobs: `[batch, vocab]`.
-        top_p: `[batch, 1]`.
-        uniforms: `[batch] float64` in [0, 1).
-
-    Returns:
-        Token ids, `[batch]`.
-    """
-    probs = logprobs.double().exp()
-    if bool((top_p < 1).any()):
-        ordered, order = probs.sort(dim=-1, descending=True, stable=True)
-        # Smallest set that reaches top_p: keep a token if the more likely ones do not reach it yet.
-        ordered = ordered * (ordered.cumsum(-1) - ordered < top_p)
-        probs = torch.zeros_like(probs).scatter(1, order, ordered)
-    cumulative = probs.cumsum(-1)
-    index = (cumulative <= uniforms[:, None] * cumulative[:, -1:]).sum(-1)
-    # A uniform close to 1 can step past the last token because of rounding.
-    last = probs.shape[1] - 1 - (probs > 0).flip(-1).byte().argmax(-1)
-    return torch.minimum(index, last)
 
 
 def _equal_count(counts: list[int]) -> int:
