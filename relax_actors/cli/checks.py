@@ -29,10 +29,10 @@ from relax_actors.messages.experts import compact
 from relax_actors.registry.catalog import ALL, ROLES
 from relax_actors.rewards import load_reward, load_rewards
 from relax_actors.roles import FAILURES, built_in_spec, make_role, role_names, spec_of
-from relax_actors.roles.rollout import stops_of
 from relax_actors.roles.scorer import Scorer
 from relax_actors.runtime import COLUMNS, Role
 from relax_actors.supervision.sandbox import check_sandbox, is_sandboxed
+from relax_actors.training.stops import stops_of
 
 MAX_SLOW_ROWS = 2
 SAMPLED_ROWS = 200

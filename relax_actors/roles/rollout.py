@@ -15,10 +15,10 @@ from relax_actors.algorithms.advantages.estimation import needs_greedy
 from relax_actors.config import Config
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.backends import inference_backend
-from relax_actors.engines.protocols import Generation, GenerationRequest, PromptMedia, StopStrings
+from relax_actors.engines.protocols import Generation, GenerationRequest, PromptMedia
 from relax_actors.engines.protocols.guests import Guests, InFlight
 from relax_actors.engines.protocols.inference import Refresh
-from relax_actors.errors import ConfigError, EngineError, RelaxError, RowError, StoreError
+from relax_actors.errors import EngineError, RelaxError, RowError, StoreError
 from relax_actors.messages import Prompt, Trajectory
 from relax_actors.messages.experts import split_prompt_experts
 from relax_actors.messages.fingerprints import fingerprints_of
@@ -26,6 +26,7 @@ from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import More, Results, Role, Row
 from relax_actors.serving.generation_service import GenerationService, Surroundings
 from relax_actors.training.row_media import RowMedia, with_media
+from relax_actors.training.stops import stops_of
 from relax_actors.training.validation import RowValidator
 from relax_actors.weights.stager import Stager
 
@@ -326,26 +327,3 @@ class Rollout(Role):
             self._service.close()
         self._stager.close()
         self._engine.close()
-
-
-def stops_of(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[frozenset[int], StopStrings | None]:
-    """Return the tokens that end a sample, and the stop strings `texts`.
-
-    A stop string that is a token is among both: it is not sampled before rollout.min_tokens, and a server ends a sample
-    without delay at a token.
-
-    Raises:
-        ConfigError: a stop string cannot be sampled.
-    """
-    if not texts:
-        return tokenizer.stop_ids, None
-    for text in texts:
-        try:
-            tokens = tokenizer.encode(text, special=False).tolist()
-        except RowError:
-            tokens = []
-        if StopStrings([text], tokenizer.token_bytes).find(tokens) is None:
-            msg = f"rollout.stop {text!r} cannot be written with the tokens of this model; choose a string that can"
-            raise ConfigError(msg)
-    ids = {token for text in texts if (token := tokenizer.token_id(text)) is not None}
-    return tokenizer.stop_ids | ids, StopStrings(texts, tokenizer.token_bytes)

@@ -17,7 +17,7 @@ from relax_actors.data.tokenizer import Tokenizer, make_character_tokenizer
 from relax_actors.engines.protocols import StopStrings
 from relax_actors.engines.protocols.stop_strings import START
 from relax_actors.errors import ConfigError
-from relax_actors.roles.rollout import stops_of
+from relax_actors.training.stops import stops_of
 
 TEXT = "abé€🙂\n "
 SPECIAL, UNKNOWN = "<|end|>", "<unk>"
