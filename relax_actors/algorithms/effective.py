@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,14 +49,25 @@ class Idle:
     remedy: str
 
 
-def written(algorithm: AlgorithmSection) -> dict[str, Any]:
-    """Return settings other than the defaults and those of the preset, by dotted name."""
+DECOUPLED = Idle('algorithm.components = "decoupled"', 'set algorithm.components = "sum"')
+
+
+def written(algorithm: AlgorithmSection, spelled: Collection[str] = ()) -> dict[str, Any]:
+    """Return the settings that the user wrote, by dotted name.
+
+    Args:
+        algorithm: section [algorithm] of the run.
+        spelled: dotted names that the file or an override sets; without them, the settings that differ from those of
+            the preset and its defaults. What only repeats a setting of the preset is left out.
+    """
     found = dict(leaves(algorithm.model_dump(exclude={"name"})))
-    defaults = dict(leaves(AlgorithmSection().model_dump()))
     preset = dict(leaves(filled({"name": algorithm.name})))
-    return {
-        key: value for key, value in found.items() if value != defaults.get(key) and value != preset.get(key, defaults)
-    }
+    unset = dict(leaves(AlgorithmSection.model_validate({"name": algorithm.name}).model_dump()))
+
+    def is_written(key: str, value: Any) -> bool:
+        return value != unset.get(key) or (f"algorithm.{key}" in spelled and key not in preset)
+
+    return {key: value for key, value in found.items() if is_written(key, value)}
 
 
 def idle(algorithm: AlgorithmSection) -> dict[str, Idle]:
@@ -77,6 +89,7 @@ def _conditions(algorithm: AlgorithmSection) -> list[tuple[tuple[str, ...], bool
     custom = is_dotted(correction.kind)
     corrected = f'algorithm.correction.kind = "{correction.kind}"'
     options = tuple(f"distil.{name}" for name in type(distil).model_fields if name != "place")
+    divergence = ("distil.kind", "distil.top_k", "distil.tail", "distil.teacher_weight")
     kl_options = tuple(f"kl.{name}" for name in type(kl).model_fields if name != "place")
     return [
         (
@@ -135,6 +148,14 @@ def _conditions(algorithm: AlgorithmSection) -> list[tuple[tuple[str, ...], bool
             'algorithm.distil.place = "none"',
             'algorithm.distil.place to "advantage" or "loss"',
         ),
+        (divergence, distil.place == "loss", 'algorithm.distil.place = "advantage"', 'algorithm.distil.place = "loss"'),
+        (("distil.tail",), distil.top_k is not None, "algorithm.distil.top_k unset", "algorithm.distil.top_k"),
+        (
+            ("distil.teacher_weight",),
+            distil.kind == "jsd",
+            f'algorithm.distil.kind = "{distil.kind}"',
+            'algorithm.distil.kind = "jsd"',
+        ),
         (
             ("shaping.overlong_buffer", "shaping.overlong_factor"),
             algorithm.shaping.overlong,
@@ -146,6 +167,9 @@ def _conditions(algorithm: AlgorithmSection) -> list[tuple[tuple[str, ...], bool
 
 def _function_reason(algorithm: AlgorithmSection, name: str) -> Idle | None:
     """Why a setting of advantages or policy losses is idle: the chosen function does not read it."""
+    if algorithm.components == "decoupled" and name in ("scale", "epsilon"):
+        # Each component is divided by its standard deviation.
+        return DECOUPLED if name == "scale" else None
     for setting, chosen, table in (
         ("advantage", algorithm.advantage, ADVANTAGE_SETTINGS),
         ("surrogate", algorithm.surrogate, LOSS_SETTINGS),
@@ -153,9 +177,7 @@ def _function_reason(algorithm: AlgorithmSection, name: str) -> Idle | None:
         readers = [function for function, settings in table.items() if name in settings]
         if not readers or is_dotted(chosen) or chosen in readers:
             continue
-        if (name == "epsilon" and algorithm.components == "decoupled") or (
-            name == "scale" and algorithm.scale in ("none", "batch_std")
-        ):
+        if name == "scale" and algorithm.scale in ("none", "batch_std"):
             continue
         options = " or ".join(f'"{reader}"' for reader in readers)
         several = f"algorithm.{setting} to {options}" if len(readers) > 1 else f"algorithm.{setting} = {options}"

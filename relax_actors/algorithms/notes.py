@@ -29,7 +29,13 @@ def notes(config: Config) -> Iterator[str]:
             f'algorithm.advantage = "{algorithm.advantage}" is meant for the plain policy gradient, without {extra} '
             "(arXiv 2505.23585, 2310.10505)"
         )
-    if algorithm.kl.place == "reward" and algorithm.advantage in SUMMED:
+    if algorithm.surrogate == "kl_cov" and config.staleness.max == 0 and config.trainer.updates == 1:
+        yield (
+            'algorithm.surrogate = "kl_cov" with staleness.max = 0 and one update of a batch is the plain policy '
+            "gradient: log-ratios are 0, and so is the gradient of their penalty; set trainer.minibatches or "
+            "trainer.epochs above 1, or staleness.max above 0"
+        )
+    if algorithm.kl.place == "reward" and algorithm.advantage in SUMMED and algorithm.components == "sum":
         yield (
             'algorithm.kl.place = "reward" with algorithm.advantage = '
             f'"{algorithm.advantage}" subtracts the sum of a sample\'s KL from its reward, before the group is compared'

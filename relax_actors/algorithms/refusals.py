@@ -3,42 +3,46 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
-from relax_actors.algorithms.advantages.estimation import estimator_of
+from relax_actors.algorithms.advantages.estimation import COMPARING, estimator_of
 from relax_actors.algorithms.advantages.groups import Requirements
-from relax_actors.algorithms.effective import LOSS_SETTINGS, idle, written
+from relax_actors.algorithms.effective import idle, written
+from relax_actors.algorithms.loss_refusals import loss_refusals
 from relax_actors.config import Config
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.errors import ConfigError
 from relax_actors.registry.registry import is_dotted
 
+UNCOMPARED = ("reward", "returns", "gae", "ema", "none")
+"""Estimators that do not compare the samples of a row."""
 WHOLE_SAMPLES = ("rloo", "length_weighted", "greedy", "passk", "mean_ratio", "ema")
 """Estimators with one baseline for all turns of a sample; "group" becomes "turn" by itself."""
-MEAN_OF_SAMPLES = ("sample_mean_of_means", "sample_weight_length")
-"""Aggregations that weigh a sample's loss by a known number, whatever its length."""
 
 
-def refusals(config: Config) -> Iterator[str]:
-    """Yield a line for each combination of settings that cannot be meant."""
-    yield from _idle(config)
+def refusals(config: Config, spelled: Collection[str] = ()) -> Iterator[str]:
+    """Yield a line for each combination of settings that cannot be meant.
+
+    Args:
+        config: configuration of the run.
+        spelled: dotted names that the file or an override sets, as `relax_actors.config.load.set_by` returns them;
+            without them, a setting that is spelled with its default is not seen.
+    """
+    yield from _idle(config, spelled)
     yield from _advantages(config)
     yield from _players(config)
     yield from _normalisation(config)
+    yield from _signal(config)
     yield from _components(config)
     yield from _shaping(config)
-    yield from _loss(config)
-    yield from _bounds(config)
-    yield from _kl(config)
-    yield from _correction(config)
-    yield from _distillation(config)
+    yield from loss_refusals(config)
     yield from _sampling(config)
 
 
-def _idle(config: Config) -> Iterator[str]:
+def _idle(config: Config, spelled: Collection[str]) -> Iterator[str]:
     """Refuse settings that the user wrote and nothing reads."""
     reasons = idle(config.algorithm)
-    for key, value in written(config.algorithm).items():
+    for key, value in written(config.algorithm, spelled).items():
         if reason := reasons.get(key):
             yield (
                 f"algorithm.{key} = {json.dumps(value)} has no effect with {reason.cause}; {reason.remedy}, "
@@ -123,6 +127,9 @@ def _negative_rewards(config: Config) -> Iterator[str]:
 
 def _normalisation(config: Config) -> Iterator[str]:
     algorithm = config.algorithm
+    if algorithm.advantage == "none":
+        yield from _before_teacher(algorithm)
+        return
     if algorithm.whiten == "none":
         return
     scaled = algorithm.scale != "none" and "scale" not in idle(algorithm) and algorithm.components == "sum"
@@ -143,10 +150,69 @@ def _normalisation(config: Config) -> Iterator[str]:
         )
 
 
+def _before_teacher(algorithm: AlgorithmSection) -> Iterator[str]:
+    """Refuse statistics of the step that act on advantages of 0, before the signal of a teacher is added."""
+    acting = {
+        ("whiten", f'"{algorithm.whiten}"', '"none"'): algorithm.whiten != "none",
+        ("scale", '"batch_std"', '"none"'): algorithm.scale == "batch_std",
+        ("signal_scale", "true", "false"): algorithm.signal_scale,
+    }
+    for (setting, value, off), is_set in acting.items():
+        if is_set:
+            yield (
+                f"algorithm.{setting} = {value} acts on the advantages of rewards, which are 0 with "
+                'algorithm.advantage = "none", and not on the signal of a teacher; set '
+                f"algorithm.{setting} = {off}"
+            )
+
+
+def _signal(config: Config) -> Iterator[str]:
+    """Refuse statistics of rows without a signal where no row lacks one, or where the trainer alone can tell."""
+    algorithm = config.algorithm
+    compares = algorithm.components == "sum" and (algorithm.advantage in COMPARING or is_dotted(algorithm.advantage))
+    if algorithm.signal_scale and algorithm.advantage != "none" and not compares:
+        which = (
+            'algorithm.components = "decoupled"'
+            if algorithm.components == "decoupled"
+            else f'algorithm.advantage = "{algorithm.advantage}"'
+        )
+        yield (
+            "algorithm.signal_scale = true takes groups of equal rewards for groups without a signal, but with "
+            f"{which} they have one; set algorithm.signal_scale = false"
+        )
+    if not algorithm.shaping.filter_zero_variance:
+        return
+    if algorithm.distil.place != "none":
+        yield (
+            "algorithm.shaping.filter_zero_variance = true drops rows of equal rewards, in which a teacher (algorithm."
+            f'distil.place = "{algorithm.distil.place}") has a signal; set algorithm.shaping.filter_zero_variance = '
+            "false"
+        )
+    elif algorithm.advantage in UNCOMPARED:
+        yield (
+            "algorithm.shaping.filter_zero_variance = true drops rows of equal rewards, and algorithm.advantage = "
+            f'"{algorithm.advantage}" has a signal in them; set algorithm.shaping.filter_zero_variance = false'
+        )
+
+
 def _components(config: Config) -> Iterator[str]:
     algorithm, components = config.algorithm, config.reward_components
     if algorithm.components == "sum":
         return
+    ignored = {
+        "algorithm.shaping.overlong = true": algorithm.shaping.overlong,
+        f"algorithm.shaping.length_penalty = {algorithm.shaping.length_penalty:g}": algorithm.shaping.length_penalty,
+    }
+    for setting in (name for name, is_set in ignored.items() if is_set):
+        yield (
+            f'{setting} changes the sum of the rewards, which algorithm.components = "decoupled" does not read; make '
+            "it a function of reward.function with a weight of its own, or remove it"
+        )
+    if algorithm.kl.place == "reward":
+        yield (
+            'algorithm.kl.place = "reward" changes the sum of the rewards, which algorithm.components = "decoupled" '
+            'does not read; set algorithm.kl.place = "loss" with algorithm.kl.kind = "k2" or "k3"'
+        )
     if algorithm.advantage != "group":
         yield (
             'algorithm.components = "decoupled" normalises each component within the group; set algorithm.advantage = '
@@ -171,116 +237,32 @@ def _has_token_advantages(algorithm: AlgorithmSection) -> bool:
 
 
 def _shaping(config: Config) -> Iterator[str]:
-    buffer, limit = config.algorithm.shaping.overlong_buffer, config.rollout.max_tokens
-    if config.algorithm.shaping.overlong and buffer is not None and buffer > limit:
-        yield (
-            f"algorithm.shaping.overlong_buffer = {buffer} is more than rollout.max_tokens = {limit}; set it to at "
-            "most that, or leave it out for a fifth of it"
-        )
-
-
-def _loss(config: Config) -> Iterator[str]:
-    algorithm = config.algorithm
-    sequence = algorithm.ratio.startswith("sequence") and algorithm.surrogate != "gamma"
-    if sequence and algorithm.aggregate not in MEAN_OF_SAMPLES:
-        yield (
-            f'algorithm.ratio = "{algorithm.ratio}" with algorithm.aggregate = "{algorithm.aggregate}" weighs samples '
-            'by their length; set algorithm.aggregate = "sample_mean_of_means", or "sample_weight_length" for LUSPO'
-        )
-    if algorithm.aggregate == "sample_weight_length" and not algorithm.ratio.startswith("sequence"):
-        yield (
-            f'algorithm.aggregate = "sample_weight_length" with algorithm.ratio = "{algorithm.ratio}" is the mean of '
-            'sums; set algorithm.ratio = "sequence_mean" for LUSPO, or algorithm.aggregate = "sample_mean_of_sums"'
-        )
-    if algorithm.ratio == "none" and "ratio" in LOSS_SETTINGS.get(algorithm.surrogate, ()):
-        yield (
-            f'algorithm.surrogate = "{algorithm.surrogate}" reads a ratio, and algorithm.ratio is "none"; set '
-            'algorithm.ratio = "token", or algorithm.surrogate = "score"'
-        )
-    yield from _stale_score(config)
-
-
-def _stale_score(config: Config) -> Iterator[str]:
-    """Refuse a loss without a ratio for data that the trained weights did not sample."""
-    algorithm, updates = config.algorithm, config.trainer.updates
-    if algorithm.surrogate != "score" or algorithm.correction.kind != "none":
+    shaping, environment, limit = config.algorithm.shaping, config.environment, config.longest_sample
+    if not shaping.overlong:
         return
-    if config.staleness.max > 0:
-        yield (
-            f'algorithm.surrogate = "score" has no ratio, and staleness.max = {config.staleness.max} trains samples of '
-            'older weights; set staleness.max = 0, algorithm.correction.kind = "tis", or algorithm.surrogate = "clip"'
-        )
-    elif updates > 1:
-        yield (
-            f'algorithm.surrogate = "score" has no ratio, and {updates} updates of a batch train samples of older '
-            "weights; set trainer.minibatches = 1 and trainer.epochs = 1, algorithm.correction.kind = "
-            '"tis", or algorithm.surrogate = "clip"'
-        )
-
-
-def _bounds(config: Config) -> Iterator[str]:
-    algorithm = config.algorithm
-    if algorithm.clip_low > 1 and algorithm.surrogate in ("clip", "clip_weight", "clip_cov"):
-        yield (
-            f"algorithm.clip_low = {algorithm.clip_low:g} is the distance of the lower bound from 1, which is then "
-            "below 0; set it to 1 for no lower bound, or to less"
-        )
-
-
-def _kl(config: Config) -> Iterator[str]:
-    kl = config.algorithm.kl
-    if kl.place == "loss" and kl.kind == "k1" and not (kl.k2_gradient or kl.unbiased):
-        yield (
-            'algorithm.kl.kind = "k1" as a term of the loss has an expected gradient of 0; set algorithm.kl.kind = '
-            '"k2" or "k3", or algorithm.kl.place = "reward"'
-        )
-    if kl.place == "reward" and "reference" not in config.roles:
-        yield (
-            'algorithm.kl.place = "reward" needs log-probs of the reference before the advantages; add '
-            '[roles.reference], or set algorithm.kl.place = "loss"'
-        )
-
-
-def _correction(config: Config) -> Iterator[str]:
-    algorithm = config.algorithm
-    correction, reject = algorithm.correction, algorithm.reject
-    if correction.kind != "none" and algorithm.proximal == "rollout" and algorithm.surrogate != "score":
-        yield (
-            f'algorithm.correction.kind = "{correction.kind}" weighs by the proximal policy over the rollout policy, '
-            'which are the same here; set algorithm.proximal to "trainer" or "actor_fwd"'
-        )
-    if correction.normalise != "none" and algorithm.surrogate in ("gamma", "geometric"):
-        yield (
-            f'algorithm.correction.normalise = "{correction.normalise}" with algorithm.surrogate = '
-            f'"{algorithm.surrogate}" would scale the weights inside a number of the whole sample, before their mean '
-            'over the step is known; set algorithm.correction.normalise = "none"'
-        )
-    if reject.opsm is not None and algorithm.proximal == "trainer" and config.trainer.updates == 1:
-        yield (
-            f"algorithm.reject.opsm = {reject.opsm:g} bounds the log-ratio of the proximal to the trained policy, "
-            'which is 0 while a batch is trained once; set algorithm.proximal = "rollout", or trainer.minibatches '
-            "above 1"
-        )
-    bounded = {"correction": correction.kind == "icepop", "reject": reject.kind != "none"}
-    for section, is_bounded in bounded.items():
-        if is_bounded and getattr(algorithm, section).low == 0:
+    buffer, setting = shaping.overlong_buffer, "rollout.max_tokens"
+    if environment is not None:
+        setting = "environment.token_budget"
+        if environment.players or environment.token_budget is None:
+            problem, remedy = "is not set", f"set {setting}, or algorithm.shaping.overlong = false"
+            if environment.players:
+                problem = "is shared by environment.players"
+                remedy = "set algorithm.shaping.overlong = false"
             yield (
-                f"algorithm.{section}.low = 0 is no lower bound of a ratio; set it between 0 and 1, such as 0.5"
-                + (', or use algorithm.correction.kind = "tis"' if section == "correction" else "")
+                "algorithm.shaping.overlong = true lowers the reward of episodes that come close to "
+                f"{setting}, which {problem} (rollout.max_tokens is the limit of one turn); {remedy}"
             )
-
-
-def _distillation(config: Config) -> Iterator[str]:
-    algorithm = config.algorithm
-    if algorithm.distil.place != "none" and "teacher" not in config.roles:
+            return
+    elif config.agent is not None:
         yield (
-            f'algorithm.distil.place = "{algorithm.distil.place}" needs a teacher; add [roles.teacher] with '
-            'model = "<folder>", server = <URL>, or hint for self-distillation'
+            "algorithm.shaping.overlong = true lowers the reward of samples that come close to rollout.max_tokens, "
+            "which is the limit of one answer of an agent and not of its sample; set algorithm.shaping.overlong = false"
         )
-    if algorithm.advantage == "none" and algorithm.distil.place == "none" and not is_dotted(algorithm.surrogate):
+        return
+    if buffer is not None and buffer > limit:
         yield (
-            'algorithm.advantage = "none" trains nothing without distillation; set algorithm.distil.place, or another '
-            "algorithm.advantage"
+            f"algorithm.shaping.overlong_buffer = {buffer} is more than {setting} = {limit}; set it to at "
+            "most that, or leave it out for a fifth of it"
         )
 
 

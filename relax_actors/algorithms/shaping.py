@@ -15,17 +15,16 @@ def overlong_penalty(lengths: Array, *, max_tokens: int, buffer: int, factor: fl
     r"""Compute the penalty of long samples: soft overlong punishment (DAPO, arXiv 2503.14476, equation 13).
 
     $\min(0, \frac{L - B - |y|}{B} \cdot f)$, with the limit L, the buffer B and the factor f: 0 up to L - B tokens,
-    then linear, -f at L tokens. It is added to the reward. Beyond L it continues to fall, as in verl; the paper gives
-    -1 there.
+    then linear, -f at L tokens and beyond. It is added to the reward. verl's continues to fall beyond L.
 
     Args:
-        lengths: `[n]` integers, sampled tokens of each sample.
-        max_tokens: the limit L.
+        lengths: `[n]` integers, tokens of each sample.
+        max_tokens: the limit L, in the unit of `lengths`.
         buffer: B, from 1 to `max_tokens`.
         factor: f.
 
     Returns:
-        `[n] float64`, at most 0.
+        `[n] float64`, from -f to 0.
 
     Raises:
         ValueError: the buffer is out of range.
@@ -33,7 +32,8 @@ def overlong_penalty(lengths: Array, *, max_tokens: int, buffer: int, factor: fl
     if not 0 < buffer <= max_tokens:
         msg = f"the overlong buffer has {buffer} tokens; set it from 1 to the limit of {max_tokens}"
         raise ValueError(msg)
-    found: Array = np.minimum(0.0, (max_tokens - buffer - np.asarray(lengths, np.float64)) / buffer * factor)
+    excess = (max_tokens - buffer - np.asarray(lengths, np.float64)) / buffer
+    found: Array = np.clip(excess, -1.0, 0.0) * factor
     return found
 
 

@@ -59,6 +59,8 @@ def algorithm_lines(config: Config, set_by: Mapping[str, str]) -> Iterator[str]:
             source = f"preset {algorithm.name}" if key in preset else "default"
             if key in ("length", "shaping.overlong_buffer") and value is not None:
                 source = "from rollout.max_tokens"
+                if key != "length" and config.longest_sample != config.rollout.max_tokens:
+                    source = "from environment.token_budget"
         yield f"  {key:<28} {_shown(value):<24} {source}"
 
 

@@ -42,12 +42,13 @@ def check(
     from relax_actors.config.load import set_by
 
     loaded = load_config(config, settings or [])
-    findings = examine(loaded, None if roles is None else [role for role in roles.split(",") if role])
+    spelled = set_by(config, settings or [])
+    findings = examine(loaded, None if roles is None else [role for role in roles.split(",") if role], spelled)
     for error in findings.errors:
         typer.echo(printable_lines(f"error: {error}"), err=True)
     for note in findings.notes:
         typer.echo(printable_lines(f"note: {note}"), err=True)
-    for line in algorithm_lines(loaded, set_by(config, settings or [])):
+    for line in algorithm_lines(loaded, spelled):
         typer.echo(printable_lines(line), err=True)
     if findings.errors:
         count = len(findings.errors)
@@ -75,12 +76,13 @@ class Findings:
     facts: ModelFacts | None = None
 
 
-def examine(config: Config, roles: Collection[str] | None = None) -> Findings:
+def examine(config: Config, roles: Collection[str] | None = None, spelled: Collection[str] = ()) -> Findings:
     """Run all checks of a configuration; write to temporary files only.
 
     Args:
         config: configuration of the run.
         roles: roles whose actors start on this machine; all if None.
+        spelled: dotted names that the file or an override sets; see `relax_actors.config.load.set_by`.
     """
     import tempfile
 
@@ -109,7 +111,7 @@ def examine(config: Config, roles: Collection[str] | None = None) -> Findings:
         attempt(lambda: checks.check_roles(config))
         attempt(lambda: checks.check_rewards(config))
         attempt(lambda: check_environment(config))
-        errors.extend(refusals(config))
+        errors.extend(refusals(config, spelled))
         attempt(lambda: checks.check_isolation(config, here))
         attempt(lambda: checks.check_steps(config))
         attempt(lambda: placement.check_devices(config))
@@ -154,13 +156,13 @@ def _checks_of_model(config: Config, folder: Path, facts: ModelFacts) -> list[Ch
     return [*found, lambda: check_memory(config, facts), lambda: check_disk(config, facts)]
 
 
-def require(config: Config, roles: Collection[str] | None = None) -> Findings:
+def require(config: Config, roles: Collection[str] | None = None, spelled: Collection[str] = ()) -> Findings:
     """Run all checks, and refuse a configuration that cannot work; arguments as `examine`.
 
     Raises:
         ConfigError: one line an error.
     """
-    findings = examine(config, roles)
+    findings = examine(config, roles, spelled)
     if findings.errors:
         raise ConfigError("\n".join(findings.errors))
     return findings

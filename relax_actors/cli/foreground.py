@@ -21,6 +21,7 @@ from relax_actors.cli.check import require
 from relax_actors.cli.checks import shortened
 from relax_actors.cli.command_line import command_line
 from relax_actors.config import Config, load_config, validate
+from relax_actors.config.load import set_by
 from relax_actors.config.masking import masked_argument
 from relax_actors.errors import ConfigError
 from relax_actors.monitoring.screen import Screen
@@ -83,7 +84,7 @@ def train(request: Request) -> int:
         _show(console, result, folder, as_json=request.as_json)
         return 0
     roles = None if request.roles is None else list(request.roles)
-    require(config, roles)
+    require(config, roles, set_by(request.path, list(request.settings)))
     root = Root(config, str(request.path.resolve().parent), roles, fresh=request.fresh)
     for note in [*root.notes, *shortened(config)]:
         console.show(note)

@@ -21,14 +21,21 @@ def check_log_probs(config: Config, produced: Collection[str], read: Collection[
         ConfigError: a role is missing, or no role reads its column.
     """
     algorithm = config.algorithm
-    wanted = {"reference": algorithm.needs_reference, "actor_fwd": algorithm.proximal == "actor_fwd"}
+    wanted = {
+        "reference": algorithm.needs_reference,
+        "actor_fwd": algorithm.proximal == "actor_fwd",
+        "squares": "squares" in read,
+    }
     remedies = {
         "reference": 'algorithm.kl.place is "none"; set it to "loss" or "reward", or remove the section',
         "actor_fwd": f'algorithm.proximal is "{algorithm.proximal}"; set it to "actor_fwd", or remove the section',
+        "squares": f'algorithm.advantage is "{algorithm.advantage}"; set it to "optimal_token" or "optimal_turn", or '
+        "remove the section",
     }
     for name, is_wanted in wanted.items():
         if name in config.roles and not is_wanted and name not in read:
-            msg = f"roles.{name} would compute log-probs that no role reads: {remedies[name]}"
+            what = "squared probabilities" if name == "squares" else "log-probs"
+            msg = f"roles.{name} would compute {what} that no role reads: {remedies[name]}"
             raise ConfigError(msg)
     if wanted["actor_fwd"] and "actor_fwd" not in produced:
         msg = (

@@ -117,13 +117,13 @@ class AlgorithmSection(Section):
         """Fill settings that are not set from the preset."""
         return presets.filled(tree) if isinstance(tree, dict) else tree
 
-    def with_lengths(self, max_tokens: int) -> AlgorithmSection:
-        """Return a copy in which lengths that are needed and not set follow from the longest completion."""
+    def with_lengths(self, max_tokens: int, longest_sample: int) -> AlgorithmSection:
+        """Return a copy in which lengths that are needed and not set follow from the longest completion and sample."""
         update: dict[str, Any] = {}
         if self.aggregate == "constant" and self.length is None:
             update["length"] = max_tokens
         if self.shaping.overlong and self.shaping.overlong_buffer is None:
-            shaping = {"overlong_buffer": max(1, max_tokens // 5)}
+            shaping = {"overlong_buffer": max(1, longest_sample // 5)}
             update["shaping"] = self.shaping.model_copy(update=shaping)
         return self.model_copy(update=update)
 

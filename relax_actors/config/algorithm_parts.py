@@ -59,7 +59,9 @@ class EntropySection(Section):
 
 
 class CorrectionSection(Section):
-    """[algorithm.correction]: off-policy weight of the policy loss, from w = proximal / rollout probability."""
+    """[algorithm.correction]: off-policy weight of the policy loss, from w = proximal / rollout probability; with
+    `surrogate = "score"`, which has no ratio, w = trained / rollout probability.
+    """
 
     kind: Annotated[str, Named(CORRECTIONS)] = "none"
     """Weight: 1; `importance`, w (arXiv 2110.00641); `tis`, w truncated at `high`; `icepop`, w within `low` and `high`,
@@ -79,7 +81,7 @@ class RejectSection(Section):
 
     kind: Literal["none", "geometric", "max", "product"] = "none"
     """Reject by the geometric mean of w over tokens, by w of any token, or by the product of w. With `proximal =
-    "actor_fwd"`, w is the probability of that role over the rollout's."""
+    "actor_fwd"` and a policy loss other than `score`, w is the probability of that role over the rollout's."""
     low: Fraction = 0.5
     """Lower bound of w."""
     high: UpperBound = 2.0
@@ -124,14 +126,15 @@ class ShapingSection(Section):
     """[algorithm.shaping]: changes of rewards, rows and trained tokens before the advantages."""
 
     filter_zero_variance: bool = False
-    """Drop and refill rows whose samples all have the same reward (dynamic sampling, arXiv 2503.14476)."""
+    """Drop and refill rows without a signal (dynamic sampling, arXiv 2503.14476): all samples have the same reward,
+    before penalties of length and KL, and the baseline comes from the group; or all advantages are 0."""
     overlong: bool = False
     """Lower the reward of a sample linearly over the last `overlong_buffer` tokens before `rollout.max_tokens` (arXiv
-    2503.14476)."""
+    2503.14476). For episodes with [environment] the limit is `environment.token_budget`, which counts observations."""
     overlong_buffer: Positive | None = None
-    """Tokens over which `overlong` lowers the reward; a fifth of `rollout.max_tokens` if not set."""
+    """Tokens over which `overlong` lowers the reward; a fifth of the limit if not set."""
     overlong_factor: PositiveFloat = 1.0
-    """Penalty of a sample of `rollout.max_tokens` tokens."""
+    """Penalty of a sample that reaches the limit; no sample has a larger one."""
     length_penalty: NonNegative = 0.0
     """Subtract this times the mean reward of the group times the sample's length over the longest of the group."""
     mask_truncated: bool = False

@@ -204,13 +204,20 @@ class Config(Section):
             raise ValueError(msg)
         if self.run.deterministic and self.rollout.max_concurrent_prompts != 1:
             object.__setattr__(self, "rollout", self.rollout.model_copy(update={"max_concurrent_prompts": 1}))
-        object.__setattr__(self, "algorithm", self.algorithm.with_lengths(self.rollout.max_tokens))
+        algorithm = self.algorithm.with_lengths(self.rollout.max_tokens, self.longest_sample)
+        object.__setattr__(self, "algorithm", algorithm)
         return self
 
     @property
     def folder(self) -> Path:
         """The run's folder."""
         return self.run.folder or Path("runs") / self.run.name
+
+    @property
+    def longest_sample(self) -> int:
+        """Limit of the tokens of a sample: of a completion, or the budget of an episode if it has one."""
+        budget = None if self.environment is None else self.environment.token_budget
+        return self.rollout.max_tokens if budget is None else budget
 
     @property
     def store_path(self) -> Path:

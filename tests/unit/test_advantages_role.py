@@ -173,7 +173,10 @@ def test_greedy_sample_is_the_baseline_and_gets_no_advantage(tmp_path: Path) -> 
     assert found.values.tolist() == [0.75, -0.25, 0.0]
     assert found.reward == 0.5
     filtered = (*settings, "algorithm.shaping.filter_zero_variance=true")
-    assert isinstance(advantages(tmp_path, Reward(np.array([1, 1, 0], np.float32)), *filtered), Drop)
+    found = advantages(tmp_path, Reward(np.array([1, 1, 0], np.float32)), *filtered)
+    assert found.values.tolist() == [1.0, 1.0, 0.0]
+    found = advantages(tmp_path, Reward(np.array([1, 1, 1], np.float32)), *filtered)
+    assert found == Drop("no_signal", "the advantages of all samples are 0")
 
 
 def test_statistics_of_the_step_get_unrounded_numbers(tmp_path: Path) -> None:
@@ -211,6 +214,33 @@ def test_decoupled_components_have_the_weights_of_the_table_unless_others_are_se
     np.testing.assert_allclose(found.values, one + 0.5 * one[::-1], rtol=1e-5)
     found = advantages(tmp_path, Reward(VALUES, parts), *settings, "algorithm.weights={exact_match = 3.0}")
     np.testing.assert_allclose(found.values, 3 * one + 0.5 * one[::-1], rtol=1e-5)
+
+
+def test_components_that_cancel_in_the_sum_are_a_signal(tmp_path: Path) -> None:
+    table = 'reward.function={"exact_match" = 1.0, "tiny_tasks.share_of_sevens" = 0.5}'
+    settings = ("algorithm.components=decoupled", table, "algorithm.shaping.filter_zero_variance=true")
+    first = np.array([1.0, 0.0, 1.0, 0.5], np.float32)
+    parts = {"exact_match": first, "tiny_tasks.share_of_sevens": 2 - 2 * first}
+    found = advantages(tmp_path, Reward(np.ones(4, np.float32), parts), *settings)
+    np.testing.assert_allclose(found.values, [0.39, -0.65, 0.39, -0.13], atol=0.005)
+    flat = {name: np.ones(4, np.float32) for name in parts}
+    found = advantages(tmp_path, Reward(VALUES, flat), *settings)
+    assert found == Drop("no_signal", "the advantages of all samples are 0")
+
+
+def test_a_tie_for_the_best_of_a_group_is_no_signal(tmp_path: Path) -> None:
+    settings = ("algorithm.name=passk", "algorithm.shaping.filter_zero_variance=true")
+    found = advantages(tmp_path, Reward(VALUES), *settings)
+    assert found == Drop("no_signal", "the advantages of all samples are 0")
+
+
+def test_episodes_are_overlong_by_their_token_budget(tmp_path: Path) -> None:
+    settings = ("algorithm.scale=none", "algorithm.advantage=reward", "algorithm.shaping.overlong=true")
+    budget = ("environment.name=tests.support.environments.Echo", "environment.token_budget=10", "rollout.max_tokens=2")
+    columns = {"trajectory": trajectory([8, 9, 10, 12])}
+    # A fifth of 10 tokens is the buffer; beyond the budget the penalty stays at 1.
+    found = advantages(tmp_path, Reward(VALUES), *settings, *budget, **columns)
+    assert found.values.tolist() == [1.0, -0.5, -1.0, 0.0]
 
 
 def test_rows_whose_samples_were_all_cut_off_are_dropped_if_those_are_masked(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from relax_actors.algorithms.effective import ADVANTAGE_SETTINGS, LOSS_SETTINGS
 from relax_actors.algorithms.formulas import ADVANTAGES, SURROGATES, formulas, needs
+from relax_actors.algorithms.notes import notes
 from relax_actors.algorithms.refusals import refusals
 from relax_actors.cli.algorithms import algorithm_lines
 from relax_actors.cli.main import build
@@ -102,6 +103,10 @@ def test_check_prints_the_settings_and_refuses_what_makes_no_sense() -> None:
 
 
 ON_POLICY = "staleness.max=0"
+FILTERED = "algorithm.shaping.filter_zero_variance=true"
+OVERLONG = "algorithm.shaping.overlong=true"
+ECHO = "environment.name=tests.support.environments.Echo"
+TAUGHT = ("algorithm.name=opd", "roles.teacher.actor=x.Teacher")
 
 
 class Refused(NamedTuple):
@@ -285,6 +290,118 @@ REFUSED = {
         'algorithm.advantage = "none" trains nothing without distillation; set algorithm.distil.place, or '
         "another algorithm.advantage",
     ),
+    "decoupled scale": Refused(
+        ("algorithm.name=gdpo", "algorithm.scale=batch_std"),
+        'algorithm.scale = "batch_std" has no effect with algorithm.components = "decoupled"; set algorithm.components '
+        '= "sum", or remove it',
+    ),
+    "decoupled penalty": Refused(
+        ("algorithm.name=gdpo", "algorithm.shaping.overlong=true"),
+        'algorithm.shaping.overlong = true changes the sum of the rewards, which algorithm.components = "decoupled" '
+        "does not read; make it a function of reward.function with a weight of its own, or remove it",
+    ),
+    "decoupled length penalty": Refused(
+        ("algorithm.name=gdpo", "algorithm.shaping.length_penalty=0.5"),
+        "algorithm.shaping.length_penalty = 0.5 changes the sum of the rewards, which algorithm.components = "
+        '"decoupled" does not read; make it a function of reward.function with a weight of its own, or remove it',
+    ),
+    "decoupled KL": Refused(
+        ("algorithm.name=gdpo", "algorithm.kl.place=reward", "algorithm.kl.kind=k1", "roles.reference.replicas=1"),
+        'algorithm.kl.place = "reward" changes the sum of the rewards, which algorithm.components = "decoupled" does '
+        'not read; set algorithm.kl.place = "loss" with algorithm.kl.kind = "k2" or "k3"',
+    ),
+    "divergence of an advantage": Refused(
+        (*TAUGHT, "algorithm.distil.kind=jsd"),
+        'algorithm.distil.kind = "jsd" has no effect with algorithm.distil.place = "advantage"; set '
+        'algorithm.distil.place = "loss", or remove it',
+    ),
+    "top tokens of an advantage": Refused(
+        (*TAUGHT, "algorithm.distil.top_k=5"),
+        'algorithm.distil.top_k = 5 has no effect with algorithm.distil.place = "advantage"; set '
+        'algorithm.distil.place = "loss", or remove it',
+    ),
+    "tail of nothing": Refused(
+        (*TAUGHT, "algorithm.distil.place=loss", "algorithm.distil.tail=drop"),
+        'algorithm.distil.tail = "drop" has no effect with algorithm.distil.top_k unset; set algorithm.distil.top_k, '
+        "or remove it",
+    ),
+    "mixture of one": Refused(
+        (*TAUGHT, "algorithm.distil.place=loss", "algorithm.distil.top_k=5", "algorithm.distil.teacher_weight=0.3"),
+        'algorithm.distil.teacher_weight = 0.3 has no effect with algorithm.distil.kind = "reverse_kl"; set '
+        'algorithm.distil.kind = "jsd", or remove it',
+    ),
+    "whitened zeros": Refused(
+        (*TAUGHT, "algorithm.whiten=tokens"),
+        'algorithm.whiten = "tokens" acts on the advantages of rewards, which are 0 with algorithm.advantage = "none", '
+        'and not on the signal of a teacher; set algorithm.whiten = "none"',
+    ),
+    "scaled zeros": Refused(
+        (*TAUGHT, "algorithm.scale=batch_std"),
+        'algorithm.scale = "batch_std" acts on the advantages of rewards, which are 0 with algorithm.advantage = '
+        '"none", and not on the signal of a teacher; set algorithm.scale = "none"',
+    ),
+    "scaled signal of zeros": Refused(
+        (*TAUGHT, "algorithm.signal_scale=true"),
+        "algorithm.signal_scale = true acts on the advantages of rewards, which are 0 with algorithm.advantage = "
+        '"none", and not on the signal of a teacher; set algorithm.signal_scale = false',
+    ),
+    "filtered rows of a teacher": Refused(
+        (*TAUGHT, FILTERED),
+        "algorithm.shaping.filter_zero_variance = true drops rows of equal rewards, in which a teacher "
+        '(algorithm.distil.place = "advantage") has a signal; set algorithm.shaping.filter_zero_variance = false',
+    ),
+    "filtered rows of a running mean": Refused(
+        ("algorithm.name=rae", FILTERED),
+        'algorithm.shaping.filter_zero_variance = true drops rows of equal rewards, and algorithm.advantage = "ema" '
+        "has a signal in them; set algorithm.shaping.filter_zero_variance = false",
+    ),
+    "signal of every row": Refused(
+        ("algorithm.name=remax", ON_POLICY, "algorithm.signal_scale=true"),
+        "algorithm.signal_scale = true takes groups of equal rewards for groups without a signal, but with "
+        'algorithm.advantage = "greedy" they have one; set algorithm.signal_scale = false',
+    ),
+    "signal of components": Refused(
+        ("algorithm.name=gdpo", "algorithm.signal_scale=true"),
+        "algorithm.signal_scale = true takes groups of equal rewards for groups without a signal, but with "
+        'algorithm.components = "decoupled" they have one; set algorithm.signal_scale = false',
+    ),
+    "geometric mean of tokens": Refused(
+        ("algorithm.surrogate=geometric",),
+        'algorithm.surrogate = "geometric" with algorithm.aggregate = "token_mean" weighs samples by their length; set '
+        'algorithm.aggregate = "sample_mean_of_means"',
+    ),
+    "reversed covariances": Refused(
+        ("algorithm.name=clip_cov", "algorithm.covariance_bounds=[5, 1]"),
+        "algorithm.covariance_bounds = [5, 1] has no covariance between its bounds, so that no token would be chosen; "
+        "write the lower bound first",
+    ),
+    "correction of p3o": Refused(
+        ("algorithm.name=p3o", "algorithm.proximal=trainer", "algorithm.correction.kind=tis"),
+        'algorithm.correction.kind = "tis" with algorithm.surrogate = "p3o" counts the distance from the rollout '
+        'twice: the ratio of p3o is to the rollout already; set algorithm.correction.kind = "none"',
+    ),
+    "overlong turn": Refused(
+        (OVERLONG, ECHO),
+        "algorithm.shaping.overlong = true lowers the reward of episodes that come close to environment.token_budget, "
+        "which is not set (rollout.max_tokens is the limit of one turn); set environment.token_budget, or "
+        "algorithm.shaping.overlong = false",
+    ),
+    "overlong player": Refused(
+        (OVERLONG, ECHO, "environment.token_budget=90", "environment.players=['a', 'b']"),
+        "algorithm.shaping.overlong = true lowers the reward of episodes that come close to environment.token_budget, "
+        "which is shared by environment.players (rollout.max_tokens is the limit of one turn); set "
+        "algorithm.shaping.overlong = false",
+    ),
+    "overlong buffer of an episode": Refused(
+        (OVERLONG, ECHO, "environment.token_budget=90", "algorithm.shaping.overlong_buffer=91"),
+        "algorithm.shaping.overlong_buffer = 91 is more than environment.token_budget = 90; set it to at most that, or "
+        "leave it out for a fifth of it",
+    ),
+    "overlong answer of an agent": Refused(
+        (OVERLONG, "agent.function=x.solve"),
+        "algorithm.shaping.overlong = true lowers the reward of samples that come close to rollout.max_tokens, which "
+        "is the limit of one answer of an agent and not of its sample; set algorithm.shaping.overlong = false",
+    ),
     "nucleus": Refused(
         ("rollout.top_p=0.9",),
         "rollout.top_p = 0.9 samples from another distribution than the one that the trainer's log-probs are "
@@ -297,6 +414,46 @@ REFUSED = {
 def test_settings_that_make_no_sense_are_refused_with_the_fix(case: str) -> None:
     overrides, message = REFUSED[case]
     assert list(refusals(load_config(DEMO, list(overrides)))) == [message]
+
+
+SPELLED = {
+    "algorithm.scale": ("rae", "algorithm.scale=group_std", 'algorithm.advantage = "ema"'),
+    "algorithm.ratio": ("vespo", "algorithm.ratio=token", 'algorithm.surrogate = "gamma"'),
+    "algorithm.clip_high": ("sapo", "algorithm.clip_high=0.2", 'algorithm.surrogate = "gate"'),
+}
+
+
+@pytest.mark.parametrize("setting", SPELLED)
+def test_settings_that_are_spelled_with_their_default_are_refused_if_nothing_reads_them(setting: str) -> None:
+    name, override, cause = SPELLED[setting]
+    overrides = [f"algorithm.name={name}", override]
+    found = list(refusals(load_config(DEMO, overrides), set_by(DEMO, overrides)))
+    assert [line.split("; ")[0].partition(" has no effect with ")[::2] for line in found] == [
+        (override.replace("=", " = ") if "clip" in override else override.replace("=", ' = "') + '"', cause)
+    ]
+    shown = CliRunner().invoke(build(["check"]), ["check", str(DEMO), *overrides])
+    assert (shown.exit_code, f"error: {found[0]}" in shown.stderr) == (2, True)
+
+
+def test_settings_that_repeat_the_preset_are_not_refused() -> None:
+    overrides = ["algorithm.name=vespo", "algorithm.ratio=sequence_product"]
+    assert list(refusals(load_config(DEMO, overrides), set_by(DEMO, overrides))) == []
+
+
+def test_overlong_penalty_of_an_episode_follows_from_its_token_budget() -> None:
+    config = load_config(DEMO, [OVERLONG, ECHO, "environment.token_budget=90"])
+    assert config.algorithm.shaping.overlong_buffer == 18
+    assert list(refusals(config)) == []
+
+
+def test_kl_cov_of_one_update_on_policy_is_noted() -> None:
+    note = (
+        'algorithm.surrogate = "kl_cov" with staleness.max = 0 and one update of a batch is the plain policy gradient: '
+        "log-ratios are 0, and so is the gradient of their penalty; set trainer.minibatches or trainer.epochs above 1, "
+        "or staleness.max above 0"
+    )
+    assert note in notes(load_config(DEMO, ["algorithm.name=kl_cov", ON_POLICY]))
+    assert note not in notes(load_config(DEMO, ["algorithm.name=kl_cov", ON_POLICY, "trainer.epochs=2"]))
 
 
 COMPLETED = {

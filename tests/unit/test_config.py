@@ -485,6 +485,7 @@ def test_an_unregistered_role_needs_an_actor(write: Write) -> None:
     [
         (with_roles("reference"), "roles.reference would compute log-probs that no role reads: algorithm.kl.place"),
         (with_roles("actor_fwd"), 'no role reads: algorithm.proximal is "rollout"; set it to "actor_fwd"'),
+        (with_roles("squares"), "roles.squares would compute squared probabilities that no role reads: algorithm.adv"),
         (with_roles("actor_fwd", proximal="trainer"), "roles.actor_fwd would compute log-probs that no role reads"),
         (with_roles(proximal="actor_fwd"), 'add [roles.actor_fwd], or set algorithm.proximal = "trainer"'),
         (

@@ -289,3 +289,15 @@ def test_invalid_arguments_are_refused_with_the_remedy() -> None:
         mismatch_metrics(new, old[:1], mask)
     with pytest.raises(ValueError, match="the batch lacks its log-probs; add the role"):
         objective_of(proximal="actor_fwd").loss(inputs(new, old, advantages, mask))
+
+
+@pytest.mark.parametrize("proximal", ["rollout", "trainer"])
+def test_score_is_weighed_by_the_trained_over_the_rollout_policy(proximal: str) -> None:
+    settings = {"surrogate": "score", "ratio": "none", "proximal": proximal, "correction": {"kind": "importance"}}
+    objective = StepObjective(AlgorithmSection.model_validate(settings))
+    trained = torch.tensor([[-1.0, -0.5]], dtype=torch.float64, requires_grad=True)
+    before, rollout = (torch.tensor([row], dtype=torch.float64) for row in ((-2.0, -1.5), (-2.2, -1.6)))
+    ones, mask = torch.ones(1, 2, dtype=torch.float64), torch.ones(1, 2, dtype=torch.bool)
+    loss, _ = objective.loss(LossInputs(trained, rollout, ones, mask, proximal=before))
+    (gradient,) = torch.autograd.grad(loss, trained)
+    assert gradient[0].tolist() == pytest.approx([-math.exp(1.2), -math.exp(1.1)])

@@ -30,6 +30,8 @@ from relax_actors.registry.catalog import ADVANTAGES
 
 REFERENCE, VALUES, SQUARES = "reference", "values", "squares"
 """Columns: log-probs of the reference model, values of the critic, sums of squared probabilities."""
+COMPARING = ("group", "turn", "rloo", "length_weighted", "passk", "mean_ratio")
+"""Estimators whose advantages are 0 where all samples of a row have the same reward."""
 _TOKEN_INPUTS = frozenset({"tokens", "values", "logprobs", "squares"})
 
 
@@ -82,7 +84,8 @@ class RowEstimation:
     """
 
     def __init__(self, config: Config) -> None:
-        self._algorithm, self._max_tokens = config.algorithm, config.rollout.max_tokens
+        self._algorithm, self._max_tokens = config.algorithm, config.longest_sample
+        self._has_episodes = config.environment is not None
         self._has_players = config.environment is not None and bool(config.environment.players)
         self._by_branch = config.environment is not None and config.environment.credit == "branch"
         self._function, self._requirements = estimator_of(config.algorithm)
@@ -105,18 +108,28 @@ class RowEstimation:
         return tuple(name for name, is_read in found.items() if is_read)
 
     def without_signal(self, reward: Reward, columns: Mapping[str, Any]) -> str:
-        """Return why a row is to be dropped; an empty string if it is to be trained."""
+        """Return why a row is to be dropped before its advantages are computed; empty if it is not."""
         shapes, trained = self._algorithm.shaping, self._trained(len(reward))
-        if shapes.filter_zero_variance and self._has_players:
-            if not _misfit(reward, columns) and not any(map(_differs, self._player_rewards(reward, columns))):
-                return f"no player scored differently in any two of {trained} samples"
-        elif shapes.filter_zero_variance and not _differs(reward, trained):
-            return f"all {trained} samples scored {reward.values[0]:g}"
+        if shapes.filter_zero_variance and self._compares:
+            if self._has_players:
+                if not _misfit(reward, columns) and not any(map(_differs, self._player_rewards(reward, columns))):
+                    return f"no player scored differently in any two of {trained} samples"
+            elif not _differs(reward, trained):
+                return f"all {trained} samples scored {reward.values[0]:g}"
         if shapes.mask_truncated:
             reasons = columns["trajectory"].finish_reasons[:trained]
             if all(reason == FinishReason.LENGTH for reason in reasons):
                 return f"all {trained} samples were cut off at rollout.max_tokens and are masked"
         return ""
+
+    @property
+    def _compares(self) -> bool:
+        """Whether equal rewards leave no signal but penalties of lengths or a KL, which alone keep no row."""
+        return self._algorithm.advantage in COMPARING and self._algorithm.components == "sum"
+
+    def is_without_signal(self, advantage: Advantage) -> bool:
+        """Return whether a row is to be dropped because all of its advantages are 0."""
+        return self._algorithm.shaping.filter_zero_variance and not advantage.values.any()
 
     def _player_rewards(self, reward: Reward, columns: Mapping[str, Any]) -> list[Reward]:
         """Return the rewards of the players that have acted in enough samples to be compared."""
@@ -247,8 +260,10 @@ class RowEstimation:
         found = values
         if shapes.overlong:
             buffer = shapes.overlong_buffer or max(1, self._max_tokens // 5)
+            # The budget of an episode counts observations, too.
+            lengths = trajectory.sample_lengths if self._has_episodes else sampled
             found = found + shaping.overlong_penalty(
-                sampled, max_tokens=self._max_tokens, buffer=buffer, factor=shapes.overlong_factor
+                lengths, max_tokens=self._max_tokens, buffer=buffer, factor=shapes.overlong_factor
             )
         if shapes.length_penalty:
             trained = self._trained(len(values))

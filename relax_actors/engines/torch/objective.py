@@ -190,13 +190,21 @@ class StepObjective:
             totals=inputs.totals,
         )
 
+    @property
+    def _weighs_trained_policy(self) -> bool:
+        """Whether the distance from the rollout is that of the trained policy, and not of the proximal one.
+
+        Against the rollout itself the distance of the proximal policy is 0. The score has no ratio that covers the
+        rest of the way.
+        """
+        return self._algorithm.proximal == "rollout" or self._algorithm.surrogate == "score"
+
     def _weights(self, inputs: LossInputs, proximal: Tensor, measured: dict[str, float]) -> Tensor:
         """Return the weights of the off-policy correction, 1 without one."""
         settings, mask, totals = self._algorithm.correction, inputs.mask, inputs.totals
         if settings.kind == "none":
             return torch.ones_like(inputs.rollout)
-        # Against the rollout itself the ratio is 1, so the weight is that of the trained policy.
-        near = inputs.logprobs.detach() if self._algorithm.proximal == "rollout" else proximal
+        near = inputs.logprobs.detach() if self._weighs_trained_policy else proximal
         found = self._functions.weights(near, inputs.rollout, mask)
         weights = found.weight
         if settings.normalise != "none":
@@ -259,7 +267,7 @@ class StepObjective:
         algorithm, mask, reject = self._algorithm, inputs.mask, self._algorithm.reject
         if reject.kind == "none":
             return mask
-        near = inputs.logprobs if algorithm.proximal == "rollout" else self._proximal(inputs)
+        near = inputs.logprobs if self._weighs_trained_policy else self._proximal(inputs)
         kept = kept_sequences(near, inputs.rollout, mask, kind=reject.kind, low=reject.low, high=reject.high)
         trained = mask & kept.unsqueeze(-1)
         measured["rejected"] = float((~kept).sum())

@@ -1,0 +1,142 @@
+"""Combinations of settings of the loss that make no sense: policy loss, KL, correction, rejection, distillation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from relax_actors.algorithms.effective import LOSS_SETTINGS
+from relax_actors.config import Config
+from relax_actors.registry.registry import is_dotted
+
+MEAN_OF_SAMPLES = ("sample_mean_of_means", "sample_weight_length")
+"""Aggregations that weigh a sample's loss by a known number, whatever its length."""
+
+
+def loss_refusals(config: Config) -> Iterator[str]:
+    """Yield a line for each combination of settings of the loss that cannot be meant."""
+    yield from _loss(config)
+    yield from _bounds(config)
+    yield from _kl(config)
+    yield from _correction(config)
+    yield from _distillation(config)
+
+
+def _loss(config: Config) -> Iterator[str]:
+    algorithm = config.algorithm
+    sequence = algorithm.ratio.startswith("sequence") and algorithm.surrogate != "gamma"
+    if sequence and algorithm.aggregate not in MEAN_OF_SAMPLES:
+        yield (
+            f'algorithm.ratio = "{algorithm.ratio}" with algorithm.aggregate = "{algorithm.aggregate}" weighs samples '
+            'by their length; set algorithm.aggregate = "sample_mean_of_means", or "sample_weight_length" for LUSPO'
+        )
+    if algorithm.surrogate == "geometric" and algorithm.aggregate != "sample_mean_of_means":
+        yield (
+            f'algorithm.surrogate = "geometric" with algorithm.aggregate = "{algorithm.aggregate}" weighs samples by '
+            'their length; set algorithm.aggregate = "sample_mean_of_means"'
+        )
+    elif algorithm.aggregate == "sample_weight_length" and not algorithm.ratio.startswith("sequence"):
+        yield (
+            f'algorithm.aggregate = "sample_weight_length" with algorithm.ratio = "{algorithm.ratio}" is the mean of '
+            'sums; set algorithm.ratio = "sequence_mean" for LUSPO, or algorithm.aggregate = "sample_mean_of_sums"'
+        )
+    if algorithm.ratio == "none" and "ratio" in LOSS_SETTINGS.get(algorithm.surrogate, ()):
+        yield (
+            f'algorithm.surrogate = "{algorithm.surrogate}" reads a ratio, and algorithm.ratio is "none"; set '
+            'algorithm.ratio = "token", or algorithm.surrogate = "score"'
+        )
+    yield from _stale_score(config)
+
+
+def _stale_score(config: Config) -> Iterator[str]:
+    """Refuse a loss without a ratio for data that the trained weights did not sample."""
+    algorithm, updates = config.algorithm, config.trainer.updates
+    if algorithm.surrogate != "score" or algorithm.correction.kind != "none":
+        return
+    if config.staleness.max > 0:
+        yield (
+            f'algorithm.surrogate = "score" has no ratio, and staleness.max = {config.staleness.max} trains samples of '
+            'older weights; set staleness.max = 0, algorithm.correction.kind = "tis", or algorithm.surrogate = "clip"'
+        )
+    elif updates > 1:
+        yield (
+            f'algorithm.surrogate = "score" has no ratio, and {updates} updates of a batch train samples of older '
+            "weights; set trainer.minibatches = 1 and trainer.epochs = 1, algorithm.correction.kind = "
+            '"tis", or algorithm.surrogate = "clip"'
+        )
+
+
+def _bounds(config: Config) -> Iterator[str]:
+    algorithm = config.algorithm
+    if algorithm.clip_low > 1 and algorithm.surrogate in ("clip", "clip_weight", "clip_cov"):
+        yield (
+            f"algorithm.clip_low = {algorithm.clip_low:g} is the distance of the lower bound from 1, which is then "
+            "below 0; set it to 1 for no lower bound, or to less"
+        )
+    low, high = algorithm.covariance_bounds
+    if algorithm.surrogate == "clip_cov" and low >= high:
+        yield (
+            f"algorithm.covariance_bounds = [{low:g}, {high:g}] has no covariance between its bounds, so that no token "
+            "would be chosen; write the lower bound first"
+        )
+
+
+def _kl(config: Config) -> Iterator[str]:
+    kl = config.algorithm.kl
+    if kl.place == "loss" and kl.kind == "k1" and not (kl.k2_gradient or kl.unbiased):
+        yield (
+            'algorithm.kl.kind = "k1" as a term of the loss has an expected gradient of 0; set algorithm.kl.kind = '
+            '"k2" or "k3", or algorithm.kl.place = "reward"'
+        )
+    if kl.place == "reward" and "reference" not in config.roles:
+        yield (
+            'algorithm.kl.place = "reward" needs log-probs of the reference before the advantages; add '
+            '[roles.reference], or set algorithm.kl.place = "loss"'
+        )
+
+
+def _correction(config: Config) -> Iterator[str]:
+    algorithm = config.algorithm
+    correction, reject = algorithm.correction, algorithm.reject
+    if correction.kind != "none" and algorithm.surrogate == "p3o":
+        yield (
+            f'algorithm.correction.kind = "{correction.kind}" with algorithm.surrogate = "p3o" counts the distance '
+            'from the rollout twice: the ratio of p3o is to the rollout already; set algorithm.correction.kind = "none"'
+        )
+    elif correction.kind != "none" and algorithm.proximal == "rollout" and algorithm.surrogate != "score":
+        yield (
+            f'algorithm.correction.kind = "{correction.kind}" weighs by the proximal policy over the rollout policy, '
+            'which are the same here; set algorithm.proximal to "trainer" or "actor_fwd"'
+        )
+    if correction.normalise != "none" and algorithm.surrogate in ("gamma", "geometric"):
+        yield (
+            f'algorithm.correction.normalise = "{correction.normalise}" with algorithm.surrogate = '
+            f'"{algorithm.surrogate}" would scale the weights inside a number of the whole sample, before their mean '
+            'over the step is known; set algorithm.correction.normalise = "none"'
+        )
+    if reject.opsm is not None and algorithm.proximal == "trainer" and config.trainer.updates == 1:
+        yield (
+            f"algorithm.reject.opsm = {reject.opsm:g} bounds the log-ratio of the proximal to the trained policy, "
+            'which is 0 while a batch is trained once; set algorithm.proximal = "rollout", or trainer.minibatches '
+            "above 1"
+        )
+    bounded = {"correction": correction.kind == "icepop", "reject": reject.kind != "none"}
+    for section, is_bounded in bounded.items():
+        if is_bounded and getattr(algorithm, section).low == 0:
+            yield (
+                f"algorithm.{section}.low = 0 is no lower bound of a ratio; set it between 0 and 1, such as 0.5"
+                + (', or use algorithm.correction.kind = "tis"' if section == "correction" else "")
+            )
+
+
+def _distillation(config: Config) -> Iterator[str]:
+    algorithm = config.algorithm
+    if algorithm.distil.place != "none" and "teacher" not in config.roles:
+        yield (
+            f'algorithm.distil.place = "{algorithm.distil.place}" needs a teacher; add [roles.teacher] with '
+            'model = "<folder>", server = <URL>, or hint for self-distillation'
+        )
+    if algorithm.advantage == "none" and algorithm.distil.place == "none" and not is_dotted(algorithm.surrogate):
+        yield (
+            'algorithm.advantage = "none" trains nothing without distillation; set algorithm.distil.place, or another '
+            "algorithm.advantage"
+        )
