@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from relax_actors.algorithms.advantages.examples import example_groups
 from relax_actors.algorithms.advantages.groups import Group, accepted_settings
 from relax_actors.algorithms.policy_check import check_policy_loss
 
@@ -46,34 +47,6 @@ def check_advantage(
             assert not found.any(), f"{name}: equal rewards must give advantages of exactly 0, not {found[:8]}"
         if not in_order:
             _check_order(function, bound, group, found, name)
-
-
-def example_groups() -> Iterator[tuple[str, Group]]:
-    """Yield named groups with all inputs that an estimator can need: ragged, empty, masked, equal, of one sample."""
-    source = np.random.default_rng(0)
-    for n in (1, 3, 5):
-        lengths = np.array([3, 0, 6, 1, 4][:n])
-        # In float64, the mean of three times 0.1 is not 0.1.
-        for kind, rewards in (("equal rewards", np.full(n, 0.1)), ("rewards", np.abs(source.normal(size=n)))):
-            yield f"group of {n}, {kind}", _group(source, rewards, lengths, masked=False)
-            yield f"group of {n}, {kind}, masked tokens", _group(source, rewards, lengths, masked=True)
-
-
-def _group(source: np.random.Generator, rewards: Array, lengths: Array, *, masked: bool) -> Group:
-    total = int(lengths.sum())
-    mask = source.random(total) < 0.6 if masked else np.ones(total, np.bool_)  # noqa: PLR2004 a share of the tokens
-    squares = source.uniform(0.1, 0.9, total)
-    return Group(
-        rewards=rewards,
-        lengths=lengths,
-        loss_mask=mask,
-        values=source.normal(size=total),
-        logprobs=np.log(squares),
-        squares=squares,
-        components={"first": rewards / 2, "second": rewards / 2},
-        greedy_reward=0.7,
-        role="player",
-    )
 
 
 def _check_shape(found: Array, group: Group, name: str) -> None:

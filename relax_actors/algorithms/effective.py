@@ -8,7 +8,7 @@ from typing import Any
 
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.config.presets import filled, leaves
-from relax_actors.registry.registry import is_dotted
+from relax_actors.registry.catalog import ADVANTAGES, CORRECTIONS, POLICY_LOSSES
 
 ADVANTAGE_SETTINGS: dict[str, tuple[str, ...]] = {
     "group": ("scale", "epsilon"),
@@ -86,7 +86,7 @@ def _reason(algorithm: AlgorithmSection, name: str) -> Idle | None:
 def _conditions(algorithm: AlgorithmSection) -> list[tuple[tuple[str, ...], bool, str, str]]:
     """Return settings or tables with the condition that they need: whether it is met, what is set, what to set."""
     kl, correction, reject, distil = algorithm.kl, algorithm.correction, algorithm.reject, algorithm.distil
-    custom = is_dotted(correction.kind)
+    custom = correction.kind not in CORRECTIONS.built_in
     corrected = f'algorithm.correction.kind = "{correction.kind}"'
     options = tuple(f"distil.{name}" for name in type(distil).model_fields if name != "place")
     divergence = ("distil.kind", "distil.top_k", "distil.tail", "distil.teacher_weight")
@@ -170,12 +170,12 @@ def _function_reason(algorithm: AlgorithmSection, name: str) -> Idle | None:
     if algorithm.components == "decoupled" and name in ("scale", "epsilon"):
         # Each component is divided by its standard deviation.
         return DECOUPLED if name == "scale" else None
-    for setting, chosen, table in (
-        ("advantage", algorithm.advantage, ADVANTAGE_SETTINGS),
-        ("surrogate", algorithm.surrogate, LOSS_SETTINGS),
+    for setting, chosen, table, registry in (
+        ("advantage", algorithm.advantage, ADVANTAGE_SETTINGS, ADVANTAGES),
+        ("surrogate", algorithm.surrogate, LOSS_SETTINGS, POLICY_LOSSES),
     ):
         readers = [function for function, settings in table.items() if name in settings]
-        if not readers or is_dotted(chosen) or chosen in readers:
+        if not readers or chosen not in registry.built_in or chosen in readers:
             continue
         if name == "scale" and algorithm.scale in ("none", "batch_std"):
             continue

@@ -6,8 +6,6 @@ call, because a wrong shape would broadcast and a nan would end in the weights.
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -17,7 +15,12 @@ from torch import Tensor
 from relax_actors.algorithms.corrections import CorrectionKind, TokenWeights, correction_weights
 from relax_actors.algorithms.policy import PolicyInputs, PolicyLoss
 from relax_actors.algorithms.surrogates.covariance import choose_clip_cov, choose_kl_cov
-from relax_actors.algorithms.user_functions import load_correction, load_policy_loss, settings_of
+from relax_actors.algorithms.user_functions import (
+    call_user_function,
+    load_correction,
+    load_policy_loss,
+    settings_of,
+)
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.errors import ConfigError
 from relax_actors.registry.catalog import CORRECTIONS, POLICY_LOSSES
@@ -33,6 +36,10 @@ class Functions:
     Args:
         algorithm: section [algorithm] of the run.
 
+    Attributes:
+        has_own_loss: whether the policy loss is a function of the user or of another package.
+        has_own_correction: whether the off-policy correction is.
+
     Raises:
         ConfigError: a function does not import, is not callable, or has an argument that is no setting of [algorithm].
     """
@@ -42,7 +49,8 @@ class Functions:
         self._surrogate = load_policy_loss(algorithm)
         self._settings = settings_of(self._surrogate, algorithm)
         self._correction = load_correction(algorithm)
-        self._is_custom = algorithm.surrogate not in POLICY_LOSSES.built_in
+        self.has_own_loss = algorithm.surrogate not in POLICY_LOSSES.built_in
+        self.has_own_correction = algorithm.correction.kind not in CORRECTIONS.built_in
 
     @property
     def needs_whole_step(self) -> bool:
@@ -52,7 +60,7 @@ class Functions:
     @property
     def needs_sample_sums(self) -> bool:
         """Whether the policy loss may read sums over samples."""
-        return self._is_custom or self._algorithm.surrogate in SAMPLE_SUMS
+        return self.has_own_loss or self._algorithm.surrogate in SAMPLE_SUMS
 
     @property
     def chooses_tokens(self) -> bool:
@@ -83,16 +91,15 @@ class Functions:
                 finite.
         """
         source = f"algorithm.surrogate = {self._algorithm.surrogate!r}"
-        if self._is_custom:
-            found = self._call(self._surrogate, source, inputs, **self._settings)
+        if self.has_own_loss:
+            found = call_user_function(self._surrogate, source, inputs, **self._settings)
         else:
             found = self._surrogate(inputs, **self._settings)
         if isinstance(found, Tensor):
             ratio = inputs.log_ratio.detach().exp()
             found = PolicyLoss(found, torch.zeros_like(inputs.mask), ratio)
-        if self._is_custom:
-            loss = found.loss if isinstance(found, PolicyLoss) else found
-            checked(loss, inputs.mask, source)
+        if self.has_own_loss:
+            loss = checked_loss(found, inputs.mask, source)
             if torch.is_grad_enabled() and not loss.requires_grad:
                 msg = f"{source} returned a loss without gradient; compute it from inputs.logprobs or inputs.ratio"
                 raise ConfigError(msg)
@@ -114,23 +121,34 @@ class Functions:
             kind, low, high = cast("CorrectionKind", settings.kind), settings.low, settings.high
             return correction_weights(near, rollout, mask, kind=kind, level=settings.level, low=low, high=high)
         source = f"algorithm.correction.kind = {settings.kind!r}"
-        found = self._call(self._correction, source, near.detach(), rollout.detach(), mask)
+        found = call_user_function(self._correction, source, near.detach(), rollout.detach(), mask)
         weights = checked(found, mask, source).detach()
         return TokenWeights(weights, torch.zeros_like(mask))
 
-    def _call(self, function: Callable[..., Any], source: str, *arguments: Any, **settings: Any) -> Any:
-        """Call a user's function; an exception names the setting and the line.
 
-        Raises:
-            ConfigError: the function raised an exception.
-        """
-        try:
-            return function(*arguments, **settings)
-        except Exception as error:
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{last.filename}, line {last.lineno}"
-            msg = f"{source} raised {type(error).__name__}: {error} ({where}); fix the function"
-            raise ConfigError(msg) from error
+def checked_loss(found: object, mask: Tensor, source: str) -> Tensor:
+    """Return the loss of each token from what a user's policy loss returned, if all of it is usable.
+
+    Args:
+        found: what it returned.
+        mask: `[batch, seq] bool`, tokens that count.
+        source: setting that names the function, for errors.
+
+    Raises:
+        ConfigError: as `checked`, or `clipped` or `ratio` of a `PolicyLoss` do not fit the tokens.
+    """
+    if not isinstance(found, PolicyLoss):
+        return checked(found, mask, source)
+    for name, part in (("clipped", found.clipped), ("ratio", found.ratio)):
+        is_fit = (
+            isinstance(part, Tensor) and part.shape == mask.shape and (part.dtype == torch.bool) == (name != "ratio")
+        )
+        if not is_fit:
+            what = f"{part.dtype}{_shape(part)}" if isinstance(part, Tensor) else type(part).__name__
+            needed = "bool" if name == "clipped" else "float32"
+            msg = f"{source} returned a PolicyLoss with {name} {what}; give one {needed} for each token, {_shape(mask)}"
+            raise ConfigError(msg)
+    return checked(found.loss, mask, source)
 
 
 def checked(values: object, mask: Tensor, source: str) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from relax_actors.algorithms.effective import LOSS_SETTINGS
 from relax_actors.config import Config
-from relax_actors.registry.registry import is_dotted
+from relax_actors.registry.catalog import POLICY_LOSSES
 
 MEAN_OF_SAMPLES = ("sample_mean_of_means", "sample_weight_length")
 """Aggregations that weigh a sample's loss by a known number, whatever its length."""
@@ -135,7 +135,8 @@ def _distillation(config: Config) -> Iterator[str]:
             f'algorithm.distil.place = "{algorithm.distil.place}" needs a teacher; add [roles.teacher] with '
             'model = "<folder>", server = <URL>, or hint for self-distillation'
         )
-    if algorithm.advantage == "none" and algorithm.distil.place == "none" and not is_dotted(algorithm.surrogate):
+    is_own_loss = algorithm.surrogate not in POLICY_LOSSES.built_in
+    if algorithm.advantage == "none" and algorithm.distil.place == "none" and not is_own_loss:
         yield (
             'algorithm.advantage = "none" trains nothing without distillation; set algorithm.distil.place, or another '
             "algorithm.advantage"

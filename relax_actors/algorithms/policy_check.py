@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from relax_actors.algorithms.first_pass import SequenceRecord, StepFacts, sum_records
-from relax_actors.algorithms.functions import checked
+from relax_actors.algorithms.functions import Functions, checked_loss
 from relax_actors.algorithms.losses import reduce_loss
 from relax_actors.algorithms.policy import PolicyInputs, PolicyLoss, RatioLevel, Totals
 from relax_actors.algorithms.user_functions import settings_of
 from relax_actors.config.algorithm import AlgorithmSection
+from relax_actors.errors import ConfigError
 
 TOLERANCE = 1e-6
 STEP = 1e-6
@@ -43,6 +44,13 @@ class _Step:
         own = self.mask.sum(-1)
         same = torch.tensor([[a == b for b in self.samples] for a in self.samples])
         return (same * own).sum(-1)
+
+    def in_float32(self) -> _Step:
+        """Return the step in the precision of an engine."""
+        logprobs, proximal, rollout, advantages = (
+            values.float() for values in (self.logprobs, self.proximal, self.rollout, self.advantages)
+        )
+        return replace(self, logprobs=logprobs, proximal=proximal, rollout=rollout, advantages=advantages)
 
 
 def check_policy_loss(
@@ -67,12 +75,50 @@ def check_policy_loss(
 
     def call(inputs: PolicyInputs) -> Tensor:
         found = function(inputs, **bound)
-        return checked(found.loss if isinstance(found, PolicyLoss) else found, inputs.mask, _name(function))
+        return checked_loss(found, inputs.mask, _name(function))
 
     for seed in range(3):
         step = _made_up(seed, ratio)
         _check_gradient(call, step, ratio, _name(function))
         _check_cuts(call, step, ratio, _name(function), wide=getattr(function, "needs_whole_step", False))
+
+
+def try_functions(algorithm: AlgorithmSection) -> None:
+    """Run the user's policy loss and correction on made-up steps in float32, as an engine does.
+
+    In one of the steps all ratios are 1, as in the first update of an on-policy run.
+
+    Raises:
+        ConfigError: one raised an exception, or returned a wrong shape, no gradient, or a loss, gradient or weight that
+            is not finite.
+    """
+    functions, step = Functions(algorithm), _made_up(0, algorithm.ratio).in_float32()
+    for example in (step, replace(step, logprobs=step.proximal, rollout=step.proximal)):
+        try:
+            _try_step(functions, algorithm, example)
+        except ConfigError as error:
+            msg = f"{error} (tried on a made-up step)"
+            raise ConfigError(msg) from error
+
+
+def _try_step(functions: Functions, algorithm: AlgorithmSection, step: _Step) -> None:
+    every, totals = list(range(len(step.samples))), Totals(step={} if functions.needs_whole_step else None)
+    leaf = step.logprobs.clone().requires_grad_()
+    inputs = _inputs(step, every, algorithm.ratio, totals, leaf)
+    if functions.has_own_correction:
+        functions.weights(inputs.proximal, inputs.rollout, inputs.mask)
+    if not functions.has_own_loss:
+        return
+    loss = functions.policy_loss(inputs).loss.masked_fill(~inputs.mask, 0.0).sum()
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    wrong = ~gradient.isfinite()
+    if wrong.any():
+        msg = (
+            f"algorithm.surrogate = {algorithm.surrogate!r} returned a finite loss with a gradient of "
+            f"{float(gradient[wrong][0])} for {int(wrong.sum())} of {int(step.mask.sum())} tokens; bound square roots, "
+            "powers and divisions whose gradient is not finite, e.g. (x * x + 1e-12).sqrt()"
+        )
+        raise ConfigError(msg)
 
 
 def _check_gradient(call: Callable[[PolicyInputs], Tensor], step: _Step, level: RatioLevel, name: str) -> None:

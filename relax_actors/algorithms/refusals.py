@@ -12,7 +12,7 @@ from relax_actors.algorithms.loss_refusals import loss_refusals
 from relax_actors.config import Config
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.errors import ConfigError
-from relax_actors.registry.registry import is_dotted
+from relax_actors.registry.catalog import ADVANTAGES
 
 UNCOMPARED = ("reward", "returns", "gae", "ema", "none")
 """Estimators that do not compare the samples of a row."""
@@ -169,7 +169,8 @@ def _before_teacher(algorithm: AlgorithmSection) -> Iterator[str]:
 def _signal(config: Config) -> Iterator[str]:
     """Refuse statistics of rows without a signal where no row lacks one, or where the trainer alone can tell."""
     algorithm = config.algorithm
-    compares = algorithm.components == "sum" and (algorithm.advantage in COMPARING or is_dotted(algorithm.advantage))
+    is_own = algorithm.advantage not in ADVANTAGES.built_in
+    compares = algorithm.components == "sum" and (algorithm.advantage in COMPARING or is_own)
     if algorithm.signal_scale and algorithm.advantage != "none" and not compares:
         which = (
             'algorithm.components = "decoupled"'

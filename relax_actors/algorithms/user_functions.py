@@ -6,6 +6,7 @@ A function's keyword-only arguments are settings of [algorithm].
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -45,6 +46,11 @@ def check_user_functions(algorithm: AlgorithmSection) -> None:
         load_correction(algorithm)
 
 
+def has_own_functions(algorithm: AlgorithmSection) -> bool:
+    """Return whether the policy loss or the correction is a function of the user or of another package."""
+    return algorithm.surrogate not in POLICY_LOSSES.built_in or algorithm.correction.kind not in CORRECTIONS.built_in
+
+
 def settings_of(function: Callable[..., Any], algorithm: AlgorithmSection) -> dict[str, Any]:
     """Return the settings of [algorithm] that a function's keyword-only arguments name.
 
@@ -59,6 +65,27 @@ def settings_of(function: Callable[..., Any], algorithm: AlgorithmSection) -> di
         )
         raise ConfigError(msg)
     return {name: getattr(algorithm, name) for name in names}
+
+
+def call_user_function(function: Callable[..., Any], source: str, *arguments: Any, **settings: Any) -> Any:
+    """Call a user's function; an exception names the setting and the line.
+
+    Args:
+        function: the function.
+        source: setting that names it, and of what it was called, for errors.
+        arguments: its arguments.
+        settings: its keyword-only arguments.
+
+    Raises:
+        ConfigError: the function raised an exception.
+    """
+    try:
+        return function(*arguments, **settings)
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{last.filename}, line {last.lineno}"
+        msg = f"{source} raised {type(error).__name__}: {error} ({where}); fix the function"
+        raise ConfigError(msg) from error
 
 
 def _function(found: object, setting: str, name: str) -> Callable[..., Any]:

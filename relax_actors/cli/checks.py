@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from relax_actors.algorithms.advantages.estimation import REFERENCE, VALUES, RowEstimation, estimator_of
+from relax_actors.algorithms.advantages.examples import try_advantage
 from relax_actors.algorithms.notes import notes as algorithm_notes
-from relax_actors.algorithms.user_functions import check_user_functions
+from relax_actors.algorithms.user_functions import check_user_functions, has_own_functions
 from relax_actors.cli.critic import check_values_are_read
 from relax_actors.cli.placement import check_log_probs
 from relax_actors.config import Config
@@ -170,10 +171,15 @@ def _columns_of_advantages(config: Config, writers: Collection[str]) -> set[str]
 def check_rewards(config: Config) -> Iterator[str]:
     """Check that the functions of rewards and of the algorithm import; note unusual algorithm settings.
 
-    Functions for a sandbox are imported in it only.
+    A user's advantage, policy loss and correction run on examples. Functions for a sandbox are imported in it only.
     """
     estimator_of(config.algorithm)
     check_user_functions(config.algorithm)
+    yield from try_advantage(config)
+    if has_own_functions(config.algorithm):
+        from relax_actors.algorithms.policy_check import try_functions
+
+        try_functions(config.algorithm)
     settings: dict[str, str | dict[str, float]] = {"reward.function": config.reward.function}
     if is_sandboxed(config, "reward"):
         # This process is in no sandbox, and importing a module runs its code.

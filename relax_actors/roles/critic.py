@@ -65,7 +65,7 @@ class Critic(StatefulRole):
         context, config = self.context, self.context.config
         self._settings = critic_section(config)
         self._engine = critic_backend(self._settings).build(context)
-        self._feed = StepFeed(context, self._engine, StepReader(context, {}))
+        self._feed = StepFeed(context, self._engine, StepReader(context, {}), section="critic")
         self._validator = RowValidator(config)
         self._media = None if config.media is None else RowMedia(context)
         self._endings = RowEndings(context)

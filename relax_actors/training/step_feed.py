@@ -18,6 +18,7 @@ from relax_actors.engines.protocols import StepResult
 from relax_actors.engines.protocols.training import AccumulatesSteps, Score
 from relax_actors.errors import ConfigError
 from relax_actors.runtime import Context
+from relax_actors.training.divergence import Section, diverged
 from relax_actors.training.step_advantages import StepAdvantages
 from relax_actors.training.step_rows import StepReader, StepRows, UnusableRows
 from relax_actors.training.updates import combine_updates, minibatches
@@ -32,13 +33,21 @@ class StepFeed:
         reader: reader of the step's rows.
         score: computes the log-probs of the proximal policy before the first of several updates, with the weights of
             the engine; None if no loss reads them.
+        section: section with the learning rate, for errors.
     """
 
     def __init__(
-        self, context: Context, engine: AccumulatesSteps, reader: StepReader, score: Score | None = None
+        self,
+        context: Context,
+        engine: AccumulatesSteps,
+        reader: StepReader,
+        score: Score | None = None,
+        *,
+        section: Section = "trainer",
     ) -> None:
         config = context.config
         self._context, self._engine, self._reader, self._score = context, engine, reader, score
+        self._section: Section = section
         self._max_tokens, self._in_slot_order = config.trainer.max_tokens_per_microbatch, config.run.deterministic
         # Statistics over a whole step, and its minibatches, are known only when its last row has arrived.
         whole = config.algorithm.needs_whole_step or config.trainer.updates > 1
@@ -181,6 +190,11 @@ class StepFeed:
             yield
         except ConfigError as error:
             msg = f"step {self._step}: {error}"
+            raise ConfigError(msg) from error
+        except FloatingPointError as error:
+            # A replay of the step would compute the same number.
+            why = diverged(error, self._context.config.algorithm, self._section)
+            msg = f"step {self._step}: {why}"
             raise ConfigError(msg) from error
         self.seconds += time.monotonic() - wall_start
         self.cpu_seconds += time.thread_time() - cpu_start

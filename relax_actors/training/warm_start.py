@@ -17,6 +17,7 @@ from relax_actors.engines.protocols.media import PromptMedia
 from relax_actors.errors import ActorError, ConfigError, RowError, SlowRowError
 from relax_actors.messages import Prompt
 from relax_actors.runtime.seeds import derive_seed
+from relax_actors.training.divergence import diverged
 
 MAX_ATTEMPTS_PER_ROW = 20
 _FIRST_ROW = RowId(0, 0)
@@ -32,7 +33,7 @@ def warm_start(config: Config, engine: TrainingEngine, progress: Callable[[], No
         Loss of the last step in nats per token; 0 without a warm start.
 
     Raises:
-        ConfigError: too few rows of the data have an answer that fits.
+        ConfigError: too few rows of the data have an answer that fits, or the loss diverged.
         ActorError: a row took too long to prepare.
     """
     settings = config.trainer.warm_start
@@ -41,7 +42,7 @@ def warm_start(config: Config, engine: TrainingEngine, progress: Callable[[], No
     examples = _Examples(config, store, progress)
     generator = np.random.Generator(np.random.Philox(key=derive_seed(config.run.seed, "warm_start")))
     loss = 0.0
-    for _ in range(settings.steps):
+    for step in range(settings.steps):
         samples: list[TrainSample] = []
         attempts = 0
         while len(samples) < settings.rows:
@@ -52,7 +53,11 @@ def warm_start(config: Config, engine: TrainingEngine, progress: Callable[[], No
             sample = examples.sample(int(generator.integers(len(examples))))
             if sample is not None:
                 samples.append(sample)
-        loss = engine.warm_start(samples, settings.learning_rate, progress).metrics["loss"]
+        try:
+            loss = engine.warm_start(samples, settings.learning_rate, progress).metrics["loss"]
+        except FloatingPointError as error:
+            msg = f"trainer.warm_start, step {step}: {diverged(error, config.algorithm, 'trainer.warm_start')}"
+            raise ConfigError(msg) from error
     return float(loss)
 
 

@@ -1,11 +1,16 @@
-"""Policy losses and corrections of a careless user."""
+"""Policy losses, corrections and advantages of a careless user."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from relax_actors.algorithms.policy import PolicyInputs
+from relax_actors.algorithms.advantages import Group
+from relax_actors.algorithms.policy import PolicyInputs, PolicyLoss
+
+Array = NDArray[np.float64]
 
 
 def of_samples(inputs: PolicyInputs) -> Tensor:
@@ -41,3 +46,51 @@ def weights(proximal: Tensor, rollout: Tensor, mask: Tensor) -> Tensor:
 def infinite_weights(proximal: Tensor, rollout: Tensor, mask: Tensor) -> Tensor:
     del rollout, mask
     return torch.full_like(proximal, float("inf"))
+
+
+def infinite_slope(inputs: PolicyInputs) -> Tensor:
+    """Return a finite loss whose gradient is not, where the ratio is 1."""
+    distance = inputs.logprobs - inputs.proximal
+    return (distance * distance).sqrt()
+
+
+def without_fault(inputs: PolicyInputs) -> Tensor:
+    return -inputs.ratio * inputs.advantages
+
+
+def one_flag(inputs: PolicyInputs) -> PolicyLoss:
+    """Return one flag for a whole sequence in place of one for each token."""
+    return PolicyLoss(-inputs.ratio * inputs.advantages, inputs.mask.any(-1), inputs.ratio)
+
+
+def flags_of_numbers(inputs: PolicyInputs) -> PolicyLoss:
+    return PolicyLoss(-inputs.ratio * inputs.advantages, torch.zeros_like(inputs.ratio), inputs.ratio)
+
+
+def pairs(group: Group) -> Array:
+    """Return two numbers for each sample."""
+    return np.zeros((group.n, 2))
+
+
+def share_of_rewards(group: Group) -> Array:
+    """Divide by 0 where all rewards are equal."""
+    with np.errstate(invalid="ignore"):
+        found: Array = (group.totals - group.totals.mean()) / (group.totals - group.totals.mean())
+    return found
+
+
+def absent_component(group: Group) -> Array:
+    return group.components["fluency"]
+
+
+def broadcast(group: Group) -> Array:
+    """Raise numpy's ValueError for shapes that do not fit."""
+    return group.totals * np.ones(group.n + 1)
+
+
+def only_varied(group: Group) -> Array:
+    """Refuse equal rewards, deliberately."""
+    if group.totals.min() == group.totals.max():
+        text = "rewards are equal"
+        raise ValueError(text)
+    return group.totals

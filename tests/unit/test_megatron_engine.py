@@ -249,7 +249,7 @@ def test_weights_of_model_folder_are_loaded(tmp_path: Path) -> None:
 
 def test_diverged_loss_raises_instead_of_stepping(tmp_path: Path) -> None:
     engine = started(config_of(tmp_path, DENSE))
-    with pytest.raises(FloatingPointError, match="the loss diverged"):
+    with pytest.raises(FloatingPointError, match=r"^the gradient norm is (nan|inf)$"):
         train(engine, with_advantages(batch_of(0), np.inf), 0, nothing)
 
 

@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 
 from relax_actors.config import Config
+from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.engines.torch.engine import TorchEngine
+from relax_actors.errors import ConfigError
 from relax_actors.messages import Advantage, Dropped, Trajectory
+from relax_actors.training.divergence import Section, diverged
 from relax_actors.training.step_feed import StepFeed
 from relax_actors.training.step_rows import StepReader, StepRows, UnusableRows
 from tests.support.models import QWEN3, config_of
@@ -56,12 +59,21 @@ class Rows:
         return self.read(step, indices)[0]
 
 
-def feed_of(config: Config) -> tuple[StepFeed, TorchEngine]:
+class DivergingRows(Rows):
+    """Rows with an advantage whose gradient overflows."""
+
+    def columns(self, index: int) -> dict[str, Any]:
+        found = super().columns(index)
+        values = np.array([3e38, 0.0], np.float32)
+        return found | {"advantage": Advantage(values, 0.0, rewards=np.zeros(2, np.float32), role="a")}
+
+
+def feed_of(config: Config, rows: Rows | None = None, section: Section = "trainer") -> tuple[StepFeed, TorchEngine]:
     engine = TorchEngine(config)
     engine.initialise(5)
     engine.finish_warm_start()
     context = SimpleNamespace(config=config, device_lock=nullcontext, progress=lambda: None)
-    return StepFeed(cast("Any", context), engine, cast("StepReader", Rows())), engine
+    return StepFeed(cast("Any", context), engine, cast("StepReader", rows or Rows()), section=section), engine
 
 
 @pytest.mark.parametrize("settings", [{}, {"scale": "batch_std"}, {"whiten": "samples"}, {"advantage": "ema"}])
@@ -87,3 +99,37 @@ def test_replay_of_a_step_with_a_replaced_row_gives_the_same_weights(
     replayed = other.finish(lambda: None).metrics
     assert replayed["loss"] == live["loss"]
     assert again.fingerprint() == engine.fingerprint()
+
+
+@pytest.mark.parametrize("section", ["trainer", "critic"])
+def test_a_diverged_step_is_named_with_the_learning_rate_to_lower(tmp_path: Path, section: Section) -> None:
+    feed, engine = feed_of(config_of(tmp_path, QWEN3), DivergingRows(), section)
+    before = engine.fingerprint()
+    feed.replay(3, [0])
+    with pytest.raises(ConfigError) as caught:
+        feed.finish(lambda: None)
+    assert str(caught.value) == (
+        f"step 3: the gradient norm is nan: the loss diverged; start a new run with a lower {section}.learning_rate or "
+        "tighter clip bounds"
+    )
+    assert engine.fingerprint() == before
+
+
+def test_a_finite_loss_of_the_user_with_another_gradient_is_named(tmp_path: Path) -> None:
+    own = "tests.support.wrong_losses.infinite_slope"
+    feed, _ = feed_of(config_of(tmp_path, QWEN3, algorithm={"surrogate": own, "proximal": "trainer"}))
+    feed.replay(3, [0])
+    with pytest.raises(ConfigError) as caught:
+        feed.finish(lambda: None)
+    assert str(caught.value) == (
+        f"step 3: the gradient norm is nan, although the loss of algorithm.surrogate = '{own}' is finite; bound square "
+        "roots, powers and divisions whose gradient is not, e.g. (x * x + 1e-12).sqrt(), and repeat `relax up`; if the "
+        "gradient of the function is always finite, start a new run with a lower trainer.learning_rate"
+    )
+
+
+def test_a_diverged_warm_start_names_its_own_learning_rate() -> None:
+    error = FloatingPointError("the gradient norm is inf")
+    assert diverged(error, AlgorithmSection(), "trainer.warm_start") == (
+        "the gradient norm is inf: the loss diverged; start a new run with a lower trainer.warm_start.learning_rate"
+    )

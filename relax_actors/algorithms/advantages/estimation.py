@@ -17,6 +17,7 @@ from relax_actors.algorithms.advantages.groups import (
     Group,
     Requirements,
     accepted_settings,
+    check_advantages,
     per_sample_sums,
     requirements_of,
     returns_tokens,
@@ -201,7 +202,7 @@ class RowEstimation:
             whole = self._whole_group(reward, columns, kl, coefficient)
             group = self._without_greedy(whole)
             found = np.asarray(self._function(group))
-            self._check(found, group, source)
+            check_advantages(found, group, self._algorithm.advantage)
             per_token = returns_tokens(self._function, group, found)
         except ValueError as error:
             msg = f"{source}: {error}"
@@ -284,22 +285,6 @@ class RowEstimation:
             raise ValueError(msg)
         kl, mask = algorithm.kl, trajectory.trained
         return -shaping.kl_rewards(old, reference, kind=kl.kind, coefficient=1.0, mask=mask, clamp=kl.clamp)
-
-    def _check(self, found: Array, group: Group, source: str) -> None:
-        """Raise RowError unless an estimator returned one finite number for each sample or token."""
-        total = None if group.lengths is None else int(group.lengths.sum())
-        name = self._algorithm.advantage
-        if found.ndim != 1 or found.dtype.kind not in "fiu" or len(found) not in (group.n, total):
-            tokens = "" if total is None else f" or [{total}], one per token"
-            msg = (
-                f"{source}: algorithm.advantage = {name!r} returned {found.dtype}{list(found.shape)}; it must return "
-                f"[{group.n}], one number per sample{tokens}"
-            )
-            raise RowError(msg)
-        if not np.isfinite(found).all():
-            index = int(np.flatnonzero(~np.isfinite(found))[0])
-            msg = f"{source}: algorithm.advantage = {name!r} returned {found[index]} at index {index} of {len(found)}"
-            raise RowError(msg)
 
     def _advantage(self, reward: Reward, group: Group, values: Array) -> Advantage:
         """Build the cell of advantages that are 0 for the greedy sample."""

@@ -235,6 +235,31 @@ def accepted_settings(function: Estimator, settings: Mapping[str, Any]) -> dict[
     return {name: value for name, value in settings.items() if name in names}
 
 
+def check_advantages(found: Array, group: Group, name: str) -> None:
+    """Check what an estimator returned for a group.
+
+    Args:
+        found: what it returned.
+        group: the group.
+        name: value of algorithm.advantage.
+
+    Raises:
+        ValueError: it is not one finite number for each sample or each token.
+    """
+    total = None if group.lengths is None else int(group.lengths.sum())
+    if found.ndim != 1 or found.dtype.kind not in "fiu" or len(found) not in (group.n, total):
+        tokens = "" if total is None else f" or [{total}], one per token"
+        msg = (
+            f"algorithm.advantage = {name!r} returned {found.dtype}{list(found.shape)}; it must return [{group.n}], "
+            f"one number per sample{tokens}"
+        )
+        raise ValueError(msg)
+    if not np.isfinite(found).all():
+        index = int(np.flatnonzero(~np.isfinite(found))[0])
+        msg = f"algorithm.advantage = {name!r} returned {found[index]} at index {index} of {len(found)}"
+        raise ValueError(msg)
+
+
 def returns_tokens(function: Estimator, group: Group, found: Array) -> bool:
     """Return whether an estimator gave one number for each token of a group, and not for each sample.
 

@@ -305,16 +305,8 @@ class StepObjective:
         return with_replay_shares(rest) | means | loss | ratio_quantiles(self.log_ratios)
 
 
-def check_gradient_norm(norm: float, section: str = "trainer") -> None:
-    """Raise FloatingPointError unless a gradient norm is finite.
-
-    Args:
-        norm: norm of the gradients of the whole model.
-        section: "trainer" or "critic", whose learning rate is too high.
-    """
+def check_gradient_norm(norm: float) -> None:
+    """Raise FloatingPointError unless the norm of the gradients of the whole model is finite."""
     if not math.isfinite(norm):
-        msg = (
-            f"gradient norm is {norm}: the loss diverged; start a new run with a lower {section}.learning_rate or "
-            "tighter clip bounds"
-        )
+        msg = f"the gradient norm is {norm}"
         raise FloatingPointError(msg)

@@ -39,19 +39,18 @@ class AdamW:
     betas: tuple[float, float]
     epsilon: float
     max_grad_norm: float
-    section: str
 
     @classmethod
     def of_trainer(cls, trainer: TrainerSection) -> AdamW:
         """Return the settings of the policy's optimizer."""
         rate, decay = trainer.learning_rate, trainer.weight_decay
-        return cls(rate, decay, trainer.betas, trainer.epsilon, trainer.max_grad_norm, "trainer")
+        return cls(rate, decay, trainer.betas, trainer.epsilon, trainer.max_grad_norm)
 
     @classmethod
     def of_critic(cls, critic: CriticSection, trainer: TrainerSection) -> AdamW:
         """Return the settings of the critic's optimizer."""
         rate, decay = critic.learning_rate, critic.weight_decay
-        return cls(rate, decay, trainer.betas, trainer.epsilon, critic.max_grad_norm, "critic")
+        return cls(rate, decay, trainer.betas, trainer.epsilon, critic.max_grad_norm)
 
 
 class OptimizedModel:
@@ -114,7 +113,7 @@ class OptimizedModel:
                 if parameter.grad is not None:
                     parameter.grad.mul_(scale)
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.max_grad_norm))
-        check_gradient_norm(norm, self._settings.section)
+        check_gradient_norm(norm)
         self._optimizer.step()
         self.discard()
         return measured | {"grad_norm": norm, "micro_batches": count}

@@ -301,6 +301,6 @@ class GradientConformance(TrainingEngineConformance):
 
     def test_a_diverged_loss_is_an_error_and_not_a_step(self, engine: Any) -> None:
         before = engine.fingerprint()
-        with pytest.raises(FloatingPointError, match="the loss diverged"):
+        with pytest.raises(FloatingPointError, match=r"^the gradient norm is (nan|inf)$"):
             train(engine, with_advantages(batch_of(0), np.inf), 0, silent)
         assert engine.fingerprint() == before

@@ -114,7 +114,7 @@ class MegatronCritic:
         rate = scheduled_learning_rate(self._config, step, self._settings.learning_rate)
         norm, count = self._optimizer.step(rate, 1.0 / max(measured["tokens"], 1.0)), float(self._micro_batches)
         self.discard()
-        check_gradient_norm(norm, "critic")
+        check_gradient_norm(norm)
         self._fingerprint = None
         progress()
         metrics = {"grad_norm": norm, "micro_batches": count, "learning_rate": rate}
