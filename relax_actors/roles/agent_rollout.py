@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from broker.subjects import RowId
 from relax_actors.data.prompt_maker import room
-from relax_actors.errors import ConfigError, RelaxError, RowError
+from relax_actors.errors import ConfigError, RelaxError, RowError, RowTakenError
 from relax_actors.messages import FinishReason, Sample, Trajectory
 from relax_actors.messages.samples import TRUNCATED
 from relax_actors.registry.role_spec import RoleSpec
@@ -136,6 +136,8 @@ class AgentRollout(Rollout):
 
     def _result(self, row: Row) -> Trajectory | Drop | RelaxError:
         sessions = self.context.table.connection.call(self._sessions.close(row.id), OPEN_SECONDS)
+        if isinstance(sessions, RowTakenError):
+            return sessions
         try:
             samples = [sample for session in sessions if (sample := self._sample(session, row)) is not None]
             if not samples:
