@@ -104,6 +104,7 @@ class AgentSessions:
         sessions = self.book.close(row)
         for session in sessions:
             del self._locks[row, session.sample]
+        self._delivering = {call: session for call, session in self._delivering.items() if session.row != row}
         return self._logs.release(row) or sessions
 
     async def _tick(self) -> None:

@@ -48,19 +48,21 @@ class PolicyEnds:
     """
 
     def __init__(self, table: Table, folder: Path, make_role: Callable[[], Rollout], *settings: str) -> None:
-        def context(role: str) -> Context:
-            return context_of(table, folder, role, (*SETTINGS, *settings), 1, SUPPORT / "tiny_agents.toml")
-
-        self._table = table
-        self.trainer = TrainerEnd(context("trainer"))
+        self._table, self._folder, self._settings = table, folder, settings
+        self.trainer = TrainerEnd(self.context("trainer"))
         self.role = make_role()
-        self.role.context = context("rollout")
+        self.role.context = self.context("rollout")
         self.role.setup()
         table.connection.call(self.role.context.state.renew_lease("rollout", 0, LEASE, 600), 20)
-        self._policy = RunPolicy(context("gateway"))
+        self._policy = RunPolicy(self.context("gateway"))
         self.arriving: deque[Row] = deque()
         self.results: dict[RowId, Any] = {}
         self._thread: threading.Thread | None = None
+
+    def context(self, role: str) -> Context:
+        """Return the context of an actor."""
+        settings = (*SETTINGS, *self._settings)
+        return context_of(self._table, self._folder, role, settings, 1, SUPPORT / "tiny_agents.toml")
 
     def row(self, index: int, seed: int = 0) -> Row:
         """Return a new row."""
