@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from broker.subjects import RowId
 from relax_actors.data.prompt_maker import room
-from relax_actors.errors import ConfigError, RelaxError, RowError
+from relax_actors.errors import ConfigError, RelaxError, RowError, RowTakenError
 from relax_actors.messages import FinishReason, Sample, Trajectory
 from relax_actors.messages.samples import TRUNCATED
 from relax_actors.registry.role_spec import RoleSpec
@@ -63,10 +63,15 @@ class AgentRollout(Rollout):
         """Wake the role's thread: a request waits."""
         self._news.put(None)
 
+    def guest_limit(self) -> int:
+        """Return the most requests that are generated at once: one for each sample of the rows, or more."""
+        return max(super().guest_limit(), self.row_limit() * self._settings.group_size)
+
     def _generate(self, key: BatchKey, pending: Pending, more: More) -> Iterator[Results]:
         """Hold rows of a batch key until their agents are done; yield each when all of its samples have ended.
 
-        No row joins while rows of another key are pending: held-out rows have the policy to themselves, at their exact
+        Requests of agents join the running batch as they come, and rows are held and leave between two tokens. No row
+        is added while rows of another key are pending: held-out rows have the policy to themselves, at their exact
         version.
         """
         first, (version, greedy) = pending.pop(key), key
@@ -76,27 +81,38 @@ class AgentRollout(Rollout):
         held: dict[RowId, Row] = {}
         bad: list[tuple[Row, RelaxError]] = []
         self._open(first, held, greedy=greedy)
-        while held:
-            self.progress()
-            ended = self._ended(held)
-            if len(self.guests):
-                self.serve(lambda: not self._news.empty(), version)
-            if ended:
-                yield [(held[row], self._result(held.pop(row))) for row in ended]
-            if version is None and not pending and (free := self.row_limit() - len(held)) > 0:
-                bad += self._enqueue(more(free), pending)
-                if joining := pending.pop(key, []):
-                    self._use_weights(version, joining)
-                    self._open(joining, held, greedy=greedy)
-            if bad:
-                yield bad
-                bad = []
 
-    def _ended(self, held: dict[RowId, Row]) -> list[RowId]:
-        """Wait for news; return the rows that are over."""
-        found = []
+        def look(seconds: float) -> Results:
+            """Take in rows, and return those that are over; waits for news this long at most."""
+            found: list[tuple[Row, Any]] = [
+                (held[row], self._result(held.pop(row))) for row in self._ended(held, seconds)
+            ]
+            joining = self._joining(key, pending, lambda: more(self.row_limit() - len(held)), bad)
+            self._open(joining, held, greedy=greedy)
+            found += bad
+            bad.clear()
+            return found
+
+        def is_over() -> bool:
+            """Whether the batch ends: no row is held, or the next ones need newer weights."""
+            return not held or key in pending
+
+        while held or key in pending:
+            self.progress()
+            if version is None:
+                late = pending.pop(key, [])
+                self._stager.use_newest(max((row.prompt.min_version for row in late), default=0))
+                self._open(late, held, greedy=greedy)
+            yield look(0 if len(self._guests.waiting) else WAIT_SECONDS)
+            if len(self._guests.waiting) and not is_over():
+                for _ in self._guests.answer(version, is_over):
+                    yield look(0)
+
+    def _ended(self, held: dict[RowId, Row], seconds: float) -> list[RowId]:
+        """Wait for news, this long at most; return the rows that are over."""
+        found: list[RowId] = []
         try:
-            news = self._news.get(timeout=0 if len(self.guests) else WAIT_SECONDS)
+            news = self._news.get(timeout=seconds) if seconds else self._news.get_nowait()
             while True:
                 if news is not None and news in held and news not in found:
                     found.append(news)
@@ -120,6 +136,8 @@ class AgentRollout(Rollout):
 
     def _result(self, row: Row) -> Trajectory | Drop | RelaxError:
         sessions = self.context.table.connection.call(self._sessions.close(row.id), OPEN_SECONDS)
+        if isinstance(sessions, RowTakenError):
+            return sessions
         try:
             samples = [sample for session in sessions if (sample := self._sample(session, row)) is not None]
             if not samples:

@@ -216,7 +216,8 @@ class GenerationService:
             stop_ids=stop_ids,
             greedy_samples=int(greedy),
             stop_strings=stop_strings,
-            session=call.affinity,
+            # The bits of a deterministic run must not depend on what an engine has kept.
+            session="" if self._context.config.run.deterministic else call.affinity,
         )
 
     async def ask(

@@ -18,13 +18,16 @@ from broker.table import Table
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.protocols import Generation
 from relax_actors.engines.protocols.guests import Guests
-from relax_actors.messages import FinishReason
+from relax_actors.errors import RowTakenError
+from relax_actors.messages import FinishReason, Turns
 from relax_actors.messages.generate import GenerateCall, Refusal, SessionCall
+from relax_actors.messages.session_log import SessionState
 from relax_actors.serving.agent_sessions import AgentSessions
 from relax_actors.serving.call_watch import CallWatch
 from relax_actors.serving.dialogue import Dialogue
 from relax_actors.serving.generation_service import GenerationService, Surroundings
 from relax_actors.serving.session_book import Session
+from relax_actors.serving.session_log import LogWriter, take_log
 from tests.support.contexts import context_of
 from tests.support.running import SUPPORT, wait_until
 
@@ -35,7 +38,9 @@ USER = {"role": "user", "content": "say 7"}
 @pytest.fixture
 def goes_on() -> threading.Event:
     """While it is not set, the engine answers nothing."""
-    return threading.Event()
+    found = threading.Event()
+    found.set()
+    return found
 
 
 @pytest.fixture
@@ -48,7 +53,6 @@ def make_sessions(table: Table, tmp_path: Path, goes_on: threading.Event) -> Cal
         context = context_of(table, tmp_path, "rollout", settings, incarnation, SUPPORT / "tiny_agents.toml")
         tokenizer, guests, prompts = Tokenizer(context.config.model_path), Guests(), []
         waits = threading.Event()
-        goes_on.set()
         stops = tokenizer.stop_ids, None
         around = Surroundings(guests, tokenizer, 256, lambda _: stops, {7: "f" * 32}, waits.set)
         service, ended = GenerationService(context, around), threading.Event()
@@ -116,6 +120,77 @@ def test_actor_that_takes_a_row_over_continues_its_conversations(make_sessions: 
         assert sequence.spans is not None
         assert (len(sequence.spans), one.state.reward, other.state.reward) == (3, 1.0, 0.5)
         assert sequence.token_ids[sequence.loss_mask].tolist() == [*first.tokens, *second.tokens, *third.tokens]
+
+
+def test_actor_that_was_taken_for_dead_gives_no_answer_that_its_successor_does_not_know(
+    make_sessions: Callable[[int], Any], goes_on: threading.Event
+) -> None:
+    said, answers = [USER], []
+
+    def turn(actor: tuple[AgentSessions, Connection, list[np.ndarray]], name: str) -> None:
+        sessions, connection, prompts = actor
+        answers.append(ask(connection, sessions, name, said, call=f"c{len(said)}"))
+        said.extend([{"role": "assistant", "content": str(len(prompts))}, {"role": "user", "content": "again"}])
+
+    with make_sessions(1) as stopped:
+        zombie, connection, _ = stopped
+        name = handle(connection, zombie, "take", lease=60.0).session
+        turn(stopped, name)
+        goes_on.clear()
+        call = GenerateCall("late", session=name, messages=[*said[:-1], {"role": "user", "content": "late"}])
+        asking = asyncio.run_coroutine_threadsafe(answer(zombie, call), connection.loop)
+        wait_until(zombie._locks[ROW, 0].locked, "the request")
+        with make_sessions(2) as successor:
+            goes_on.set()
+            late = asking.result(20)
+            taken = "another actor has taken group.0.0 over; this one was taken for dead"
+            assert (late.refusal, late.detail) == (Refusal.ELSEWHERE, taken)
+            kept = handle(connection, zombie, "keep", name)
+            assert (kept.refusal, kept.detail) == (Refusal.ELSEWHERE, "group.0.0 was released; try again")
+            assert not handle(connection, zombie, "take").session, "it offers no sample any more"
+            assert str(connection.call(zombie.close(ROW), 20)) == taken
+            turn(successor, name)
+            turn(successor, name)
+            with make_sessions(3) as third:
+                turn(third, name)
+                (session, _) = connection.call(third[0].close(ROW), 20)
+    (sequence,) = session.forest.sequences()
+    assert sequence.token_ids.tolist() == [*answers[-1].prompt, *answers[-1].tokens]
+    assert sequence.token_ids[sequence.loss_mask].tolist() == [t for one in answers for t in one.tokens.tolist()]
+
+
+def test_cell_whose_acknowledgement_is_lost_is_written_once(table: Table) -> None:
+    def write(writer: LogWriter, reason: str) -> None:
+        table.connection.call(writer.write(states=[SessionState(0, 0, reason)]), 20)
+
+    writer, again, other = (LogWriter(table, ROW, 0) for _ in range(3))
+    write(writer, "stop")
+    write(again, "stop")  # as a writer repeats a cell that the broker stored before it went down
+    with pytest.raises(RowTakenError):
+        write(other, "error")
+    write(again, "error")
+    logs, _ = table.connection.call(take_log(table, ROW), 20)
+    assert [state.reason for log in logs for state in log.states] == ["stop", "error"]
+
+
+def test_turns_behind_one_whose_cell_is_lost_are_left_out(make_sessions: Callable[[int], Any], table: Table) -> None:
+    with make_sessions(1) as (sessions, connection, prompts):
+        name = handle(connection, sessions, "take", lease=60.0).session
+        said: list[dict[str, str]] = [USER]
+        for _ in range(3):
+            ask(connection, sessions, name, said, call=f"c{len(said)}")
+            said += [{"role": "assistant", "content": str(len(prompts))}, {"role": "user", "content": "again"}]
+    cell = table.get(table.subjects.turn(ROW, 0, 2))
+    assert cell is not None
+    table.remove([cell])
+    table.put(cell.subject, Turns([]))  # not of a session
+    with make_sessions(2) as (sessions, connection, _):
+        (session, _) = sessions.book.sessions(ROW)
+        assert len(session.forest.turns) == 1
+        found = ask(connection, sessions, name, said, call="behind the lost one")
+    with make_sessions(3) as (sessions, _, _):
+        (session, _) = sessions.book.sessions(ROW)
+        assert session.forest.tokens(1).tolist() == [*found.prompt, *found.tokens]
 
 
 def test_agent_that_is_lost_is_replaced_by_one_that_gets_its_answers(make_sessions: Callable[[int], Any]) -> None:
@@ -192,7 +267,7 @@ def test_late_answer_to_a_lost_agent_is_that_of_its_successor_here_as_after_a_ta
     """An agent that was lost has not failed: the next one gets what was recorded, also with "refill"."""
     with make_sessions(1, "agent.on_error=refill") as (sessions, connection, prompts):
         name = handle(connection, sessions, "take", lease=60.0).session
-        writer = sessions._writers[ROW]
+        writer = sessions._logs._writers[ROW]
         connection.call(writer._lock.acquire(), 5)
         call = GenerateCall("late", session=name, messages=[USER])
         asking = asyncio.run_coroutine_threadsafe(answer(sessions, call), connection.loop)

@@ -39,7 +39,7 @@ def session_turns(draw: st.DrawFn) -> SessionTurn:
     tokens = draw(TOKENS)
     numbers = np.zeros(len(tokens), np.float32)
     messages = draw(st.lists(PLAIN, max_size=2))
-    return SessionTurn(0, -1, draw(st.text()), "s", draw(TOKENS), tokens, numbers, tokens, "stop", "c", messages)
+    return SessionTurn(0, 0, -1, draw(st.text()), "s", draw(TOKENS), tokens, numbers, tokens, "stop", "c", messages)
 
 
 CALLS = st.builds(
