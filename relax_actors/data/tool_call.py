@@ -33,10 +33,11 @@ EXAMPLES = {
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a tool."""
+    """A call of a tool; `id` is what the model wrote as its id, empty if nothing."""
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
+    id: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +57,14 @@ class ParsedAnswer:
         reasoning: text before `</think>`, without its tags, stripped; empty if there is none.
         calls: well-formed calls, in order.
         malformed: calls that cannot be made, in order.
+        stop: stop string that ended the answer, which is no part of the content; empty if none did.
     """
 
     content: str
     reasoning: str = ""
     calls: tuple[ToolCall, ...] = ()
     malformed: tuple[MalformedCall, ...] = ()
+    stop: str = ""
 
 
 def format_of(template: str) -> ToolFormat | None:

@@ -14,6 +14,8 @@ MAX_CALLS = 128
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)</function>\s*", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>\n]+)>(.*?)</parameter>", re.DOTALL)
 _NAMED = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\][\w-]*)?\[ARGS\]")
+CALL_ID = re.compile(r"[A-Za-z0-9]{9}")
+"""Id of a tool call, as Mistral's templates demand it."""
 Parts = Iterator[str | ToolCall | MalformedCall]
 
 
@@ -50,7 +52,8 @@ def _call_of(value: Any, text: str, tool_format: ToolFormat) -> ToolCall | Malfo
             return _malformed(text, "its arguments are a text, not an object", tool_format)
     if not isinstance(arguments, dict):
         return _malformed(text, "its arguments are not an object", tool_format)
-    return ToolCall(name, arguments)
+    given = value.get("id", "")
+    return ToolCall(name, arguments, given if isinstance(given, str) and CALL_ID.fullmatch(given) else "")
 
 
 def _malformed(text: str, why: str, tool_format: ToolFormat) -> MalformedCall:

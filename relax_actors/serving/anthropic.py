@@ -110,6 +110,7 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 def message_response(ask: Ask, found: Completed, model: str) -> dict[str, Any]:
     """Return the body of a message."""
     message = answer_message(found.parsed, found.call)
+    stop = None if found.parsed.calls else found.parsed.stop or None
     blocks: list[dict[str, Any]] = []
     if message["content"]:
         blocks.append({"type": "text", "text": message["content"]})
@@ -124,8 +125,8 @@ def message_response(ask: Ask, found: Completed, model: str) -> dict[str, Any]:
         "model": ask.model or model,
         "system_fingerprint": found.fingerprint,
         "content": blocks,
-        "stop_reason": _REASONS[found.finish_reason],
-        "stop_sequence": None,
+        "stop_reason": "stop_sequence" if stop else _REASONS[found.finish_reason],
+        "stop_sequence": stop,
         "usage": {"input_tokens": len(found.answer.prompt), "output_tokens": len(found.answer.tokens)},
     }
 
@@ -181,7 +182,7 @@ class MessageWriter:
             events.append(_out("content_block_start", index=self._blocks, content_block=block | {"input": {}}))
             partial = {"type": "input_json_delta", "partial_json": text}
             events += [_out("content_block_delta", index=self._blocks, delta=partial), self._close()]
-        ended = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
+        ended = {"stop_reason": whole["stop_reason"], "stop_sequence": whole["stop_sequence"]}
         events.append(_out("message_delta", delta=ended, usage={"output_tokens": whole["usage"]["output_tokens"]}))
         return b"".join([*events, _out("message_stop")])
 

@@ -21,7 +21,7 @@ class Conversation(Protocol):
     """Renders the messages of an episode.
 
     Attributes:
-        needs_stop: whether observations follow only an answer that ended with a stop token.
+        needs_stop: whether observations follow only an answer that ended by itself, not at a limit.
         offers_tools: whether the prompt describes tools, so that it must be rendered anew.
     """
 
@@ -35,11 +35,11 @@ class Conversation(Protocol):
             RowError: the messages cannot be rendered.
         """
 
-    def extend(self, history: Sequence[Message], answer: str, new: Sequence[Message]) -> Extension:
-        """Return the ids of messages that follow an answer; see `Renderer.extend`.
+    def extend(self, history: Sequence[Message], answer: NDArray[Any], new: Sequence[Message]) -> Extension:
+        """Return the ids of messages that follow the tokens of an answer; see `Renderer.extend`.
 
         Raises:
-            RowError: the messages cannot be rendered.
+            RowError: the messages cannot be rendered, or the template rewrites the conversation and may not.
         """
 
     def text(self, tokens: NDArray[Any]) -> str:
@@ -63,7 +63,7 @@ class PlainConversation:
         """Encode the texts, with the special tokens that the model adds to every text."""
         return self._tokenizer.encode(text_of(messages, self._markers))
 
-    def extend(self, history: Sequence[Message], answer: str, new: Sequence[Message]) -> Extension:
+    def extend(self, history: Sequence[Message], answer: NDArray[Any], new: Sequence[Message]) -> Extension:
         """Encode the texts of the new messages alone."""
         del history, answer
         return Extension(self._tokenizer.encode(text_of(new, self._markers), special=False), is_faithful=True)
@@ -80,6 +80,7 @@ class ChatConversation:
         tokenizer: of the model.
         tools: JSON schemas of functions that the model may call.
         kinds: kinds of media that the model takes.
+        branches: whether a new sequence may begin where the template rewrites the conversation.
 
     Raises:
         ConfigError: the template cannot be extended turn by turn.
@@ -87,8 +88,15 @@ class ChatConversation:
 
     needs_stop = True
 
-    def __init__(self, tokenizer: Tokenizer, tools: Sequence[Message] = (), kinds: Collection[str] = ()) -> None:
-        self._tokenizer, self._kinds = tokenizer, kinds
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        tools: Sequence[Message] = (),
+        kinds: Collection[str] = (),
+        *,
+        branches: bool = True,
+    ) -> None:
+        self._tokenizer, self._kinds, self._branches = tokenizer, kinds, branches
         self._renderer = Renderer(tokenizer, tools)
         self.offers_tools = bool(tools)
 
@@ -97,10 +105,17 @@ class ChatConversation:
         check_parts(messages, self._kinds)
         return self._renderer.prompt(messages)
 
-    def extend(self, history: Sequence[Message], answer: str, new: Sequence[Message]) -> Extension:
-        """Render what follows the stop token of an answer."""
+    def extend(self, history: Sequence[Message], answer: NDArray[Any], new: Sequence[Message]) -> Extension:
+        """Render what follows an answer."""
         check_parts(new, self._kinds)
-        return self._renderer.extend(history, answer, new)
+        found = self._renderer.extend(history, answer, new)
+        if not found.is_faithful and not self._branches:
+            msg = (
+                f"the chat template does not continue the tokens of the conversation: {found.change}; use a template "
+                'that keeps what it wrote, or set environment.on_rewrite = "branch"'
+            )
+            raise RowError(msg)
+        return found
 
     def text(self, tokens: NDArray[Any]) -> str:
         """Decode with special tokens, such as those of tool calls, but without the stop token."""
@@ -109,7 +124,12 @@ class ChatConversation:
 
 
 def conversation_of(
-    tokenizer: Tokenizer, *, chat: bool, tools: Sequence[Message] = (), family: Family | None = None
+    tokenizer: Tokenizer,
+    *,
+    chat: bool,
+    tools: Sequence[Message] = (),
+    family: Family | None = None,
+    branches: bool = True,
 ) -> Conversation:
     """Return the conversation of a model; `family` is that of a multimodal one.
 
@@ -118,7 +138,7 @@ def conversation_of(
     """
     kinds = () if family is None else family.kinds
     if chat:
-        return ChatConversation(tokenizer, tools, kinds)
+        return ChatConversation(tokenizer, tools, kinds, branches=branches)
     markers = {} if family is None else {kind: family.marker(kind, tokenizer.inner) for kind in kinds}
     return PlainConversation(tokenizer, markers)
 

@@ -35,7 +35,7 @@ class Letters:
         kept = [m for m in messages if not (self._rewrites and m["role"] == "assistant")]
         return np.array([ord(c) for c in text_of(kept)], np.int32)
 
-    def extend(self, history: Sequence[Message], answer: str, new: Sequence[Message]) -> Extension:
+    def extend(self, history: Sequence[Message], answer: Any, new: Sequence[Message]) -> Extension:
         del history, answer
         return Extension(np.array([ord(c) for c in text_of(new)], np.int32), is_faithful=not self._rewrites)
 
