@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
+import string
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+CALL_ID = re.compile(r"[A-Za-z0-9]{9}")
+"""Id of a tool call: what Mistral's templates demand, and others allow."""
 
 
 class ToolFormat(StrEnum):
@@ -65,6 +72,26 @@ class ParsedAnswer:
     calls: tuple[ToolCall, ...] = ()
     malformed: tuple[MalformedCall, ...] = ()
     stop: str = ""
+
+
+def call_ids(calls: Sequence[ToolCall], answer: str) -> list[str]:
+    """Return an id for each call of an answer: what the model wrote if no two calls share it, else one of our own.
+
+    Args:
+        calls: the calls.
+        answer: text or id of the answer, from which the ids follow.
+    """
+    written = [call.id for call in calls]
+    return [name if name and written.count(name) == 1 else _call_id(answer, n) for n, name in enumerate(written)]
+
+
+def _call_id(answer: str, n: int) -> str:
+    number = int.from_bytes(hashlib.sha256(f"{answer}.{n}".encode()).digest()[:16])
+    alphabet, found = string.ascii_letters + string.digits, ""
+    while len(found) < 9:  # noqa: PLR2004 as in CALL_ID
+        number, digit = divmod(number, len(alphabet))
+        found += alphabet[digit]
+    return found
 
 
 def format_of(template: str) -> ToolFormat | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import string
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +14,7 @@ from numpy.typing import NDArray
 
 from relax_actors.data.renderer import Extension, Renderer
 from relax_actors.data.tokenizer import TemplateError, Tokenizer
-from relax_actors.data.tool_call import ParsedAnswer, ToolFormat, format_of
+from relax_actors.data.tool_call import ParsedAnswer, ToolFormat, call_ids, format_of
 from relax_actors.data.tool_calls import parse_answer
 from relax_actors.engines.protocols import StopStrings
 from relax_actors.errors import RowError
@@ -24,9 +22,6 @@ from relax_actors.errors import RowError
 Message = dict[str, Any]
 _ROLES = {"developer": "system", "function": "tool"}
 """Roles of clients, by the name that templates know."""
-_ALPHABET = string.ascii_letters + string.digits
-CALL_ID_LENGTH = 9
-"""Letters and digits of the id of a tool call: what Mistral's templates demand, and others allow."""
 THINK_TOKENS = 16
 """Tokens at the end of a prompt that are searched for the tag that opens reasoning."""
 RESERVED = frozenset(
@@ -181,26 +176,15 @@ def answer_message(parsed: ParsedAnswer, call: str) -> Message:
     if parsed.reasoning:
         message["reasoning_content"] = parsed.reasoning
     if parsed.calls:
-        ids = [tool.id for tool in parsed.calls]
         message["tool_calls"] = [
             {
-                "id": tool.id if tool.id and ids.count(tool.id) == 1 else _call_id(call, n),
+                "id": name,
                 "type": "function",
                 "function": {"name": tool.name, "arguments": json.dumps(tool.arguments, ensure_ascii=False)},
             }
-            for n, tool in enumerate(parsed.calls)
+            for name, tool in zip(call_ids(parsed.calls, call), parsed.calls, strict=True)
         ]
     return message
-
-
-def _call_id(call: str, n: int) -> str:
-    """Return the id of the n-th tool call in the answer to a request."""
-    number = int.from_bytes(hashlib.sha256(f"{call}.{n}".encode()).digest()[:16])
-    found = []
-    for _ in range(CALL_ID_LENGTH):
-        number, digit = divmod(number, len(_ALPHABET))
-        found.append(_ALPHABET[digit])
-    return "".join(found)
 
 
 @contextmanager

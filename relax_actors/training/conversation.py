@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import takewhile
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 
 from relax_actors.data.renderer import Extension, Message, Renderer
 from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.data.tool_call import ToolFormat, call_ids, format_of
+from relax_actors.data.tool_calls import parse_answer
 from relax_actors.errors import RowError
 from relax_actors.media.family import Family
 
@@ -98,23 +101,50 @@ class ChatConversation:
     ) -> None:
         self._tokenizer, self._kinds, self._branches = tokenizer, kinds, branches
         self._renderer = Renderer(tokenizer, tools)
+        self._structures = bool(tools) and format_of(tokenizer.chat_template) is ToolFormat.MISTRAL
         self.offers_tools = bool(tools)
 
     def prompt(self, messages: Sequence[Message]) -> NDArray[np.int32]:
         """Render by the chat template."""
         check_parts(messages, self._kinds)
-        return self._renderer.prompt(messages)
+        return self._renderer.prompt(self._structured(messages))
 
     def extend(self, history: Sequence[Message], answer: NDArray[Any], new: Sequence[Message]) -> Extension:
         """Render what follows an answer."""
         check_parts(new, self._kinds)
-        found = self._renderer.extend(history, answer, new)
+        found = self._renderer.extend(self._structured(history), answer, new)
         if not found.is_faithful and not self._branches:
             msg = (
                 f"the chat template does not continue the tokens of the conversation: {found.change}; use a template "
                 'that keeps what it wrote, or set environment.on_rewrite = "branch"'
             )
             raise RowError(msg)
+        return found
+
+    def _structured(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return messages with calls as the template wants them.
+
+        Mistral's templates refuse two answers in a row, and do not count those with `tool_calls`, which results must
+        follow. Those of other families write the text of a call as it was sampled.
+        """
+        if not self._structures:
+            return messages
+        found: list[Message] = []
+        for n, message in enumerate(messages):
+            content = message.get("content")
+            results = list(takewhile(lambda later: later.get("role") == "tool", messages[n + 1 :]))
+            is_answer = message.get("role") == "assistant" and isinstance(content, str) and results
+            calls = parse_answer(content, ToolFormat.MISTRAL).calls if is_answer else ()
+            if not calls:
+                found.append(message)
+                continue
+            names = [str(result.get("tool_call_id")) for result in results]
+            names += call_ids(calls, content)[len(names) :]
+            written = [
+                {"id": name, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for name, call in zip(names, calls, strict=False)
+            ]
+            found.append({"role": "assistant", "content": "", "tool_calls": written})
         return found
 
     def text(self, tokens: NDArray[Any]) -> str:
