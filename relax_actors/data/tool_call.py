@@ -18,7 +18,7 @@ class ToolFormat(StrEnum):
     """How a family of models writes tool calls."""
 
     HERMES = "hermes"
-    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen2.5, Qwen3, SmolLM3."""
+    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen2.5, Qwen3."""
     QWEN_XML = "qwen_xml"
     """`<tool_call><function=...><parameter=...>...</parameter></function></tool_call>`: Qwen3-Coder, Qwen3.5."""
     LLAMA_JSON = "llama_json"

@@ -162,6 +162,7 @@ class Answers:
                 top_p=sampling.top_p,
                 seed=seed + index,
                 stop=list(sampling.stop),
+                stop_ids=list(sampling.stop_ids),
                 affinity=affinity or session,
                 is_retry=is_retry,
                 seconds=self._limits.request_seconds,

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from relax_actors.serving.ask import Ask, Lenient, Sampling, offered_tools, stops
+from relax_actors.serving.ask import Ask, Sampling, Undistorted, check_messages, offered_tools, stops
 from relax_actors.serving.completion import Completed, event
 from relax_actors.serving.dialogue import answer_message
 from relax_actors.serving.errors import ApiError
@@ -18,7 +18,7 @@ _CHOICES = {"auto": "auto", "none": "none"}
 _REASONS = {"tool_calls": "tool_use", "stop": "end_turn", "length": "max_tokens"}
 
 
-class MessagesBody(Lenient):
+class MessagesBody(Undistorted):
     """Body of `/v1/messages` and `/v1/messages/count_tokens`."""
 
     model: str = Field("", max_length=256)
@@ -30,6 +30,7 @@ class MessagesBody(Lenient):
     temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, gt=0, le=1)
     stop_sequences: list[str] | None = None
+    thinking: dict[str, Any] | None = None
     stream: bool | None = False
 
     def ask(self) -> Ask:
@@ -38,6 +39,7 @@ class MessagesBody(Lenient):
         Raises:
             ApiError: a block or a setting is not supported.
         """
+        check_messages(self.messages)
         messages = [{"role": "system", "content": _text(self.system)}] if self.system else []
         for message in self.messages:
             messages += messages_of(message)
@@ -45,6 +47,7 @@ class MessagesBody(Lenient):
         return Ask(
             messages=messages,
             tools=offered_tools([_tool(tool) for tool in self.tools or []], _CHOICES.get(kind, kind)),
+            settings={} if self.thinking is None else {"enable_thinking": self.thinking.get("type") != "disabled"},
             sampling=Sampling(
                 max_tokens=self.max_tokens,
                 temperature=self.temperature,

@@ -118,8 +118,8 @@ class Gateway:
 
     async def _chat(self, request: Request, session: str) -> Response:
         found = validated(ChatBody, await self._body(request)).ask()
-        if found.prompt is None and not found.messages:
-            raise ApiError(400, "messages is empty; send at least one message", "invalid_request")
+        if found.prompt is None:
+            ask.check_messages(found.messages)
         if session and (found.n > 1 or found.prompt is not None):
             msg = "a session takes whole conversations and gives one answer to each; send `messages`, and n = 1"
             raise ApiError(400, msg, "unsupported_parameter")
@@ -171,6 +171,8 @@ class Gateway:
     async def _tokenize(self, request: Request, session: str) -> Response:
         del session
         body = validated(TokenizeBody, await self._body(request))
+        if body.prompt is None:
+            ask.check_messages(body.messages, "prompt or messages")
         found = Ask(messages=body.messages or [], tools=ask.offered_tools(body.tools or [], None), prompt=body.prompt)
         tokens = (
             await self._answers.prompt(found, body.chat_template_kwargs, asks=body.add_generation_prompt)

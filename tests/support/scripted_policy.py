@@ -23,6 +23,7 @@ TOKEN = "gateway-token-of-tests"  # noqa: S105
 SECRET = "secret-of-tests"  # noqa: S105
 HOLD = "%"
 TEMPLATE = (
+    "{% if fails %}{{ raise_exception('no such conversation') }}{% endif %}"
     "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}"
     'Call: <tool_call>{"name": ..., "arguments": ...}</tool_call><|im_end|>\n{% endif %}'
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
