@@ -64,6 +64,7 @@ class Gateway:
         """Return the ASGI application."""
         posts: dict[str, Handler] = {
             "/v1/chat/completions": self._chat,
+            "/v1/completions": self._completions,
             "/v1/responses": self._responses,
             "/v1/messages": self._messages,
             "/v1/messages/count_tokens": self._count_tokens,
@@ -71,7 +72,6 @@ class Gateway:
         }
         free: dict[str, Handler] = {
             "/v1/chat/completions/tokens": self._chat,
-            "/v1/completions": self._completions,
             "/inference/v1/generate": self._generate,
         }
         routes = [Route("/health", self._health, methods=["GET"])]
@@ -134,6 +134,9 @@ class Gateway:
 
     async def _completions(self, request: Request, session: str) -> Response:
         found = validated(CompletionBody, await self._body(request)).ask()
+        if session:
+            msg = "a session takes conversations, not prompts; send messages to /v1/chat/completions"
+            raise ApiError(400, msg, "unsupported_parameter")
         tokenizer, model = self._answers.tokenizer, self._answers.model
         return await self._answers.respond(
             request,

@@ -180,6 +180,14 @@ def test_error_names_what_the_client_can_change(url: str, path: str, body: dict[
     assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
 
 
+def test_session_that_is_given_a_prompt_names_the_route_for_conversations(url: str) -> None:
+    session = "group-3-1-0-0"
+    head = {"Authorization": f"Bearer {session_token(SECRET, session)}"}
+    answer = httpx.post(f"{url}/sessions/{session}/v1/completions", headers=head, json={"prompt": "x"})
+    message = "a session takes conversations, not prompts; send messages to /v1/chat/completions"
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
+
+
 @pytest.mark.parametrize(
     "raw",
     [
