@@ -131,11 +131,9 @@ class ChatConversation:
             return messages
         found: list[Message] = []
         for n, message in enumerate(messages):
-            content = message.get("content")
             results = list(takewhile(lambda later: later.get("role") == "tool", messages[n + 1 :]))
-            is_answer = message.get("role") == "assistant" and isinstance(content, str) and results
-            calls = parse_answer(content, ToolFormat.MISTRAL).calls if is_answer else ()
-            if not calls:
+            content = str(message.get("content") or "") if message.get("role") == "assistant" and results else ""
+            if not (calls := parse_answer(content, ToolFormat.MISTRAL).calls):
                 found.append(message)
                 continue
             names = [str(result.get("tool_call_id")) for result in results]
