@@ -51,6 +51,10 @@ class EnvironmentSection(PoolSection):
     on_error: Literal["exclude", "refill", "zero"] = "exclude"
     """What happens to a sample whose environment failed: "exclude" computes the group's advantages without it, "refill"
     generates it again, "zero" trains it with reward 0."""
+    on_rewrite: Literal["branch", "error"] = "branch"
+    """What happens where the chat template would write the conversation in another way than its tokens so far, because
+    it drops earlier reasoning, for example: "branch" continues in a new token sequence of the sample, "error" ends the
+    sample with reason `error`."""
     max_refills: NonNegativeInt = 3
     """Attempts at a sample beyond the first one with "refill"; then it is excluded."""
     mask_truncated: bool = False

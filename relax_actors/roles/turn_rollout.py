@@ -62,10 +62,12 @@ class TurnRollout(Rollout):
             self._observed = ObservationMedia(config, self.context.table.store, self.progress)
         family = None if self._observed is None else self._observed.family
         tools = _tools(config) if chats else ()
-        self._conversation = conversation_of(self._tokenizer, chat=chats, tools=tools, family=family)
-        self._client = EnvironmentClient(self.context)
         section = config.environment
         assert section is not None  # noqa: S101 the role is chosen by this section
+        self._conversation = conversation_of(
+            self._tokenizer, chat=chats, tools=tools, family=family, branches=section.on_rewrite == "branch"
+        )
+        self._client = EnvironmentClient(self.context)
         most = min(self._engine.context_length, room(config))
         self._limits = Limits(section.max_turns, config.rollout.max_tokens, most, section.token_budget)
         self._barrier = self.has_barrier or config.run.deterministic

@@ -78,7 +78,7 @@ class AgentSessions:
         self._context, self._dialogue, self._service, self._room = context, dialogue, service, room
         self._on_end, self._shows_answer = on_end, section.shows_answer
         grace = section.lease_seconds if context.config.local_agent is not None else section.idle_seconds
-        refills = section.on_error == "refill"
+        refills, self._must_continue = section.on_error == "refill", section.on_rewrite == "error"
         self._rules = Rules(section.seconds, grace, section.retries, section.max_turns, refills)
         self.book = SessionBook(self._rules)
         self._logs = HeldLogs(context.table, on_end)
@@ -233,7 +233,8 @@ class AgentSessions:
         session.alive_until = time.monotonic() + session.lease
         if answer.refusal:
             return answer
-        message = answer_message(self._dialogue.parse(answer.prompt, answer.tokens, call.tools), call.call)
+        parsed = self._dialogue.parse(answer.prompt, answer.tokens, call.tools, call.stop)
+        message = answer_message(parsed, call.call)
         state_key = conversation_keys([*call.messages, message], call.tools, call.settings)[-1]
         turn = Turn(
             plan.parent,
@@ -270,14 +271,30 @@ class AgentSessions:
 
         Raises:
             RowError, ConfigError: the template refuses the messages.
+            Refused: the conversation does not continue the tokens of the session, and must.
         """
         parent, covered = session.forest.continued(keys)
+        new = call.messages[covered:]
+        if self._must_continue and any(message.get("role") == "assistant" for message in new):
+            at = next(
+                n for n, message in enumerate(call.messages) if n >= covered and message.get("role") == "assistant"
+            )
+            detail = (
+                f'messages[{at}] is not an answer that this session gave here (agent.on_rewrite = "error"); send '
+                "the conversation back as it was, with the same tools and chat_template_kwargs"
+            )
+            raise Refused(Refusal.INVALID, detail)
         if parent != ROOT:
-            turn, new = session.forest.turns[parent], call.messages[covered:]
-            history = call.messages[: covered - 1]
+            turn, history = session.forest.turns[parent], call.messages[: covered - 1]
             found = self._dialogue.extension(history, turn.tokens, new, call.tools, call.settings)
-            if found is not None:
-                return _Plan(parent, keys[-1], found, new)
+            if found.is_faithful:
+                return _Plan(parent, keys[-1], found.token_ids, new)
+            if self._must_continue:
+                detail = (
+                    f"the chat template does not continue the tokens of the session: {found.change} "
+                    '(agent.on_rewrite = "error"); use a template that keeps what it wrote'
+                )
+                raise Refused(Refusal.INVALID, detail)
         return _Plan(ROOT, keys[-1], self._dialogue.prompt(call.messages, call.tools, call.settings), call.messages)
 
     def _request(self, session: Session, call: GenerateCall, tokens: NDArray[Any]) -> Any:

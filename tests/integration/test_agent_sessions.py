@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from relax_actors.serving.dialogue import Dialogue
 from relax_actors.serving.generation_service import GenerationService, Surroundings
 from relax_actors.serving.session_book import Session
 from relax_actors.serving.session_log import LogWriter, take_log
+from relax_actors.training.stops import stops_of
 from tests.support.contexts import context_of
 from tests.support.running import SUPPORT, wait_until
 
@@ -45,7 +47,10 @@ def goes_on() -> threading.Event:
 
 @pytest.fixture
 def make_sessions(table: Table, tmp_path: Path, goes_on: threading.Event) -> Callable[[int], Any]:
-    """Make the sessions of one incarnation of a rollout actor, whose engine answers "<number of its request>#"."""
+    """Make the sessions of one incarnation of a rollout actor, whose engine answers "<number of its request>#".
+
+    To a request with stop strings it answers the first of them without "#".
+    """
 
     @contextmanager
     def make(incarnation: int, *more: str) -> Iterator[tuple[AgentSessions, Connection, list[np.ndarray]]]:
@@ -53,8 +58,7 @@ def make_sessions(table: Table, tmp_path: Path, goes_on: threading.Event) -> Cal
         context = context_of(table, tmp_path, "rollout", settings, incarnation, SUPPORT / "tiny_agents.toml")
         tokenizer, guests, prompts = Tokenizer(context.config.model_path), Guests(), []
         waits = threading.Event()
-        stops = tokenizer.stop_ids, None
-        around = Surroundings(guests, tokenizer, 256, lambda _: stops, {7: "f" * 32}, waits.set)
+        around = Surroundings(guests, tokenizer, 256, partial(stops_of, tokenizer), {7: "f" * 32}, waits.set)
         service, ended = GenerationService(context, around), threading.Event()
         sessions = AgentSessions(context, Dialogue(tokenizer), service, 64, lambda _: None)
 
@@ -65,7 +69,8 @@ def make_sessions(table: Table, tmp_path: Path, goes_on: threading.Event) -> Cal
                 for guest in guests.take(8):
                     goes_on.wait(20)
                     prompts.append(guest.request.tokens)
-                    tokens = tokenizer.encode(f"{len(prompts)}#", special=False)
+                    strings = guest.request.stop_strings
+                    tokens = tokenizer.encode(f"{len(prompts)}{'ab' if strings else '#'}", special=False)
                     zeros = np.zeros(len(tokens), np.float32)
                     versions = np.full(len(tokens), 7, np.int32)
                     guest.done(Generation(tokens, zeros, versions, FinishReason.STOP))
@@ -191,6 +196,38 @@ def test_turns_behind_one_whose_cell_is_lost_are_left_out(make_sessions: Callabl
     with make_sessions(3) as (sessions, _, _):
         (session, _) = sessions.book.sessions(ROW)
         assert session.forest.tokens(1).tolist() == [*found.prompt, *found.tokens]
+
+
+def test_answers_that_ended_at_a_stop_string_are_continued_in_one_sequence(make_sessions: Callable[..., Any]) -> None:
+    with make_sessions(1, "agent.on_rewrite=error") as (sessions, connection, _):
+        name = handle(connection, sessions, "take", lease=30.0).session
+        messages: list = [USER]
+        for number in range(3):
+            given = ask(connection, sessions, name, messages, stop=["ab"])
+            # The client gets the answer without the stop string, as OpenAI's API has it.
+            messages = [*messages, {"role": "assistant", "content": str(number + 1)}, {"role": "user", "content": "go"}]
+        handle(connection, sessions, "end", name)
+        (sequence,) = sessions.book.find(name, 0.0).forest.sequences()
+        spell = sessions._dialogue.tokenizer.decode
+        assert "".join(spell([token]) or "#" for token in given.prompt) == ">say 7\n1ab#>go\n2ab#>go\n"
+        assert spell(sequence.token_ids[sequence.loss_mask]) == "1ab2ab3ab", "the stop token was not sampled"
+
+
+def test_conversation_that_does_not_continue_is_refused_if_so_configured(make_sessions: Callable[..., Any]) -> None:
+    with make_sessions(1, "agent.on_rewrite=error") as (sessions, connection, prompts):
+        name = handle(connection, sessions, "take", lease=30.0).session
+        ask(connection, sessions, name, [USER])
+        changed = [USER, {"role": "assistant", "content": "of mine"}, USER]
+        refused = ask(connection, sessions, name, changed)
+        assert (refused.refusal, refused.detail) == (
+            Refusal.INVALID,
+            (
+                'messages[1] is not an answer that this session gave here (agent.on_rewrite = "error"); send the '
+                "conversation back as it was, with the same tools and chat_template_kwargs"
+            ),
+        )
+        assert len(prompts) == 1
+        assert not ask(connection, sessions, name, [USER, USER], call="fresh").refusal, "no answer was changed"
 
 
 def test_agent_that_is_lost_is_replaced_by_one_that_gets_its_answers(make_sessions: Callable[[int], Any]) -> None:

@@ -30,7 +30,7 @@ class Digits:
         del messages
         return np.zeros(0, np.int32)
 
-    def extend(self, history: Sequence[Message], answer: str, new: Sequence[Message]) -> Extension:
+    def extend(self, history: Sequence[Message], answer: Any, new: Sequence[Message]) -> Extension:
         del history, answer
         return Extension(self.prompt(new), is_faithful=True)
 

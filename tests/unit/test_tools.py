@@ -86,10 +86,13 @@ def test_schema_follows_from_type_hints_and_docstring() -> None:
 def test_calls_of_an_answer_are_answered_in_order() -> None:
     two = CALL.format("search", '{"query": "car", "top": 1}') + CALL.format("search", '{"query": "bus", "top": 1}')
     answer = step(two)
+    assert isinstance(answer.observation, list)
+    ids = [message.pop("tool_call_id") for message in answer.observation]
     assert answer.observation == [
         {"role": "tool", "name": "search", "content": '["car new 0"]'},
         {"role": "tool", "name": "search", "content": '["bus new 0"]'},
     ]
+    assert len(set(ids)) == 2
     assert (answer.done, answer.reward, answer.metrics) == (False, None, {"tool_calls": 2, "tool_errors": 0})
 
 

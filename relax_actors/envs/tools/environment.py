@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from relax_actors.data.tool_call import ParsedAnswer, ToolCall, ToolFormat
+from relax_actors.data.tool_call import ParsedAnswer, ToolCall, ToolFormat, call_ids
 from relax_actors.data.tool_calls import parse_answer
 from relax_actors.envs.environment import Environment, Result, Step
 from relax_actors.envs.tools.functions import Tool, ToolError, content_of, tools_of
@@ -81,13 +81,17 @@ class ToolEnvironment(Environment):
             return self.finish(answer)
         messages: list[dict[str, Any]] = []
         failed = len(answer.malformed)
-        for call in answer.calls:
+        for name, call in zip(call_ids(answer.calls, action), answer.calls, strict=True):
             try:
                 content = self._shortened(content_of(await self._call(call)))
             except ToolError as error:
                 content, failed = f"Error: {error}", failed + 1
-            messages.append({"role": self.result_role, "name": call.name, "content": content})
-        messages += [{"role": self.result_role, "content": f"Error: {bad.error}"} for bad in answer.malformed]
+            messages.append({"role": self.result_role, "tool_call_id": name, "name": call.name, "content": content})
+        # Mistral's templates take results of calls alone from a tool.
+        role = "user" if self.tool_format is ToolFormat.MISTRAL and not answer.calls else self.result_role
+        unknown = call_ids([ToolCall("")] * len(answer.malformed), f"malformed {action}")
+        for name, bad in zip(unknown, answer.malformed, strict=True):
+            messages.append({"role": role, "tool_call_id": name, "content": f"Error: {bad.error}"})
         return Step(messages, metrics={"tool_calls": len(answer.calls), "tool_errors": failed})
 
     def finish(self, answer: ParsedAnswer) -> Step:
