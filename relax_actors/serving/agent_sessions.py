@@ -155,7 +155,7 @@ class AgentSessions:
         if isinstance(found, Session):
             return found
         if found == "elsewhere":
-            detail = f"no actor holds the row of session {name[:128]!r} now; it is over, or its actor restarts"
+            detail = f"no actor holds the row of session {name[:128]!r} now; its actor restarts"
             return GenerateAnswer(refusal=Refusal.ELSEWHERE, detail=detail)
         return _ended(name, "another agent has its sample, or it never existed")
 
