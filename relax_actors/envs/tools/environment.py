@@ -10,7 +10,7 @@ import numpy as np
 from relax_actors.data.tool_call import ParsedAnswer, ToolCall, ToolFormat
 from relax_actors.data.tool_calls import parse_answer
 from relax_actors.envs.environment import Environment, Result, Step
-from relax_actors.envs.tools.functions import Tool, ToolError, content_of, tools_of
+from relax_actors.envs.tools.functions import Tool, ToolError, content_of, tools_of, utf8
 
 MAX_TEXT = 16_000
 
@@ -24,7 +24,8 @@ class ToolEnvironment(Environment):
             def score(self, answer):
                 return float(answer == self.task["answer"])
 
-    A malformed call, an unknown tool, wrong arguments and a tool that raises are answered to the model with the reason.
+    A malformed call, an unknown tool, wrong arguments and a tool that raises, exits or returns something
+    without a text are answered to the model with the reason.
 
     Attributes:
         tools: functions that the model may call. Override `make_tools` for tools with a state.
@@ -85,9 +86,9 @@ class ToolEnvironment(Environment):
             try:
                 content = self._shortened(content_of(await self._call(call)))
             except ToolError as error:
-                content, failed = f"Error: {error}", failed + 1
-            messages.append({"role": self.result_role, "name": call.name, "content": content})
-        messages += [{"role": self.result_role, "content": f"Error: {bad.error}"} for bad in answer.malformed]
+                content, failed = self._shortened(utf8(f"Error: {error}")), failed + 1
+            messages.append({"role": self.result_role, "name": utf8(call.name), "content": content})
+        messages += [{"role": self.result_role, "content": utf8(f"Error: {bad.error}")} for bad in answer.malformed]
         return Step(messages, metrics={"tool_calls": len(answer.calls), "tool_errors": failed})
 
     def finish(self, answer: ParsedAnswer) -> Step:
