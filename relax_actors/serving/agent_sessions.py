@@ -139,6 +139,9 @@ class AgentSessions:
             else:
                 state = SessionState(session.sample, session.attempt, FinishReason.STOP, call.reward, call.metrics)
                 self.book.end(session, state)
+                is_eval = session.row.kind == "eval"
+                if call.reward is None and self._context.config.takes_reported_reward(is_eval=is_eval):
+                    self._context.journal.event("agent_without_reward", session=call.session)
             await self._record(session, state)
         return self._shown(session, now)
 

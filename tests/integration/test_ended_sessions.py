@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -43,16 +44,13 @@ def client(table: Table, tmp_path: Path) -> Iterator[httpx.Client]:
         await server.start()
         return server
 
-    async def no_streams() -> None:
-        """There is no stream to end."""
-
     server = table.connection.call(serve(), 20)
     with httpx.Client(base_url=server.url, timeout=20) as found:
         yield found
-    table.connection.call(server.stop(no_streams), 20)
+    table.connection.call(server.stop(lambda: None), 20)
 
 
-def post(client: httpx.Client, path: str, body: dict | None = None) -> httpx.Response:
+def post(client: httpx.Client, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
     head = {"Authorization": f"Bearer {session_token(SECRET, SESSION)}"}
     return client.post(f"/sessions/{SESSION}{path}", headers=head, json=body or {})
 

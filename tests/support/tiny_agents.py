@@ -31,6 +31,17 @@ async def fail_once(task: AgentTask) -> AgentResult:
     return AgentResult(result.reward, {"held_out": float(task.task["held_out"])})
 
 
+async def forget_reward(task: AgentTask) -> AgentResult:
+    """Play, but report no reward of the first sample of each row."""
+    result = await play(task)
+    return AgentResult(None if task.session.split("-")[-2] == "0" else result.reward)
+
+
+async def report_nothing(task: AgentTask) -> None:
+    """Play, and report no reward."""
+    await play(task)
+
+
 async def branch(task: AgentTask) -> float:
     """Ask twice from the same beginning, then go on from the first answer."""
     async with openai.AsyncOpenAI(base_url=task.base_url, api_key=task.api_key, max_retries=10) as client:
