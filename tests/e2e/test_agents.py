@@ -140,6 +140,25 @@ def test_a_sample_without_a_reward_is_left_out_of_its_group_and_named(make_run: 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+def test_an_agent_that_never_answers_ends_its_sample_after_agent_seconds(make_run: MakeRun) -> None:
+    settings = ["agent.function=tiny_agents.hang", "agent.seconds=6", "run.steps=2", *REWARD]
+    run = make_run("hanging", *settings, "trainer.checkpoint_every=100", config=AGENTS).start()
+    wait_until(lambda: run.table.get(f"relax.{run.name}.batch.0"), "batch.0", 240)
+    found = trajectories(run)
+    assert found
+    for trajectory in found:
+        assert trajectory.finish_reasons[0] == FinishReason.TIMEOUT
+        assert trajectory.metrics["environment_reward"][0] == 0.0
+        assert trajectory.metrics["retries"][0] == 0.0, "a sample whose time is over is not given out again"
+        assert trajectory.trained_lengths.min() > 0, "what the agent did before is trained"
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert (result["steps"], result["trained"]) == (2, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_run_whose_agents_report_no_reward_stops_with_the_remedy(make_run: MakeRun) -> None:
     settings = ["agent.function=tiny_agents.report_nothing", "run.steps=2", *REWARD]
     run = make_run("norewards", *settings, config=AGENTS).start()

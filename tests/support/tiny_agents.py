@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import openai
 
 from relax_actors.serving.session_client import AgentResult, AgentTask
@@ -40,6 +42,14 @@ async def forget_reward(task: AgentTask) -> AgentResult:
 async def report_nothing(task: AgentTask) -> None:
     """Play, and report no reward."""
     await play(task)
+
+
+async def hang(task: AgentTask) -> AgentResult:
+    """Play; in the first sample of each row, never come back."""
+    result = await play(task)
+    if task.session.split("-")[-2] == "0":
+        await asyncio.Event().wait()
+    return result
 
 
 async def branch(task: AgentTask) -> float:
