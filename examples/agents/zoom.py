@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -27,7 +28,7 @@ SIDE, DIGIT = 64, 16
 """Pixels of the picture's side, and of the side of the digit in the middle of its quarter."""
 NOISE, BRIGHTEST = 48, 16
 OVERVIEW = {"min_pixels": 64, "max_pixels": 64}
-_TEST = 360
+TEST_DIGITS = 360
 
 
 class Zoom(Environment):
@@ -61,29 +62,36 @@ def quarter_of(picture: np.ndarray, name: str) -> bytes:
     return png_of(zoomed(picture, (left / 2 + 1 / 8, top / 2 + 1 / 8, left / 2 + 3 / 8, top / 2 + 3 / 8)))
 
 
-def make(*, size: int | None, seed: int, test: bool = False) -> list[Task]:
-    """Return tasks; no digit of held-out tasks is among those of training tasks."""
-    images, values = _digits()
-    order = np.random.default_rng(0).permutation(len(images))
-    chosen = order[:_TEST] if test else order[_TEST:]
-    return [_task(images, values, chosen, f"{seed} {i}", shown=not test and i % 2 == 0) for i in range(size or 10_000)]
+def make(*, size: int | None, seed: int) -> list[Task]:
+    """Return training tasks; the answers of those without a shown quarter are random quarters."""
+    return [_task(f"{seed} {i}", shown=i % 2 == 0) for i in range(size or 10_000)]
+
+
+def blind(*, size: int | None, seed: int) -> list[Task]:
+    """Return training tasks whose answers are the digits, to see what can be read in the whole picture."""
+    tasks = (_task(f"{seed} {i}") for i in range(size or 10_000))
+    return [replace(task, answer=task.metadata["digit"]) for task in tasks]
 
 
 def held_out(*, size: int | None, seed: int) -> list[Task]:
-    """Return held-out tasks."""
-    return make(size=size, seed=seed, test=True)
+    """Return tasks with other digits than those of training tasks."""
+    return [_task(f"{seed} {i}", test=True) for i in range(size or 10_000)]
 
 
 @lru_cache
-def _digits() -> tuple[np.ndarray, np.ndarray]:
+def _digits() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the images, `[digits, 16, 16] uint8`, their values, and a random order."""
     data = load_digits()
     images = (data.images * (255 / BRIGHTEST)).astype(np.uint8)
-    return images.repeat(DIGIT // 8, axis=1).repeat(DIGIT // 8, axis=2), data.target
+    enlarged = images.repeat(DIGIT // 8, axis=1).repeat(DIGIT // 8, axis=2)
+    return enlarged, data.target, np.random.default_rng(0).permutation(len(images))
 
 
-def _task(images: np.ndarray, values: np.ndarray, chosen: np.ndarray, seed: str, *, shown: bool) -> Task:
+def _task(seed: str, *, shown: bool = False, test: bool = False) -> Task:
     source = random.Random(seed)  # noqa: S311 not a secret
-    number, quarter, guess = int(source.choice(chosen)), source.choice("abcd"), source.choice("abcd")
+    images, values, order = _digits()
+    number = int(source.choice(order[:TEST_DIGITS] if test else order[TEST_DIGITS:]))
+    quarter, guess = source.choice("abcd"), source.choice("abcd")
     picture = np.random.default_rng(source.randrange(1 << 32)).integers(0, NOISE, (SIDE, SIDE), np.uint8)
     left, top = (SIDE // 2 * at + (SIDE // 2 - DIGIT) // 2 for at in QUARTERS[quarter])
     spot = picture[top : top + DIGIT, left : left + DIGIT]

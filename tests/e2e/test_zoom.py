@@ -12,13 +12,19 @@ from tests.support.running import Run
 EXAMPLE = Path(__file__).parents[2] / "examples" / "agents" / "zoom.toml"
 
 
+BLIND = ("run.steps=20", "eval.every=0", "data.function=zoom.blind", "environment.options.tool=false")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_model_learns_to_look_before_it_reads(make_run: Callable[..., Run]) -> None:
     result = make_run("looks", "eval.every=0", config=EXAMPLE).complete(900)
-    blind = make_run(
-        "blind", "run.steps=40", "eval.every=0", "environment.options.tool=false", config=EXAMPLE
-    ).complete(600)
     assert (result["steps"], result["quarantined"]) == (120, 0)
     assert result["eval_last"] >= 0.8
-    assert blind["eval_last"] <= 0.4, "the digit can be read in the whole picture"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_digit_cannot_be_read_without_the_tool(make_run: Callable[..., Run]) -> None:
+    result = make_run("blind", *BLIND, config=EXAMPLE).complete(600)
+    assert 0.1 < result["eval_last"] <= 0.5, "the digit can be read in the whole picture"
