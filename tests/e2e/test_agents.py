@@ -244,6 +244,12 @@ def test_agents_started_elsewhere_take_samples_and_bad_requests_are_told(make_ru
             head = {"Authorization": f"Bearer {session['token']}"}
             ended = client.post(f"/sessions/{session['id']}/end", headers=head, json={"reward": 0.25})
             assert ended.status_code == 200
+            if number == 5:  # of the second step: the rows of the first one have ended
+                gone = ask(first, ASK)
+                assert (gone.status_code, gone.json()["error"]["message"]) == (
+                    410,
+                    f"session '{first['id']}' is over: its row has ended",
+                )
     run.disconnect()
     code, result, said = run.finish()
     assert code == 0, said
