@@ -42,7 +42,7 @@ class EnvironmentSection(PoolSection):
     """Tokens of an episode behind the prompt, observations included; by default what the model and
     trainer.max_tokens_per_microbatch have room for. An episode without room ends with reason `token_budget`."""
     episode_seconds: PositiveFloat = 3600.0
-    """Duration of an episode; it then ends with reason `timeout`."""
+    """Duration of an episode, turns that another actor generated included; it then ends with reason `timeout`."""
     cpu_seconds: Positive | None = None
     """CPU time of a session's process, after which the kernel kills it. Unlimited if not set. `memory_limit_mib` bounds
     the memory of each session's process, too."""

@@ -23,6 +23,11 @@ from relax_actors.serving.session_book import Session
 WAIT_SECONDS = 0.2
 """Longest wait for a request or the end of a sample before rows are looked for again."""
 OPEN_SECONDS = 60.0
+NO_REWARD = (
+    'no agent has reported a reward, which the reward "environment" needs: write {"reward": <number>} to the file '
+    "$RELAX_RESULT_FILE, return it from agent.function, or send it to /sessions/<id>/end; or name a reward.function "
+    "that scores the conversation"
+)
 AGENT_FAILED = "agent_failed"
 """Reason of a row that is dropped because no agent did anything with it."""
 
@@ -140,6 +145,8 @@ class AgentRollout(Rollout):
             return sessions
         try:
             samples = [sample for session in sessions if (sample := self._sample(session, row)) is not None]
+            if not samples and any(self._lacks_reward(session, row) for session in sessions):
+                return RowError(f"agents of {row.id}: {NO_REWARD}")
             if not samples:
                 return Drop(AGENT_FAILED, "no agent of the row has got an answer of the policy, or all have failed")
             trajectory = Trajectory.of(row.prompt.tokens, _with_equal_metrics(samples), self._stager.served)
@@ -150,12 +157,22 @@ class AgentRollout(Rollout):
         self._generated_tokens += sum(len(sample.tokens) for sample in samples)
         return trajectory
 
+    def _lacks_reward(self, session: Session, row: Row) -> bool:
+        """Whether the agent of a session has ended well without the reward that the row is scored by."""
+        state = session.state
+        if state is None or state.reason != FinishReason.STOP or state.reward is not None:
+            return False
+        return bool(session.forest.leaves()) and self.context.config.takes_reported_reward(is_eval=row.is_eval)
+
     def _sample(self, session: Session, row: Row) -> Sample | None:
-        """Return the sample of a session; None if its agent asked nothing, or failed and is left out."""
+        """Return the sample of a session; None if its agent asked nothing, or failed or gave no reward and is left out.
+
+        Where samples that failed are not left out, they have reward 0.
+        """
         agent, state, forest = self.context.config.agent, session.state, session.forest
         if agent is None or state is None or not forest.leaves():
             return None
-        failed = state.reason == FinishReason.ERROR
+        failed = state.reason == FinishReason.ERROR or self._lacks_reward(session, row)
         if failed and agent.on_error != "zero" and not row.is_eval:
             return None
         last = forest.last

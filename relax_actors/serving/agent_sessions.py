@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from relax_actors.messages.session_log import SessionState
 from relax_actors.runtime.context import Context
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.serving.call_watch import CallWatch
+from relax_actors.serving.continuations import Continuations
 from relax_actors.serving.dialogue import Dialogue, answer_message
 from relax_actors.serving.forest import ROOT, Turn
 from relax_actors.serving.generation_service import LEFT, GenerationService, Refused
@@ -33,23 +34,6 @@ from relax_actors.serving.states import conversation_keys
 TICK_SECONDS = 0.5
 MAX_DELIVERING = 4096
 """Answers on their way to agents; of older ones it stays unknown whether they arrived."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What a request continues.
-
-    Attributes:
-        parent: turn that it continues.
-        asked: key of the conversation.
-        observed: `[len] int32`, tokens behind the parent.
-        new: messages behind the parent.
-    """
-
-    parent: int
-    asked: str
-    observed: NDArray[Any]
-    new: Sequence[dict[str, Any]]
 
 
 class AgentSessions:
@@ -78,7 +62,8 @@ class AgentSessions:
         self._context, self._dialogue, self._service, self._room = context, dialogue, service, room
         self._on_end, self._shows_answer = on_end, section.shows_answer
         grace = section.lease_seconds if context.config.local_agent is not None else section.idle_seconds
-        refills, self._must_continue = section.on_error == "refill", section.on_rewrite == "error"
+        self._continuations = Continuations(dialogue, must_continue=section.on_rewrite == "error")
+        refills = section.on_error == "refill"
         self._rules = Rules(section.seconds, grace, section.retries, section.max_turns, refills)
         self.book = SessionBook(self._rules)
         self._logs = HeldLogs(context.table, on_end)
@@ -155,6 +140,9 @@ class AgentSessions:
             else:
                 state = SessionState(session.sample, session.attempt, FinishReason.STOP, call.reward, call.metrics)
                 self.book.end(session, state)
+                is_eval = session.row.kind == "eval"
+                if call.reward is None and self._context.config.takes_reported_reward(is_eval=is_eval):
+                    self._context.journal.event("agent_without_reward", session=call.session)
             await self._record(session, state)
         return self._shown(session, now)
 
@@ -176,7 +164,7 @@ class AgentSessions:
         if isinstance(found, Session):
             return found
         if found == "elsewhere":
-            detail = f"no actor holds the row of session {name[:128]!r} now; it is over, or its actor restarts"
+            detail = f"no actor holds the row of session {name[:128]!r} now; its actor restarts"
             raise Refused(Refusal.ELSEWHERE, detail)
         raise Refused(Refusal.ENDED, _over(name, "another agent has its sample, or it never existed"))
 
@@ -224,7 +212,8 @@ class AgentSessions:
             await self._record(session, state)
             why = f"it has had {self._rules.max_turns} answers (agent.max_turns)"
             raise Refused(Refusal.ENDED, _over(call.session, why))
-        plan = await asyncio.to_thread(self._plan, session, call, keys)
+        # In a thread of its own: templates take milliseconds.
+        plan = await asyncio.to_thread(self._continuations.plan, session.forest, call, keys)
         before = session.forest.tokens(plan.parent)
         answer = await self._service.ask(
             self._request(session, call, np.concatenate([before, plan.observed])), call.call, call.seconds, watch
@@ -265,37 +254,6 @@ class AgentSessions:
         self._delivering[session.forest.turns[number].call] = session
         while len(self._delivering) > MAX_DELIVERING:
             del self._delivering[next(iter(self._delivering))]
-
-    def _plan(self, session: Session, call: GenerateCall, keys: list[str]) -> _Plan:
-        """Return what a request continues. Called in a thread of its own: templates take milliseconds.
-
-        Raises:
-            RowError, ConfigError: the template refuses the messages.
-            Refused: the conversation does not continue the tokens of the session, and must.
-        """
-        parent, covered = session.forest.continued(keys)
-        new = call.messages[covered:]
-        if self._must_continue and any(message.get("role") == "assistant" for message in new):
-            at = next(
-                n for n, message in enumerate(call.messages) if n >= covered and message.get("role") == "assistant"
-            )
-            detail = (
-                f'messages[{at}] is not an answer that this session gave here (agent.on_rewrite = "error"); send '
-                "the conversation back as it was, with the same tools and chat_template_kwargs"
-            )
-            raise Refused(Refusal.INVALID, detail)
-        if parent != ROOT:
-            turn, history = session.forest.turns[parent], call.messages[: covered - 1]
-            found = self._dialogue.extension(history, turn.tokens, new, call.tools, call.settings)
-            if found.is_faithful:
-                return _Plan(parent, keys[-1], found.token_ids, new)
-            if self._must_continue:
-                detail = (
-                    f"the chat template does not continue the tokens of the session: {found.change} "
-                    '(agent.on_rewrite = "error"); use a template that keeps what it wrote'
-                )
-                raise Refused(Refusal.INVALID, detail)
-        return _Plan(ROOT, keys[-1], self._dialogue.prompt(call.messages, call.tools, call.settings), call.messages)
 
     def _request(self, session: Session, call: GenerateCall, tokens: NDArray[Any]) -> Any:
         """Return the request of a turn: sampling is that of the run, and the seed follows from the row.
