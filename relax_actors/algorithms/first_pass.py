@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ class SequenceRecord:
         advantages: `[tokens] float32`.
         entropies: `[tokens] float32`; empty if the algorithm reads none.
         sums: sums over the tokens by name, as in `policy.Totals.recorded`.
+        terms: `[tokens] float32`, terms of sums by name; empty unless the sums are of chosen tokens only.
     """
 
     logprobs: Array
@@ -35,6 +36,7 @@ class SequenceRecord:
     advantages: Array
     entropies: Array
     sums: Mapping[str, float]
+    terms: Mapping[str, Array] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,20 @@ def most_uncertain(records: Sequence[SequenceRecord], share: float) -> list[Arra
     entropies = np.concatenate([record.entropies for record in records]).astype(np.float64)
     threshold = np.quantile(entropies, 1 - share) if len(entropies) else 0.0
     return _split(entropies >= threshold, records)
+
+
+def of_selected(records: Sequence[SequenceRecord], masks: Sequence[Array]) -> list[SequenceRecord]:
+    """Return the records with sums over chosen tokens only, and their number as the sum "selected".
+
+    Args:
+        records: one for each sequence, with terms.
+        masks: `[tokens] bool`, chosen tokens of each sequence.
+    """
+    found = []
+    for record, mask in zip(records, masks, strict=True):
+        sums = {name: math.fsum(values[mask].tolist()) for name, values in record.terms.items()}
+        found.append(replace(record, sums={**record.sums, **sums, "selected": float(mask.sum())}))
+    return found
 
 
 def _added(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -46,18 +46,21 @@ class Totals:
 
     Attributes:
         recorded: sums over the tokens of each sequence by name, `[batch] float64`, filled while a function runs.
+        terms: terms of the sums over samples by name, `[batch, seq]`, filled while a function runs.
         samples: sums over each sequence's sample by name, `[batch] float64`; missing names are sums of the sequence.
         step: sums over the step by name; missing names are sums of the micro-batch; None if the function is not marked
             `whole_step`.
     """
 
     recorded: dict[str, Tensor] = field(default_factory=dict)
+    terms: dict[str, Tensor] = field(default_factory=dict)
     samples: Mapping[str, Tensor] = field(default_factory=dict)
     step: Mapping[str, float] | None = field(default_factory=dict)
 
     def sample_sum(self, name: str, values: Tensor, mask: Tensor) -> Tensor:
         """Return the sums over the trained tokens of each sequence's sample, `[batch, 1]`, without gradient."""
         own = self._record(name, values, mask)
+        self.terms[name] = values.detach()
         return self.samples.get(name, own).to(values.dtype).unsqueeze(-1)
 
     def step_sum(self, name: str, values: Tensor, mask: Tensor) -> Tensor:

@@ -55,7 +55,8 @@ class EntropySection(Section):
     delta: PositiveFloat = 5e-3
     """Change of the coefficient at each step, with `target`."""
     quantile: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of the tokens with the highest entropy that the policy loss trains (arXiv 2506.01939); 1 is all."""
+    """Share of the tokens with the highest entropy that the policy loss trains (arXiv 2506.01939); 1 is all. With
+    `surrogate = "geometric"` the geometric mean of a sample is over these tokens."""
 
 
 class CorrectionSection(Section):

@@ -41,6 +41,13 @@ SETTINGS = (
 MORE: dict[str, dict[str, Any]] = {
     "product ratio": {"ratio": "sequence_product", "aggregate": "sample_mean_of_means"},
     "entropy": {"entropy": {"coefficient": 0.1, "quantile": 0.4}},
+    "geometric mean of top entropy": {
+        "surrogate": "geometric",
+        "clip_low": 0.4,
+        "clip_high": 0.4,
+        "aggregate": "sample_mean_of_means",
+        "entropy": {"quantile": 0.4},
+    },
     "unbiased KL": {"kl": {"place": "loss", "coefficient": 0.1, "unbiased": True, "clamp": 0.5, "k2_gradient": True}},
     "normalised weights": {
         "proximal": "trainer",
@@ -177,3 +184,26 @@ def test_loss_and_gradient_do_not_depend_on_the_ranks_that_share_a_step(name: st
     assert gradient.any()
     assert other == pytest.approx(loss, rel=1e-6, abs=1e-6)
     torch.testing.assert_close(of_ranks, gradient, rtol=1e-6, atol=1e-6)
+
+
+def test_geometric_mean_of_top_entropy_is_that_of_these_tokens_alone() -> None:
+    name = "geometric mean of top entropy"
+    loss, gradient = shared_step(MORE[name], [[[0, 2, 4], [1, 3, 5]]])
+    samples = two_rows()
+    rank = Rank(MORE[name], samples)
+    given = rank.inputs(list(range(len(samples))))
+    assert given.entropies is not None
+    kept = given.mask & (given.entropies >= given.entropies[given.mask].quantile(0.6))
+    delta = given.logprobs - given.rollout
+    bounded = torch.where(given.advantages > 0, delta.clamp(max=0.4), delta.clamp(min=-0.4))
+    expected = []
+    for sample in sorted({(one.row, one.sample) for one in samples}):
+        rows = [i for i, one in enumerate(samples) if (one.row, one.sample) == sample]
+        chosen = torch.zeros_like(kept)
+        chosen[rows] = kept[rows]
+        assert chosen.any()
+        expected.append((-given.advantages[chosen] * bounded[chosen].mean().exp()).mean())
+    mean = torch.stack(expected).mean()
+    (of_mean,) = torch.autograd.grad(mean, rank.logprobs)
+    assert loss == pytest.approx(float(mean.detach()), rel=1e-6)
+    torch.testing.assert_close(gradient, of_mean, rtol=1e-6, atol=1e-6)

@@ -67,7 +67,8 @@ def geometric(inputs: PolicyInputs, *, clip_low: float = 0.4, clip_high: float =
 
     `-A exp(mean_t(c_t))` with c_t = log-ratio of the token, clipped in log space to at most `clip_high` where A > 0,
     and to at least `-clip_low` where A < 0. A correction contributes the geometric mean of its weights. A sample
-    without tokens contributes 0.
+    without tokens contributes 0. The mean is over the selected tokens, where the step selects some
+    (`algorithm.entropy.quantile`), as in TRL.
 
     Args:
         inputs: tokens of the micro-batch; `log_ratio` is not read.
@@ -84,7 +85,12 @@ def geometric(inputs: PolicyInputs, *, clip_low: float = 0.4, clip_high: float =
     high, low = (advantages > 0) & (delta > clip_high), (advantages < 0) & (delta < -clip_low)
     bounded = torch.where(high, clip_high, torch.where(low, -clip_low, delta))
     correction = inputs.weights.log().clamp(MIN_LOG_WEIGHT, MAX_LOG_RATIO)
-    count = inputs.sample_tokens.clamp(min=1).unsqueeze(-1).to(delta.dtype)
-    mean = inputs.sample_sum("bounded", bounded.detach() + correction) / count
+    trained = inputs.sample_tokens.clamp(min=1).unsqueeze(-1).to(delta.dtype)
+    terms, count = bounded.detach() + correction, trained
+    if inputs.selected is not None:
+        terms = terms.masked_fill(~inputs.selected, 0.0)
+        count = inputs.sample_sum("selected", inputs.selected.to(delta.dtype)).clamp(min=1)
+    mean = inputs.sample_sum("bounded", terms) / count
     ratio = (mean.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO) + bounded - bounded.detach()).exp()
-    return PolicyLoss(-advantages * ratio, high | low, ratio.detach(), weighted=True)
+    # The engine takes the mean over the trained tokens of a sample, of which only the selected ones have a loss.
+    return PolicyLoss(-advantages * ratio * (trained / count), high | low, ratio.detach(), weighted=True)

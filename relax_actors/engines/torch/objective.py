@@ -109,6 +109,11 @@ class StepObjective:
         return share if share < 1 else None
 
     @property
+    def means_selected(self) -> bool:
+        """Whether the ratio of a sample is the mean over its tokens of the highest entropies."""
+        return self.top_entropy is not None and self._algorithm.surrogate == "geometric"
+
+    @property
     def needs_teacher(self) -> bool:
         """Whether `LossInputs.teacher` is required."""
         return self._algorithm.distil.place == "loss"
@@ -219,7 +224,8 @@ class StepObjective:
 
     def _policy_term(self, inputs: LossInputs, measured: dict[str, float]) -> Tensor:
         algorithm, mask = self._algorithm, inputs.mask
-        given = self._policy_inputs(inputs, inputs.selected, measured)
+        selected = inputs.uncertain if self.means_selected else inputs.selected
+        given = self._policy_inputs(inputs, selected, measured)
         policy = self._functions.policy_loss(given)
         measured["clipped"] = float((policy.clipped & mask).sum())
         loss = policy.loss

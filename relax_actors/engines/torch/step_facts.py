@@ -15,7 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from relax_actors.algorithms.first_pass import SequenceRecord, StepFacts, choose_tokens, most_uncertain, sum_records
+from relax_actors.algorithms.first_pass import (
+    SequenceRecord,
+    StepFacts,
+    choose_tokens,
+    most_uncertain,
+    of_selected,
+    sum_records,
+)
 from relax_actors.algorithms.policy import Totals
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.torch.loss_inputs import LossInputs, TeacherInputs
@@ -109,11 +116,15 @@ def record(objective: StepObjective, inputs: LossInputs, indices: Sequence[int])
     columns = [inputs.logprobs, policy.ratio, inputs.advantages, inputs.entropies]
     arrays = [None if column is None else column.detach().float().cpu().numpy() for column in columns]
     sums = {name: values.tolist() for name, values in inputs.totals.recorded.items()}
+    terms = inputs.totals.terms if objective.means_selected else {}
+    by_name = {name: values.float().cpu().numpy() for name, values in terms.items()}
     found: Records = {}
     for row, (index, length) in enumerate(zip(indices, lengths, strict=True)):
         cut = [np.zeros(0, np.float32) if array is None else array[row, :length] for array in arrays]
         found[index] = SequenceRecord(
-            cut[0], cut[1], cut[2], cut[3], {name: values[row] for name, values in sums.items()}
+            *(cut[0], cut[1], cut[2], cut[3]),
+            {name: values[row] for name, values in sums.items()},
+            {name: values[row, :length] for name, values in by_name.items()},
         )
     return found
 
@@ -128,12 +139,14 @@ def step_facts(objective: StepObjective, samples: Sequence[TrainSample], records
         seed: of the random choice of tokens.
     """
     ordered = [records[index] for index in range(len(samples))]
-    facts = sum_records(ordered, [_sample_key(index, sample) for index, sample in enumerate(samples)])
     selected = uncertain = None
     if objective.functions.chooses_tokens:
         selected = choose_tokens(ordered, partial(objective.functions.choose, seed=seed))
     if objective.top_entropy is not None:
         uncertain = most_uncertain(ordered, objective.top_entropy)
+    if uncertain is not None and objective.means_selected:
+        ordered = of_selected(ordered, uncertain)
+    facts = sum_records(ordered, [_sample_key(index, sample) for index, sample in enumerate(samples)])
     return StepFacts(facts.sums, facts.sample_sums, selected, uncertain)
 
 
@@ -150,7 +163,12 @@ def _sample_key(index: int, sample: TrainSample) -> tuple[int, int, int]:
 def pack_records(records: Records) -> list[dict[str, Any]]:
     """Encode records as plain data and arrays, for other ranks."""
     return [
-        {"index": i, "arrays": [r.logprobs, r.ratio, r.advantages, r.entropies], "sums": dict(r.sums)}
+        {
+            "index": i,
+            "arrays": [r.logprobs, r.ratio, r.advantages, r.entropies, *r.terms.values()],
+            "sums": dict(r.sums),
+            "terms": list(r.terms),
+        }
         for i, r in records.items()
     ]
 
@@ -159,6 +177,7 @@ def unpack_records(messages: Sequence[Mapping[str, Any]]) -> Records:
     """Decode what `pack_records` encoded."""
     found: Records = {}
     for message in messages:
-        logprobs, ratio, advantages, entropies = message["arrays"]
-        found[int(message["index"])] = SequenceRecord(logprobs, ratio, advantages, entropies, message["sums"])
+        logprobs, ratio, advantages, entropies, *values = message["arrays"]
+        terms = dict(zip(message["terms"], values, strict=True))
+        found[int(message["index"])] = SequenceRecord(logprobs, ratio, advantages, entropies, message["sums"], terms)
     return found
