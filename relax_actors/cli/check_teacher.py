@@ -16,6 +16,8 @@ from relax_actors.roles import make_role
 from relax_actors.roles.teacher import Teacher
 
 SECTION = "roles.teacher"
+SERVER_SECONDS = 3.0
+"""Deadline of the question which model a server serves."""
 
 
 def check_teacher(config: Config, folder: Path) -> Iterator[str]:
@@ -53,6 +55,8 @@ def check_teacher(config: Config, folder: Path) -> Iterator[str]:
             f"needs {SECTION}.model, or set the temperature to 1"
         )
         raise ConfigError(msg)
+    if role.server:
+        yield from _check_server(role, folder)
     if role.model is not None:
         yield from _check_model(config, role.model, folder)
 
@@ -82,6 +86,35 @@ def _check_source(role: Teacher) -> None:
         if not role.api_key_file.is_file():
             msg = f"{SECTION}.api_key_file {role.api_key_file} does not exist"
             raise ConfigError(msg)
+
+
+def _check_server(role: Teacher, folder: Path) -> Iterator[str]:
+    """Check the vocabulary of a server that answers and names a tokenizer on this machine; a note if it does not."""
+    import httpx
+
+    where = f"{SECTION}.server {role.server}"
+    key = "" if role.api_key_file is None else role.api_key_file.read_text().strip()
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        verify = role.server.startswith("https:")
+        url = f"{role.server.rstrip('/')}/model_info"
+        answer = httpx.get(url, headers=headers, timeout=SERVER_SECONDS, verify=verify)
+        named = answer.raise_for_status().json()["tokenizer_path"]
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        yield f"the vocabulary of {where} is not checked: it does not say which model it serves ({why})"
+        return
+    if not isinstance(named, str) or not (Path(named) / "tokenizer.json").is_file():
+        yield (
+            f"the vocabulary of {where} is not checked: {named!r}, its tokenizer, is no folder of this machine; the "
+            "teacher needs the student's tokenizer"
+        )
+    elif difference := Tokenizer(folder).difference(Tokenizer(Path(named))):
+        msg = (
+            f"{where} serves {named}, which has another vocabulary than the student: {difference}. A teacher scores "
+            "the student's tokens, so both need the same tokenizer"
+        )
+        raise ConfigError(msg)
 
 
 def _check_hint(hint: str, folder: Path) -> None:

@@ -15,6 +15,7 @@ from relax_actors.cli.check import examine
 from relax_actors.config import load_config
 from relax_actors.data.model_folder import prepare
 from relax_actors.errors import ConfigError
+from tests.support.http_servers import served
 from tests.support.running import IMAGES, TINY
 
 Errors = Callable[..., tuple[str, ...]]
@@ -181,6 +182,39 @@ def test_folder_without_a_model_or_with_another_vocabulary_is_refused(errors: Er
     shutil.rmtree(teacher)
     (error,) = errors(ON, option)
     assert error == f"{where} does not exist; name the folder of a trained model, such as runs/demo/model"
+
+
+def test_server_with_another_vocabulary_is_refused(errors: Errors, teacher: Path) -> None:
+    with served({"/model_info": json.dumps({"tokenizer_path": str(teacher)}).encode()}) as url:
+        option = f"roles.teacher.server={url}"
+        assert errors(ON, option) == ()
+        (error,) = errors(ON, option, "model.tokenizer.alphabet=0123456789>#x")
+    assert error == (
+        f"roles.teacher.server {url} serves {teacher}, which has another vocabulary than the student: token 'x' is id "
+        "12 here, missing there. A teacher scores the student's tokens, so both need the same tokenizer"
+    )
+
+
+def test_server_whose_vocabulary_cannot_be_checked_is_noted(tmp_path: Path) -> None:
+    def notes(url: str) -> tuple[str, ...]:
+        config = load_config(TINY, [f"run.folder={tmp_path / 'run'}", ON, f"roles.teacher.server={url}"])
+        found = examine(config)
+        assert found.errors == ()
+        return tuple(note for note in found.notes if "vocabulary" in note)
+
+    with served({"/model_info": b'{"tokenizer_path": "Qwen/Qwen3-8B"}'}) as url:
+        assert notes(url) == (
+            (
+                f"the vocabulary of roles.teacher.server {url} is not checked: 'Qwen/Qwen3-8B', its tokenizer, is no "
+                "folder of this machine; the teacher needs the student's tokenizer"
+            ),
+        )
+    with served({}) as url:
+        (note,) = notes(url)
+        start = f"the vocabulary of roles.teacher.server {url} is not checked: it does not say which model it serves ("
+        assert note.startswith(f"{start}Client error '404 Not Found'")
+    (note,) = notes("http://127.0.0.1:1")
+    assert note.endswith("refused)")
 
 
 def test_short_context_of_the_teacher_is_noted(errors: Errors, teacher: Path, tmp_path: Path) -> None:
