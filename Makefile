@@ -13,7 +13,7 @@
 #   fuzz            send a million malformed messages to live runs; about half an hour
 #   compose-test    test docker-compose.yml; needs a Docker engine with compose
 #   omni            train small models that see and hear on four tasks, about five minutes each
-#   agents          train small models that act by turns, call a calculator, and play solver and critic
+#   agents          train small models that act by turns, call tools (calculator, zoom), and play solver and critic
 #   smollm2         train a 135M-parameter model on arithmetic
 #   media           install the packages for models that take images, video and sound
 #   megatron        install the packages for trainer.backend = "megatron"
@@ -120,10 +120,11 @@ omni: $(VENV)/.omni
 		$(BIN)/python examples/omni/show.py $$task || exit 1; \
 	done
 
-# Models learn to sort by turns, to use a calculator, and to play solver and critic.
-agents: $(VENV)/.base
+# Models learn to sort by turns, to use a calculator, to look closer at a picture, and to play solver and critic.
+agents: $(VENV)/.omni
 	$(BIN)/relax up examples/agents/pick.toml $(SETTINGS)
 	$(BIN)/relax up examples/agents/calculator.toml $(SETTINGS)
+	$(BIN)/relax up examples/agents/zoom.toml $(SETTINGS)
 	$(BIN)/relax up examples/agents/review.toml $(SETTINGS)
 
 smollm2: $(VENV)/.smollm2

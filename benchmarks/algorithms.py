@@ -47,8 +47,8 @@ Each preset of [the algorithms](algorithms.md) that suits the task trains the ti
 digits: {steps} steps of {prompts} prompts with {group} samples each, all with the same learning rate and warm start
 ([sort_digits.toml](../examples/algorithms/sort_digits.toml)). Accuracy is the share of {held_out} held-out prompts with
 the exact greedy answer: the median of the seeds, with the lowest and the highest. The last column is the first
-evaluated version, every {every} steps, with at least {goal}. A preset with `run.steps` among its settings (below) learns
-more slowly at this learning rate and trains longer.
+evaluated version, every {every} steps, with at least {goal}. A preset with `run.steps` among its settings (below)
+learns more slowly at this learning rate and trains longer.
 
 *{control}* is `grpo` with rewards of 0 or 1 at random: without information in the rewards nothing is learned,
 and what the warm start taught is lost.
