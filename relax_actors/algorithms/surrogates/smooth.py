@@ -67,7 +67,7 @@ def geometric(inputs: PolicyInputs, *, clip_low: float = 0.4, clip_high: float =
 
     `-A exp(mean_t(c_t))` with c_t = log-ratio of the token, clipped in log space to at most `clip_high` where A > 0,
     and to at least `-clip_low` where A < 0. A correction contributes the geometric mean of its weights. A sample
-    without tokens contributes 0.
+    without tokens contributes 0. Tokens that `entropy.quantile` leaves out of the loss stay in the mean.
 
     Args:
         inputs: tokens of the micro-batch; `log_ratio` is not read.
