@@ -234,7 +234,8 @@ def constants(algorithm: AlgorithmSection) -> dict[str, Any]:
     text = " ".join(formula.plain for formula in formulas(algorithm))
     words = set(re.findall(r"[a-z_]+", text))
     found = {name: getattr(algorithm, name) for name in AlgorithmSection.model_fields if name in words}
-    found |= {f"kl.{name}": getattr(algorithm.kl, name) for name in ("coefficient",) if algorithm.kl.place != "none"}
+    if algorithm.kl.place != "none":
+        found["kl.coefficient"] = algorithm.kl.coefficient
     if algorithm.distil.place != "none":
         found["distil.coefficient"] = algorithm.distil.coefficient
     return {name: value for name, value in found.items() if isinstance(value, int | float | tuple)}
@@ -288,13 +289,12 @@ def _advantages(algorithm: AlgorithmSection) -> Iterator[Formula]:
         yield Formula("whitened", f"(A - mean(A)) / std(A), {over}", latex)
     if distil:
         base, latex_base = ("A + ", "A_t + ") if is_plain else ("A = ", "A_t = ")
-        hint = "; the teacher is the policy with a hint" if algorithm.name == "self_distill" else ""
-        yield Formula(
-            "distillation" if is_plain else "advantage",
-            f"{base}coefficient (teacher - rollout), log-probs of the token{hint}",
-            rf"{latex_base}c\,(\ell^{{\text{{teacher}}}}_t - \ell^{{\text{{rollout}}}}_t)"
-            + (rf" \quad \text{{{hint[2:]}}}" if hint else ""),
-        )
+        plain = f"{base}coefficient (teacher - rollout), log-probs of the token"
+        latex = rf"{latex_base}c\,(\ell^{{\text{{teacher}}}}_t - \ell^{{\text{{rollout}}}}_t)"
+        if algorithm.name == "self_distill":
+            hint = "the teacher is the policy with a hint"
+            plain, latex = f"{plain}; {hint}", rf"{latex} \quad \text{{{hint}}}"
+        yield Formula("distillation" if is_plain else "advantage", plain, latex)
 
 
 def _losses(algorithm: AlgorithmSection) -> Iterator[Formula]:

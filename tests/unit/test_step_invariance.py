@@ -111,8 +111,8 @@ class Step:
         if not self.sequences:
             return taught(two_rows(), self.seed)
         random, found = np.random.default_rng(self.seed), []
-        for row, rows in enumerate(self.sequences):
-            for sample, lengths in enumerate(rows):
+        for row, samples in enumerate(self.sequences):
+            for sample, lengths in enumerate(samples):
                 advantage = random.normal()
                 found += [drawn(random, n, advantage, row, sample, sum(lengths)) for n in lengths]
         return taught(found, self.seed)
@@ -146,7 +146,7 @@ def drawn(
 
 
 def taught(samples: list[TrainSample], seed: int) -> list[TrainSample]:
-    """Add what a teacher says of every token."""
+    """Add the log-probs of a teacher at every token."""
     random, found = np.random.default_rng(seed + 1), []
     for sample in samples:
         length = len(sample)
@@ -249,9 +249,9 @@ class Rank:
         mask = torch.arange(width) < torch.tensor([[sample.trained] for sample in chosen])
 
         def padded(arrays: Any) -> torch.Tensor:
-            given = [torch.from_numpy(np.asarray(array, np.float64)) for array in arrays]
-            found = torch.zeros((*mask.shape, *given[0].shape[1:]), dtype=torch.float64)
-            for row, array in enumerate(given):
+            rows = [torch.from_numpy(np.asarray(array, np.float64)) for array in arrays]
+            found = torch.zeros((*mask.shape, *rows[0].shape[1:]), dtype=torch.float64)
+            for row, array in enumerate(rows):
                 found[row, : len(array)] = array
             return found
 
@@ -286,13 +286,10 @@ def shared_step(
         rank.train(share, facts)
     measured = add_metrics(part for rank in ranks for part in rank.measured)
     scale = ranks[0].objective.gradient_scale(measured)
-    leaves = [[leaf.grad for leaf in (rank.logprobs, rank.top)] for rank in ranks]
-    gradients = [torch.cat([grad.flatten() for grad in grads if grad is not None]) for grads in leaves if any_of(grads)]
-    return measured["loss"] * scale, torch.stack(gradients).sum(0) * scale
-
-
-def any_of(gradients: list[torch.Tensor | None]) -> bool:
-    return any(gradient is not None for gradient in gradients)
+    leaves = [(rank.logprobs, rank.top) for rank in ranks]
+    gradients = [[torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in pair] for pair in leaves]
+    whole = torch.stack([torch.cat([part.flatten() for part in pair]) for pair in gradients]).sum(0)
+    return measured["loss"] * scale, whole * scale
 
 
 @pytest.mark.parametrize("name", losses())

@@ -49,7 +49,8 @@ def policy_loss(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evalu
     algorithm = AlgorithmSection.model_validate({**known, "surrogate": name})
     functions, logprobs, mask = Functions(algorithm), inputs.token("logprobs", gradient=True), inputs.mask
     old, weights = inputs.token("old_logprobs"), inputs.optional_token("weights")
-    rollout = inputs.optional_token("rollout_logprobs")
+    reads_rollout = name == "p3o" or name not in POLICY_LOSSES.built_in
+    rollout = inputs.optional_token("rollout_logprobs") if reads_rollout else None
     given: dict[str, Any] = {"level": algorithm.ratio, "rollout": old if rollout is None else rollout}
     if weights is not None:
         given["weights"] = torch.where(mask, weights, 1.0)
