@@ -45,7 +45,9 @@ SETTINGS = (
 )
 """Settings of [algorithm] that the loss reads."""
 TOP_K = 3
-"""Tokens that the teacher names at each token."""
+"""Most likely tokens of the teacher at each token."""
+MICRO_BATCHES = 3
+"""Largest number of micro-batches of a rank."""
 MORE: dict[str, dict[str, Any]] = {
     "product ratio": {"ratio": "sequence_product", "aggregate": "sample_mean_of_means"},
     "entropy": {"entropy": {"coefficient": 0.1, "quantile": 0.4}},
@@ -89,10 +91,10 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
 
 @dataclass(frozen=True)
 class Step:
-    """A step, two ways to cut it, and one to share it.
+    """A step, how it is cut into micro-batches and parts, and how ranks share it.
 
     Attributes:
-        sequences: trained lengths of the sequences of each sample of each row.
+        sequences: number of trained tokens of the sequences of each sample of each row; empty for those of `two_rows`.
         seed: of the numbers.
         budget: tokens of a micro-batch.
         by_row: whether the engine gets row after row.
@@ -163,8 +165,6 @@ def taught(samples: list[TrainSample], seed: int) -> list[TrainSample]:
     return found
 
 
-MICRO_BATCHES = 3
-"""Most micro-batches of a rank."""
 TWO_ROWS = Step((), 1, 14, by_row=True, places=(0, 3, 4, 1, 3, 0), ranks=2)
 """The step of `two_rows`: each sequence in a micro-batch of its own, those of each sample on different ranks."""
 STEPS = st.builds(
@@ -224,7 +224,7 @@ def test_loss_and_gradient_do_not_depend_on_the_cut(config: Config, name: str, s
 class Rank:
     """A data-parallel rank that holds the log-probs of all sequences as its parameters, float64.
 
-    `top` are those of the tokens that the teacher names, `[sequences, width, k]`.
+    `top` are those of the teacher's most likely tokens, `[sequences, width, k]`.
     """
 
     def __init__(self, chosen: dict[str, Any], samples: list[TrainSample]) -> None:
