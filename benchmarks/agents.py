@@ -2,8 +2,8 @@
 
     overhead     CPU time of a turn with an environment that costs nothing, 256 episodes at once
     waiting      share of engine time lost to environments of 50 ms to 2 s, with and without a barrier a turn
-    resumption   64 episodes of 20 turns a step, actors killed 30 times: turns generated twice, with turn cells and
-                 without
+    resumption   64 episodes of 20 turns a step; rollout, environment, trainer, reward, broker and node killed 30 times:
+                 turns generated twice, with turn cells and without
     demo         share of held-out episodes of examples/agents/pick.toml that succeed, before and after training; with
                  `--results FILE.json` finished runs are kept and not repeated
 
@@ -70,6 +70,7 @@ max_kills = 1000
 """
 TICKS = os.sysconf("SC_CLK_TCK")
 GROUP = 8
+VICTIMS = ("rollout", "environment", "trainer", "reward", "broker", "node")
 INTERVAL = 0.3
 """Seconds between two looks at the CPU times."""
 
@@ -111,7 +112,7 @@ def cpu_of(root: int) -> dict[str, float]:
 
 
 def measure(rows: int, steps: int, settings: list[str], kills: int = 0, seed: int = 1) -> Measured:
-    """Run, and kill the rollout or an environment's actor at random moments."""
+    """Run, and kill a process of `VICTIMS` at random moments."""
     with tempfile.TemporaryDirectory(prefix="relax-agents-") as scratch:
         folder = Path(scratch)
         (folder / "run.toml").write_text(CONFIG.format(rows=rows, steps=steps))
@@ -132,7 +133,7 @@ def measure(rows: int, steps: int, settings: list[str], kills: int = 0, seed: in
                 # Until the last turn; the end of a run takes a second.
                 if now - last > INTERVAL and turns < (so_far := files[COUNT].stat().st_size):
                     last, turns, cpu = now, so_far, cpu_of(process.pid)
-                if done < kills and now > due and kill(process.pid, str(source.choice(["rollout", "environment"]))):
+                if done < kills and now > due and kill(process.pid, str(source.choice(VICTIMS))):
                     done, due = done + 1, now + source.uniform(0.5, 1.5)
                 time.sleep(0.02)
             if process.returncode:

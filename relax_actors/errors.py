@@ -28,6 +28,7 @@ __all__ = [
     "FencedError",
     "RelaxError",
     "RowError",
+    "RowTakenError",
     "SlowRowError",
     "StoreError",
     "StoreFullError",
@@ -42,6 +43,10 @@ class ConfigError(RelaxError):
 
 class RowError(RelaxError):
     """Permanently bad data in a row: the row is quarantined at once, and the actor continues."""
+
+
+class RowTakenError(RelaxError):
+    """Another actor has the row, because this one was taken for dead: this one lets go of it."""
 
 
 class SlowRowError(RowError):

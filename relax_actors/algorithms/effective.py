@@ -15,6 +15,7 @@ ADVANTAGE_SETTINGS: dict[str, tuple[str, ...]] = {
     "length_weighted": ("scale", "epsilon"),
     "passk": ("scale", "epsilon"),
     "turn": ("scale", "epsilon"),
+    "all_turns": ("scale", "epsilon"),
     "ema": ("ema_decay",),
     "returns": ("gamma",),
     "gae": ("gamma", "gae_lambda"),

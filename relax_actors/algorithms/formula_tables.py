@@ -18,6 +18,7 @@ ADVANTAGES = {
     ),
     "mean_ratio": ("(r - mean(r)) / mean(r)", r"\frac{r_i - \bar{r}}{\bar{r}}"),
     "turn": ("G_k - mean(G_k of the group)", r"G_{i,k} - \bar{G}_k, \quad t \in \text{turn } k"),
+    "all_turns": ("G_k - mean(G of all turns of the group)", r"G_{i,k} - \bar{G}, \quad t \in \text{turn } k"),
     "ema": ("r - b, then b <- ema_decay b + (1 - ema_decay) r", r"r_i - b, \quad b \leftarrow \eta b + (1 - \eta) r_i"),
     "reward": ("r", r"r_i"),
     "none": ("0", r"0"),

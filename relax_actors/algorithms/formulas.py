@@ -177,7 +177,7 @@ def _advantage(algorithm: AlgorithmSection) -> Formula:
     if name not in ADVANTAGES:
         return Formula("advantage", f"A = {name}", rf"A = \text{{{name}}}")
     (plain, latex), scale = ADVANTAGES[name], SCALES.get(algorithm.scale)
-    symbol = "A_t" if "t}" in latex or "_t" in latex else "A_i"
+    symbol = "A_t" if "t}" in latex or "_t" in latex or r"\quad t" in latex else "A_i"
     if scale is not None:
         plain, latex = f"({plain}) / ({scale[0]})", rf"\frac{{{latex}}}{{{scale[1]}}}"
     return Formula("advantage", f"A = {plain}", rf"{symbol} = {latex}")

@@ -34,6 +34,12 @@ def notes(config: Config) -> Iterator[str]:
             'algorithm.kl.place = "reward" with algorithm.advantage = '
             f'"{algorithm.advantage}" subtracts the sum of a sample\'s KL from its reward, before the group is compared'
         )
+    credit = "episode" if config.environment is None else config.environment.credit
+    if credit != "episode" and algorithm.advantage == "turn":
+        yield (
+            f'environment.credit = "{credit}": algorithm.advantage = "turn" takes the place of "group" and compares a '
+            f'{credit} with those of the same number in the group; set "all_turns" to compare it with all of the group'
+        )
     if algorithm.aggregate == "constant":
         yield (
             "the loss of a step is the sum over its tokens, divided by its samples x algorithm.length = "

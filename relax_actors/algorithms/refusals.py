@@ -68,8 +68,8 @@ def _advantages(config: Config) -> Iterator[str]:
     if credit != "episode" and advantage in WHOLE_SAMPLES:
         yield (
             f'environment.credit = "{credit}" gives every {credit} its own return, which algorithm.advantage = '
-            f'"{advantage}" would compare with whole samples; set algorithm.advantage = "turn", or environment.credit '
-            '= "episode"'
+            f'"{advantage}" would compare with whole samples; set algorithm.advantage = "turn" or "all_turns", or '
+            'environment.credit = "episode"'
         )
     if "greedy" in required.needs and config.rollout.actor != "rollout":
         yield (
@@ -167,7 +167,7 @@ def _components(config: Config) -> Iterator[str]:
 def _has_token_advantages(algorithm: AlgorithmSection) -> bool:
     """Whether the built-in estimators give the tokens of a sample different advantages."""
     by_kl = algorithm.advantage == "greedy" and algorithm.kl.place == "reward"
-    return by_kl or algorithm.advantage in ("returns", "gae", "optimal_token", "optimal_turn", "turn")
+    return by_kl or algorithm.advantage in ("returns", "gae", "optimal_token", "optimal_turn", "turn", "all_turns")
 
 
 def _shaping(config: Config) -> Iterator[str]:

@@ -86,6 +86,7 @@ def examine(config: Config, roles: Collection[str] | None = None) -> Findings:
 
     from relax_actors.algorithms.refusals import refusals
     from relax_actors.cli import checks, machine, placement
+    from relax_actors.cli.check_agents import check_agent, check_gateway
     from relax_actors.cli.check_environment import check_environment
 
     errors: list[str] = []
@@ -109,6 +110,8 @@ def examine(config: Config, roles: Collection[str] | None = None) -> Findings:
         attempt(lambda: checks.check_roles(config))
         attempt(lambda: checks.check_rewards(config))
         attempt(lambda: check_environment(config))
+        attempt(lambda: check_agent(config, here))
+        attempt(lambda: check_gateway(config, here))
         errors.extend(refusals(config))
         attempt(lambda: checks.check_isolation(config, here))
         attempt(lambda: checks.check_steps(config))

@@ -30,11 +30,12 @@ class AlgorithmSection(Section):
     """Advantage estimator. What is subtracted from the reward: `group`, the mean of the group (arXiv 2402.03300);
     `rloo`, the mean of the other samples (arXiv 2402.14740); `length_weighted`, the mean weighted by length (arXiv
     2505.23585); `turn`, the mean of the group's turns of the same number, in place of `group` with `environment.credit
-    = "turn"`; `greedy`, the reward of an additional greedy sample (arXiv 2310.10505); `ema`, the running mean of the
-    role in `metadata["role"]` of the task (arXiv 2506.24119); `optimal_token` or `optimal_turn`, the optimal baseline
-    of each position (arXiv 2602.07078); or nothing: `reward`. `passk` trains the best sample only (arXiv 2503.19595),
-    `mean_ratio` divides by the mean (arXiv 2602.02710), `returns` and `gae` are discounted (arXiv 2501.03262,
-    1506.02438), `none` is 0. Or the dotted path of your own function."""
+    = "turn"`; `all_turns`, the mean of all turns of the group; `greedy`, the reward of an additional greedy sample
+    (arXiv 2310.10505); `ema`, the running mean of the role in `metadata["role"]` of the task (arXiv 2506.24119);
+    `optimal_token` or `optimal_turn`, the optimal baseline of each position (arXiv 2602.07078); or nothing: `reward`.
+    `passk` trains the best sample only (arXiv 2503.19595), `mean_ratio` divides by the mean (arXiv 2602.02710),
+    `returns` and `gae` are discounted (arXiv 2501.03262, 1506.02438), `none` is 0. Or the dotted path of your own
+    function."""
     scale: Literal["none", "group_std", "batch_std", "group_mean"] = "group_std"
     """Divisor of the advantages: none, the standard deviation of the rewards of the group or of the step, or the mean
     reward of the group."""

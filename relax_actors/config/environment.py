@@ -42,7 +42,7 @@ class EnvironmentSection(PoolSection):
     """Tokens of an episode behind the prompt, observations included; by default what the model and
     trainer.max_tokens_per_microbatch have room for. An episode without room ends with reason `token_budget`."""
     episode_seconds: PositiveFloat = 3600.0
-    """Duration of an episode; it then ends with reason `timeout`."""
+    """Duration of an episode, turns that another actor generated included; it then ends with reason `timeout`."""
     cpu_seconds: Positive | None = None
     """CPU time of a session's process, after which the kernel kills it. Unlimited if not set. `memory_limit_mib` bounds
     the memory of each session's process, too."""
@@ -51,6 +51,10 @@ class EnvironmentSection(PoolSection):
     on_error: Literal["exclude", "refill", "zero"] = "exclude"
     """What happens to a sample whose environment failed: "exclude" computes the group's advantages without it, "refill"
     generates it again, "zero" trains it with reward 0."""
+    on_rewrite: Literal["branch", "error"] = "branch"
+    """What happens where the chat template would write the conversation in another way than its tokens so far, because
+    it drops earlier reasoning, for example: "branch" continues in a new token sequence of the sample, "error" ends the
+    sample with reason `error`."""
     max_refills: NonNegativeInt = 3
     """Attempts at a sample beyond the first one with "refill"; then it is excluded."""
     mask_truncated: bool = False

@@ -62,7 +62,9 @@ class AgentSection(PoolSection):
 
     command: list[str] = Field(default_factory=list)
     """Program to run for each sample, with its arguments; it finds its task in the environment variables
-    RELAX_TASK_FILE, RELAX_RESULT_FILE, OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY."""
+    RELAX_TASK_FILE, RELAX_RESULT_FILE, OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY. A
+    path of the program that has a slash is relative to the folder of the configuration; relative paths in its arguments
+    are the program's own, relative to `cwd`."""
     function: str = ""
     """Dotted path of a coroutine function to call for each sample instead. Its argument is an `AgentTask` of
     `relax_actors.serving.session_client`; it returns the reward, an `AgentResult` or None, and never blocks."""
@@ -83,11 +85,17 @@ class AgentSection(PoolSection):
     on_error: Literal["exclude", "refill", "zero"] = "exclude"
     """What happens to a sample whose agent failed. It is given to another agent, which gets the recorded answers again;
     with "refill" an agent that failed is followed by one that gets other answers. After `retries`, the group's
-    advantages are computed without the sample; with "zero" it is trained with reward 0."""
+    advantages are computed without the sample; with "zero" it is trained with reward 0. A sample whose agent ends well
+    but reports no reward, where `reward.function = "environment"`, is not given out again: it is left out of its group,
+    or with "zero" trained with reward 0."""
     max_turns: Positive = 64
     """Answers of the policy in a sample; further requests are refused, and the sample ends with reason `max_turns`."""
     branches: Literal["all", "last"] = "all"
     """Where an agent did not only continue its conversation: train all branches, or the one with the last answer."""
+    on_rewrite: Literal["branch", "error"] = "branch"
+    """What happens to a request that does not continue the tokens of its session, because the chat template drops
+    earlier reasoning or the agent has changed an answer: "branch" begins a new token sequence, "error" refuses the
+    request with status 400."""
     max_output_bytes: Positive = 1 << 20
     """Output of `command` that is kept in `agents/<session>/output.log` of the run's folder; the rest is discarded."""
     gateway_url: str = ""

@@ -182,6 +182,11 @@ _PATHS = (
     ("broker", "ca"),
     ("store", "path"),
     ("rollout", "sglang", "api_key_file"),
+    ("agent", "cwd"),
+    ("agent", "gateway_token_file"),
+    ("gateway", "token_file"),
+    ("gateway", "certificate"),
+    ("gateway", "certificate_key"),
     ("roles", "teacher", "model"),
     ("roles", "teacher", "api_key_file"),
 )
@@ -194,6 +199,10 @@ def _resolve_paths(tree: dict[str, Any], base: Path) -> None:
             table = table.get(section) if isinstance(table, dict) else None
         if isinstance(table, dict) and isinstance(table.get(key), str):
             table[key] = str(base / table[key])
+    agent = tree.get("agent")
+    command = agent.get("command") if isinstance(agent, dict) else None
+    if isinstance(command, list) and command and isinstance(command[0], str) and "/" in command[0]:
+        command[0] = str(base / command[0])  # a name without a slash is looked up on the PATH
 
 
 def _apply(tree: dict[str, Any], override: str) -> None:

@@ -223,6 +223,11 @@ class Config(Section):
         agent = self.agent
         return agent if agent is not None and (agent.command or agent.function) else None
 
+    def takes_reported_reward(self, *, is_eval: bool) -> bool:
+        """Whether training rows, or held-out rows, are scored by what their environment or agent reports."""
+        setting = self.eval.reward if is_eval and self.eval is not None else self.reward.function
+        return setting == "environment" or (isinstance(setting, dict) and "environment" in setting)
+
     @property
     def updates_in_flight(self) -> bool:
         """Whether in-flight samples continue with newer weights."""

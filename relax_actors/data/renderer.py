@@ -3,7 +3,7 @@
 A conversation with a model is one growing sequence of token ids: the prompt, the sampled tokens of an answer up to its
 stop token, the tokens of the messages that reply to it, the next answer, and so on. To decode the answers and to render
 the whole conversation again would give other ids: merges over a border, reformatted tool calls, dropped whitespace.
-`Renderer.extend` therefore gives only the ids that follow a stop token.
+`Renderer.extend` therefore gives only the ids that follow the sampled ones.
 """
 
 from __future__ import annotations
@@ -35,13 +35,16 @@ class Extension:
     """Tokens that follow a sampled answer.
 
     Attributes:
-        token_ids: `[len] int32`, from behind the stop token to the place where the next answer begins.
+        token_ids: `[len] int32`, from behind the last sampled token to the place where the next answer begins. They
+            begin with the stop token that the template writes, if the answer ended without one.
         is_faithful: whether the template renders the conversation as the tokens so far and these spell it. It does not
-            where the template drops the reasoning of earlier answers, for example.
+            where the template drops the reasoning of earlier answers, or the answer ended with another stop token.
+        change: what the template changes, for errors; empty if nothing.
     """
 
     token_ids: NDArray[np.int32]
     is_faithful: bool
+    change: str = ""
 
 
 class Renderer:
@@ -78,23 +81,43 @@ class Renderer:
         """
         return self._tokenizer.encode(self._render(messages), special=False)
 
-    def extend(self, history: Sequence[Message], answer: str, new: Sequence[Message]) -> Extension:
-        """Return the tokens of messages that follow a sampled answer, which ended with a stop token.
+    def extend(self, history: Sequence[Message], answer: NDArray[Any], new: Sequence[Message]) -> Extension:
+        """Return the tokens of messages that follow a sampled answer.
 
         Args:
             history: the messages before the answer.
-            answer: the answer, decoded with its special tokens but the stop token; only read to tell whether the result
-                is faithful.
+            answer: `[len] int32`, the sampled tokens. An answer that ended at a stop string or a limit has no stop
+                token; the result then begins with it. Without tokens, the result is what follows a stop token.
             new: messages that follow the answer.
 
         Raises:
             RowError: the template refuses the messages.
         """
         stop, bridge = self._behind_answer(_HISTORIES[0], new)
+        ended = self._stop_of(answer) if len(answer) else stop
+        added = self._tokenizer.encode(bridge if ended else stop + bridge, special=False)
+        if ended and ended != stop:
+            return Extension(
+                added, is_faithful=False, change=f"it ends an answer with {stop!r}, the model with {ended!r}"
+            )
+        text = self._tokenizer.spell(answer)
         before = self._render(history)
-        whole = self._render([*history, {"role": "assistant", "content": answer}, *new])
-        spelled = {before + text + stop + bridge for text in (answer, answer.strip())}
-        return Extension(self._tokenizer.encode(bridge, special=False), whole in spelled)
+        whole = self._render([*history, {"role": "assistant", "content": text}, *new])
+        if not whole.startswith(before):
+            return Extension(added, is_faithful=False, change="it rewrites the messages before the last answer")
+        if not whole[len(before) :].endswith(stop + bridge):
+            return Extension(added, is_faithful=False, change="it writes what follows the last answer in another way")
+        # Whitespace around an answer is no difference: many templates trim it, some write a space before it.
+        written = whole[len(before) : -len(stop + bridge)]
+        if written.strip() != text.strip():
+            shown = f"it writes the last answer as {written.strip()[:80]!r}, the model {text.strip()[:80]!r}"
+            return Extension(added, is_faithful=False, change=shown)
+        return Extension(added, is_faithful=True)
+
+    def _stop_of(self, answer: NDArray[Any]) -> str:
+        """Return the stop token that ends an answer; empty if none does."""
+        last = int(answer[-1])
+        return self._tokenizer.token_bytes(last).decode() if last in self._tokenizer.stop_ids else ""
 
     def _render(self, messages: Sequence[Message]) -> str:
         return self._tokenizer.chat(list(messages), **self._settings)

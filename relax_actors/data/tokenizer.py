@@ -27,6 +27,14 @@ PAD = "<pad>"
 UNKNOWN = "<unknown>"
 
 
+class TemplateError(RowError):
+    """A chat template that refuses messages; `reason` is what it says, without the path of the model."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 class Tokenizer:
     """The tokenizer of a model folder.
 
@@ -158,17 +166,15 @@ class Tokenizer:
 
         Raises:
             ConfigError: the tokenizer's files cannot be loaded.
-            RowError: the template refuses the messages.
+            TemplateError: the template refuses the messages.
         """
         formatter = self.formatter
         try:
             return str(formatter.apply_chat_template(messages, tokenize=False, add_generation_prompt=asks, **variables))
         except Exception as error:
-            msg = (
-                f"the chat template of {self._folder} raised {type(error).__name__}: {str(error)[:300]}; correct the "
-                "messages, or set data.chat = false"
-            )
-            raise RowError(msg) from error
+            reason = f"{type(error).__name__}: {str(error)[:300]}"
+            msg = f"the chat template of {self._folder} raised {reason}; correct the messages, or set data.chat = false"
+            raise TemplateError(msg, reason) from error
 
     @cached_property
     def formatter(self) -> Any:

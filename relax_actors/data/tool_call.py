@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
+import string
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+CALL_ID = re.compile(r"[A-Za-z0-9]{9}")
+"""Id of a tool call: what Mistral's templates demand, and others allow."""
 
 
 class ToolFormat(StrEnum):
     """How a family of models writes tool calls."""
 
     HERMES = "hermes"
-    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen2.5, Qwen3, SmolLM3."""
+    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen2.5, Qwen3."""
     QWEN_XML = "qwen_xml"
     """`<tool_call><function=...><parameter=...>...</parameter></function></tool_call>`: Qwen3-Coder, Qwen3.5."""
     LLAMA_JSON = "llama_json"
@@ -33,10 +40,11 @@ EXAMPLES = {
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a tool."""
+    """A call of a tool; `id` is what the model wrote as its id, empty if nothing."""
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
+    id: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +64,34 @@ class ParsedAnswer:
         reasoning: text before `</think>`, without its tags, stripped; empty if there is none.
         calls: well-formed calls, in order.
         malformed: calls that cannot be made, in order.
+        stop: stop string that ended the answer, which is no part of the content; empty if none did.
     """
 
     content: str
     reasoning: str = ""
     calls: tuple[ToolCall, ...] = ()
     malformed: tuple[MalformedCall, ...] = ()
+    stop: str = ""
+
+
+def call_ids(calls: Sequence[ToolCall], answer: str) -> list[str]:
+    """Return an id for each call of an answer: what the model wrote if no two calls share it, else one of our own.
+
+    Args:
+        calls: the calls.
+        answer: text or id of the answer, from which the ids follow.
+    """
+    written = [call.id for call in calls]
+    return [name if name and written.count(name) == 1 else _call_id(answer, n) for n, name in enumerate(written)]
+
+
+def _call_id(answer: str, n: int) -> str:
+    number = int.from_bytes(hashlib.sha256(f"{answer}.{n}".encode()).digest()[:16])
+    alphabet, found = string.ascii_letters + string.digits, ""
+    while len(found) < 9:  # noqa: PLR2004 as in CALL_ID
+        number, digit = divmod(number, len(alphabet))
+        found += alphabet[digit]
+    return found
 
 
 def format_of(template: str) -> ToolFormat | None:

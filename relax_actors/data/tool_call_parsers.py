@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from relax_actors.data.tool_call import EXAMPLES, MalformedCall, ToolCall, ToolFormat
+from relax_actors.data.tool_call import CALL_ID, EXAMPLES, MalformedCall, ToolCall, ToolFormat
 
 MAX_CALLS = 128
 """Most calls of one answer; the rest of the answer is one malformed call."""
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)</function>\s*", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>\n]+)>(.*?)</parameter>", re.DOTALL)
-_NAMED = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\][\w-]*)?\[ARGS\]")
+_NAMED = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]([\w-]*))?\[ARGS\]")
 Parts = Iterator[str | ToolCall | MalformedCall]
 
 
@@ -50,7 +50,8 @@ def _call_of(value: Any, text: str, tool_format: ToolFormat) -> ToolCall | Malfo
             return _malformed(text, "its arguments are a text, not an object", tool_format)
     if not isinstance(arguments, dict):
         return _malformed(text, "its arguments are not an object", tool_format)
-    return ToolCall(name, arguments)
+    given = value.get("id", "")
+    return ToolCall(name, arguments, given if isinstance(given, str) and CALL_ID.fullmatch(given) else "")
 
 
 def _malformed(text: str, why: str, tool_format: ToolFormat) -> MalformedCall:
@@ -178,7 +179,9 @@ def _mistral(text: str, types: dict[str, dict[str, Any]]) -> Parts:
         except ValueError as error:
             yield _malformed(body, _describe(error), ToolFormat.MISTRAL)
             continue
-        values = [{"name": named[1], "arguments": value}] if named else value if isinstance(value, list) else [value]
+        values = value if isinstance(value, list) else [value]
+        if named:
+            values = [{"name": named[1], "arguments": value, "id": named[2]}]
         for one in values:
             yield _call_of(one, body[:end], ToolFormat.MISTRAL)
         yield body[end:]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 MAX_STOPS = 16
-"""Most stop strings of a request."""
+"""Most stop strings of a request, and most stop tokens."""
 STILL_WORKING = b"working"
 """What an actor sends, in no envelope, while a client waits. An empty message would end the answers: the server forgets
 the reply subject of a request behind one."""
@@ -58,6 +58,7 @@ class GenerateCall:
         top_p: None for rollout.top_p. Ignored in a session.
         seed: sole source of the random numbers. Ignored in a session, whose seeds follow from its row.
         stop: strings that end the answer, besides rollout.stop.
+        stop_ids: tokens that end the answer, besides those of the tokenizer.
         affinity: requests with the same text share a prefix that an engine may have cached.
         is_retry: whether the client repeats a request whose answer it did not get.
         seconds: time after which nobody waits for the answer.
@@ -75,6 +76,7 @@ class GenerateCall:
     top_p: float | None = None
     seed: int = 0
     stop: list[str] = field(default_factory=list)
+    stop_ids: list[int] = field(default_factory=list)
     affinity: str = ""
     is_retry: bool = False
     seconds: float = 60.0
@@ -86,6 +88,9 @@ class GenerateCall:
             raise ValueError(msg)
         if self.max_tokens < 0 or len(self.stop) > MAX_STOPS or "" in self.stop or not 0 < self.seconds <= 1e6:  # noqa: PLR2004
             msg = f"max_tokens, stop or seconds of request {self.call[:80]!r} are out of bounds"
+            raise ValueError(msg)
+        if len(self.stop_ids) > MAX_STOPS or any(not 0 <= token < 2**31 for token in self.stop_ids):
+            msg = f"stop_ids of request {self.call[:80]!r} are out of bounds"
             raise ValueError(msg)
         if self.temperature is not None and not 0 <= self.temperature <= 100:  # noqa: PLR2004
             msg = f"temperature of a request is {self.temperature}"

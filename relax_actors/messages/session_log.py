@@ -15,9 +15,10 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class SessionTurn:
-    """An answer of the policy in a session; the fields but the first are those of `serving.forest.Turn`."""
+    """An answer of the policy in a session: sample, number of the turn, and the fields of `serving.forest.Turn`."""
 
     sample: int
+    number: int
     parent: int
     asked: str
     state: str
@@ -30,7 +31,8 @@ class SessionTurn:
     messages: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if len({len(self.tokens), len(self.logprobs), len(self.versions)}) > 1 or self.sample < 0 or self.parent < -1:
+        negative = min(self.sample, self.number, self.parent + 1) < 0
+        if negative or len({len(self.tokens), len(self.logprobs), len(self.versions)}) > 1:
             msg = f"a turn of sample {self.sample} has arrays of different lengths or a negative number"
             raise ValueError(msg)
         if self.finish_reason not in set(FinishReason):

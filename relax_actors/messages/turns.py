@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +61,17 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """Cell `turns.<attempt>.<k>`: turns of a row's samples that ended together, in the actor's attempt at the row."""
+    """Cell `turns.<attempt>.<k>`: turns of a row's samples that ended together, in the actor's attempt at the row.
+
+    Attributes:
+        turns: the turns.
+        seconds: time that actors have spent on the row so far.
+    """
 
     turns: list[Turn]
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seconds < math.inf:
+            msg = f"turns of {self.seconds} seconds"
+            raise ValueError(msg)

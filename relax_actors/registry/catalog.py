@@ -45,6 +45,7 @@ ADVANTAGES: Registry[Callable[..., Any]] = Registry(
         "length_weighted": "relax_actors.algorithms.advantages.baselines:length_weighted",
         "greedy": "relax_actors.algorithms.advantages.baselines:greedy",
         "turn": "relax_actors.algorithms.advantages.turns:turn",
+        "all_turns": "relax_actors.algorithms.advantages.turns:all_turns",
         "ema": "relax_actors.algorithms.advantages.baselines:ema",
         "reward": "relax_actors.algorithms.advantages.baselines:reward",
         "none": "relax_actors.algorithms.advantages.baselines:none",

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from broker.subjects import RowId
 from relax_actors.data.prompt_maker import room
-from relax_actors.errors import ConfigError, RelaxError, RowError
+from relax_actors.errors import ConfigError, RelaxError, RowError, RowTakenError
 from relax_actors.messages import FinishReason, Sample, Trajectory
 from relax_actors.messages.samples import TRUNCATED
 from relax_actors.registry.role_spec import RoleSpec
@@ -23,6 +23,11 @@ from relax_actors.serving.session_book import Session
 WAIT_SECONDS = 0.2
 """Longest wait for a request or the end of a sample before rows are looked for again."""
 OPEN_SECONDS = 60.0
+NO_REWARD = (
+    'no agent has reported a reward, which the reward "environment" needs: write {"reward": <number>} to the file '
+    "$RELAX_RESULT_FILE, return it from agent.function, or send it to /sessions/<id>/end; or name a reward.function "
+    "that scores the conversation"
+)
 AGENT_FAILED = "agent_failed"
 """Reason of a row that is dropped because no agent did anything with it."""
 
@@ -63,10 +68,15 @@ class AgentRollout(Rollout):
         """Wake the role's thread: a request waits."""
         self._news.put(None)
 
+    def guest_limit(self) -> int:
+        """Return the most requests that are generated at once: one for each sample of the rows, or more."""
+        return max(super().guest_limit(), self.row_limit() * self._settings.group_size)
+
     def _generate(self, key: BatchKey, pending: Pending, more: More) -> Iterator[Results]:
         """Hold rows of a batch key until their agents are done; yield each when all of its samples have ended.
 
-        No row joins while rows of another key are pending: held-out rows have the policy to themselves, at their exact
+        Requests of agents join the running batch as they come, and rows are held and leave between two tokens. No row
+        is added while rows of another key are pending: held-out rows have the policy to themselves, at their exact
         version.
         """
         first, (version, greedy) = pending.pop(key), key
@@ -76,27 +86,38 @@ class AgentRollout(Rollout):
         held: dict[RowId, Row] = {}
         bad: list[tuple[Row, RelaxError]] = []
         self._open(first, held, greedy=greedy)
-        while held:
-            self.progress()
-            ended = self._ended(held)
-            if len(self.guests):
-                self.serve(lambda: not self._news.empty(), version)
-            if ended:
-                yield [(held[row], self._result(held.pop(row))) for row in ended]
-            if version is None and not pending and (free := self.row_limit() - len(held)) > 0:
-                bad += self._enqueue(more(free), pending)
-                if joining := pending.pop(key, []):
-                    self._use_weights(version, joining)
-                    self._open(joining, held, greedy=greedy)
-            if bad:
-                yield bad
-                bad = []
 
-    def _ended(self, held: dict[RowId, Row]) -> list[RowId]:
-        """Wait for news; return the rows that are over."""
-        found = []
+        def look(seconds: float) -> Results:
+            """Take in rows, and return those that are over; waits for news this long at most."""
+            found: list[tuple[Row, Any]] = [
+                (held[row], self._result(held.pop(row))) for row in self._ended(held, seconds)
+            ]
+            joining = self._joining(key, pending, lambda: more(self.row_limit() - len(held)), bad)
+            self._open(joining, held, greedy=greedy)
+            found += bad
+            bad.clear()
+            return found
+
+        def is_over() -> bool:
+            """Whether the batch ends: no row is held, or the next ones need newer weights."""
+            return not held or key in pending
+
+        while held or key in pending:
+            self.progress()
+            if version is None:
+                late = pending.pop(key, [])
+                self._stager.use_newest(max((row.prompt.min_version for row in late), default=0))
+                self._open(late, held, greedy=greedy)
+            yield look(0 if len(self._guests.waiting) else WAIT_SECONDS)
+            if len(self._guests.waiting) and not is_over():
+                for _ in self._guests.answer(version, is_over):
+                    yield look(0)
+
+    def _ended(self, held: dict[RowId, Row], seconds: float) -> list[RowId]:
+        """Wait for news, this long at most; return the rows that are over."""
+        found: list[RowId] = []
         try:
-            news = self._news.get(timeout=0 if len(self.guests) else WAIT_SECONDS)
+            news = self._news.get(timeout=seconds) if seconds else self._news.get_nowait()
             while True:
                 if news is not None and news in held and news not in found:
                     found.append(news)
@@ -120,8 +141,12 @@ class AgentRollout(Rollout):
 
     def _result(self, row: Row) -> Trajectory | Drop | RelaxError:
         sessions = self.context.table.connection.call(self._sessions.close(row.id), OPEN_SECONDS)
+        if isinstance(sessions, RowTakenError):
+            return sessions
         try:
             samples = [sample for session in sessions if (sample := self._sample(session, row)) is not None]
+            if not samples and any(self._lacks_reward(session, row) for session in sessions):
+                return RowError(f"agents of {row.id}: {NO_REWARD}")
             if not samples:
                 return Drop(AGENT_FAILED, "no agent of the row has got an answer of the policy, or all have failed")
             trajectory = Trajectory.of(row.prompt.tokens, _with_equal_metrics(samples), self._stager.served)
@@ -132,12 +157,22 @@ class AgentRollout(Rollout):
         self._generated_tokens += sum(len(sample.tokens) for sample in samples)
         return trajectory
 
+    def _lacks_reward(self, session: Session, row: Row) -> bool:
+        """Whether the agent of a session has ended well without the reward that the row is scored by."""
+        state = session.state
+        if state is None or state.reason != FinishReason.STOP or state.reward is not None:
+            return False
+        return bool(session.forest.leaves()) and self.context.config.takes_reported_reward(is_eval=row.is_eval)
+
     def _sample(self, session: Session, row: Row) -> Sample | None:
-        """Return the sample of a session; None if its agent asked nothing, or failed and is left out."""
+        """Return the sample of a session; None if its agent asked nothing, or failed or gave no reward and is left out.
+
+        Where samples that failed are not left out, they have reward 0.
+        """
         agent, state, forest = self.context.config.agent, session.state, session.forest
         if agent is None or state is None or not forest.leaves():
             return None
-        failed = state.reason == FinishReason.ERROR
+        failed = state.reason == FinishReason.ERROR or self._lacks_reward(session, row)
         if failed and agent.on_error != "zero" and not row.is_eval:
             return None
         last = forest.last

@@ -16,13 +16,14 @@ from relax_actors.config import Config
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.backends import inference_backend
 from relax_actors.engines.protocols import Generation, GenerationRequest, PromptMedia
-from relax_actors.engines.protocols.guests import Guests, InFlight
+from relax_actors.engines.protocols.guests import GUESTS, InFlight
 from relax_actors.engines.protocols.inference import Refresh
-from relax_actors.errors import EngineError, RelaxError, RowError, StoreError
+from relax_actors.errors import RelaxError, RowError, StoreError
 from relax_actors.messages import Prompt, Trajectory
 from relax_actors.messages.experts import split_prompt_experts
 from relax_actors.messages.fingerprints import fingerprints_of
 from relax_actors.registry.role_spec import RoleSpec
+from relax_actors.roles.guest_batches import GuestBatches
 from relax_actors.runtime import More, Results, Role, Row
 from relax_actors.serving.generation_service import GenerationService, Surroundings
 from relax_actors.training.row_media import RowMedia, with_media
@@ -84,7 +85,14 @@ class Rollout(Role):
         self._generated_tokens = 0
         self._model_seconds = 0.0
         self._last_report = 0.0
-        self.guests = Guests()
+        self._guests = GuestBatches(
+            self._engine,
+            self._stager,
+            self.progress,
+            self.guest_limit(),
+            is_alone=config.run.deterministic,
+            updates_in_flight=self._in_flight_updates,
+        )
         self._service = None if config.gateway is None else self._make_service()
         if self._service is not None:
             self.start_service(self._service)
@@ -99,7 +107,7 @@ class Rollout(Role):
     def _make_service(self) -> GenerationService:
         config = self.context.config
         around = Surroundings(
-            self.guests,
+            self._guests.waiting,
             self._tokenizer,
             self._engine.context_length,
             lambda texts: stops_of(self._tokenizer, [*config.rollout.stop, *texts]),
@@ -129,6 +137,8 @@ class Rollout(Role):
         yield self._enqueue(rows, pending)
         while pending:
             yield from self._generate(next(iter(pending)), pending, more)
+        if len(self._guests.waiting):
+            self.context.wake()  # those that could not join
 
     def _enqueue(self, rows: Sequence[Row], pending: Pending) -> list[tuple[Row, RelaxError]]:
         """Add rows to `pending`; return the rows that cannot be generated, with their errors."""
@@ -155,7 +165,7 @@ class Rollout(Role):
         if gone := self._use_weights(version, first):
             yield gone
             return
-        running = InFlight()
+        running, pace = InFlight(), self._guests.pace()
         bad: list[tuple[Row, RelaxError]] = []
 
         def start(rows: Sequence[Row]) -> list[GenerationRequest]:
@@ -163,8 +173,10 @@ class Rollout(Role):
             return running.add([(self._request(row, greedy=greedy), (row, now)) for row in rows])
 
         def join(limit: int) -> list[GenerationRequest]:
-            found = running.invite(self.guests) if version is None else []
-            return found + start(self._joining(key, pending, lambda: more(limit), bad))
+            joining = self._joining(key, pending, lambda: more(limit), bad)
+            is_open = pace.lets_in(len(self._guests.waiting), len(running)) and running.has_rows
+            guests = self._guests.invite(running) if is_open and not self._drains(key, pending) else []
+            return guests + start(joining)
 
         cpu_start = time.thread_time()
         try:
@@ -181,33 +193,15 @@ class Rollout(Role):
             running.dismiss()
         yield bad
 
-    def serve(self, until: Callable[[], bool], version: int | None = None) -> None:
-        """Generate the guests that wait while there is no row; called in the role's thread.
+    def serve(self, until: Callable[[], bool]) -> None:
+        """Answer requests of the gateway while there is no row; see `Role`."""
+        self._guests.serve(until)
+        if len(self._guests.waiting):
+            self.context.wake()
 
-        Args:
-            until: after it has returned true, no further guest is taken, and those in flight are finished.
-            version: version in use, which is kept; None for the newest.
-        """
-        while len(self.guests) and not until():
-            if version is None:
-                try:
-                    self._stager.use_newest(0)
-                except RowError:
-                    for guest in self.guests.take(len(self.guests)):
-                        guest.done(EngineError("the run has not published weights yet; send the request again"))
-                    return
-            running = InFlight()
-
-            def join(limit: int, running: InFlight = running) -> list[GenerationRequest]:
-                del limit
-                return [] if until() else running.invite(self.guests)
-
-            refresh = self._refresh_of(version)
-            try:
-                for done in self._engine.stream(running.invite(self.guests), self.progress, refresh, join):
-                    running.take(done)
-            finally:
-                running.dismiss()
+    def guest_limit(self) -> int:
+        """Return the most requests of the gateway that are generated at once."""
+        return GUESTS
 
     def _use_weights(self, version: int | None, rows: Sequence[Row]) -> list[tuple[Row, RelaxError]]:
         """Swap to the weights that rows of a batch need; return the rows with errors if these are gone."""
@@ -231,9 +225,7 @@ class Rollout(Role):
             arrive: takes further rows that have arrived.
             bad: rows that cannot be generated are added, with their errors.
         """
-        version, _ = key
-        drains = self._refresh_of(version) is None and (pending or self._stager.has_newer)
-        if version is not None or drains or any(other != key for other in pending):
+        if self._drains(key, pending):
             return []
         if not pending:
             bad.extend(self._enqueue(arrive(), pending))
@@ -242,6 +234,12 @@ class Rollout(Role):
         if too_new := [row for row in arrived if row.prompt.min_version > current]:
             pending[key] = too_new
         return [row for row in arrived if row.prompt.min_version <= current]
+
+    def _drains(self, key: BatchKey, pending: Pending) -> bool:
+        """Whether nothing joins the running batch of a key, so that other rows and newer weights get their turn."""
+        version, _ = key
+        waits = self._refresh_of(version) is None and (pending or self._stager.has_newer)
+        return version is not None or bool(waits) or any(other != key for other in pending)
 
     def _checked_prompt(self, row: Row) -> Prompt:
         """Return the prompt of a row, with its media expanded.

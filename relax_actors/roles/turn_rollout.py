@@ -35,8 +35,6 @@ WAIT_SECONDS = 0.05
 """Longest wait for an environment's answer before rows and guests are looked for again."""
 CACHE_SHARE = 0.9
 """Share of an engine's key-value cache that conversations may fill; requests of the gateway need the rest."""
-JOIN_SHARE, JOIN_TOKENS = 8, 8
-"""Turns join a running batch when they are one in so many of it, or after so many tokens: a join copies the cache."""
 
 
 class TurnRollout(Rollout):
@@ -64,10 +62,12 @@ class TurnRollout(Rollout):
             self._observed = ObservationMedia(config, self.context.table.store, self.progress)
         family = None if self._observed is None else self._observed.family
         tools = _tools(config) if chats else ()
-        self._conversation = conversation_of(self._tokenizer, chat=chats, tools=tools, family=family)
-        self._client = EnvironmentClient(self.context)
         section = config.environment
         assert section is not None  # noqa: S101 the role is chosen by this section
+        self._conversation = conversation_of(
+            self._tokenizer, chat=chats, tools=tools, family=family, branches=section.on_rewrite == "branch"
+        )
+        self._client = EnvironmentClient(self.context)
         most = min(self._engine.context_length, room(config))
         self._limits = Limits(section.max_turns, config.rollout.max_tokens, most, section.token_budget)
         self._barrier = self.has_barrier or config.run.deterministic
@@ -101,24 +101,22 @@ class TurnRollout(Rollout):
         bad += batch.add(first, samples, self._see)
         template = self._request(first[0], greedy=greedy)
         running, refresh = InFlight(), self._refresh_of(version)
-        tokens = 0
+        pace = self._guests.pace()
 
         def ready() -> list[GenerationRequest]:
             batch.take_answers(0.0)
             free = self.row_limit() - len(batch.groups)
             bad.extend(batch.add(self._joining(key, pending, lambda: more(free), bad), samples, self._see))
-            guests = running.invite(self.guests) if version is None else []
+            # Requests of the gateway join as long as they keep no row and no weights from their turn.
+            guests = [] if self._drains(key, pending) or not batch.groups else self._guests.invite(running)
             return guests + running.add(batch.requests(template))
 
         def join(limit: int) -> list[GenerationRequest]:
             del limit
-            nonlocal tokens
-            tokens += 1
-            gathers = not self._engine.joins_freely and tokens % JOIN_TOKENS
-            if gathers and batch.ready * JOIN_SHARE < len(running):
-                batch.take_answers(0.0)
-                return []
-            return ready()
+            if pace.lets_in(batch.ready + len(self._guests.waiting), len(running)):
+                return ready()
+            batch.take_answers(0.0)
+            return []
 
         more_turns = no_more_requests if self._barrier else join
         try:
@@ -155,9 +153,10 @@ class TurnRollout(Rollout):
         cpu_start = time.thread_time()
         for done in self._engine.stream(requests, self.progress, refresh, more_turns):
             self._model_seconds += time.thread_time() - cpu_start
-            batch.generated([(live, samples[0]) for live, samples in running.take(done)])
-            if not self._barrier:
-                batch.write_turns()
+            if done:
+                batch.generated([(live, samples[0]) for live, samples in running.take(done)])
+                if not self._barrier:
+                    batch.write_turns()
             yield self._finished(batch)
             cpu_start = time.thread_time()
         batch.write_turns()

@@ -13,7 +13,7 @@ import nats.errors
 from broker.pull import delivery_of
 from broker.subjects import RowId
 from broker.table import Cell
-from relax_actors.errors import CodecError, RowError
+from relax_actors.errors import CodecError, RowError, RowTakenError
 from relax_actors.messages import Dropped, Quarantined
 from relax_actors.runtime.cells import MAX_END_BYTES, REMOVAL_SECONDS
 from relax_actors.runtime.context import Context
@@ -86,6 +86,11 @@ class Finisher:
 
     async def finish(self, job: Job) -> None:
         """Write a job's result, or deal with its error, and acknowledge its message."""
+        if isinstance(job.error, RowTakenError):
+            # The message belongs to the other actor, too: an acknowledgement would lose the row if that one dies.
+            self._context.journal.event("row_taken", row=str(job.row), error=str(job.error))
+            self._release(job)
+            return
         if job.error is not None:
             await self._handle_error(job, job.error)
             return

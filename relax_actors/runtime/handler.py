@@ -108,7 +108,8 @@ class Handler:
             first = open_jobs.add(jobs)
             with self._context.device_lock():
                 for results in self._role.stream(first, take_more):
-                    open_jobs.finish(results)
+                    if results:
+                        open_jobs.finish(results)
                     if open_jobs.unfinished:
                         open_jobs.flush()
             if rows := open_jobs.unfinished:

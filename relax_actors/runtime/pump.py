@@ -7,6 +7,7 @@ acknowledgement deadline is extended while its row is handled; the watchdog ends
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 
@@ -27,6 +28,8 @@ from relax_actors.runtime.suspects import Suspects
 from relax_actors.runtime.watchdog import Watchdog
 
 PATIENCE = 5.0
+SERVE_SECONDS = 1.0
+"""Time after which an actor that shares its device takes no further request that belongs to no row."""
 
 
 class PoolPump:
@@ -57,6 +60,8 @@ class PoolPump:
         self._jobs: list[Job] = []
         self._accepts_more = False
         self._wanted = False
+        # Such an actor takes no further rows in, so that it releases the device after its batch.
+        self._shares_device = context.device_lock is not nullcontext
         context.wake = self._wake_from_thread
         self._ending: asyncio.Task[None] | None = None
         self._finishing: set[asyncio.Task[None]] = set()
@@ -76,8 +81,6 @@ class PoolPump:
         # A redelivered cell may belong to a row below the floor, whose other cells are purged.
         await connection.nc.subscribe(subjects.numbered("checkpoint", "*"), cb=self._join.on_checkpoint)
         limit = max(1, self.role.row_limit())
-        # An actor that shares a device takes no further rows in, so that it releases the device after its batch.
-        shares_device = self.context.device_lock is not nullcontext
         while not stopping.is_set():
             await wait_for_consumer(connection, subjects.table_stream, self.context.role)
             prefetch = self.role.prefetch
@@ -106,7 +109,7 @@ class PoolPump:
                     await self._suspects.examine(messages)
                     alone = self._fetched = [message for message in messages if message in self._suspects]
                     together = [message for message in messages if message not in alone]
-                    await self._process(together, accept_more=not (alone or shares_device))
+                    await self._process(together, accept_more=not (alone or self._shares_device))
                     # A row that may have killed an actor cannot blame its neighbours if it has none.
                     for message in alone:
                         await self._process([message])
@@ -138,7 +141,8 @@ class PoolPump:
 
         def serve() -> None:
             with self.context.device_lock():
-                self.role.serve(lambda: bool(pull.buffered) or self.context.stopping())
+                end = time.monotonic() + (SERVE_SECONDS if self._shares_device else float("inf"))
+                self.role.serve(lambda: bool(pull.buffered) or self.context.stopping() or time.monotonic() > end)
 
         try:
             await ask(self.mailbox, serve)

@@ -56,7 +56,10 @@ class Program:
             ConfigError: one does not exist.
         """
         if self._find() is None:
-            msg = f"agent.command {self.command[0]!r} is no program on the PATH; write its absolute path"
+            msg = (
+                f"agent.command {self.command[0]!r} is no program; name one on the PATH, or the path of a file that "
+                "may be executed (chmod +x)"
+            )
             raise ConfigError(msg)
         if self.cwd is not None and not self.cwd.is_dir():
             msg = f"agent.cwd {self.cwd} is no folder; create it, or leave it out"

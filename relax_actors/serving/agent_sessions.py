@@ -8,47 +8,32 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from broker.subjects import RowId
-from relax_actors.errors import RelaxError
+from relax_actors.errors import RelaxError, RowTakenError
 from relax_actors.messages import FinishReason
 from relax_actors.messages.generate import GenerateAnswer, GenerateCall, Refusal, SessionAnswer, SessionCall
 from relax_actors.messages.session_log import SessionState
 from relax_actors.runtime.context import Context
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.serving.call_watch import CallWatch
+from relax_actors.serving.continuations import Continuations
 from relax_actors.serving.dialogue import Dialogue, answer_message
 from relax_actors.serving.forest import ROOT, Turn
 from relax_actors.serving.generation_service import LEFT, GenerationService, Refused
 from relax_actors.serving.session_book import Rules, Session, SessionBook
-from relax_actors.serving.session_log import LogWriter, cell_of, read_log, restore
+from relax_actors.serving.session_log import HeldLogs, cell_of, restore
 from relax_actors.serving.states import conversation_keys
 
 TICK_SECONDS = 0.5
 MAX_DELIVERING = 4096
 """Answers on their way to agents; of older ones it stays unknown whether they arrived."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What a request continues.
-
-    Attributes:
-        parent: turn that it continues.
-        asked: key of the conversation.
-        observed: `[len] int32`, tokens behind the parent.
-        new: messages behind the parent.
-    """
-
-    parent: int
-    asked: str
-    observed: NDArray[Any]
-    new: Sequence[dict[str, Any]]
 
 
 class AgentSessions:
@@ -59,7 +44,7 @@ class AgentSessions:
         dialogue: chat template of the model.
         service: generates requests.
         room: largest number of tokens of a sequence.
-        on_end: called when all samples of a row have ended.
+        on_end: called when all samples of a row have ended, or another actor has taken it over.
     """
 
     def __init__(
@@ -77,10 +62,11 @@ class AgentSessions:
         self._context, self._dialogue, self._service, self._room = context, dialogue, service, room
         self._on_end, self._shows_answer = on_end, section.shows_answer
         grace = section.lease_seconds if context.config.local_agent is not None else section.idle_seconds
+        self._continuations = Continuations(dialogue, must_continue=section.on_rewrite == "error")
         refills = section.on_error == "refill"
         self._rules = Rules(section.seconds, grace, section.retries, section.max_turns, refills)
         self.book = SessionBook(self._rules)
-        self._writers: dict[RowId, LogWriter] = {}
+        self._logs = HeldLogs(context.table, on_end)
         self._locks: dict[tuple[RowId, int], asyncio.Lock] = {}
         self._ticking: asyncio.Task[None] | None = None
         # Sessions by the call whose answer is on its way to the agent.
@@ -89,49 +75,64 @@ class AgentSessions:
 
     async def open(self, row: RowId, sessions: Sequence[Session]) -> None:
         """Offer the samples of a row to agents, from where an earlier actor left them."""
-        logs, attempt = await read_log(self._context.table, row)
+        logs = await self._logs.take(row)
         restore(sessions, logs)
-        self._writers[row] = writer = LogWriter(self._context.table, row, attempt)
         for session in sessions:
             self._locks[row, session.sample] = asyncio.Lock()
-        await writer.write()  # an actor that takes the row over sees that agents may know its samples
-        self.book.open(row, sessions, time.monotonic(), resumed=bool(attempt))
+        self.book.open(row, sessions, time.monotonic(), resumed=bool(logs))
         if self._ticking is None:
             self._ticking = asyncio.ensure_future(self._tick())
         self._check(row)
 
-    async def close(self, row: RowId) -> list[Session]:
-        """Forget a row; return its samples."""
-        del self._writers[row]
+    async def close(self, row: RowId) -> list[Session] | RowTakenError:
+        """Forget a row; return its samples, or why another actor has them."""
         sessions = self.book.close(row)
         for session in sessions:
             del self._locks[row, session.sample]
-        return sessions
+        self._delivering = {call: session for call, session in self._delivering.items() if session.row != row}
+        return self._logs.release(row) or sessions
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             for session, state in self.book.expire(time.monotonic()):
-                await self._record(session, state)
+                try:
+                    await self._record(session, state)
+                except RelaxError as error:  # of one row
+                    self._context.journal.event("session_not_recorded", session=session.id, error=str(error)[:500])
 
     async def _record(self, session: Session, state: SessionState) -> None:
-        if (writer := self._writers.get(session.row)) is not None:
-            await writer.write(states=[state])
-            self._check(session.row)
+        async with self._logs.holding(session.row) as log:
+            await log.write(states=[state])
+        self._check(session.row)
 
     def _check(self, row: RowId) -> None:
-        if row in self._writers and self.book.is_over(row):
+        if row in self._logs and self.book.is_over(row):
             self._on_end(row)
 
     async def handle(self, call: SessionCall) -> SessionAnswer:
         """Take, keep, show or end a session."""
+        try:
+            return await (self._take(call) if call.kind == "take" else self._handle(call))
+        except Refused as error:
+            return SessionAnswer(refusal=error.answer.refusal, detail=error.answer.detail)
+        except RowTakenError as error:
+            return SessionAnswer(refusal=Refusal.ELSEWHERE, detail=str(error))
+
+    async def _take(self, call: SessionCall) -> SessionAnswer:
         now = time.monotonic()
-        if call.kind == "take":
-            taken = self.book.take(max(1.0, call.lease), now)
-            return SessionAnswer() if taken is None else self._shown(taken, now)
+        while (taken := self.book.take(max(1.0, call.lease), now)) is not None:
+            with suppress(RowTakenError):
+                async with self._logs.holding(taken.row) as log:
+                    await log.check()
+                return self._shown(taken, now)
+        return SessionAnswer()
+
+    async def _handle(self, call: SessionCall) -> SessionAnswer:
+        now = time.monotonic()
         session = self._find(call.session, now)
-        if isinstance(session, GenerateAnswer):
-            return SessionAnswer(refusal=session.refusal, detail=session.detail)
+        async with self._logs.holding(session.row) as log:
+            await log.check()
         if call.kind == "end" and session.state is None:
             if call.error:
                 state = self.book.fail(session, now)
@@ -139,6 +140,9 @@ class AgentSessions:
             else:
                 state = SessionState(session.sample, session.attempt, FinishReason.STOP, call.reward, call.metrics)
                 self.book.end(session, state)
+                is_eval = session.row.kind == "eval"
+                if call.reward is None and self._context.config.takes_reported_reward(is_eval=is_eval):
+                    self._context.journal.event("agent_without_reward", session=call.session)
             await self._record(session, state)
         return self._shown(session, now)
 
@@ -150,14 +154,19 @@ class AgentSessions:
             turns=session.forest.used,
         )
 
-    def _find(self, name: str, now: float) -> Session | GenerateAnswer:
+    def _find(self, name: str, now: float) -> Session:
+        """Return a session and renew its lease.
+
+        Raises:
+            Refused: this actor does not hold it, or it is over.
+        """
         found = self.book.find(name, now)
         if isinstance(found, Session):
             return found
         if found == "elsewhere":
-            detail = f"no actor holds the row of session {name[:128]!r} now; it is over, or its actor restarts"
-            return GenerateAnswer(refusal=Refusal.ELSEWHERE, detail=detail)
-        return _ended(name, "another agent has its sample, or it never existed")
+            detail = f"no actor holds the row of session {name[:128]!r} now; its actor restarts"
+            raise Refused(Refusal.ELSEWHERE, detail)
+        raise Refused(Refusal.ENDED, _over(name, "another agent has its sample, or it never existed"))
 
     def on_arrival(self, call: str) -> None:
         """Take notice that the agent has the answer to a call; see `generation_service.Sessions`."""
@@ -174,22 +183,21 @@ class AgentSessions:
 
         Of a request whose client leaves before its answer is complete, nothing is recorded.
         """
-        session = self._find(call.session, time.monotonic())
-        if isinstance(session, GenerateAnswer):
-            return session
-        if session.state is not None:
-            return _ended(call.session, f"it ended with reason '{session.state.reason}'")
-        # One request of a sample at a time: a second one, such as a retry, may find the answer of the first.
-        async with self._locks[session.row, session.sample]:
-            try:
+        try:
+            session = self._find(call.session, time.monotonic())
+            _check_current(session, call)
+            # One request of a sample at a time: a second one, such as a retry, may find the answer of the first.
+            async with self._locks[session.row, session.sample]:
                 _check_current(session, call)
                 if watch.is_cancelled:
                     return GenerateAnswer(refusal=Refusal.FAILED, detail=LEFT, call=call.call)
                 return await self._answer(session, call, watch, author)
-            except Refused as error:
-                return error.answer
-            except RelaxError as error:
-                return GenerateAnswer(refusal=Refusal.INVALID, detail=str(error)[:500])
+        except Refused as error:
+            return error.answer
+        except RowTakenError as error:
+            return GenerateAnswer(refusal=Refusal.ELSEWHERE, detail=str(error))
+        except RelaxError as error:
+            return GenerateAnswer(refusal=Refusal.INVALID, detail=str(error)[:500])
 
     async def _answer(self, session: Session, call: GenerateCall, watch: CallWatch, author: str) -> GenerateAnswer:
         keys = conversation_keys(call.messages, call.tools, call.settings)
@@ -202,8 +210,10 @@ class AgentSessions:
             state = SessionState(session.sample, session.attempt, FinishReason.MAX_TURNS)
             self.book.end(session, state)
             await self._record(session, state)
-            return _ended(call.session, f"it has had {self._rules.max_turns} answers (agent.max_turns)")
-        plan = await asyncio.to_thread(self._plan, session, call, keys)
+            why = f"it has had {self._rules.max_turns} answers (agent.max_turns)"
+            raise Refused(Refusal.ENDED, _over(call.session, why))
+        # In a thread of its own: templates take milliseconds.
+        plan = await asyncio.to_thread(self._continuations.plan, session.forest, call, keys)
         before = session.forest.tokens(plan.parent)
         answer = await self._service.ask(
             self._request(session, call, np.concatenate([before, plan.observed])), call.call, call.seconds, watch
@@ -212,7 +222,8 @@ class AgentSessions:
         session.alive_until = time.monotonic() + session.lease
         if answer.refusal:
             return answer
-        message = answer_message(self._dialogue.parse(answer.prompt, answer.tokens, call.tools), call.call)
+        parsed = self._dialogue.parse(answer.prompt, answer.tokens, call.tools, call.stop)
+        message = answer_message(parsed, call.call)
         state_key = conversation_keys([*call.messages, message], call.tools, call.settings)[-1]
         turn = Turn(
             plan.parent,
@@ -226,10 +237,9 @@ class AgentSessions:
             call.call,
             (*plan.new, message),
         )
-        if (writer := self._writers.get(session.row)) is None:
-            return GenerateAnswer(refusal=Refusal.ELSEWHERE, detail="the row was released; try again")
         beginning = session.forest.beginnings
-        await writer.write([cell_of(session.sample, turn)])
+        async with self._logs.holding(session.row) as log:
+            await log.write([cell_of(session.sample, len(session.forest.turns), turn)])
         # Of a session that was given to another agent meanwhile, the record of that follows this cell.
         is_current = session.id == call.session
         is_known = session.forest.beginnings == beginning
@@ -244,21 +254,6 @@ class AgentSessions:
         self._delivering[session.forest.turns[number].call] = session
         while len(self._delivering) > MAX_DELIVERING:
             del self._delivering[next(iter(self._delivering))]
-
-    def _plan(self, session: Session, call: GenerateCall, keys: list[str]) -> _Plan:
-        """Return what a request continues. Called in a thread of its own: templates take milliseconds.
-
-        Raises:
-            RowError, ConfigError: the template refuses the messages.
-        """
-        parent, covered = session.forest.continued(keys)
-        if parent != ROOT:
-            turn, new = session.forest.turns[parent], call.messages[covered:]
-            history = call.messages[: covered - 1]
-            found = self._dialogue.extension(history, turn.tokens, new, call.tools, call.settings)
-            if found is not None:
-                return _Plan(parent, keys[-1], found, new)
-        return _Plan(ROOT, keys[-1], self._dialogue.prompt(call.messages, call.tools, call.settings), call.messages)
 
     def _request(self, session: Session, call: GenerateCall, tokens: NDArray[Any]) -> Any:
         """Return the request of a turn: sampling is that of the run, and the seed follows from the row.
@@ -318,7 +313,3 @@ def _check_current(session: Session, call: GenerateCall) -> None:
 
 def _over(name: str, why: str) -> str:
     return f"session {name[:128]!r} is over: {why}"
-
-
-def _ended(name: str, why: str) -> GenerateAnswer:
-    return GenerateAnswer(refusal=Refusal.ENDED, detail=_over(name, why))

@@ -28,7 +28,7 @@ from relax_actors.serving.event_stream import EventStream, wait_for_client
 from relax_actors.serving.live import LiveChoice, LiveStream, Writer
 from relax_actors.serving.policy import OnPiece, Policy
 from relax_actors.serving.requests import is_retry
-from relax_actors.serving.visible_text import visible
+from relax_actors.serving.visible_text import before_marks, visible
 
 HEARTBEAT_SECONDS = 10.0
 """Interval of comments in a stream that waits for its answer."""
@@ -162,6 +162,7 @@ class Answers:
                 top_p=sampling.top_p,
                 seed=seed + index,
                 stop=list(sampling.stop),
+                stop_ids=list(sampling.stop_ids),
                 affinity=affinity or session,
                 is_retry=is_retry,
                 seconds=self._limits.request_seconds,
@@ -171,15 +172,17 @@ class Answers:
             for index in range(ask.n)
         ]
         on_pieces: list[OnPiece | None] = [choice.add for choice in choices] or [None] * ask.n
-        work = [self._answer(*pair, ask.tools) for pair in zip(calls, on_pieces, strict=True)]
+        work = [self._answer(*pair, ask) for pair in zip(calls, on_pieces, strict=True)]
         return list(await asyncio.gather(*work))
 
-    async def _answer(self, call: GenerateCall, on_piece: OnPiece | None, tools: Sequence[dict[str, Any]]) -> Completed:
+    async def _answer(self, call: GenerateCall, on_piece: OnPiece | None, ask: Ask) -> Completed:
         answer = await self.while_open(self.policy.generate(call, on_piece))
         if answer.refusal:
             raise refused(answer.refusal, answer.detail)
-        parsed = self._dialogue.parse(answer.prompt, answer.tokens, tools)
-        return Completed(answer.call or call.call, answer, parsed, self.tokenizer.decode(answer.tokens))
+        parsed = self._dialogue.parse(answer.prompt, answer.tokens, ask.tools, ask.sampling.stop)
+        text = self.tokenizer.decode(answer.tokens)
+        text = text.partition(parsed.stop)[0] if parsed.stop else text
+        return Completed(answer.call or call.call, answer, parsed, text)
 
     async def respond(
         self,
@@ -236,7 +239,7 @@ class Answers:
 
         Events are made when the client has read those before, so that one that reads slowly gets fewer, longer ones.
         """
-        shown = self._text if writer.is_plain else partial(self._message, ask.tools)
+        shown = partial(self._text if writer.is_plain else self._message, ask)
         try:
             while not live.work.done():
                 if not await live.wait(HEARTBEAT_SECONDS):
@@ -255,13 +258,13 @@ class Answers:
             known = error if isinstance(error, ApiError) else ApiError(500, f"{type(error).__name__}: {error}")
             yield writer.error(known)
 
-    def _text(self, piece: GeneratePiece) -> tuple[str, str]:
-        return "", self.tokenizer.decode(piece.tokens).rstrip("\ufffd")
+    def _text(self, ask: Ask, piece: GeneratePiece) -> tuple[str, str]:
+        return "", before_marks(self.tokenizer.decode(piece.tokens).rstrip("\ufffd"), ask.sampling.stop)
 
-    def _message(self, tools: Sequence[dict[str, Any]], piece: GeneratePiece) -> tuple[str, str]:
+    def _message(self, ask: Ask, piece: GeneratePiece) -> tuple[str, str]:
         dialogue = self._dialogue
-        text = dialogue.text(piece.tokens, tools)
-        return visible(text, dialogue.format_for(tools), thinks=dialogue.thinks(piece.prompt))
+        text = before_marks(dialogue.text(piece.tokens, ask.tools).rstrip("\ufffd"), ask.sampling.stop)
+        return visible(text, dialogue.format_for(ask.tools), thinks=dialogue.thinks(piece.prompt))
 
 
 def _texts_of(found: Completed) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from relax_actors.serving.ask import Ask, Lenient, Sampling, offered_tools, stops
+from relax_actors.serving.ask import Ask, Sampling, Undistorted, check_messages, offered_tools, stops
 from relax_actors.serving.completion import Completed, event
 from relax_actors.serving.dialogue import answer_message
 from relax_actors.serving.errors import ApiError
@@ -18,7 +18,7 @@ _CHOICES = {"auto": "auto", "none": "none"}
 _REASONS = {"tool_calls": "tool_use", "stop": "end_turn", "length": "max_tokens"}
 
 
-class MessagesBody(Lenient):
+class MessagesBody(Undistorted):
     """Body of `/v1/messages` and `/v1/messages/count_tokens`."""
 
     model: str = Field("", max_length=256)
@@ -30,6 +30,7 @@ class MessagesBody(Lenient):
     temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, gt=0, le=1)
     stop_sequences: list[str] | None = None
+    thinking: dict[str, Any] | None = None
     stream: bool | None = False
 
     def ask(self) -> Ask:
@@ -38,6 +39,7 @@ class MessagesBody(Lenient):
         Raises:
             ApiError: a block or a setting is not supported.
         """
+        check_messages(self.messages)
         messages = [{"role": "system", "content": _text(self.system)}] if self.system else []
         for message in self.messages:
             messages += messages_of(message)
@@ -45,6 +47,7 @@ class MessagesBody(Lenient):
         return Ask(
             messages=messages,
             tools=offered_tools([_tool(tool) for tool in self.tools or []], _CHOICES.get(kind, kind)),
+            settings={} if self.thinking is None else {"enable_thinking": self.thinking.get("type") != "disabled"},
             sampling=Sampling(
                 max_tokens=self.max_tokens,
                 temperature=self.temperature,
@@ -110,6 +113,7 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 def message_response(ask: Ask, found: Completed, model: str) -> dict[str, Any]:
     """Return the body of a message."""
     message = answer_message(found.parsed, found.call)
+    stop = None if found.parsed.calls else found.parsed.stop or None
     blocks: list[dict[str, Any]] = []
     if message["content"]:
         blocks.append({"type": "text", "text": message["content"]})
@@ -124,8 +128,8 @@ def message_response(ask: Ask, found: Completed, model: str) -> dict[str, Any]:
         "model": ask.model or model,
         "system_fingerprint": found.fingerprint,
         "content": blocks,
-        "stop_reason": _REASONS[found.finish_reason],
-        "stop_sequence": None,
+        "stop_reason": "stop_sequence" if stop else _REASONS[found.finish_reason],
+        "stop_sequence": stop,
         "usage": {"input_tokens": len(found.answer.prompt), "output_tokens": len(found.answer.tokens)},
     }
 
@@ -181,7 +185,7 @@ class MessageWriter:
             events.append(_out("content_block_start", index=self._blocks, content_block=block | {"input": {}}))
             partial = {"type": "input_json_delta", "partial_json": text}
             events += [_out("content_block_delta", index=self._blocks, delta=partial), self._close()]
-        ended = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
+        ended = {"stop_reason": whole["stop_reason"], "stop_sequence": whole["stop_sequence"]}
         events.append(_out("message_delta", delta=ended, usage={"output_tokens": whole["usage"]["output_tokens"]}))
         return b"".join([*events, _out("message_stop")])
 

@@ -64,6 +64,7 @@ class Gateway:
         """Return the ASGI application."""
         posts: dict[str, Handler] = {
             "/v1/chat/completions": self._chat,
+            "/v1/completions": self._completions,
             "/v1/responses": self._responses,
             "/v1/messages": self._messages,
             "/v1/messages/count_tokens": self._count_tokens,
@@ -71,7 +72,6 @@ class Gateway:
         }
         free: dict[str, Handler] = {
             "/v1/chat/completions/tokens": self._chat,
-            "/v1/completions": self._completions,
             "/inference/v1/generate": self._generate,
         }
         routes = [Route("/health", self._health, methods=["GET"])]
@@ -118,8 +118,8 @@ class Gateway:
 
     async def _chat(self, request: Request, session: str) -> Response:
         found = validated(ChatBody, await self._body(request)).ask()
-        if found.prompt is None and not found.messages:
-            raise ApiError(400, "messages is empty; send at least one message", "invalid_request")
+        if found.prompt is None:
+            ask.check_messages(found.messages)
         if session and (found.n > 1 or found.prompt is not None):
             msg = "a session takes whole conversations and gives one answer to each; send `messages`, and n = 1"
             raise ApiError(400, msg, "unsupported_parameter")
@@ -134,6 +134,9 @@ class Gateway:
 
     async def _completions(self, request: Request, session: str) -> Response:
         found = validated(CompletionBody, await self._body(request)).ask()
+        if session:
+            msg = "a session takes conversations, not prompts; send messages to /v1/chat/completions"
+            raise ApiError(400, msg, "unsupported_parameter")
         tokenizer, model = self._answers.tokenizer, self._answers.model
         return await self._answers.respond(
             request,
@@ -171,6 +174,8 @@ class Gateway:
     async def _tokenize(self, request: Request, session: str) -> Response:
         del session
         body = validated(TokenizeBody, await self._body(request))
+        if body.prompt is None:
+            ask.check_messages(body.messages, "prompt or messages")
         found = Ask(messages=body.messages or [], tools=ask.offered_tools(body.tools or [], None), prompt=body.prompt)
         tokens = (
             await self._answers.prompt(found, body.chat_template_kwargs, asks=body.add_generation_prompt)

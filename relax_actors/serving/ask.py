@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import pydantic
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from relax_actors.messages.generate import MAX_STOPS
 from relax_actors.serving.errors import ApiError
@@ -14,6 +14,34 @@ from relax_actors.serving.errors import ApiError
 MAX_CHOICES = 16
 """Most answers of one request (`n`)."""
 Body = TypeVar("Body", bound=BaseModel)
+StopIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=MAX_STOPS)]
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "ebnf": (),
+    "frequency_penalty": (0,),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "ignore_eos": (False,),
+    "json_schema": (),
+    "logit_bias": ({},),
+    "logits_processors": ([],),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "presence_penalty": (0,),
+    "regex": (),
+    "repetition_penalty": (1,),
+    "structured_outputs": (),
+    "top_k": (-1, 0),
+    "typical_p": (1,),
+    "use_beam_search": (False,),
+}
+"""Settings of other servers that change the distribution of the answer, with the values that do not."""
+_REPLACED = {"functions": "tools", "function_call": "tool_choice"}
+"""Fields that OpenAI has replaced, with their successors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +53,7 @@ class Sampling:
     top_p: float | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +79,31 @@ class Lenient(BaseModel):
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False, protected_namespaces=())
 
 
-class SamplingBody(Lenient):
+class Undistorted(Lenient):
+    """Body without settings that change the distribution of the policy's answers.
+
+    Attributes:
+        place: where the fields are in the body, for errors.
+    """
+
+    place: ClassVar[str] = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, body: Any) -> Any:
+        for name, value in body.items() if isinstance(body, dict) else ():
+            if value is None:
+                continue
+            if name in _NEUTRAL and value not in _NEUTRAL[name]:
+                why = "log-probs would no longer be those of the policy"
+                raise ApiError(400, f"{cls.place}{name} is not supported: {why}; leave it out", "unsupported_parameter")
+            if name in _REPLACED and value:
+                msg = f"{cls.place}{name} is not supported; send {_REPLACED[name]} in its place"
+                raise ApiError(400, msg, "unsupported_parameter")
+        return body
+
+
+class SamplingBody(Undistorted):
     """Fields of OpenAI's requests that control sampling."""
 
     model: str = Field("", max_length=256)
@@ -59,30 +112,25 @@ class SamplingBody(Lenient):
     max_tokens: int | None = Field(None, ge=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: str | list[str] | None = None
+    stop_token_ids: StopIds | None = None
     n: int | None = Field(1, ge=1, le=MAX_CHOICES)
     stream: bool | None = False
     stream_options: dict[str, Any] | None = None
     return_token_ids: bool | None = False
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
 
     def sampling(self, max_tokens: int | None) -> Sampling:
         """Return the settings of the request.
 
         Raises:
-            ApiError: the request asks for something that would change the policy's distribution.
+            ApiError: there are too many stop strings, or an empty one.
         """
-        for name in ("presence_penalty", "frequency_penalty", "logit_bias"):
-            if getattr(self, name):
-                msg = f"{name} is not supported: log-probs would no longer be those of the policy; leave it out"
-                raise ApiError(400, msg, "unsupported_parameter")
         return Sampling(
             max_tokens=max_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
             seed=self.seed,
             stop=stops(self.stop),
+            stop_ids=tuple(self.stop_token_ids or ()),
         )
 
     @property
@@ -177,6 +225,16 @@ def stops(given: str | list[str] | None) -> tuple[str, ...]:
         msg = f"stop must be at most {MAX_STOPS} strings of 1 to 256 characters"
         raise ApiError(400, msg, "invalid_request")
     return found
+
+
+def check_messages(messages: Any, name: str = "messages") -> None:
+    """Check that a conversation is not empty.
+
+    Raises:
+        ApiError: it is.
+    """
+    if not messages:
+        raise ApiError(400, f"{name} is empty; send at least one message", "invalid_request")
 
 
 def offered_tools(tools: list[dict[str, Any]], choice: str | dict[str, Any] | None) -> list[dict[str, Any]]:

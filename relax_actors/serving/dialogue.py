@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_actors.data.renderer import Renderer
-from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.data.tool_call import ParsedAnswer, ToolFormat, format_of
+from relax_actors.data.renderer import Extension, Renderer
+from relax_actors.data.tokenizer import TemplateError, Tokenizer
+from relax_actors.data.tool_call import ParsedAnswer, ToolFormat, call_ids, format_of
 from relax_actors.data.tool_calls import parse_answer
+from relax_actors.engines.protocols import StopStrings
 from relax_actors.errors import RowError
 
 Message = dict[str, Any]
@@ -77,9 +80,10 @@ class Dialogue:
         if taken := RESERVED.intersection(settings):
             msg = f"chat_template_kwargs may not set {min(taken)!r}; give variables of the chat template alone"
             raise RowError(msg)
-        text = self.tokenizer.chat(
-            [for_template(message) for message in messages], asks=asks, tools=list(tools) or None, **settings
-        )
+        with _refusals():
+            text = self.tokenizer.chat(
+                [for_template(message) for message in messages], asks=asks, tools=list(tools) or None, **settings
+            )
         return self.tokenizer.encode(text, special=False)
 
     def extension(
@@ -89,8 +93,8 @@ class Dialogue:
         new: Sequence[Message],
         tools: Sequence[Message],
         settings: Mapping[str, Any],
-    ) -> NDArray[np.int32] | None:
-        """Return the tokens of messages behind a sampled answer; None if the template would change what precedes.
+    ) -> Extension:
+        """Return the tokens of messages behind a sampled answer, and whether they continue it; see `Renderer.extend`.
 
         Args:
             history: messages before the answer.
@@ -103,26 +107,43 @@ class Dialogue:
             RowError: the template refuses the messages.
             ConfigError: the template cannot be extended turn by turn.
         """
-        if not len(answer) or int(answer[-1]) not in self.tokenizer.stop_ids:
-            return None  # an answer that was cut off: the template would close it with a token that was not sampled
-        renderer = self._renderer(json.dumps(list(tools)), json.dumps(dict(settings), sort_keys=True))
-        before, behind = ([for_template(message) for message in part] for part in (history, new))
-        found = renderer.extend(before, self.tokenizer.spell(answer), behind)
-        return found.token_ids if found.is_faithful else None
+        with _refusals():
+            renderer = self._renderer(json.dumps(list(tools)), json.dumps(dict(settings), sort_keys=True))
+            before, behind = ([for_template(message) for message in part] for part in (history, new))
+            return renderer.extend(before, answer, behind)
 
     def _make_renderer(self, tools: str, settings: str) -> Renderer:
         return Renderer(self.tokenizer, json.loads(tools), json.loads(settings))
 
-    def parse(self, prompt: NDArray[Any], tokens: NDArray[Any], tools: Sequence[Message]) -> ParsedAnswer:
+    def parse(
+        self, prompt: NDArray[Any], tokens: NDArray[Any], tools: Sequence[Message], stop: Sequence[str] = ()
+    ) -> ParsedAnswer:
         """Take an answer apart; its calls stay text if no tools were offered.
 
         Args:
             prompt: tokens before the answer; they may open its reasoning.
             tokens: the answer.
             tools: the tools that the model was offered.
+            stop: stop strings of the client, who does not see the one that ended the answer.
         """
-        thinks = self.thinks(prompt)
-        return parse_answer(self.text(tokens, tools), self.format_for(tools), tools, thinks=thinks)
+        thinks, text, tool_format = self.thinks(prompt), self.text(tokens, tools), self.format_for(tools)
+        whole = parse_answer(text, tool_format, tools, thinks=thinks)
+        if not (found := self.stop_of(tokens, stop)):
+            return whole
+        cut = parse_answer(text.partition(found)[0], tool_format, tools, thinks=thinks)
+        # A stop string such as `</tool_call>` is part of a call: the client gets the call.
+        return replace(whole if len(whole.calls) > len(cut.calls) else cut, stop=found)
+
+    def stop_of(self, tokens: NDArray[Any], stop: Sequence[str]) -> str:
+        """Return the stop string that ended an answer; empty if none did."""
+        ids, token_bytes = tokens.tolist(), self.tokenizer.token_bytes
+        if not stop or not ids or ids[-1] in self.tokenizer.stop_ids:
+            return ""
+        if StopStrings(stop, token_bytes).find(ids) != len(ids):
+            return ""
+        text = b"".join(map(token_bytes, ids))
+        places = [(text.index(one.encode()), one) for one in stop if one.encode() in text]
+        return min(places, key=lambda place: (place[0] + len(place[1].encode()), place[0]))[1]
 
     def format_for(self, tools: Sequence[Message]) -> ToolFormat | None:
         """Return the format of the calls in an answer; None if there are none."""
@@ -157,13 +178,23 @@ def answer_message(parsed: ParsedAnswer, call: str) -> Message:
     if parsed.calls:
         message["tool_calls"] = [
             {
-                "id": f"call_{call[:16]}_{n}",
+                "id": name,
                 "type": "function",
                 "function": {"name": tool.name, "arguments": json.dumps(tool.arguments, ensure_ascii=False)},
             }
-            for n, tool in enumerate(parsed.calls)
+            for name, tool in zip(call_ids(parsed.calls, call), parsed.calls, strict=True)
         ]
     return message
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Report what a template refuses without the paths and settings of the run, which clients do not have."""
+    try:
+        yield
+    except TemplateError as error:
+        msg = f"the chat template of the model refuses the messages: {error.reason}; correct them"
+        raise RowError(msg) from error
 
 
 def for_template(message: Message) -> Message:

@@ -204,6 +204,9 @@ class GenerationService:
             stop_ids, stop_strings = self._around.stops(call.stop)
         except ConfigError as error:
             raise Refused(Refusal.INVALID, str(error).replace("rollout.stop", "stop")) from error
+        if unknown := [token for token in call.stop_ids if token >= self._around.tokenizer.size]:
+            detail = f"stop token {unknown[0]} is not in the vocabulary of {self._around.tokenizer.size} tokens"
+            raise Refused(Refusal.INVALID, detail)
         greedy = call.temperature == 0
         temperature = settings.temperature if call.temperature is None else call.temperature
         return GenerationRequest(
@@ -213,10 +216,11 @@ class GenerationService:
             temperature=GREEDY_TEMPERATURE if greedy else temperature,
             top_p=settings.top_p if call.top_p is None else call.top_p,
             max_tokens=min(call.max_tokens or settings.max_tokens, room),
-            stop_ids=stop_ids,
+            stop_ids=stop_ids.union(call.stop_ids),
             greedy_samples=int(greedy),
             stop_strings=stop_strings,
-            session=call.affinity,
+            # The bits of a deterministic run must not depend on what an engine has kept.
+            session="" if self._context.config.run.deterministic else call.affinity,
         )
 
     async def ask(

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from relax_actors.serving.ask import Ask, Lenient, Sampling, offered_tools
+from relax_actors.serving.ask import Ask, Sampling, Undistorted, check_messages, offered_tools
 from relax_actors.serving.completion import Completed, event
 from relax_actors.serving.dialogue import answer_message
 from relax_actors.serving.errors import ApiError
@@ -17,7 +17,7 @@ from relax_actors.serving.live import Delta
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
-class ResponsesBody(Lenient):
+class ResponsesBody(Undistorted):
     """Body of `/v1/responses`."""
 
     model: str = Field("", max_length=256)
@@ -45,6 +45,7 @@ class ResponsesBody(Lenient):
         if ((self.text or {}).get("format") or {}).get("type", "text") != "text":
             msg = "text.format must be text: constrained sampling is not supported; describe the form in a message"
             raise ApiError(400, msg, "unsupported_parameter")
+        check_messages(self.input, "input")
         items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
         messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
         return Ask(

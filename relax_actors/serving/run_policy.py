@@ -27,8 +27,10 @@ from relax_actors.messages.generate import (
     SessionCall,
 )
 from relax_actors.runtime.context import Context
+from relax_actors.serving.ended_rows import EndedRows
 from relax_actors.serving.errors import ApiError
 from relax_actors.serving.policy import OnPiece
+from relax_actors.serving.session_book import row_of
 
 Answer = TypeVar("Answer", GenerateAnswer, SessionAnswer)
 LOOK_SECONDS = 1.0
@@ -51,6 +53,7 @@ class RunPolicy:
         self._looked, self._looking = float("-inf"), asyncio.Lock()
         self._holders: dict[str, int] = {}
         self._notes: set[asyncio.Task[None]] = set()
+        self._ended_rows = EndedRows(context.table)
 
     async def generate(self, call: GenerateCall, on_piece: OnPiece | None = None) -> GenerateAnswer:
         """Return the answer of an actor; ask another one if it dies or is busy, whose pieces begin anew.
@@ -119,11 +122,18 @@ class RunPolicy:
                 if session:
                     self._remember(session, n)
                 return answer
+            if session and await self._has_ended(session):
+                return kind(refusal=Refusal.ENDED, detail=f"session {session[:128]!r} is over: its row has ended")
             await asyncio.sleep(min(PAUSE_SECONDS, left))
         if refusal is not None:
             return refusal
         msg = f"no rollout actor answered within {seconds:g} s; see `relax tree` for the state of the run"
         raise ApiError(504, msg, "timeout", 1.0)
+
+    async def _has_ended(self, session: str) -> bool:
+        """Whether the row of a session that no actor holds has ended; else its actor restarts."""
+        row = row_of(session)
+        return row is None or await self._ended_rows.has(row, time.monotonic())
 
     def _remember(self, session: str, n: int) -> None:
         """Ask this actor first for a session; it may forget, and another one may hold the session later."""

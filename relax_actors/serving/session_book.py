@@ -80,6 +80,12 @@ class Session:
         return f"{self.row.kind}-{self.row.step}-{self.row.index}-{self.sample}-{self.attempt}"
 
 
+def row_of(session: str) -> RowId | None:
+    """Return the row of a session's id; None if it is no such id."""
+    parts = _ID.fullmatch(session)
+    return None if parts is None else RowId(int(parts[2]), int(parts[3]), parts[1])
+
+
 class SessionBook:
     """Sessions of one actor.
 
@@ -124,12 +130,11 @@ class SessionBook:
 
     def find(self, name: str, now: float) -> Session | str:
         """Return the session of an id and renew its lease; else why there is none: "elsewhere" or "ended"."""
-        parts = _ID.fullmatch(name)
-        if parts is None:
+        row = row_of(name)
+        if row is None:
             return "ended"
-        kind, (step, index, sample, attempt) = parts[1], map(int, parts.groups()[1:])
-        sessions = self._rows.get(RowId(step, index, kind))
-        if sessions is None:
+        sample, attempt = map(int, name.split("-")[-2:])
+        if (sessions := self._rows.get(row)) is None:
             return "elsewhere"
         session = next((session for session in sessions if session.sample == sample), None)
         if session is None or session.attempt != attempt:

@@ -83,7 +83,7 @@ class SessionClient:
         await self._post(f"/sessions/{task.session}/keep", task.api_key, {})
 
     async def end(self, task: AgentTask, result: AgentResult, error: str = "") -> None:
-        """End a session with the result of its agent, or with why it failed.
+        """End a session with the result of its agent, or with why it failed. Repeating it changes nothing.
 
         Raises:
             SessionGoneError: it is over.

@@ -1,76 +1,154 @@
-"""Reads and writes the cells of sessions, from which an actor that takes a row over goes on."""
+"""Log of the sessions of a row: cells `turns.0.<k>`, from which an actor that takes the row over goes on.
+
+Invariant: a row has one log, and one writer at a time. An actor that takes the row over appends a cell first; the
+former one, which was taken for dead but may still run, then finds its next place taken and writes no more. So what an
+actor has read is all that came before its own cells, and numbers of turns mean the same to every reader.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 
-from broker.subjects import TURNS, RowId
+from broker.subjects import RowId
 from broker.table import Table
-from relax_actors.errors import CodecError, StoreError, SubjectError
+from relax_actors.errors import CodecError, RowTakenError, StoreError, SubjectError
 from relax_actors.messages.session_log import SessionLog, SessionState, SessionTurn
 from relax_actors.serving.forest import Turn
 from relax_actors.serving.session_book import Session
 
+ATTEMPT = 0
+"""Attempt in the subjects of all cells: one log for all actors."""
+
 
 class LogWriter:
-    """Writes the cells of one row, one after the other. All coroutines run in the event loop's thread.
+    """Appends to the log of one row, one cell after the other. All coroutines run in the event loop's thread.
 
     Args:
         table: table of the run.
         row: the row.
-        attempt: number of this actor's attempt at the row.
+        length: cells in the log.
     """
 
-    def __init__(self, table: Table, row: RowId, attempt: int) -> None:
-        self._table, self._row, self._attempt, self._count = table, row, attempt, 0
+    def __init__(self, table: Table, row: RowId, length: int) -> None:
+        self._table, self._row, self._length = table, row, length
         self._lock = asyncio.Lock()
 
     async def write(self, turns: Sequence[SessionTurn] = (), states: Sequence[SessionState] = ()) -> None:
-        """Write a cell; returns when the broker has it.
+        """Append a cell; returns when the broker has it.
 
         Raises:
-            BrokerError: it cannot be written; CodecError: it is too large.
+            RowTakenError: another actor has appended to the log.
+            BrokerError: the cell cannot be written; CodecError: it is too large.
         """
         async with self._lock:
-            subject = self._table.subjects.turn(self._row, self._attempt, self._count)
-            data = await asyncio.to_thread(self._table.encode, subject, SessionLog(list(turns), list(states)))
-            while not await self._table.put_async(subject, data):
-                # An actor that was taken for dead writes on: it has this attempt, and we take the next one.
-                self._attempt += 1
-                subject = self._table.subjects.turn(self._row, self._attempt, self._count)
-                data = await asyncio.to_thread(self._table.encode, subject, SessionLog(list(turns), list(states)))
-            self._count += 1
+            data = await asyncio.to_thread(self._table.encode, self._next, SessionLog(list(turns), list(states)))
+            # A refused cell may be this one, if its acknowledgement was lost with a connection.
+            if not await self._table.put_async(self._next, data) and await self._find_next() != data:
+                raise self._taken()
+            self._length += 1
+
+    async def check(self) -> None:
+        """Check that no other actor has appended to the log.
+
+        Raises:
+            RowTakenError: one has.
+        """
+        async with self._lock:
+            if await self._find_next() is not None:
+                raise self._taken()
+
+    @property
+    def _next(self) -> str:
+        return self._table.subjects.turn(self._row, ATTEMPT, self._length)
+
+    async def _find_next(self) -> bytes | None:
+        cell = await self._table.get_async(self._next, direct=False)
+        return None if cell is None else cell.data
+
+    def _taken(self) -> RowTakenError:
+        return RowTakenError(f"another actor has taken {self._row} over; this one was taken for dead")
 
 
-async def read_log(table: Table, row: RowId) -> tuple[list[SessionLog], int]:
-    """Return the cells of a row in the order written, and the number of the next attempt at it.
+async def take_log(table: Table, row: RowId) -> tuple[list[SessionLog], LogWriter]:
+    """Take the log of a row over from the actor that wrote it before; return its cells, and the writer of further ones.
 
     Malformed cells are skipped: their turns are lost, and the agent's next request begins a tree of its own.
     """
-    places = []
-    for subject in await table.list_subjects_async(table.subjects.turn(row, "*", "*")):
-        with suppress(SubjectError):
-            attempt, k = table.subjects.parse(subject).field.removeprefix(f"{TURNS}.").split(".")
-            places.append((int(attempt), int(k)))
-    places.sort()
-    cells = await asyncio.gather(*(table.get_async(table.subjects.turn(row, *place)) for place in places))
-    found = []
-    for cell in cells:
-        with suppress(CodecError, StoreError):
-            if cell is not None:
-                found.append(table.read(cell.data, SessionLog, resolve=table.store.reader()))
-    return found, places[-1][0] + 1 if places else 0
+    every = table.subjects.turn(row, ATTEMPT, "*")
+    while True:
+        numbers = []
+        for subject in await table.list_subjects_async(every):
+            with suppress(SubjectError):
+                numbers.append(int(table.subjects.parse(subject).field.rpartition(".")[2]))
+        places = [table.subjects.turn(row, ATTEMPT, k) for k in sorted(numbers)]
+        cells = await asyncio.gather(*(table.get_async(place, direct=False) for place in places))
+        writer = LogWriter(table, row, max(numbers, default=-1) + 1)
+        try:
+            await writer.write()
+        except RowTakenError:
+            continue  # the former actor was faster
+        found = []
+        for cell in cells:
+            with suppress(CodecError, StoreError):
+                if cell is not None:
+                    found.append(table.read(cell.data, SessionLog, resolve=table.store.reader()))
+        return found, writer
+
+
+class HeldLogs:
+    """Logs of the rows that an actor holds. All coroutines run in the event loop's thread.
+
+    Args:
+        table: table of the run.
+        on_taken: called when a row turns out to be another actor's.
+    """
+
+    def __init__(self, table: Table, on_taken: Callable[[RowId], None]) -> None:
+        self._table, self._on_taken = table, on_taken
+        self._writers: dict[RowId, LogWriter] = {}
+        self._taken: dict[RowId, RowTakenError] = {}
+
+    def __contains__(self, row: RowId) -> bool:
+        return row in self._writers
+
+    async def take(self, row: RowId) -> list[SessionLog]:
+        """Take the log of a row over, and return its cells."""
+        logs, self._writers[row] = await take_log(self._table, row)
+        return logs
+
+    @asynccontextmanager
+    async def holding(self, row: RowId) -> AsyncIterator[LogWriter]:
+        """Give the writer of a row, and let go of the row if another actor has taken it.
+
+        Raises:
+            RowTakenError: another actor has the row, or it was released.
+        """
+        if (writer := self._writers.get(row)) is None:
+            msg = f"{row} was released; try again"
+            raise RowTakenError(msg)
+        try:
+            yield writer
+        except RowTakenError as error:
+            if self._writers.pop(row, None) is not None:
+                self._taken[row] = error
+                self._on_taken(row)
+            raise
+
+    def release(self, row: RowId) -> RowTakenError | None:
+        """Forget a row; return why it was not held any more."""
+        self._writers.pop(row, None)
+        return self._taken.pop(row, None)
 
 
 def restore(sessions: Sequence[Session], logs: Sequence[SessionLog]) -> None:
-    """Bring new sessions to where the logs end. Turns that do not fit their forest are left out."""
+    """Bring new sessions to where the logs end. Turns behind one that is lost are left out: they may continue it."""
     for log in logs:
         for turn in log.turns:
-            if turn.sample < len(sessions):
-                with suppress(ValueError):
-                    sessions[turn.sample].forest.add(turn_of(turn))
+            forest = sessions[turn.sample].forest if turn.sample < len(sessions) else None
+            if forest is not None and turn.number == len(forest.turns) > turn.parent:
+                forest.add(turn_of(turn))
         for state in log.states:
             if state.sample >= len(sessions):
                 continue
@@ -97,10 +175,11 @@ def turn_of(turn: SessionTurn) -> Turn:
     )
 
 
-def cell_of(sample: int, turn: Turn) -> SessionTurn:
+def cell_of(sample: int, number: int, turn: Turn) -> SessionTurn:
     """Return what a cell holds of a turn."""
     return SessionTurn(
         sample,
+        number,
         turn.parent,
         turn.asked,
         turn.state,

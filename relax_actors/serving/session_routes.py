@@ -65,7 +65,10 @@ class SessionRoutes:
         return JSONResponse(self._state(request, await self._policy.session(SessionCall("show", session))))
 
     async def end(self, request: Request, session: str) -> Response:
-        """End a session with the agent's result. Repeating it changes nothing."""
+        """End a session with the agent's result.
+
+        Repeating it changes nothing: it gets the same answer, or status 410 when the whole row has ended.
+        """
         body = validated(EndBody, await read_object(request, self._limits.max_body_bytes))
         call = SessionCall("end", session, reward=body.reward, error=body.error, metrics=body.metrics)
         return JSONResponse(self._state(request, await self._policy.session(call)))

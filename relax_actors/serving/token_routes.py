@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
-from relax_actors.serving.ask import Ask, Lenient, Sampling, stops
+from relax_actors.serving.ask import Ask, Lenient, Sampling, StopIds, Undistorted, stops
 from relax_actors.serving.errors import ApiError
 
 
-class TokenSampling(Lenient):
+class TokenSampling(Undistorted):
     """`sampling_params` of `/inference/v1/generate`."""
+
+    place: ClassVar[str] = "sampling_params."
 
     temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, gt=0, le=1)
     max_tokens: int | None = Field(None, ge=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: str | list[str] | None = None
-    n: int | None = 1
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    stop_token_ids: StopIds | None = None
+    n: int | None = Field(1, ge=1, le=1)
 
 
 class GenerateBody(Lenient):
@@ -41,20 +39,6 @@ class GenerateBody(Lenient):
             ApiError: a setting is not supported.
         """
         given = self.sampling_params
-        neutral = {
-            "n": 1,
-            "top_k": -1,
-            "min_p": 0,
-            "repetition_penalty": 1,
-            "presence_penalty": 0,
-            "frequency_penalty": 0,
-        }
-        for name, value in neutral.items():
-            if getattr(given, name) not in (None, value, 0 if name == "top_k" else value):
-                msg = (
-                    f"sampling_params.{name} is not supported: log-probs would no longer be the policy's; leave it out"
-                )
-                raise ApiError(400, msg, "unsupported_parameter")
         if self.features or self.content_parts:
             raise ApiError(400, "the gateway takes text alone; leave features and content_parts out", "unsupported")
         return Ask(
@@ -65,6 +49,7 @@ class GenerateBody(Lenient):
                 top_p=given.top_p,
                 seed=given.seed,
                 stop=stops(given.stop),
+                stop_ids=tuple(given.stop_token_ids or ()),
             ),
         )
 

@@ -5,6 +5,8 @@ Invariant: what is shown of a beginning of an answer is a beginning of what is s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from relax_actors.data.tool_call import ToolFormat
 
 OPEN, CLOSE = "<think>", "</think>"
@@ -44,6 +46,11 @@ def _content(text: str, tool_format: ToolFormat | None) -> str:
             return ""
         text = _before(text, _MARKS[tool_format])
     return text.strip()
+
+
+def before_marks(text: str, marks: Sequence[str]) -> str:
+    """Return the text before the first of some marks, or before what may become one."""
+    return min((_before(text, mark) for mark in marks), key=len, default=text)
 
 
 def _before(text: str, mark: str) -> str:

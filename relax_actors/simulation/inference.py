@@ -146,8 +146,7 @@ class SimulatedInference(GenerateMixin):
                     for row in running.values():
                         row.end_if_cancelled(tokens)
                     ended = [i for i, row in running.items() if row.last <= tokens]
-                    if ended:
-                        yield [(i, _samples(running.pop(i))) for i in ended]
+                    yield [(i, _samples(running.pop(i))) for i in ended]
                     if refresh is not None and refresh():
                         for row in running.values():
                             row.versions.append((tokens - row.start, self._version))

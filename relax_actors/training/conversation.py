@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import takewhile
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 
 from relax_actors.data.renderer import Extension, Message, Renderer
 from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.data.tool_call import ToolFormat, call_ids, format_of
+from relax_actors.data.tool_calls import parse_answer
 from relax_actors.errors import RowError
 from relax_actors.media.family import Family
 
@@ -21,7 +24,7 @@ class Conversation(Protocol):
     """Renders the messages of an episode.
 
     Attributes:
-        needs_stop: whether observations follow only an answer that ended with a stop token.
+        needs_stop: whether observations follow only an answer that ended by itself, not at a limit.
         offers_tools: whether the prompt describes tools, so that it must be rendered anew.
     """
 
@@ -35,11 +38,11 @@ class Conversation(Protocol):
             RowError: the messages cannot be rendered.
         """
 
-    def extend(self, history: Sequence[Message], answer: str, new: Sequence[Message]) -> Extension:
-        """Return the ids of messages that follow an answer; see `Renderer.extend`.
+    def extend(self, history: Sequence[Message], answer: NDArray[Any], new: Sequence[Message]) -> Extension:
+        """Return the ids of messages that follow the tokens of an answer; see `Renderer.extend`.
 
         Raises:
-            RowError: the messages cannot be rendered.
+            RowError: the messages cannot be rendered, or the template rewrites the conversation and may not.
         """
 
     def text(self, tokens: NDArray[Any]) -> str:
@@ -63,7 +66,7 @@ class PlainConversation:
         """Encode the texts, with the special tokens that the model adds to every text."""
         return self._tokenizer.encode(text_of(messages, self._markers))
 
-    def extend(self, history: Sequence[Message], answer: str, new: Sequence[Message]) -> Extension:
+    def extend(self, history: Sequence[Message], answer: NDArray[Any], new: Sequence[Message]) -> Extension:
         """Encode the texts of the new messages alone."""
         del history, answer
         return Extension(self._tokenizer.encode(text_of(new, self._markers), special=False), is_faithful=True)
@@ -80,6 +83,7 @@ class ChatConversation:
         tokenizer: of the model.
         tools: JSON schemas of functions that the model may call.
         kinds: kinds of media that the model takes.
+        branches: whether a new sequence may begin where the template rewrites the conversation.
 
     Raises:
         ConfigError: the template cannot be extended turn by turn.
@@ -87,20 +91,59 @@ class ChatConversation:
 
     needs_stop = True
 
-    def __init__(self, tokenizer: Tokenizer, tools: Sequence[Message] = (), kinds: Collection[str] = ()) -> None:
-        self._tokenizer, self._kinds = tokenizer, kinds
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        tools: Sequence[Message] = (),
+        kinds: Collection[str] = (),
+        *,
+        branches: bool = True,
+    ) -> None:
+        self._tokenizer, self._kinds, self._branches = tokenizer, kinds, branches
         self._renderer = Renderer(tokenizer, tools)
+        self._structures = bool(tools) and format_of(tokenizer.chat_template) is ToolFormat.MISTRAL
         self.offers_tools = bool(tools)
 
     def prompt(self, messages: Sequence[Message]) -> NDArray[np.int32]:
         """Render by the chat template."""
         check_parts(messages, self._kinds)
-        return self._renderer.prompt(messages)
+        return self._renderer.prompt(self._structured(messages))
 
-    def extend(self, history: Sequence[Message], answer: str, new: Sequence[Message]) -> Extension:
-        """Render what follows the stop token of an answer."""
+    def extend(self, history: Sequence[Message], answer: NDArray[Any], new: Sequence[Message]) -> Extension:
+        """Render what follows an answer."""
         check_parts(new, self._kinds)
-        return self._renderer.extend(history, answer, new)
+        found = self._renderer.extend(self._structured(history), answer, new)
+        if not found.is_faithful and not self._branches:
+            msg = (
+                f"the chat template does not continue the tokens of the conversation: {found.change}; use a template "
+                'that keeps what it wrote, or set environment.on_rewrite = "branch"'
+            )
+            raise RowError(msg)
+        return found
+
+    def _structured(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return messages with calls as the template wants them.
+
+        Mistral's templates refuse two answers in a row, and do not count those with `tool_calls`, which results must
+        follow. Those of other families write the text of a call as it was sampled.
+        """
+        if not self._structures:
+            return messages
+        found: list[Message] = []
+        for n, message in enumerate(messages):
+            results = list(takewhile(lambda later: later.get("role") == "tool", messages[n + 1 :]))
+            content = str(message.get("content") or "") if message.get("role") == "assistant" and results else ""
+            if not (calls := parse_answer(content, ToolFormat.MISTRAL).calls):
+                found.append(message)
+                continue
+            names = [str(result.get("tool_call_id")) for result in results]
+            names += call_ids(calls, content)[len(names) :]
+            written = [
+                {"id": name, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for name, call in zip(names, calls, strict=False)
+            ]
+            found.append({"role": "assistant", "content": "", "tool_calls": written})
+        return found
 
     def text(self, tokens: NDArray[Any]) -> str:
         """Decode with special tokens, such as those of tool calls, but without the stop token."""
@@ -109,7 +152,12 @@ class ChatConversation:
 
 
 def conversation_of(
-    tokenizer: Tokenizer, *, chat: bool, tools: Sequence[Message] = (), family: Family | None = None
+    tokenizer: Tokenizer,
+    *,
+    chat: bool,
+    tools: Sequence[Message] = (),
+    family: Family | None = None,
+    branches: bool = True,
 ) -> Conversation:
     """Return the conversation of a model; `family` is that of a multimodal one.
 
@@ -118,7 +166,7 @@ def conversation_of(
     """
     kinds = () if family is None else family.kinds
     if chat:
-        return ChatConversation(tokenizer, tools, kinds)
+        return ChatConversation(tokenizer, tools, kinds, branches=branches)
     markers = {} if family is None else {kind: family.marker(kind, tokenizer.inner) for kind in kinds}
     return PlainConversation(tokenizer, markers)
 

@@ -90,17 +90,18 @@ class EpisodeBatch:
             return bad
         turns = read_turns(self._context.table, [row.id for row in rows])
         for row in rows:
-            recorded, attempt = turns[row.id]
+            recorded = turns[row.id]
             seen = see(row)
             try:
                 starts = starts_of(row.prompt, samples, self._conversation, self._section, seen)
             except RowError as error:
                 bad.append((row, error))
                 continue
-            group = EpisodeGroup(row, TurnLog(self._context.table, row.id, attempt), time.monotonic())
+            group = EpisodeGroup(row, TurnLog(self._context.table, row.id, recorded.attempt), time.monotonic())
+            group.earlier = recorded.seconds
             prepare = None if seen is None else seen.prepare
             group.members = [Live(Episode(start, self._limits, self._conversation, prepare), group) for start in starts]
-            repeated = repeat_turns([live.episode for live in group.members], recorded)
+            repeated = repeat_turns([live.episode for live in group.members], recorded.turns)
             if repeated:
                 self.counts["turns_repeated"] += repeated
                 self._context.journal.event("row_resumed", row=str(row.id), turns=repeated)
@@ -180,7 +181,7 @@ class EpisodeBatch:
             return
         self._looked = now
         for group in self.groups:
-            if now - group.started < self._section.episode_seconds:
+            if group.seconds(now) < self._section.episode_seconds:
                 continue
             for live in group.members:
                 if live.episode.state not in (State.ENDED, State.GENERATING):
@@ -263,7 +264,7 @@ class EpisodeBatch:
         now = time.monotonic()
         for group in self.groups:
             if now - group.started >= self._settings.turn_log_after:
-                group.log.flush()
+                group.log.flush(group.seconds(now))
 
     def finished(self, fingerprints: dict[int, str]) -> list[tuple[EpisodeGroup, Trajectory | Drop | RelaxError]]:
         """Remove the rows that are over, and return them with their results."""

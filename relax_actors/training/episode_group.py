@@ -54,12 +54,18 @@ class EpisodeGroup:
         log: its turn cells.
         started: monotonic time at which this actor began with it.
         members: its samples.
+        earlier: seconds that other actors spent on it before.
     """
 
     row: Row
     log: TurnLog
     started: float
     members: list[Live] = field(default_factory=list)
+    earlier: float = 0.0
+
+    def seconds(self, now: float) -> float:
+        """Return the time that actors have spent on the row."""
+        return self.earlier + now - self.started
 
     @property
     def is_over(self) -> bool:
@@ -85,7 +91,7 @@ class EpisodeGroup:
             cut = section.mask_truncated and live.episode.reason in MASKED
             found = live.episode.sample(trained=not (cut and trains), everyone=not trains)
             samples.append(_without_reward(found) if failed else found)
-        if not samples:
+        if not samples or all(_has_no_turn(live.episode) for live in self.members):
             why = next((live.failure for live in self.members if live.failure), "")
             msg = f"the environment failed in all {len(self.members)} samples of {self.row.id}: {why}"
             raise EpisodesFailedError(msg)
@@ -157,6 +163,11 @@ def task_of(prompt: Prompt) -> dict[str, Any]:
     if prompt.media:
         task["media"] = [{"kind": one.kind, "path": one.path, "stored": one.stored} for one in prompt.media]
     return task
+
+
+def _has_no_turn(episode: Episode) -> bool:
+    """Whether the environment of an episode failed before its first turn."""
+    return episode.reason is FinishReason.ERROR and not episode.turns
 
 
 def _without_reward(sample: Sample) -> Sample:

@@ -44,7 +44,7 @@ class PlayerHistory:
         self._messages = [dict(message) for message in start.messages]
         self._sources = list(start.sources)
         self._sequences = [self._first()] if len(start.tokens) else []
-        self._answer = ""
+        self._answer, self._answered = "", NO_TOKENS
 
     def _first(self) -> GrowingSequence:
         """Return the sequence of the prompt."""
@@ -111,8 +111,8 @@ class PlayerHistory:
                 return NO_TOKENS, False
             if self._messages:
                 return self._conversation.prompt([*self._messages, *messages]), True
-            return self._conversation.extend((), "", messages).token_ids, False
-        extension = self._conversation.extend(self._messages, self._answer, messages)
+            return self._conversation.extend((), NO_TOKENS, messages).token_ids, False
+        extension = self._conversation.extend(self._messages, self._answered, messages)
         if extension.is_faithful:
             return extension.token_ids, False
         whole = [*self._messages, {"role": "assistant", "content": self._answer}, *messages]
@@ -156,7 +156,7 @@ class PlayerHistory:
             generated: its tokens, log-probs and versions.
         """
         self._sequences[-1].write(*generated)
-        self._answer = answer
+        self._answer, self._answered = answer, generated[0]
         self.turns.append(turn)
 
     def built(self, *, trained: bool) -> list[TokenSequence]:

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 
 from broker.subjects import TURNS, RowId
 from broker.table import CALL_DEADLINE, Table
@@ -33,7 +34,7 @@ class TurnLog:
 
     def __init__(self, table: Table, row: RowId, attempt: int = 0) -> None:
         self._table, self._row, self._attempt = table, row, attempt
-        self._written = 0
+        self._written, self._seconds = 0, 0.0
         self._waiting: list[Turn] = []
         self._writes: list[Future[None]] = []
 
@@ -41,15 +42,18 @@ class TurnLog:
         """Add a turn to the next cell."""
         self._waiting.append(turn)
 
-    def flush(self) -> None:
+    def flush(self, seconds: float = 0.0) -> None:
         """Write the turns that were added, without waiting for the server.
+
+        Args:
+            seconds: time that actors have spent on the row.
 
         Raises:
             BrokerError: an earlier cell could not be written.
         """
         if not self._waiting:
             return
-        turns, self._waiting = self._waiting, []
+        turns, self._waiting, self._seconds = self._waiting, [], seconds
         self._write_all(turns)
         while self._writes and (self._writes[0].done() or len(self._writes) > MAX_UNWRITTEN):
             self._writes.pop(0).result(CALL_DEADLINE)
@@ -57,7 +61,7 @@ class TurnLog:
     def _write_all(self, turns: Sequence[Turn]) -> None:
         """Write turns as one cell, or as several if they are too large for one."""
         try:
-            data = self._table.encode(self._subject(self._attempt, self._written), Turns(list(turns)))
+            data = self._table.encode(self._subject(self._attempt, self._written), Turns(list(turns), self._seconds))
         except CodecError:
             # A single turn that no cell can hold is generated again after a crash.
             half = len(turns) // 2
@@ -77,20 +81,35 @@ class TurnLog:
         return self._table.subjects.turn(self._row, attempt, k)
 
 
-def read_turns(table: Table, rows: Iterable[RowId]) -> dict[RowId, tuple[list[Turn], int]]:
-    """Read the turns of rows in the order written, and the number of the next attempt at each row.
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What the turn cells of a row hold.
+
+    Attributes:
+        turns: in the order written.
+        attempt: number of the next attempt at the row.
+        seconds: time that actors have spent on the row.
+    """
+
+    turns: list[Turn]
+    attempt: int
+    seconds: float = 0.0
+
+
+def read_turns(table: Table, rows: Iterable[RowId]) -> dict[RowId, Recorded]:
+    """Read the turns of rows.
 
     Cells that are malformed, or whose arrays are lost, are skipped: their turns are generated again.
     """
     return table.call(_read_all(table, list(rows)))
 
 
-async def _read_all(table: Table, rows: Sequence[RowId]) -> dict[RowId, tuple[list[Turn], int]]:
+async def _read_all(table: Table, rows: Sequence[RowId]) -> dict[RowId, Recorded]:
     found = await asyncio.gather(*(_read(table, row) for row in rows))
     return dict(zip(rows, found, strict=True))
 
 
-async def _read(table: Table, row: RowId) -> tuple[list[Turn], int]:
+async def _read(table: Table, row: RowId) -> Recorded:
     places: list[tuple[int, int]] = []
     for subject in await table.list_subjects_async(table.subjects.turn(row, "*", "*")):
         with suppress(SubjectError):
@@ -98,11 +117,12 @@ async def _read(table: Table, row: RowId) -> tuple[list[Turn], int]:
             places.append((int(attempt), int(k)))
     places.sort()
     cells = await asyncio.gather(*(table.get_async(table.subjects.turn(row, *place)) for place in places))
-    turns: list[Turn] = []
+    found: list[Turns] = []
     for cell in cells:
         with suppress(CodecError, StoreError):
-            turns += [] if cell is None else table.read(cell.data, Turns).turns
-    return turns, places[-1][0] + 1 if places else 0
+            found += [] if cell is None else [table.read(cell.data, Turns)]
+    turns = [turn for one in found for turn in one.turns]
+    return Recorded(turns, places[-1][0] + 1 if places else 0, max((one.seconds for one in found), default=0.0))
 
 
 def repeat_turns(episodes: Sequence[Episode], turns: Iterable[Turn]) -> int:

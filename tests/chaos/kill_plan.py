@@ -24,6 +24,8 @@ SERVER_POINTS = (4, ("batch.{k}", "group.{k}.0.prompt", "group.{k}.1.trajectory"
 """Weight and moments of the servers of a cluster, which takes the place of the embedded broker."""
 CRITIC_POINTS = ("group.{k}.1.trajectory", "batch.{k}", "batch.{k}", "critic.{k}", "critic checkpoint")
 ENVIRONMENT_POINTS = ("group.{k}.0.prompt", "group.{k}.1.prompt", "group.{k}.0.turns.0.1", "group.{k}.2.turns.0.0")
+BROKER_POINTS = ("group.{k}.0.turns.0.1", "group.{k}.2.turns.0.0", "group.{k}.0.prompt", "batch.{k}")
+"""Moments of the broker in runs with episodes."""
 TURN_POINTS = ("group.{k}.0.prompt", "group.{k}.0.turns.0.0", "group.{k}.1.turns.0.2", "group.{k}.3.turns.0.1")
 MEDIA_POINTS = ("weights.{k}", "group.{k}.0.prompt", "group.{k}.2.prompt", "group.{k}.0.media")
 AGAIN = 0.2  # share of kills whose next incarnation is killed too, as soon as it has a process
@@ -47,6 +49,7 @@ def points_of(algorithm: str, *, cluster: bool = False) -> dict[str, tuple[int, 
         found["media.0"] = (8, MEDIA_POINTS)
     if algorithm in ("turns", "players"):
         found |= {"environment.0": (6, ENVIRONMENT_POINTS), "rollout.0": (8, TURN_POINTS)}
+        found["broker"] = (5, BROKER_POINTS)
     if cluster:
         del found["broker"]
         found[SERVER] = SERVER_POINTS

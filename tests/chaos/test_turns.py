@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from relax_actors.messages import Turns
 from tests.support.faults import hit, story_of
 from tests.support.running import IMAGES, ON_POLICY, Run, processes_of, wait_until
 from tests.support.turn_counter import TurnCounter
@@ -66,6 +67,32 @@ def test_killed_episodes_continue_at_their_turn(settings: tuple[str, ...], make_
     assert story.of("row_resumed")
     assert [event["error"] for event in story.of("environment_failed")] == []
     assert processes_of(run.folder.root) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_work_beyond_the_bound_of_the_turn_log_is_not_repeated(make_run: Callable[..., Run]) -> None:
+    settings = (*ON_POLICY, *EPISODES, "environment.options.pause=2", "rollout.turn_log_after=1", "run.steps=2")
+    alone = make_run("calm", *settings).complete()
+    run = make_run("killed", *settings).start()
+    counter = TurnCounter(run)
+    cells: list[Turns] = []
+    for row in ("group.0.0", "group.1.1"):
+        subject = f"relax.{run.name}.{row}.turns.0.0"
+        wait_until(lambda subject=subject: run.table.get(subject), subject, 180)
+        hit(run, "rollout.0")
+        cell = run.table.fetch(subject, Turns)
+        assert cell is not None
+        cells.append(cell)
+    run.disconnect()
+    code, result, said = run.finish()
+    counter.close()
+    assert code == 0, said
+    assert result["weights_fingerprint"] == alone["weights_fingerprint"]
+    assert counter.twice == []
+    assert all(cell.seconds >= 1 for cell in cells)
+    assert len(story_of(run).of("row_resumed")) >= 2
+    assert max(turn.number for cell in cells for turn in cell.turns) >= 1, "cells of earlier work were written"
 
 
 @pytest.mark.slow

@@ -120,6 +120,58 @@ def test_a_sample_whose_agent_failed_is_trained_with_reward_0(make_run: MakeRun)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_sample_without_a_reward_is_left_out_of_its_group_and_named(make_run: MakeRun) -> None:
+    settings = ["agent.function=tiny_agents.forget_reward", "rollout.group_size=3", "run.steps=2", *REWARD]
+    run = make_run("noreward", *settings, "trainer.checkpoint_every=100", config=AGENTS).start()
+    wait_until(lambda: run.table.get(f"relax.{run.name}.batch.0"), "batch.0", 240)
+    found = trajectories(run)
+    assert found
+    for trajectory in found:
+        assert trajectory.finish_reasons == [FinishReason.STOP, FinishReason.STOP]
+        assert trajectory.metrics["retries"] == [0.0, 0.0], "an agent that ended well is not run again"
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert result["trained"] == 4
+    named = {event["session"] for event in story_of(run).of("agent_without_reward")}
+    assert {f"group-{step}-{index}-0-0" for step in range(2) for index in range(2)} <= named
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_an_agent_that_never_answers_ends_its_sample_after_agent_seconds(make_run: MakeRun) -> None:
+    settings = ["agent.function=tiny_agents.hang", "agent.seconds=6", "run.steps=2", *REWARD]
+    run = make_run("hanging", *settings, "trainer.checkpoint_every=100", config=AGENTS).start()
+    wait_until(lambda: run.table.get(f"relax.{run.name}.batch.0"), "batch.0", 240)
+    found = trajectories(run)
+    assert found
+    for trajectory in found:
+        assert trajectory.finish_reasons[0] == FinishReason.TIMEOUT
+        assert trajectory.metrics["environment_reward"][0] == 0.0
+        assert trajectory.metrics["retries"][0] == 0.0, "a sample whose time is over is not given out again"
+        assert trajectory.trained_lengths.min() > 0, "what the agent did before is trained"
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert (result["steps"], result["trained"]) == (2, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_run_whose_agents_report_no_reward_stops_with_the_remedy(make_run: MakeRun) -> None:
+    settings = ["agent.function=tiny_agents.report_nothing", "run.steps=2", *REWARD]
+    run = make_run("norewards", *settings, config=AGENTS).start()
+    code, _, said = run.finish()
+    assert code != 0
+    assert (
+        'no agent has reported a reward, which the reward "environment" needs: write {"reward": <number>} to the file '
+        "$RELAX_RESULT_FILE, return it from agent.function, or send it to /sessions/<id>/end; or name a "
+        "reward.function that scores the conversation"
+    ) in " ".join(said.split())
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_command_agents_are_killed_with_everything_else_and_no_sample_is_lost(
     make_run: MakeRun, tmp_path: Path
@@ -192,6 +244,12 @@ def test_agents_started_elsewhere_take_samples_and_bad_requests_are_told(make_ru
             head = {"Authorization": f"Bearer {session['token']}"}
             ended = client.post(f"/sessions/{session['id']}/end", headers=head, json={"reward": 0.25})
             assert ended.status_code == 200
+            if number == 5:  # of the second step: the rows of the first one have ended
+                gone = ask(first, ASK)
+                assert (gone.status_code, gone.json()["error"]["message"]) == (
+                    410,
+                    f"session '{first['id']}' is over: its row has ended",
+                )
     run.disconnect()
     code, result, said = run.finish()
     assert code == 0, said

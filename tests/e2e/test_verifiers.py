@@ -26,6 +26,10 @@ PYTHON = os.environ.get("RELAX_VERIFIERS_PYTHON", "")
 ROOT = Path(relax_actors.__file__).parents[1]
 OLD, V1 = ("--environment", "vf_sevens"), ("--taskset", "vf_sevens_v1")
 STEPS = 20
+SKIPPED = (
+    "RELAX_VERIFIERS_PYTHON is not set; make an environment with `pip install 'verifiers==0.3.1' 'renderers==0.1.10'` "
+    "and name its python"
+)
 
 
 def has_old_api() -> bool:
@@ -35,7 +39,7 @@ def has_old_api() -> bool:
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not PYTHON, reason="RELAX_VERIFIERS_PYTHON names no python with verifiers"),
+    pytest.mark.skipif(not PYTHON, reason=SKIPPED),
 ]
 old_api = pytest.mark.skipif(not has_old_api(), reason="this verifiers has no vf.load_environment")
 apis = pytest.mark.parametrize(

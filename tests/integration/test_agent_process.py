@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
+import shutil
 import subprocess
 import sys
 import time
@@ -12,6 +15,8 @@ import pytest
 
 from relax_actors.serving.agent_process import AgentError, Program
 from relax_actors.serving.session_client import AgentResult, AgentTask
+from relax_actors.serving.tokens import session_token
+from tests.support.scripted_policy import SECRET, serve
 
 ROOT = Path(__file__).parents[2]
 TASK = AgentTask("group-0-0-0-0", "http://127.0.0.1:1/v1", "http://127.0.0.1:1", "key", {"prompt": "x"}, 60.0)
@@ -21,6 +26,26 @@ def run(code: str, folder: Path) -> AgentResult:
     folder.mkdir()
     program = Program([sys.executable, "-I", "-S", "-c", code], None, {}, 1000)
     return asyncio.run(asyncio.wait_for(program.run(TASK, folder), 60))
+
+
+@pytest.mark.skipif(shutil.which("jq") is None or shutil.which("curl") is None, reason="needs the programs jq and curl")
+def test_shell_script_of_the_documentation_is_an_agent(tmp_path: Path) -> None:
+    (script,) = re.findall(r"```sh\n(#!/bin/sh.*?)```", (ROOT / "docs/how-to/agents.md").read_text(), re.DOTALL)
+    (tmp_path / "agent.sh").write_text(script)
+    (tmp_path / "agent.sh").chmod(0o755)
+    (tmp_path / "sample").mkdir()
+    session = "group-3-1-0-0"
+    with serve(tmp_path / "model", lambda prompt: "A 7." if "again" in prompt else "Which?") as (url, policy):
+        base = f"{url}/sessions/{session}"
+        asked = {"messages": [{"role": "user", "content": "say 7"}]}
+        task = AgentTask(session, f"{base}/v1", base, session_token(SECRET, session), asked, 60.0)
+        program = Program([str(tmp_path / "agent.sh")], None, {}, 1000)
+        result = asyncio.run(asyncio.wait_for(program.run(task, tmp_path / "sample"), 60))
+    assert result.reward == 1.0
+    whole = [*asked["messages"], {"role": "assistant", "content": "Which?"}, {"role": "user", "content": "again"}]
+    assert [call.messages for call in policy.calls] == [asked["messages"], whole]
+    assert {call.session for call in policy.calls} == {session}
+    assert json.loads((tmp_path / "sample" / "answer.json").read_text())["choices"][0]["message"]["content"] == "A 7."
 
 
 def test_more_programs_than_threads_run_at_once_and_each_end_is_noticed(tmp_path: Path) -> None:

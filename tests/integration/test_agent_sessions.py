@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,17 @@ from broker.table import Table
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.protocols import Generation
 from relax_actors.engines.protocols.guests import Guests
-from relax_actors.messages import FinishReason
+from relax_actors.errors import RowTakenError
+from relax_actors.messages import FinishReason, Turns
 from relax_actors.messages.generate import GenerateCall, Refusal, SessionCall
+from relax_actors.messages.session_log import SessionState
 from relax_actors.serving.agent_sessions import AgentSessions
 from relax_actors.serving.call_watch import CallWatch
 from relax_actors.serving.dialogue import Dialogue
 from relax_actors.serving.generation_service import GenerationService, Surroundings
 from relax_actors.serving.session_book import Session
+from relax_actors.serving.session_log import LogWriter, take_log
+from relax_actors.training.stops import stops_of
 from tests.support.contexts import context_of
 from tests.support.running import SUPPORT, wait_until
 
@@ -35,12 +40,17 @@ USER = {"role": "user", "content": "say 7"}
 @pytest.fixture
 def goes_on() -> threading.Event:
     """While it is not set, the engine answers nothing."""
-    return threading.Event()
+    found = threading.Event()
+    found.set()
+    return found
 
 
 @pytest.fixture
 def make_sessions(table: Table, tmp_path: Path, goes_on: threading.Event) -> Callable[[int], Any]:
-    """Make the sessions of one incarnation of a rollout actor, whose engine answers "<number of its request>#"."""
+    """Make the sessions of one incarnation of a rollout actor, whose engine answers "<number of its request>#".
+
+    To a request with stop strings it answers the first of them without "#".
+    """
 
     @contextmanager
     def make(incarnation: int, *more: str) -> Iterator[tuple[AgentSessions, Connection, list[np.ndarray]]]:
@@ -48,9 +58,7 @@ def make_sessions(table: Table, tmp_path: Path, goes_on: threading.Event) -> Cal
         context = context_of(table, tmp_path, "rollout", settings, incarnation, SUPPORT / "tiny_agents.toml")
         tokenizer, guests, prompts = Tokenizer(context.config.model_path), Guests(), []
         waits = threading.Event()
-        goes_on.set()
-        stops = tokenizer.stop_ids, None
-        around = Surroundings(guests, tokenizer, 256, lambda _: stops, {7: "f" * 32}, waits.set)
+        around = Surroundings(guests, tokenizer, 256, partial(stops_of, tokenizer), {7: "f" * 32}, waits.set)
         service, ended = GenerationService(context, around), threading.Event()
         sessions = AgentSessions(context, Dialogue(tokenizer), service, 64, lambda _: None)
 
@@ -61,7 +69,8 @@ def make_sessions(table: Table, tmp_path: Path, goes_on: threading.Event) -> Cal
                 for guest in guests.take(8):
                     goes_on.wait(20)
                     prompts.append(guest.request.tokens)
-                    tokens = tokenizer.encode(f"{len(prompts)}#", special=False)
+                    strings = guest.request.stop_strings
+                    tokens = tokenizer.encode(f"{len(prompts)}{'ab' if strings else '#'}", special=False)
                     zeros = np.zeros(len(tokens), np.float32)
                     versions = np.full(len(tokens), 7, np.int32)
                     guest.done(Generation(tokens, zeros, versions, FinishReason.STOP))
@@ -116,6 +125,109 @@ def test_actor_that_takes_a_row_over_continues_its_conversations(make_sessions: 
         assert sequence.spans is not None
         assert (len(sequence.spans), one.state.reward, other.state.reward) == (3, 1.0, 0.5)
         assert sequence.token_ids[sequence.loss_mask].tolist() == [*first.tokens, *second.tokens, *third.tokens]
+
+
+def test_actor_that_was_taken_for_dead_gives_no_answer_that_its_successor_does_not_know(
+    make_sessions: Callable[[int], Any], goes_on: threading.Event
+) -> None:
+    said, answers = [USER], []
+
+    def turn(actor: tuple[AgentSessions, Connection, list[np.ndarray]], name: str) -> None:
+        sessions, connection, prompts = actor
+        answers.append(ask(connection, sessions, name, said, call=f"c{len(said)}"))
+        said.extend([{"role": "assistant", "content": str(len(prompts))}, {"role": "user", "content": "again"}])
+
+    with make_sessions(1) as stopped:
+        zombie, connection, _ = stopped
+        name = handle(connection, zombie, "take", lease=60.0).session
+        turn(stopped, name)
+        goes_on.clear()
+        call = GenerateCall("late", session=name, messages=[*said[:-1], {"role": "user", "content": "late"}])
+        asking = asyncio.run_coroutine_threadsafe(answer(zombie, call), connection.loop)
+        wait_until(zombie._locks[ROW, 0].locked, "the request")
+        with make_sessions(2) as successor:
+            goes_on.set()
+            late = asking.result(20)
+            taken = "another actor has taken group.0.0 over; this one was taken for dead"
+            assert (late.refusal, late.detail) == (Refusal.ELSEWHERE, taken)
+            kept = handle(connection, zombie, "keep", name)
+            assert (kept.refusal, kept.detail) == (Refusal.ELSEWHERE, "group.0.0 was released; try again")
+            assert not handle(connection, zombie, "take").session, "it offers no sample any more"
+            assert str(connection.call(zombie.close(ROW), 20)) == taken
+            turn(successor, name)
+            turn(successor, name)
+            with make_sessions(3) as third:
+                turn(third, name)
+                (session, _) = connection.call(third[0].close(ROW), 20)
+    (sequence,) = session.forest.sequences()
+    assert sequence.token_ids.tolist() == [*answers[-1].prompt, *answers[-1].tokens]
+    assert sequence.token_ids[sequence.loss_mask].tolist() == [t for one in answers for t in one.tokens.tolist()]
+
+
+def test_cell_whose_acknowledgement_is_lost_is_written_once(table: Table) -> None:
+    def write(writer: LogWriter, reason: str) -> None:
+        table.connection.call(writer.write(states=[SessionState(0, 0, reason)]), 20)
+
+    writer, again, other = (LogWriter(table, ROW, 0) for _ in range(3))
+    write(writer, "stop")
+    write(again, "stop")  # as a writer repeats a cell that the broker stored before it went down
+    with pytest.raises(RowTakenError):
+        write(other, "error")
+    write(again, "error")
+    logs, _ = table.connection.call(take_log(table, ROW), 20)
+    assert [state.reason for log in logs for state in log.states] == ["stop", "error"]
+
+
+def test_turns_behind_one_whose_cell_is_lost_are_left_out(make_sessions: Callable[[int], Any], table: Table) -> None:
+    with make_sessions(1) as (sessions, connection, prompts):
+        name = handle(connection, sessions, "take", lease=60.0).session
+        said: list[dict[str, str]] = [USER]
+        for _ in range(3):
+            ask(connection, sessions, name, said, call=f"c{len(said)}")
+            said += [{"role": "assistant", "content": str(len(prompts))}, {"role": "user", "content": "again"}]
+    cell = table.get(table.subjects.turn(ROW, 0, 2))
+    assert cell is not None
+    table.remove([cell])
+    table.put(cell.subject, Turns([]))  # not of a session
+    with make_sessions(2) as (sessions, connection, _):
+        (session, _) = sessions.book.sessions(ROW)
+        assert len(session.forest.turns) == 1
+        found = ask(connection, sessions, name, said, call="behind the lost one")
+    with make_sessions(3) as (sessions, _, _):
+        (session, _) = sessions.book.sessions(ROW)
+        assert session.forest.tokens(1).tolist() == [*found.prompt, *found.tokens]
+
+
+def test_answers_that_ended_at_a_stop_string_are_continued_in_one_sequence(make_sessions: Callable[..., Any]) -> None:
+    with make_sessions(1, "agent.on_rewrite=error") as (sessions, connection, _):
+        name = handle(connection, sessions, "take", lease=30.0).session
+        messages: list = [USER]
+        for number in range(3):
+            given = ask(connection, sessions, name, messages, stop=["ab"])
+            # The client gets the answer without the stop string, as OpenAI's API has it.
+            messages = [*messages, {"role": "assistant", "content": str(number + 1)}, {"role": "user", "content": "go"}]
+        handle(connection, sessions, "end", name)
+        (sequence,) = sessions.book.find(name, 0.0).forest.sequences()
+        spell = sessions._dialogue.tokenizer.decode
+        assert "".join(spell([token]) or "#" for token in given.prompt) == ">say 7\n1ab#>go\n2ab#>go\n"
+        assert spell(sequence.token_ids[sequence.loss_mask]) == "1ab2ab3ab", "the stop token was not sampled"
+
+
+def test_conversation_that_does_not_continue_is_refused_if_so_configured(make_sessions: Callable[..., Any]) -> None:
+    with make_sessions(1, "agent.on_rewrite=error") as (sessions, connection, prompts):
+        name = handle(connection, sessions, "take", lease=30.0).session
+        ask(connection, sessions, name, [USER])
+        changed = [USER, {"role": "assistant", "content": "of mine"}, USER]
+        refused = ask(connection, sessions, name, changed)
+        assert (refused.refusal, refused.detail) == (
+            Refusal.INVALID,
+            (
+                'messages[1] is not an answer that this session gave here (agent.on_rewrite = "error"); send the '
+                "conversation back as it was, with the same tools and chat_template_kwargs"
+            ),
+        )
+        assert len(prompts) == 1
+        assert not ask(connection, sessions, name, [USER, USER], call="fresh").refusal, "no answer was changed"
 
 
 def test_agent_that_is_lost_is_replaced_by_one_that_gets_its_answers(make_sessions: Callable[[int], Any]) -> None:
@@ -192,7 +304,7 @@ def test_late_answer_to_a_lost_agent_is_that_of_its_successor_here_as_after_a_ta
     """An agent that was lost has not failed: the next one gets what was recorded, also with "refill"."""
     with make_sessions(1, "agent.on_error=refill") as (sessions, connection, prompts):
         name = handle(connection, sessions, "take", lease=60.0).session
-        writer = sessions._writers[ROW]
+        writer = sessions._logs._writers[ROW]
         connection.call(writer._lock.acquire(), 5)
         call = GenerateCall("late", session=name, messages=[USER])
         asking = asyncio.run_coroutine_threadsafe(answer(sessions, call), connection.loop)

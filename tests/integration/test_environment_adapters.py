@@ -30,9 +30,10 @@ TASK: dict[str, Any] = {"prompt": "", "answer": "", "metadata": {}}
 CALL = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
 
 
-def needs(package: str) -> pytest.MarkDecorator:
-    """Skip tests of an optional package that is not installed."""
-    return pytest.mark.skipif(find_spec(package) is None, reason=f"pip install relax-actors[{package}]")
+def needs(package: str, install: str = "") -> pytest.MarkDecorator:
+    """Skip tests of an optional package that is not installed; the reason says how to install it."""
+    remedy = install or f"relax-actors[{package}]"
+    return pytest.mark.skipif(find_spec(package) is None, reason=f"no package {package}; pip install '{remedy}'")
 
 
 def play(section: EnvironmentSection, task: dict[str, Any], *actions: str, seed: int = 1) -> list[EnvironmentAnswer]:
@@ -151,7 +152,7 @@ def _listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-@needs("openenv")
+@needs("openenv", install="openenv>=0.10")  # the server's package, in no extra: the adapter does without it
 class TestOpenEnv:
     @pytest.fixture
     def url(self) -> Iterator[str]:
@@ -177,7 +178,7 @@ class TestOpenEnv:
         assert failed.detail.startswith("RuntimeError: the server refuses step: ")
 
 
-@needs("websockets")
+@needs("websockets", install="relax-actors[openenv]")
 def test_absent_openenv_server_is_an_error_of_the_sample() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     (answer,) = play(EnvironmentSection(name="openenv", options={"url": url}), TASK)

@@ -53,6 +53,7 @@ class Ends:
         rollout, gateway = (self._as_user(broker, context) for context in contexts.values())
         self.guests = Guests()
         tokenizer = Tokenizer(rollout.config.model_path)
+        self.size = tokenizer.size
         around = Surroundings(self.guests, tokenizer, 64, lambda _: (tokenizer.stop_ids, None), {})
         GenerationService(rollout, around).start()
         rollout.table.connection.call(rollout.state.renew_lease("rollout", 0, LEASE, 60), 20)
@@ -89,6 +90,19 @@ def test_request_that_waits_longer_than_the_interval_of_signs_of_life_is_answere
         asking.result(1.0)  # ten signs of life
     guest.done(Generation(PROMPT, np.zeros(2, np.float32), np.zeros(2, np.int32), FinishReason.STOP))
     assert asking.result(10).tokens.tolist() == PROMPT.tolist()
+
+
+def test_stop_tokens_of_a_request_end_its_answer(ends: Ends) -> None:
+    call = GenerateCall("stops", PROMPT, stop_ids=[5], seconds=20)
+    answering = asyncio.run_coroutine_threadsafe(ends.policy.generate(call), ends.connection.loop)
+    (guest,) = wait_until(lambda: ends.guests.take(1), "the request")
+    assert guest.request.stop_ids > {5}, "those of the tokenizer stay"
+    tokens = np.array([4, 5], np.int32)
+    guest.done(Generation(tokens, np.zeros(2, np.float32), tokens, FinishReason.STOP))
+    assert answering.result(20).tokens.tolist() == [4, 5]
+    unknown = GenerateCall("unknown", PROMPT, stop_ids=[1000], seconds=20)
+    refused = ends.connection.call(ends.policy.generate(unknown), 20)
+    assert refused.detail == f"stop token 1000 is not in the vocabulary of {ends.size} tokens"
 
 
 def test_request_that_waits_while_the_broker_is_killed_is_asked_again(ends: Ends) -> None:

@@ -8,12 +8,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from broker.codec import encode
 from broker.subjects import RowId
 from relax_actors.data.renderer import Extension, Message
-from relax_actors.messages import EnvironmentAnswer, Turns
+from relax_actors.envs.client import EnvironmentClient
+from relax_actors.messages import EnvironmentAnswer, FinishReason, Prompt, Turns
+from relax_actors.runtime import Row
 from relax_actors.training.episode import Episode, State
+from relax_actors.training.episode_batch import EpisodeBatch
 from relax_actors.training.episode_input import Limits, Start
-from relax_actors.training.turn_log import TurnLog, read_turns, repeat_turns
+from relax_actors.training.token_ledger import TokenLedger
+from relax_actors.training.turn_log import Recorded, TurnLog, read_turns, repeat_turns
 from tests.support.contexts import MakeContext
 from tests.support.running import wait_until
 
@@ -30,7 +35,7 @@ class Digits:
         del messages
         return np.zeros(0, np.int32)
 
-    def extend(self, history: Sequence[Message], answer: str, new: Sequence[Message]) -> Extension:
+    def extend(self, history: Sequence[Message], answer: Any, new: Sequence[Message]) -> Extension:
         del history, answer
         return Extension(self.prompt(new), is_faithful=True)
 
@@ -59,26 +64,26 @@ def test_turns_of_a_row_are_read_in_order_and_two_actors_do_not_mix(make_context
             turn(episode, number, log)
         log.flush()
     wait_until(lambda: table.count_cells(subjects.turn(ROW, 0, "*")) == 3, "turn cells")
-    found, attempt = read_turns(table, [ROW])[ROW]
-    assert attempt == 1
+    found = read_turns(table, [ROW])[ROW]
+    assert found.attempt == 1
     again = episodes()
-    assert repeat_turns(again, found) == 6
+    assert repeat_turns(again, found.turns) == 6
     assert [e.actions for e in again] == [e.actions for e in first]
     assert {e.state for e in again} == {State.WAITING}
 
     # The first actor was taken for dead, but writes a further turn while its successor writes others.
     turn(first[0], 7, log)
     log.flush()
-    later = TurnLog(table, ROW, attempt)
+    later = TurnLog(table, ROW, found.attempt)
     turn(again[0], 8, later)
     turn(again[1], 8, later)
     later.flush()
     wait_until(lambda: table.count_cells(subjects.turn(ROW, "*", "*")) == 5, "turn cells")
-    found, attempt = read_turns(table, [ROW])[ROW]
+    found = read_turns(table, [ROW])[ROW]
     third = episodes()
-    assert repeat_turns(third, found) == 8
+    assert repeat_turns(third, found.turns) == 8
     assert [e.actions[3:] for e in third] == [["[7]"], ["[8]"]]
-    assert attempt == 2
+    assert found.attempt == 2
 
 
 def test_a_cell_that_is_written_already_goes_to_the_next_attempt(make_context: MakeContext) -> None:
@@ -89,14 +94,14 @@ def test_a_cell_that_is_written_already_goes_to_the_next_attempt(make_context: M
         turn(episode, 1, log)
         log.flush()
     wait_until(lambda: table.count_cells(table.subjects.turn(ROW, "*", 0)) == 2, "turn cells")
-    assert len(read_turns(table, [ROW])[ROW][0]) == 2
+    assert len(read_turns(table, [ROW])[ROW].turns) == 2
 
 
 def test_a_malformed_turn_cell_is_skipped(make_context: MakeContext) -> None:
     table = make_context("rollout").table
     table.put_encoded([(table.subjects.turn(ROW, 0, 0), b"garbage")])
     table.put(table.subjects.turn(ROW, 0, 1), Turns([]))
-    assert read_turns(table, [ROW]) == {ROW: ([], 1)}
+    assert read_turns(table, [ROW]) == {ROW: Recorded([], 1)}
 
 
 def test_turns_that_are_too_large_for_one_cell_are_written_as_several(make_context: MakeContext) -> None:
@@ -112,5 +117,25 @@ def test_turns_that_are_too_large_for_one_cell_are_written_as_several(make_conte
     wait_until(lambda: table.count_cells(table.subjects.turn(ROW, "*", "*")) >= 7, "turn cells")
     again = episodes()
     # No cell can hold an observation of 5 MiB: what follows it is generated again.
-    assert repeat_turns(again, read_turns(table, [ROW])[ROW][0]) == 6
+    assert repeat_turns(again, read_turns(table, [ROW])[ROW].turns) == 6
     assert [e.turns for e in again] == [3, 3]
+
+
+def test_time_of_an_episode_counts_from_its_first_actor(make_context: MakeContext) -> None:
+    context = make_context("rollout", "environment.name=tiny_pick.Pick", "environment.episode_seconds=50")
+    old, young = RowId(4, 1), RowId(4, 2)
+    for row, seconds in ((old, 51.0), (young, 5.0)):
+        log, (first, _) = TurnLog(context.table, row), episodes()
+        turn(first, 7, log)
+        log.flush(seconds)
+    turns = context.table.subjects.turns("group")
+    wait_until(lambda: context.table.count_cells(turns) == 2, "turn cells")
+    client = EnvironmentClient(context)
+    batch = EpisodeBatch(context, client, Digits(), LIMITS, TokenLedger(None, None), barrier=False)
+    prompt = {"prompt": encode(Prompt("34>", np.array([3, 4], np.int32), "", {}, 5, 0), "prompts.0#1")}
+    assert batch.add([Row(row, prompt, context.table.store) for row in (old, young)], 2) == []
+    batch.take_answers(0.0)
+    reasons = {group.row.id: [live.episode.reason for live in group.members] for group in batch.groups}
+    assert reasons == {old: [FinishReason.TIMEOUT, FinishReason.TIMEOUT], young: [None, None]}
+    assert [group.members[0].episode.turns for group in batch.groups] == [1, 1]
+    client.close()

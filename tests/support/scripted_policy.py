@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.engines.protocols import StopStrings
 from relax_actors.messages.generate import GenerateAnswer, GenerateCall, GeneratePiece, SessionAnswer, SessionCall
 from relax_actors.serving.answers import Answers, Limits
 from relax_actors.serving.app import Access, Gateway
@@ -22,6 +23,7 @@ TOKEN = "gateway-token-of-tests"  # noqa: S105
 SECRET = "secret-of-tests"  # noqa: S105
 HOLD = "%"
 TEMPLATE = (
+    "{% if fails %}{{ raise_exception('no such conversation') }}{% endif %}"
     "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}"
     'Call: <tool_call>{"name": ..., "arguments": ...}</tool_call><|im_end|>\n{% endif %}'
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
@@ -67,6 +69,9 @@ class ScriptedPolicy:
             )
         said = self._says(self._tokenizer.spell(prompt))
         tokens = self._tokenizer.encode(f"{said}<|im_end|>", special=False)
+        if call.stop:
+            end = StopStrings(call.stop, self._tokenizer.token_bytes).find(tokens.tolist())
+            tokens = tokens[:end]
         if call.max_tokens and len(tokens) > call.max_tokens:
             tokens, reason = tokens[: call.max_tokens], "length"
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import openai
 
 from relax_actors.serving.session_client import AgentResult, AgentTask
@@ -29,6 +31,25 @@ async def fail_once(task: AgentTask) -> AgentResult:
         msg = "the agent has lost its way"
         raise RuntimeError(msg)
     return AgentResult(result.reward, {"held_out": float(task.task["held_out"])})
+
+
+async def forget_reward(task: AgentTask) -> AgentResult:
+    """Play, but report no reward of the first sample of each row."""
+    result = await play(task)
+    return AgentResult(None if task.session.split("-")[-2] == "0" else result.reward)
+
+
+async def report_nothing(task: AgentTask) -> None:
+    """Play, and report no reward."""
+    await play(task)
+
+
+async def hang(task: AgentTask) -> AgentResult:
+    """Play; in the first sample of each row, never come back."""
+    result = await play(task)
+    if task.session.split("-")[-2] == "0":
+        await asyncio.Event().wait()
+    return result
 
 
 async def branch(task: AgentTask) -> float:

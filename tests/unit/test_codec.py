@@ -251,7 +251,7 @@ OTHERS: dict[type, st.SearchStrategy[Any]] = {
     messages.TeacherScores: teacher_scores(),
     messages.Evaluation: st.builds(messages.Evaluation, INTEGERS, st.floats(), INTEGERS),
     messages.Turn: turns(),
-    messages.Turns: st.builds(messages.Turns, st.lists(turns(), max_size=2)),
+    messages.Turns: st.builds(messages.Turns, st.lists(turns(), max_size=2), st.floats(0, 1e9)),
 }
 MESSAGES = OTHERS | {messages.Trajectory: trajectories()}
 ANY_MESSAGE = st.one_of(*MESSAGES.values())

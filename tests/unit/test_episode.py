@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,15 @@ from hypothesis import strategies as st
 
 from broker.codec import decode, encode
 from relax_actors.data.renderer import Extension, Message
+from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.errors import RowError
 from relax_actors.messages import EnvironmentAnswer, FinishReason, Trajectory, Turn, Turns
 from relax_actors.rewards.credit import discounted, environment_reward
-from relax_actors.training.conversation import text_of
+from relax_actors.training.conversation import ChatConversation, text_of
 from relax_actors.training.episode import Episode, State
 from relax_actors.training.episode_input import Limits, Start
 from relax_actors.training.turn_log import repeat_turns
+from tests.support.chat_folder import make_chat_folder
 
 PROMPT = np.array([1, 2, 3], np.int32)
 
@@ -35,7 +39,7 @@ class Letters:
         kept = [m for m in messages if not (self._rewrites and m["role"] == "assistant")]
         return np.array([ord(c) for c in text_of(kept)], np.int32)
 
-    def extend(self, history: Sequence[Message], answer: str, new: Sequence[Message]) -> Extension:
+    def extend(self, history: Sequence[Message], answer: Any, new: Sequence[Message]) -> Extension:
         del history, answer
         return Extension(np.array([ord(c) for c in text_of(new)], np.int32), is_faithful=not self._rewrites)
 
@@ -243,3 +247,51 @@ def test_a_recorded_attempt_begins_at_once() -> None:
     again = episode()
     assert not again.repeat(turn)
     assert again.attempt == 1 << 60
+
+
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+ASKED = [{"role": "user", "content": "6+7?"}]
+RESULT = [{"role": "user", "content": "13"}]
+
+
+def chat_episode(tokenizer: Tokenizer, said: str, *, branches: bool = True) -> Episode:
+    """Return an episode by chat template whose first turn was `said`."""
+    conversation = ChatConversation(tokenizer, branches=branches)
+    one = Episode(Start(0, 1, conversation.prompt(ASKED), ASKED), Limits(4, 500, 4000), conversation)
+    one.observe(answer(turn=-1))
+    one.begin()
+    tokens = tokenizer.encode(said, special=False)
+    one.generated(tokens, np.zeros(len(tokens), np.float32), np.zeros(len(tokens), np.int32), FinishReason.STOP)
+    return one
+
+
+def test_turn_that_ended_at_a_stop_string_is_closed_by_a_token_that_is_not_trained(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(make_chat_folder(tmp_path, CHAT, ["<|im_end|>", "<|endoftext|>"]))
+    call = "<tool_call>add</tool_call>"
+    one = chat_episode(tokenizer, call, branches=False)
+    one.observe(EnvironmentAnswer("s", 0, RESULT))
+    whole = [*ASKED, {"role": "assistant", "content": call}, *RESULT]
+    assert tokenizer.spell(one.tokens) == tokenizer.chat(whole)
+    assert one.branches == 0
+    (sequence,) = one.sample().sequences
+    assert tokenizer.spell(sequence.token_ids[sequence.loss_mask]) == call
+
+
+def test_turn_that_ended_with_another_stop_token_branches_or_ends_the_sample(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(make_chat_folder(tmp_path, CHAT, ["<|im_end|>", "<|endoftext|>"]))
+    one = chat_episode(tokenizer, "13<|endoftext|>")
+    one.observe(EnvironmentAnswer("s", 0, RESULT))
+    whole = [*ASKED, {"role": "assistant", "content": "13"}, *RESULT]
+    assert tokenizer.spell(one.tokens) == tokenizer.chat(whole)
+    assert one.branches == 1
+    strict = chat_episode(tokenizer, "13<|endoftext|>", branches=False)
+    with pytest.raises(RowError) as error:
+        strict.observe(EnvironmentAnswer("s", 0, RESULT))
+    assert str(error.value) == (
+        "the chat template does not continue the tokens of the conversation: it ends an answer with '<|im_end|>', the "
+        "model with '<|endoftext|>'; use a template that keeps what it wrote, or set environment.on_rewrite = "
+        '"branch"'
+    )

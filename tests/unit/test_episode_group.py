@@ -77,6 +77,17 @@ def test_a_row_whose_samples_all_failed_is_an_error_with_the_reason(tmp_path: Pa
     assert str(caught.value) == "the environment failed in all 2 samples of group.3.1: environment: it broke"
 
 
+def test_a_row_whose_environments_all_failed_before_the_first_turn_is_no_row_with_rewards_of_0(tmp_path: Path) -> None:
+    found = group(tmp_path, ())
+    for sample in range(2):
+        one = Episode(Start(sample, 5, np.zeros(0, np.int32)), Limits(4, 5, 60), Letters())
+        one.end(FinishReason.ERROR)
+        found.members.append(Live(one, found, failure="environment: no database"))
+    with pytest.raises(EpisodesFailedError) as caught:
+        result(found, on_error="zero")
+    assert str(caught.value) == "the environment failed in all 2 samples of group.3.1: environment: no database"
+
+
 def test_a_reward_function_reads_the_conversation_if_it_asks_for_the_sample(tmp_path: Path) -> None:
     found = result(group(tmp_path))
     assert isinstance(found, Trajectory)

@@ -39,7 +39,7 @@ class Pictures(Letters):
     def prompt(self, messages: Any) -> Any:
         return super().prompt([m | {"content": _text(m["content"])} for m in messages])
 
-    def extend(self, history: Any, answer: str, new: Any) -> Any:
+    def extend(self, history: Any, answer: Any, new: Any) -> Any:
         return super().extend(history, answer, [m | {"content": _text(m["content"])} for m in new])
 
 

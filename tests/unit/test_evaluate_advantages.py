@@ -96,6 +96,8 @@ def test_turns_are_compared_with_turns_of_the_same_number() -> None:
     turns = {"token_rewards": [[1, 0], [0, 0]], "turns": [[0, 1], [0, 1]]}
     found = advantages("turn", {"scale": "none"}, rewards=[0, 0], **turns)
     assert found == {"advantages": [[0.5, 0.0], [-0.5, 0.0]]}
+    together = advantages("all_turns", {"scale": "none"}, rewards=[0, 0], **turns)
+    assert together == {"advantages": [[0.75, -0.25], [-0.25, -0.25]]}
     # Without turns, a sample is one turn, and its tokens after the reward share its baseline.
     single = advantages("turn", {"scale": "none"}, rewards=[0, 0], token_rewards=[[0, 1], [0, 0]])
     assert single == {"advantages": [[0.5, 0.5], [-0.5, -0.5]]}

@@ -37,6 +37,10 @@ def shown(progress: Progress) -> str:
             event("row_dropped", row="group.1.2", reason="no_signal", detail="all 4 samples scored 0"),
             "group.1.2 dropped (no_signal): all 4 samples scored 0",
         ),
+        (
+            event("agent_without_reward", "rollout", session="group-1-2-0-0"),
+            "the agent of session group-1-2-0-0 ended without a reward",
+        ),
         (event("gave_up", reason="six failures"), "reward.0 cannot be kept running: six failures"),
         (event("fault", "chaos", target="rollout.0", pid=1), "relax chaos hits rollout.0"),
         (event("ready", seconds=1.0), ""),

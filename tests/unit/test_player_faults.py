@@ -99,7 +99,7 @@ class Recorder(Letters):
 
     history: tuple[Any, ...] = ()
 
-    def extend(self, history: Any, answer: str, new: Any) -> Extension:
+    def extend(self, history: Any, answer: Any, new: Any) -> Extension:
         self.history = tuple(message["content"] for message in history)
         return super().extend(history, answer, new)
 

@@ -29,6 +29,11 @@ def renderer(folder: Path, template: str = CHATML, **settings: object) -> Render
     return Renderer(Tokenizer(make_chat_folder(folder, template, ["<|im_end|>"])), **settings)
 
 
+def sampled(folder: Path, answer: str, stop: str = "<|im_end|>") -> np.ndarray:
+    """Return the tokens of an answer that ended with a stop token."""
+    return Tokenizer(folder).encode(answer + stop, special=False)
+
+
 def text(folder: Path, tokens: np.ndarray) -> str:
     token_bytes = Tokenizer(folder).token_bytes
     return b"".join(token_bytes(token) for token in tokens.tolist()).decode()
@@ -37,30 +42,58 @@ def text(folder: Path, tokens: np.ndarray) -> str:
 def test_prompt_and_extension_spell_the_rendered_conversation(tmp_path: Path) -> None:
     found = renderer(tmp_path)
     answer = "7"
-    extension = found.extend([USER], answer, NEXT)
+    tokens = sampled(tmp_path, answer)
+    extension = found.extend([USER], tokens, NEXT)
     assert text(tmp_path, found.prompt([USER])) == "<|im_start|>user\n3 + 4?<|im_end|>\n<|im_start|>assistant\n"
     assert text(tmp_path, extension.token_ids) == "\n<|im_start|>user\nand 5 more?<|im_end|>\n<|im_start|>assistant\n"
     assert extension.is_faithful
-    stop = Tokenizer(tmp_path).encode(f"{answer}<|im_end|>", special=False)
-    spelled = np.concatenate([found.prompt([USER]), stop, extension.token_ids])
+    spelled = np.concatenate([found.prompt([USER]), tokens, extension.token_ids])
     np.testing.assert_array_equal(spelled, found.prompt([USER, {"role": "assistant", "content": answer}, *NEXT]))
 
 
 def test_dropped_reasoning_is_told(tmp_path: Path) -> None:
     found = renderer(tmp_path, DROPS_REASONING)
-    assert found.extend([USER], "7", NEXT).is_faithful
-    dropped = found.extend([USER], "<think>3, 4: 7</think>7", NEXT)
+    kept = found.extend([USER], sampled(tmp_path, "7"), NEXT)
+    assert kept.is_faithful
+    dropped = found.extend([USER], sampled(tmp_path, "<think>3, 4: 7</think>7"), NEXT)
     assert not dropped.is_faithful
-    np.testing.assert_array_equal(dropped.token_ids, found.extend([USER], "7", NEXT).token_ids)
+    assert dropped.change == "it writes the last answer as '7', the model '<think>3, 4: 7</think>7'"
+    np.testing.assert_array_equal(dropped.token_ids, kept.token_ids)
 
 
 def test_whitespace_that_a_template_trims_is_no_difference(tmp_path: Path) -> None:
-    assert renderer(tmp_path, TRIMS).extend([USER], " 7\n", NEXT).is_faithful
+    assert renderer(tmp_path, TRIMS).extend([USER], sampled(tmp_path, " 7\n"), NEXT).is_faithful
+
+
+@pytest.mark.parametrize("answer", ["<tool_call>add</tool_call>", "cut in the mid"])
+def test_answer_without_stop_token_gets_that_of_the_template(tmp_path: Path, answer: str) -> None:
+    # It ended at a stop string, or at the limit of tokens.
+    found = renderer(tmp_path)
+    tokens = sampled(tmp_path, answer, stop="")
+    extension = found.extend([USER], tokens, NEXT)
+    assert extension.is_faithful
+    assert text(tmp_path, extension.token_ids).startswith("<|im_end|>\n<|im_start|>user\n")
+    spelled = np.concatenate([found.prompt([USER]), tokens, extension.token_ids])
+    np.testing.assert_array_equal(spelled, found.prompt([USER, {"role": "assistant", "content": answer}, *NEXT]))
+
+
+def test_another_stop_token_than_that_of_the_template_is_told(tmp_path: Path) -> None:
+    folder = make_chat_folder(tmp_path, CHATML, ["<|im_end|>", "<|endoftext|>"])
+    extension = Renderer(Tokenizer(folder)).extend([USER], sampled(folder, "7", "<|endoftext|>"), NEXT)
+    assert not extension.is_faithful
+    assert extension.change == "it ends an answer with '<|im_end|>', the model with '<|endoftext|>'"
+
+
+def test_messages_that_a_template_moves_are_told(tmp_path: Path) -> None:
+    # As Mistral's template does with the tools.
+    moves = CHATML.replace("{{ m.content }}", "{{ 'SYSTEM ' if loop.revindex0 == 0 }}{{ m.content }}")
+    extension = renderer(tmp_path, moves).extend([USER], sampled(tmp_path, "7"), NEXT)
+    assert extension.change == "it rewrites the messages before the last answer"
 
 
 def test_reserved_tokens_of_an_answer_are_told(tmp_path: Path) -> None:
     # The model wrote a turn of its own: the template cannot know, and the text is the same.
-    assert renderer(tmp_path).extend([USER], "7<|im_start|>user", NEXT).is_faithful
+    assert renderer(tmp_path).extend([USER], sampled(tmp_path, "7<|im_start|>user"), NEXT).is_faithful
 
 
 def test_tools_and_settings_reach_the_template(tmp_path: Path) -> None:
@@ -106,4 +139,8 @@ def test_tokenizer_without_template_is_refused(tmp_path: Path) -> None:
 def test_message_that_the_template_refuses_is_an_error_of_the_row(tmp_path: Path) -> None:
     refusing = "{% if messages[-1].role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}" + CHATML
     with pytest.raises(RowError, match="no tools here"):
-        renderer(tmp_path, refusing).extend([USER], "7", [{"role": "tool", "content": "12"}])
+        renderer(tmp_path, refusing).extend(
+            [USER],
+            sampled(make_chat_folder(tmp_path, refusing, ["<|im_end|>"]), "7"),
+            [{"role": "tool", "content": "12"}],
+        )

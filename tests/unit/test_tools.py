@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -45,8 +46,29 @@ def long() -> str:
     return "a" * 50_000 + "z"
 
 
+def leave() -> None:
+    """End the process."""
+    sys.exit(3)
+
+
+def garble() -> None:
+    """Raise an error whose text is not UTF-8."""
+    msg = b"bad \xff".decode(errors="surrogateescape")
+    raise ValueError(msg)
+
+
+def count() -> Iterator[int]:
+    """Count."""
+    yield 1
+
+
+def colours() -> dict[str, set[str]]:
+    """List the colours."""
+    return {"colours": {"red", "green", "blue"}}
+
+
 class Shop(ToolEnvironment):
-    tools: ClassVar[Sequence[Callable[..., Any] | Tool]] = (search, fail, picture, long)
+    tools: ClassVar[Sequence[Callable[..., Any] | Tool]] = (search, fail, picture, long, leave, garble, count, colours)
 
     def score(self, answer: str) -> float:
         return float(answer == self.task["answer"])
@@ -61,6 +83,12 @@ def step(*actions: str, **options: Any) -> Step:
         return [await environment.step(action) for action in actions][-1]  # type: ignore[misc]
 
     return asyncio.run(play())  # type: ignore[no-any-return]
+
+
+def messages(found: Step) -> list[dict[str, Any]]:
+    """Return the messages of a step's observation."""
+    assert isinstance(found.observation, list)
+    return [dict(message) for message in found.observation]
 
 
 def test_schema_follows_from_type_hints_and_docstring() -> None:
@@ -86,10 +114,13 @@ def test_schema_follows_from_type_hints_and_docstring() -> None:
 def test_calls_of_an_answer_are_answered_in_order() -> None:
     two = CALL.format("search", '{"query": "car", "top": 1}') + CALL.format("search", '{"query": "bus", "top": 1}')
     answer = step(two)
+    assert isinstance(answer.observation, list)
+    ids = [message.pop("tool_call_id") for message in answer.observation]
     assert answer.observation == [
         {"role": "tool", "name": "search", "content": '["car new 0"]'},
         {"role": "tool", "name": "search", "content": '["bus new 0"]'},
     ]
+    assert len(set(ids)) == 2
     assert (answer.done, answer.reward, answer.metrics) == (False, None, {"tool_calls": 2, "tool_errors": 0})
 
 
@@ -97,7 +128,17 @@ def test_calls_of_an_answer_are_answered_in_order() -> None:
     ("call", "told"),
     [
         (CALL.format("fail", '{"reason": "no stock"}'), r"Error: fail raised RuntimeError: no stock"),
-        (CALL.format("buy", "{}"), r"Error: there is no tool 'buy'; tools are search, fail, picture, long"),
+        (
+            CALL.format("buy", "{}"),
+            r"Error: there is no tool 'buy'; tools are search, fail, picture, long, leave.*",
+        ),
+        (CALL.format("leave", "{}"), r"Error: leave raised SystemExit: 3"),
+        (CALL.format("garble", "{}"), r"Error: garble raised ValueError: bad \?"),
+        (CALL.format("bu\\ud800y", "{}"), r"Error: there is no tool .*"),
+        (
+            CALL.format("count", "{}"),
+            r"Error: the tool returned a generator, which has no text; let it return a text, a number, a list.*",
+        ),
         (CALL.format("search", "{}"), r"Error: search: argument 'query' is missing"),
         (
             CALL.format("search", '{"query": "x", "top": "many", "page": 2}'),
@@ -108,19 +149,25 @@ def test_calls_of_an_answer_are_answered_in_order() -> None:
 )
 def test_failed_call_is_explained_to_the_model(call: str, told: str) -> None:
     answer = step(call)
-    (message,) = answer.observation
-    assert re.fullmatch(told, message["content"], re.DOTALL), message["content"]  # type: ignore[index]
+    (message,) = messages(answer)
+    assert re.fullmatch(told, message["content"], re.DOTALL), message["content"]
+    str(message).encode()
     assert (answer.done, answer.metrics["tool_errors"]) == (False, 1)
 
 
+def test_result_with_a_set_is_the_same_in_every_process() -> None:
+    (message,) = messages(step(CALL.format("colours", "{}")))
+    assert message["content"] == '{"colours": ["blue", "green", "red"]}'
+
+
 def test_result_with_an_image_keeps_its_parts() -> None:
-    (message,) = step(CALL.format("picture", '{"size": 3}')).observation
-    assert message["content"] == [{"type": "image", "image": b"\0\0\0"}, {"type": "text", "text": "drawn"}]  # type: ignore[index]
+    (message,) = messages(step(CALL.format("picture", '{"size": 3}')))
+    assert message["content"] == [{"type": "image", "image": b"\0\0\0"}, {"type": "text", "text": "drawn"}]
 
 
 def test_long_result_loses_its_middle() -> None:
-    (message,) = step(CALL.format("long", "{}"), max_result_chars=100).observation
-    assert message["content"] == f"{'a' * 50}\n[... 49901 characters left out ...]\n{'a' * 49}z"  # type: ignore[index]
+    (message,) = messages(step(CALL.format("long", "{}"), max_result_chars=100))
+    assert message["content"] == f"{'a' * 50}\n[... 49901 characters left out ...]\n{'a' * 49}z"
 
 
 @pytest.mark.parametrize(("answer", "reward"), [("blue", 1.0), ("<think>red?</think> blue", 1.0), ("red", 0.0)])

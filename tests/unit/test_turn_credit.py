@@ -10,6 +10,7 @@ from relax_actors.algorithms.advantages.baselines import group as by_sample
 from relax_actors.algorithms.advantages.estimation import RowEstimation
 from relax_actors.algorithms.advantages.groups import Array, Group
 from relax_actors.algorithms.advantages.turns import turn
+from relax_actors.algorithms.notes import notes
 from relax_actors.algorithms.refusals import refusals
 from relax_actors.config import load_config
 from relax_actors.messages import FinishReason, Sample, TokenSequence, Trajectory
@@ -41,10 +42,10 @@ def row(rewards: list[list[float]]) -> Trajectory:
     return Trajectory.of(PROMPT, samples)
 
 
-def advantages(rewards: list[list[float]], discount: float = 0.0) -> list[list[float]]:
+def advantages(rewards: list[list[float]], discount: float = 0.0, advantage: str = "group") -> list[list[float]]:
     """Advantages of the turns of a run with `environment.credit = "turn"`."""
     trajectory = row(rewards)
-    estimation = RowEstimation(load_config(PICK, ["environment.credit=turn"]))
+    estimation = RowEstimation(load_config(PICK, ["environment.credit=turn", f"algorithm.advantage={advantage}"]))
     columns = {"trajectory": trajectory}
     values: Array = estimation.estimate(environment_reward(trajectory, "turn", discount), columns, "row").values
     by_tokens = values[trajectory.trained].reshape(-1, 2)
@@ -59,6 +60,28 @@ def test_turns_compete_with_the_turns_of_the_same_number() -> None:
     found = np.array(advantages([[0, 0, 1], [0, 0, 1], [0, 1, 1], [0, 1, 1]]))
     by = np.sqrt(4 * 0.25 / (12 - 3))
     np.testing.assert_allclose(found, np.array([[0, -0.5, 0], [0, -0.5, 0], [0, 0.5, 0], [0, 0.5, 0]]) / by, rtol=1e-4)
+
+
+def test_all_turns_of_a_group_compete_if_set() -> None:
+    """Returns 1, 0, 0, 1, 1, 0: mean 1/2, standard deviation sqrt(6 / 4 / 5)."""
+    found = advantages([[1, 0], [0], [1, 1, 0]], advantage="all_turns")
+    assert [len(sample) for sample in found] == [2, 1, 3]
+    by = np.sqrt(0.3)
+    expected = np.array([0.5, -0.5, -0.5, 0.5, 0.5, -0.5]) / by
+    np.testing.assert_allclose(np.concatenate(found), expected, rtol=1e-4)
+    discounted = advantages([[0, 1], [0.5]], discount=0.5, advantage="all_turns")
+    # Returns 0 + 0.5 x 1, 1 and 0.5: mean 2/3, standard deviation sqrt((1/36 + 1/9 + 1/36) / 2) = 1/sqrt(12).
+    np.testing.assert_allclose(np.concatenate(discounted), np.array([-1, 2, -1]) / 6 * np.sqrt(12), rtol=1e-4)
+    assert advantages([[0.1], [0.1, 0.1]], advantage="all_turns") == [[0.0], [0.0, 0.0]]
+
+
+def test_check_names_the_advantage_of_turn_credit() -> None:
+    (note,) = notes(load_config(PICK, ["environment.credit=turn"]))
+    assert note == (
+        'environment.credit = "turn": algorithm.advantage = "turn" takes the place of "group" and compares a turn with '
+        'those of the same number in the group; set "all_turns" to compare it with all of the group'
+    )
+    assert list(notes(load_config(PICK, ["environment.credit=turn", "algorithm.advantage=all_turns"]))) == []
 
 
 def test_returns_to_go_are_compared_after_their_discount() -> None:
@@ -96,7 +119,7 @@ def test_estimators_with_one_baseline_a_sample_are_refused() -> None:
     config = load_config(PICK, ["environment.credit=turn", "algorithm.advantage=rloo", "algorithm.scale=none"])
     message = (
         'environment.credit = "turn" gives every turn its own return, which algorithm.advantage = "rloo" would compare '
-        'with whole samples; set algorithm.advantage = "turn", or environment.credit = "episode"'
+        'with whole samples; set algorithm.advantage = "turn" or "all_turns", or environment.credit = "episode"'
     )
     assert list(refusals(config)) == [message]
     for advantage in ("turn", "group", "returns", "reward"):

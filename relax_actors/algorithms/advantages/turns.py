@@ -1,11 +1,13 @@
-r"""Advantages of turns, each compared with the turns of the same number: for episodes whose turns have own rewards.
+r"""Advantages of turns: for episodes whose turns have own rewards. Computed in float64; masked tokens have advantage 0.
 
-Turns of different numbers are not comparable: a first turn may be harder than a last one, and returns shrink as an
-episode goes on. A baseline that they share would reward every easy turn, wrong ones included. Computed in float64.
-Masked tokens have advantage 0.
+`turn` compares a turn with the turns of the same number. A first turn may be harder than a last one, and returns shrink
+as an episode goes on: a baseline that they share would reward every easy turn, wrong ones included. `all_turns`
+compares it with all turns of the group, for episodes that take different ways, whose turns k have nothing in common.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -36,24 +38,82 @@ def turn(group: Group, *, scale: Scale = "group_std", epsilon: float = 1e-6) -> 
     Returns:
         `[total] float64`.
     """
-    totals = discounted_sums(group, time_step_rewards(group), 1.0)
-    found, mask = np.zeros(len(totals)), group.mask
-    if not mask.any():
+    found = _returns(group)
+    if found is None:
+        return np.zeros(len(group.mask))
+    baseline = np.bincount(found.numbers, found.returns) / np.maximum(np.bincount(found.numbers), 1)
+    errors = found.returns - baseline[found.numbers]
+    differ = np.bincount(found.numbers, np.abs(errors) > found.slack) > 0
+    if not differ.any():
+        return np.zeros(len(group.mask))
+    if scale == "group_std":
+        free = len(found.returns) - len(np.unique(found.numbers))
+        by = float(np.sqrt(np.sum(errors[differ[found.numbers]] ** 2) / free) + epsilon)
+    else:
+        by = divisor(found.returns, scale, epsilon)
+    return found.spread(np.where(differ[found.turns], (found.totals - baseline[found.turns]) / by, 0.0))
+
+
+@requires("tokens", min_samples=2, per_token=True)
+def all_turns(group: Group, *, scale: Scale = "group_std", epsilon: float = 1e-6) -> Array:
+    r"""Subtract the mean return of all turns of the group, and divide by their standard deviation.
+
+    $A_{i,k} = \frac{G_{i,k} - \bar{G}}{\operatorname{std}(G) + \epsilon}$ over the returns $G_{i,k}$ of all turns k of
+    all samples i. Samples of one turn each get the advantages of `group`. A sample with many turns counts more. For
+    `environment.credit = "turn"` or "branch".
+
+    Args:
+        group: as in `turn`.
+        scale: as in `group`.
+        epsilon: added to the standard deviation.
+
+    Returns:
+        `[total] float64`.
+    """
+    found = _returns(group)
+    if found is None:
+        return np.zeros(len(group.mask))
+    baseline = found.returns.mean()
+    if not (np.abs(found.returns - baseline) > found.slack).any():
+        return np.zeros(len(group.mask))
+    return found.spread((found.totals - baseline) / divisor(found.returns, scale, epsilon))
+
+
+@dataclass(frozen=True, slots=True)
+class _Returns:
+    """Returns of the turns of a group.
+
+    Attributes:
+        returns: `[turns]`, of each turn, at its first token.
+        numbers: `[turns]`, number of each turn in its sample.
+        totals: `[trained]`, of each trained token.
+        turns: `[trained]`, number of its turn.
+        mask: `[total]`, which tokens are trained.
+    """
+
+    returns: Array
+    numbers: Array
+    totals: Array
+    turns: Array
+    mask: Array
+
+    @property
+    def slack(self) -> float:
+        """Difference up to which returns are equal."""
+        return float(TOLERANCE * np.abs(self.returns).max())
+
+    def spread(self, values: Array) -> Array:
+        """Return `[total]` with the values of the trained tokens, 0 elsewhere."""
+        found = np.zeros(len(self.mask))
+        found[self.mask] = values
         return found
+
+
+def _returns(group: Group) -> _Returns | None:
+    """Return the returns of the turns; None if no token is trained."""
+    totals, mask = discounted_sums(group, time_step_rewards(group), 1.0), group.mask
+    if not mask.any():
+        return None
     turns, samples = group.turn_numbers[mask], group.spread(np.arange(group.n))[mask]
     _, first = np.unique(samples * (turns.max() + 1) + turns, return_index=True)
-    returns, numbers = totals[mask][first], turns[first]
-    counts = np.maximum(np.bincount(numbers), 1)
-    baseline = np.bincount(numbers, returns) / counts
-    errors = returns - baseline[numbers]
-    slack = TOLERANCE * np.abs(returns).max()
-    differ = np.bincount(numbers, np.abs(errors) > slack) > 0
-    if not differ.any():
-        return found
-    if scale == "group_std":
-        free = len(returns) - len(np.unique(numbers))
-        by = float(np.sqrt(np.sum(errors[differ[numbers]] ** 2) / free) + epsilon)
-    else:
-        by = divisor(returns, scale, epsilon)
-    found[mask] = np.where(differ[turns], (totals[mask] - baseline[turns]) / by, 0.0)
-    return found
+    return _Returns(totals[mask][first], turns[first], totals[mask], turns, mask)

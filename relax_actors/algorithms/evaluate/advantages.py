@@ -146,7 +146,7 @@ def _whole(name: str, needs: Collection[str], inputs: Inputs) -> Group:
     """Return all samples as one group, with what the estimator needs; a function of the user may read `turns`, too."""
     rewards = inputs.sample("rewards").numpy()
     lengths = np.array(inputs.given_lengths(len(rewards)), np.int64)
-    has_turns = name == "turn" or name not in (*ADVANTAGES.built_in, "decoupled")
+    has_turns = name in ("turn", "all_turns") or name not in (*ADVANTAGES.built_in, "decoupled")
     present, optional = _present(lengths), ("token_rewards", "turns") if has_turns else ("token_rewards",)
     tokens = {one: inputs.optional_token(one) for one in optional}
     tokens |= {one: inputs.token(one) for one in _TOKENS if one in needs}

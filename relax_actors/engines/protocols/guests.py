@@ -14,6 +14,8 @@ from relax_actors.errors import EngineError, RelaxError
 
 GUESTS = 64
 """Guests that an engine generates at once; further ones wait."""
+JOIN_SHARE, JOIN_TOKENS = 8, 8
+"""Requests join a batch that is at most so many times as large, or after so many tokens: a join copies the cache."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,6 +65,23 @@ class Guests:
             self._waiting.remove(guest)
 
 
+class JoinPace:
+    """Says when requests join a running batch: at once, or several at a time if a join costs the batch something.
+
+    Args:
+        joins_freely: of the engine.
+    """
+
+    def __init__(self, *, joins_freely: bool) -> None:
+        self._joins_freely, self._tokens = joins_freely, 0
+
+    def lets_in(self, waiting: int, running: int) -> bool:
+        """Whether requests that wait join now; call it once for each token."""
+        self._tokens += 1
+        gathers = not self._joins_freely and self._tokens % JOIN_TOKENS
+        return not gathers or waiting * JOIN_SHARE >= running
+
+
 class InFlight:
     """Requests that an engine generates, by the numbers under which it returns them: the order in which they came."""
 
@@ -80,10 +99,15 @@ class InFlight:
             self._count += 1
         return [request for request, _ in work]
 
-    def invite(self, guests: Guests) -> list[GenerationRequest]:
-        """Add guests that wait, at most `GUESTS`."""
-        places = GUESTS - sum(isinstance(one, Guest) for one in self._work.values()) if len(guests) else 0
+    def invite(self, guests: Guests, most: int = GUESTS) -> list[GenerationRequest]:
+        """Add guests that wait, as long as at most so many are in flight."""
+        places = most - sum(isinstance(one, Guest) for one in self._work.values()) if len(guests) else 0
         return self.add([(guest.request, guest) for guest in guests.take(max(0, places))])
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether a request in flight belongs to a row."""
+        return any(not isinstance(one, Guest) for one in self._work.values())
 
     def take(self, done: Done) -> list[tuple[Any, list[Generation]]]:
         """Remove finished requests, and return those that are no guests; guests get their sample."""

@@ -123,6 +123,8 @@ class InferenceEngine(WeightConsumer, Protocol):
     ) -> Iterator[Done]:
         """Generate the samples of all requests; yield those of a request as soon as all of them have ended.
 
+        Between two tokens an engine also yields an empty list, so that the caller can act while requests run.
+
         Args:
             requests: the first requests.
             progress: called regularly, at least once for each generated token of a batch.

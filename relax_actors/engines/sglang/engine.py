@@ -251,8 +251,8 @@ class SglangEngine(GenerateMixin):
                     received, last_progress = streams.tokens, time.monotonic()
                     progress()
                 unwanted = rows.inform()
-                if ended := [task for task in done if task.exception() is None]:
-                    yield [rows.finish(number) for task in ended for number in tasks.pop(task)]
+                ended = [task for task in done if task.exception() is None]
+                yield [rows.finish(number) for task in ended for number in tasks.pop(task)]
                 if unwanted and (left := self._cancel(unwanted, rows, tasks)):
                     yield left
                 for task in done:

@@ -97,9 +97,9 @@ class TransformersEngine(SwappableModel, GenerateMixin):
         while True:
             progress()
             tokens = batch.sample(logits, version)
-            if ended := batch.ended():
-                self._keep_caches(batch, cache, ended, version)
-                yield [(batch.numbers[i], batch.result(i, experts)) for i in ended]
+            ended = batch.ended()
+            self._keep_caches(batch, cache, ended, version)
+            yield [(batch.numbers[i], batch.result(i, experts)) for i in ended]
             arrived = more(0) if self.kept is not None else ()
             if batch.finished and not arrived:
                 return

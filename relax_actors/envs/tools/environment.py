@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from relax_actors.data.tool_call import ParsedAnswer, ToolCall, ToolFormat
+from relax_actors.data.tool_call import ParsedAnswer, ToolCall, ToolFormat, call_ids
 from relax_actors.data.tool_calls import parse_answer
 from relax_actors.envs.environment import Environment, Result, Step
-from relax_actors.envs.tools.functions import Tool, ToolError, content_of, tools_of
+from relax_actors.envs.tools.functions import Tool, ToolError, content_of, tools_of, utf8
 
 MAX_TEXT = 16_000
 
@@ -24,7 +24,8 @@ class ToolEnvironment(Environment):
             def score(self, answer):
                 return float(answer == self.task["answer"])
 
-    A malformed call, an unknown tool, wrong arguments and a tool that raises are answered to the model with the reason.
+    A malformed call, an unknown tool, wrong arguments and a tool that raises, exits or returns something
+    without a text are answered to the model with the reason.
 
     Attributes:
         tools: functions that the model may call. Override `make_tools` for tools with a state.
@@ -81,13 +82,19 @@ class ToolEnvironment(Environment):
             return self.finish(answer)
         messages: list[dict[str, Any]] = []
         failed = len(answer.malformed)
-        for call in answer.calls:
+        for name, call in zip(call_ids(answer.calls, action), answer.calls, strict=True):
             try:
                 content = self._shortened(content_of(await self._call(call)))
             except ToolError as error:
-                content, failed = f"Error: {error}", failed + 1
-            messages.append({"role": self.result_role, "name": call.name, "content": content})
-        messages += [{"role": self.result_role, "content": f"Error: {bad.error}"} for bad in answer.malformed]
+                content, failed = self._shortened(utf8(f"Error: {error}")), failed + 1
+            messages.append(
+                {"role": self.result_role, "tool_call_id": name, "name": utf8(call.name), "content": content}
+            )
+        # Mistral's templates take results of calls alone from a tool.
+        role = "user" if self.tool_format is ToolFormat.MISTRAL and not answer.calls else self.result_role
+        unknown = call_ids([ToolCall("")] * len(answer.malformed), f"malformed {action}")
+        for name, bad in zip(unknown, answer.malformed, strict=True):
+            messages.append({"role": role, "tool_call_id": name, "content": utf8(f"Error: {bad.error}")})
         return Step(messages, metrics={"tool_calls": len(answer.calls), "tool_errors": failed})
 
     def finish(self, answer: ParsedAnswer) -> Step:

@@ -16,6 +16,7 @@ from relax_actors.errors import ConfigError
 
 _ARGUMENT = re.compile(r"^\s+\*{0,2}(\w+)(?:\s*\([^)]*\))?:\s*(.+)$")
 _SECTION = re.compile(r"^(\w+):\s*$")
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class ToolError(Exception):
@@ -79,7 +80,7 @@ class Tool:
             return await result if inspect.isawaitable(result) else result
         except (ToolError, EnvironmentFaultError):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # of `sys.exit`, which would end the session's process
             msg = f"{self.name} raised {type(error).__name__}: {error}"
             raise ToolError(msg) from error
 
@@ -116,15 +117,37 @@ def tools_of(functions: Sequence[Callable[..., Any] | Tool]) -> dict[str, Tool]:
 
 
 def content_of(result: Any) -> str | list[dict[str, Any]]:
-    """Return what a tool returned as the content of a message: a text, or parts if it is a list of them."""
+    """Return what a tool returned as the content of a message: a text, or parts if it is a list of them.
+
+    Raises:
+        ToolError: it has no text of its own, as a generator, whose text is an address in memory.
+    """
     if isinstance(result, str):
-        return result
+        return utf8(result)
     if isinstance(result, list | tuple) and result and all(isinstance(p, Mapping) and "type" in p for p in result):
         return [dict(part) for part in result]
     try:
-        return json.dumps(result, ensure_ascii=False, allow_nan=True, default=str)
+        return utf8(json.dumps(result, ensure_ascii=False, allow_nan=True, default=_text_of))
     except (TypeError, ValueError):
-        return str(result)
+        return utf8(_text_of(result))
+
+
+def utf8(text: str) -> str:
+    """Return a text with `?` in place of surrogates, which UTF-8 has no bytes for."""
+    return text.encode(errors="replace").decode()
+
+
+def _text_of(value: Any) -> Any:
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=repr)  # the order of a set differs from one process to another
+    text = str(value)
+    if _ADDRESS.search(text):
+        msg = (
+            f"the tool returned a {type(value).__name__}, which has no text; let it return a text, a number, a list "
+            "or a dict"
+        )
+        raise ToolError(msg)
+    return text
 
 
 def _schema(name: str, text: str, parameters: dict[str, Any]) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def test_result_of_an_agent_is_checked(tmp_path: Path) -> None:
 
 
 def test_program_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^agent\.command 'no-such-agent' is no program on the PATH; write its abs"):
+    with pytest.raises(ConfigError, match=r"^agent\.command 'no-such-agent' is no program; name one on the PATH, or"):
         Program(["no-such-agent"], None, {}, 1).check()
     with pytest.raises(ConfigError, match=r"is no folder; create it, or leave it out$"):
         Program([sys.executable], tmp_path / "absent", {}, 1).check()

@@ -117,6 +117,77 @@ def test_bad_body_is_refused_with_its_reason(url: str, path: str, body: bytes, s
     assert is_alive(url)
 
 
+ASKS = {
+    CHAT: {"messages": [{"role": "user", "content": "x"}]},
+    MESSAGES: {"messages": [{"role": "user", "content": "x"}]},
+    RESPONSES: {"input": "x"},
+    "/v1/completions": {"prompt": "x"},
+}
+DISTORTIONS = {
+    "top_k": 5,
+    "min_p": 0.1,
+    "repetition_penalty": 1.1,
+    "presence_penalty": 1,
+    "logit_bias": {"3": 5},
+    "allowed_token_ids": [3],
+    "min_tokens": 4,
+    "ignore_eos": True,
+    "bad_words": ["x"],
+    "guided_json": {"type": "object"},
+}
+
+
+@pytest.mark.parametrize("name", DISTORTIONS)
+def test_settings_that_change_the_distribution_are_refused_on_every_route(url: str, name: str) -> None:
+    given = {name: DISTORTIONS[name]}
+    why = "log-probs would no longer be those of the policy; leave it out"
+    for path, body in ASKS.items():
+        answer = httpx.post(f"{url}{path}", headers=HEAD, json=body | given)
+        assert (answer.status_code, answer.json()["error"]["message"]) == (400, f"{name} is not supported: {why}")
+    answer = httpx.post(f"{url}/inference/v1/generate", headers=HEAD, json={"token_ids": [1], "sampling_params": given})
+    message = f"sampling_params.{name} is not supported: {why}"
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
+
+
+def test_neutral_values_of_such_settings_are_accepted(url: str) -> None:
+    neutral = {"top_k": -1, "min_p": 0, "repetition_penalty": 1.0, "logit_bias": {}, "min_tokens": 0, "bad_words": None}
+    for path, body in ASKS.items():
+        assert httpx.post(f"{url}{path}", headers=HEAD, json=body | neutral).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        (MESSAGES, {"messages": []}, "messages is empty; send at least one message"),
+        (RESPONSES, {"input": []}, "input is empty; send at least one message"),
+        ("/tokenize", {}, "prompt or messages is empty; send at least one message"),
+        (CHAT, {"messages": []}, "messages is empty; send at least one message"),
+        (
+            CHAT,
+            ASKS[CHAT] | {"functions": [{"name": "f"}]},
+            "functions is not supported; send tools in its place",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f"}, "bad": 1}]}]}
+            | {"chat_template_kwargs": {"fails": True}},
+            "the chat template of the model refuses the messages: TemplateError: no such conversation; correct them",
+        ),
+    ],
+)
+def test_error_names_what_the_client_can_change(url: str, path: str, body: dict[str, Any], message: str) -> None:
+    answer = httpx.post(f"{url}{path}", headers=HEAD, json=body)
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
+
+
+def test_session_that_is_given_a_prompt_names_the_route_for_conversations(url: str) -> None:
+    session = "group-3-1-0-0"
+    head = {"Authorization": f"Bearer {session_token(SECRET, session)}"}
+    answer = httpx.post(f"{url}/sessions/{session}/v1/completions", headers=head, json={"prompt": "x"})
+    message = "a session takes conversations, not prompts; send messages to /v1/chat/completions"
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
+
+
 @pytest.mark.parametrize(
     "raw",
     [

@@ -39,7 +39,7 @@ def session_turns(draw: st.DrawFn) -> SessionTurn:
     tokens = draw(TOKENS)
     numbers = np.zeros(len(tokens), np.float32)
     messages = draw(st.lists(PLAIN, max_size=2))
-    return SessionTurn(0, -1, draw(st.text()), "s", draw(TOKENS), tokens, numbers, tokens, "stop", "c", messages)
+    return SessionTurn(0, 0, -1, draw(st.text()), "s", draw(TOKENS), tokens, numbers, tokens, "stop", "c", messages)
 
 
 CALLS = st.builds(
@@ -51,6 +51,7 @@ CALLS = st.builds(
     temperature=st.none() | st.floats(0, 100),
     top_p=st.none() | st.floats(0.1, 1),
     stop=st.lists(st.text(min_size=1), max_size=3),
+    stop_ids=st.lists(st.integers(0, 9), max_size=3),
 )
 PIECES = TOKENS.map(lambda tokens: GeneratePiece(3, tokens, tokens, np.zeros(len(tokens), np.float32)))
 NOTES = st.builds(CallNote, st.text(), st.booleans())
@@ -98,6 +99,7 @@ def test_messages_survive_the_codec(value: Any) -> None:
         ({"top_p": 0.0}, r"^top_p of a request is 0\.0$"),
         ({"tokens": np.zeros(1)}, r"^tokens of a request are float64\[1\], not \[len\] int32$"),
         ({"stop": [""]}, r"^max_tokens, stop or seconds of request 'x' are out of bounds$"),
+        ({"stop_ids": [-1]}, r"^stop_ids of request 'x' are out of bounds$"),
         ({"seconds": float("nan")}, r"^max_tokens, stop or seconds of request 'x' are out of bounds$"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 
 import anthropic
@@ -29,6 +30,8 @@ def says(prompt: str) -> str:
     """Call the tool first, then repeat its result."""
     if "<|im_start|>tool\n" in prompt:
         return f"It is {prompt.split('<|im_start|>tool')[1].split('<|im_end|>', maxsplit=1)[0].strip()}."
+    if "react" in prompt:
+        return f"{REACT} invented\nObservation: again"
     return f"I multiply. {CALL}" if "multiply" in prompt else "Hello."
 
 
@@ -97,6 +100,62 @@ def test_openai_sdk_runs_a_tool_loop_with_responses(base: tuple[str, str], mode:
             items.append({"type": "function_call_output", "call_id": calls[0].call_id, "output": output})
     assert found.output_text == "It is 42."
     assert found.usage.output_tokens == len("It is 42.") + 1
+
+
+REACT = "Thought: add.\nObservation:"
+WITHOUT = "Thought: add."
+
+
+@pytest.mark.parametrize("mode", ["whole", "stream"])
+def test_stop_strings_are_not_in_the_content(base: tuple[str, str], mode: str) -> None:
+    messages: list = [{"role": "user", "content": "react"}]
+    given: dict = {"model": "tiny", "messages": messages}
+    with openai_client(base) as client:
+        if mode == "stream":
+            chunks = list(client.chat.completions.create(**given, stop=["\nObservation:", "never"], stream=True))
+            text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+            reason = chunks[-1].choices[0].finish_reason
+        else:
+            choice = client.chat.completions.create(**given, stop=["\nObservation:", "never"]).choices[0]
+            text, reason = choice.message.content, choice.finish_reason
+    assert (text, reason) == (WITHOUT, "stop")
+    with anthropic.Anthropic(base_url=base[0], api_key=base[1], max_retries=0) as sdk:
+        given |= {"max_tokens": 500, "stop_sequences": ["\nObservation:", "never"]}
+        if mode == "stream":
+            with sdk.messages.stream(**given) as events:
+                text = "".join(events.text_stream)
+                found = events.get_final_message()
+            assert text == WITHOUT
+        else:
+            found = sdk.messages.create(**given)
+        (block,) = found.content
+        assert block.type == "text"
+        assert (block.text, found.stop_reason, found.stop_sequence) == (WITHOUT, "stop_sequence", "\nObservation:")
+        ended = sdk.messages.create(**given | {"stop_sequences": ["never"]})
+        assert (ended.stop_reason, ended.stop_sequence) == ("end_turn", None)
+
+
+def test_stop_string_within_a_tool_call_leaves_the_call(base: tuple[str, str]) -> None:
+    with openai_client(base) as client:
+        messages: list = [{"role": "user", "content": "multiply"}]
+        found = client.chat.completions.create(model="tiny", messages=messages, tools=TOOLS, stop="</tool_call>")
+    message = found.choices[0].message
+    assert (message.content, found.choices[0].finish_reason) == ("I multiply.", "tool_calls")
+    assert message.tool_calls is not None
+    (call,) = message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("multiply", {"a": 6, "b": 7})
+    assert re.fullmatch("[A-Za-z0-9]{9}", call.id), "Mistral's templates demand this form"
+
+
+@pytest.mark.parametrize("mode", ["whole", "stream"])
+def test_stop_string_of_a_text_completion_is_not_in_the_text(gateway: tuple[str, ScriptedPolicy], mode: str) -> None:
+    with openai_client((gateway[0], TOKEN)) as client:
+        if mode == "stream":
+            parts = client.completions.create(model="tiny", prompt="react", stop="\nObservation:", stream=True)
+            text = "".join(part.choices[0].text for part in parts)
+        else:
+            text = client.completions.create(model="tiny", prompt="react", stop="\nObservation:").choices[0].text
+    assert text == WITHOUT
 
 
 @pytest.mark.parametrize("mode", ["whole", "stream"])

@@ -78,7 +78,7 @@ def test_agents_of_a_row_that_was_taken_over_go_on() -> None:
 def test_log_brings_sessions_back_to_where_they_were() -> None:
     sessions = [Session(ROW, n, {}, 7) for n in range(2)]
     number = turn(sessions[0].forest, [USER], "a")
-    cells = [cell_of(0, sessions[0].forest.turns[number])]
+    cells = [cell_of(0, number, sessions[0].forest.turns[number])]
     logs = [SessionLog(cells), SessionLog([], [SessionState(0, 1), SessionState(1, 0, "stop", 0.5)])]
     found = [Session(ROW, n, {}, 7) for n in range(2)]
     restore(found, logs)
@@ -86,7 +86,7 @@ def test_log_brings_sessions_back_to_where_they_were() -> None:
     assert found[0].forest.replayed(cells[0].asked) == 0, "a restarted agent gets the recorded answer"
     assert found[1].state == SessionState(1, 0, "stop", 0.5)
     empty = cells[0].observed
-    orphan = SessionTurn(0, 9, "x", "y", empty, empty[:0], empty[:0], empty[:0], "stop", "")
+    orphan = SessionTurn(0, 2, 9, "x", "y", empty, empty[:0], empty[:0], empty[:0], "stop", "")
     restore(found, [SessionLog([orphan])])
     assert len(found[0].forest.turns) == 1
 
@@ -100,7 +100,7 @@ def test_a_refilled_sample_gets_other_answers_if_its_agent_failed_and_the_same_i
     for text in ("a", "b"):
         turn(session.forest, [USER], text)
     asked = session.forest.turns[0].asked
-    logs = [SessionLog([cell_of(0, one)]) for one in session.forest.turns]
+    logs = [SessionLog([cell_of(0, number, one)]) for number, one in enumerate(session.forest.turns)]
     ((_, lost),) = book.expire(50.0)
     assert (lost.attempt, lost.forgets) == (1, False)
     if not by_log:

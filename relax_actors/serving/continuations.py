@@ -1,0 +1,88 @@
+"""What a request of a session continues: the tokens of an earlier answer, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from relax_actors.messages.generate import GenerateCall, Refusal
+from relax_actors.serving.dialogue import Dialogue
+from relax_actors.serving.forest import ROOT, Forest
+from relax_actors.serving.generation_service import Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """What a request continues.
+
+    Attributes:
+        parent: turn that it continues, or `ROOT`.
+        asked: key of the conversation.
+        observed: `[len] int32`, tokens behind the parent.
+        new: messages behind the parent.
+    """
+
+    parent: int
+    asked: str
+    observed: NDArray[Any]
+    new: Sequence[dict[str, Any]]
+
+
+class Continuations:
+    """Finds what requests continue.
+
+    Args:
+        dialogue: chat template of the model.
+        must_continue: refuse a conversation that cannot continue its tokens, rather than begin a new branch.
+    """
+
+    def __init__(self, dialogue: Dialogue, *, must_continue: bool) -> None:
+        self._dialogue, self._must_continue = dialogue, must_continue
+
+    def plan(self, forest: Forest, call: GenerateCall, keys: Sequence[str]) -> Continuation:
+        """Return what a request continues; rendering a template takes milliseconds.
+
+        Args:
+            forest: turns of the session.
+            call: the request.
+            keys: of the conversation after each of its messages.
+
+        Raises:
+            RowError, ConfigError: the template refuses the messages.
+            Refused: the conversation does not continue the tokens of the session, and must.
+        """
+        parent, covered = forest.continued(keys)
+        new = call.messages[covered:]
+        if self._must_continue:
+            _check_known(new, covered)
+        if parent != ROOT:
+            history = call.messages[: covered - 1]
+            found = self._dialogue.extension(history, forest.turns[parent].tokens, new, call.tools, call.settings)
+            if found.is_faithful:
+                return Continuation(parent, keys[-1], found.token_ids, new)
+            if self._must_continue:
+                detail = (
+                    f"the chat template does not continue the tokens of the session: {found.change} "
+                    '(agent.on_rewrite = "error"); use a template that keeps what it wrote'
+                )
+                raise Refused(Refusal.INVALID, detail)
+        prompt = self._dialogue.prompt(call.messages, call.tools, call.settings)
+        return Continuation(ROOT, keys[-1], prompt, call.messages)
+
+
+def _check_known(new: Sequence[dict[str, Any]], first: int) -> None:
+    """Check that messages, of which the first is message `first`, hold no answer that the session did not give.
+
+    Raises:
+        Refused: they do.
+    """
+    for number, message in enumerate(new, first):
+        if message.get("role") == "assistant":
+            detail = (
+                f'messages[{number}] is not an answer that this session gave here (agent.on_rewrite = "error"); send '
+                "the conversation back as it was, with the same tools and chat_template_kwargs"
+            )
+            raise Refused(Refusal.INVALID, detail)

@@ -1,0 +1,46 @@
+"""Looks up in the table whether rows have ended, so that requests to their sessions do not wait for an actor."""
+
+from __future__ import annotations
+
+import asyncio
+
+from broker.subjects import RowId
+from broker.table import Table
+
+ENDINGS = ("trajectory", "dropped", "quarantined")
+"""Columns of which a row gets one when its samples have ended."""
+LOOK_SECONDS = 1.0
+"""Interval at which a row that has not ended is looked up, while requests wait for its actor to restart."""
+MAX_LOOKED = 4096
+
+
+class EndedRows:
+    """Rows that have ended. Used in the event loop's thread.
+
+    Args:
+        table: table of the run.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        # When a row was looked up, and whether it had ended.
+        self._looked: dict[RowId, tuple[float, bool]] = {}
+
+    async def has(self, row: RowId, now: float) -> bool:
+        """Whether a row has its trajectory, was dropped or quarantined, was removed, or never existed.
+
+        Args:
+            row: the row.
+            now: time in seconds.
+        """
+        looked, ended = self._looked.get(row, (float("-inf"), False))
+        if ended or now - looked < LOOK_SECONDS:
+            return ended
+        subjects = [self._table.subject(row, field) for field in ("prompt", *ENDINGS)]
+        prompt, *endings = await asyncio.gather(*(self._table.get_async(subject) for subject in subjects))
+        ended = prompt is None or any(cell is not None for cell in endings)
+        self._looked.pop(row, None)
+        self._looked[row] = now, ended
+        while len(self._looked) > MAX_LOOKED:
+            del self._looked[next(iter(self._looked))]
+        return ended

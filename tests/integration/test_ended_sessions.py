@@ -1,0 +1,93 @@
+"""Requests to sessions whose row has ended, at a real gateway: refused at once, and holding no slot of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from broker.subjects import RowId
+from broker.table import Table
+from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.messages import Dropped, DropReason, Prompt
+from relax_actors.serving.answers import Answers, Limits
+from relax_actors.serving.app import Access, Gateway
+from relax_actors.serving.run_policy import RunPolicy
+from relax_actors.serving.server import HttpServer
+from relax_actors.serving.session_client import AgentResult, AgentTask, SessionClient, SessionGoneError
+from relax_actors.serving.tokens import session_token
+from tests.support.contexts import context_of
+from tests.support.running import SUPPORT
+
+TOKEN, SECRET = "t" * 16, "secret"
+ROW = RowId(3, 1)
+SESSION = "group-3-1-0-0"
+ASK = {"messages": [{"role": "user", "content": "say 7"}]}
+GONE = f"session '{SESSION}' is over: its row has ended"
+
+
+@pytest.fixture
+def client(table: Table, tmp_path: Path) -> Iterator[httpx.Client]:
+    """Client of a gateway without rollout actors, which works on two requests at once, for up to a minute."""
+    context = context_of(table, tmp_path, "gateway", (), 1, SUPPORT / "tiny_agents.toml")
+    limits = Limits(1 << 20, 2, 60.0)
+
+    async def serve() -> HttpServer:
+        answers = Answers(RunPolicy(context), Tokenizer(context.config.model_path), "policy", 256, limits)
+        server = HttpServer(Gateway(answers, Access((TOKEN,), SECRET), limits).app(), "127.0.0.1", 0, None, 64)
+        await server.start()
+        return server
+
+    server = table.connection.call(serve(), 20)
+    with httpx.Client(base_url=server.url, timeout=20) as found:
+        yield found
+    table.connection.call(server.stop(lambda: None), 20)
+
+
+def post(client: httpx.Client, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+    head = {"Authorization": f"Bearer {session_token(SECRET, SESSION)}"}
+    return client.post(f"/sessions/{SESSION}{path}", headers=head, json=body or {})
+
+
+def test_requests_to_a_session_whose_row_has_ended_are_refused_at_once(table: Table, client: httpx.Client) -> None:
+    for _ in range(2):  # the gateway works on two requests at once
+        for path, body in (("/v1/chat/completions", ASK), ("/keep", {}), ("/end", {"reward": 1.0})):
+            started = time.monotonic()
+            answer = post(client, path, body)
+            assert time.monotonic() - started < 2
+            assert (answer.status_code, answer.json()["error"]["message"]) == (410, GONE)
+            assert "Retry-After" not in answer.headers
+    gone = post(client, "/v1/messages", {"max_tokens": 4, **ASK})
+    assert (gone.status_code, gone.json()["error"]["message"]) == (410, GONE)
+    assert client.get("/v1/models", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+
+    async def end() -> None:
+        sessions = SessionClient(str(client.base_url), TOKEN)
+        try:
+            task = AgentTask(SESSION, "", "", session_token(SECRET, SESSION), {}, 60.0)
+            with pytest.raises(SessionGoneError, match="its row has ended"):
+                await sessions.end(task, AgentResult(1.0))
+        finally:
+            await sessions.close()
+
+    started = time.monotonic()
+    table.connection.call(end(), 30)
+    assert time.monotonic() - started < 2, "the client repeats a request that can never succeed"
+
+
+def test_request_waits_for_the_actor_of_its_row_until_the_row_ends(table: Table, client: httpx.Client) -> None:
+    assert table.put(table.subject(ROW, "prompt"), Prompt("say 7", np.array([1, 2], np.int32), "", {}, 0, 0))
+    found: list[httpx.Response] = []
+    asking = threading.Thread(target=lambda: found.append(post(client, "/v1/chat/completions", ASK)))
+    asking.start()
+    asking.join(1.5)
+    assert asking.is_alive(), "the row's actor may be restarting"
+    assert table.put(table.subject(ROW, "dropped"), Dropped(DropReason.TRUNCATED, "a test"))
+    asking.join(5)
+    assert [(answer.status_code, answer.json()["error"]["message"]) for answer in found] == [(410, GONE)]
