@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from relax_actors.algorithms.formulas import ADVANTAGES, AGGREGATES, KL, RATIOS, SURROGATES, formulas, needs
+from relax_actors.algorithms.formula_tables import ADVANTAGES, AGGREGATES, KL, RATIOS, SURROGATES
+from relax_actors.algorithms.formulas import formulas, needs
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.config.presets import PRESETS, leaves
 from relax_actors.registry import catalog

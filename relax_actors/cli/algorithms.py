@@ -35,7 +35,7 @@ def algorithms(
     elif name is not None:
         typer.echo("\n".join(_page(name)))
     else:
-        _print_table(names)
+        typer.echo("\n".join(_list(names)).rstrip())
 
 
 def algorithm_lines(config: Config, set_by: Mapping[str, str]) -> Iterator[str]:
@@ -104,20 +104,19 @@ def _page(name: str) -> Iterator[str]:
         yield f"  {key} = {_shown(value)}"
 
 
-def _print_table(names: list[str]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+def _list(names: list[str]) -> Iterator[str]:
+    """Yield the formulas of presets, with the numbers that they name."""
+    from relax_actors.algorithms.formulas import constants
 
-    table = Table(box=None, pad_edge=False, show_edge=False)
-    table.add_column("name", no_wrap=True)
-    table.add_column("formula", overflow="fold")
-    table.add_column("arXiv", no_wrap=True)
-    table.add_column("needs", overflow="fold")
     for name in names:
         found = _described(name)
-        parts = found["formulas"]
-        table.add_row(name, f"{parts['advantage']}; loss {parts['loss']}", found["paper"], ", ".join(found["needs"]))
-    Console(soft_wrap=False, highlight=False, markup=False).print(table)
+        needed = f"; needs {', '.join(found['needs'])}" if found["needs"] else ""
+        yield f"{name}: {found['title']}, arXiv {found['paper']}{needed}"
+        for part, plain in found["formulas"].items():
+            yield f"  {part:<12} {plain}"
+        if numbers := constants(_section(name)):
+            yield f"  {'with':<12} {', '.join(f'{key} = {_shown(value)}' for key, value in numbers.items())}"
+        yield ""
 
 
 def _shown(value: Any) -> str:

@@ -75,7 +75,7 @@ class AlgorithmSection(Section):
     """Divergence of a token that `divergence_mask` bounds: the difference of its probabilities, or the binary KL, which
     `clip_low` (advantage below 0) and `clip_high` then bound (arXiv 2602.04879)."""
     ratio_cap: Annotated[float, Field(ge=1)] | None = None
-    """Largest ratio in `divergence_mask` and `p3o`; unbounded if not set."""
+    """Largest ratio in `divergence_mask`; unbounded if not set."""
     tau_pos: PositiveFloat = 1.0
     """Temperature of `gate` for positive advantages (arXiv 2511.20347)."""
     tau_neg: PositiveFloat = 1.05

@@ -59,9 +59,9 @@ class RolloutSection(PoolSection):
     """MiB of keys and values that the transformers engine keeps between the turns of episodes; a turn without them
     reads its conversation anew."""
     max_running_tokens: Positive | None = None
-    """Tokens of conversations, with what their next turns may add, that an actor generates at once; further turns wait.
-    By default what fits the key-value cache of an SGLang server together with the conversations that wait for their
-    environments; unlimited with other engines."""
+    """Tokens of conversations, with what their next turns may add, that an actor generates at once; further turns, and
+    requests of agents and of the gateway, wait. By default what fits the key-value cache of an SGLang server together
+    with the conversations that wait for their environments; unlimited with other engines."""
     sglang: SglangSection = SglangSection()
 
     @model_validator(mode="after")

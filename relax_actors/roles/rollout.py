@@ -90,6 +90,7 @@ class Rollout(Role):
             self._stager,
             self.progress,
             self.guest_limit(),
+            config.rollout.max_running_tokens,
             is_alone=config.run.deterministic,
             updates_in_flight=self._in_flight_updates,
         )

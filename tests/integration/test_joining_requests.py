@@ -12,7 +12,7 @@ from broker.table import Table
 from relax_actors.messages.generate import GenerateAnswer, GenerateCall
 from relax_actors.roles.agent_rollout import AgentRollout
 from relax_actors.roles.rollout import Rollout
-from tests.support.policy_ends import USER, PolicyEnds
+from tests.support.policy_ends import LONG, USER, PolicyEnds
 from tests.support.running import wait_until
 
 AGENTS = ("agent.function=x.y", "reward.function=environment")
@@ -49,6 +49,26 @@ def test_request_of_an_agent_joins_the_batch_in_which_another_ones_is_generated(
     asking.cancel()
     ends.session("end", slow, reward=0.0)
     wait_until(lambda: len(ends.results) == 2, "end of the other row")
+
+
+def test_request_waits_while_those_in_generation_leave_no_room_for_its_tokens(make_ends: MakeEnds) -> None:
+    ends = make_ends(AgentRollout, *AGENTS, f"rollout.max_running_tokens={LONG + 1000}", "rollout.group_size=2")
+    ends.start(ends.row(0))
+    sessions = [ends.take() for _ in range(2)]
+    pieces: list[list[object]] = [[], []]
+    calls = [GenerateCall(f"long{n}", session=sessions[n], messages=[USER], stream=True, seconds=300) for n in range(2)]
+    first = ends.begin(calls[0], pieces[0])
+    wait_until(lambda: pieces[0], "the first tokens")
+    second = ends.begin(calls[1], pieces[1])
+    so_far = len(pieces[0])
+    wait_until(lambda: len(pieces[0]) > so_far + 30, "more tokens of the first answer")
+    assert not pieces[1], "both do not fit"
+    first.cancel()
+    wait_until(lambda: pieces[1], "tokens of the second answer")
+    second.cancel()
+    for session in sessions:
+        ends.session("end", session, reward=0.0)
+    wait_until(lambda: ends.results, "end of the row")
 
 
 def test_agents_of_a_deterministic_run_get_the_bits_that_they_get_alone(make_ends: MakeEnds) -> None:

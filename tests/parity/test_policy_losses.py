@@ -21,6 +21,7 @@ from torch import Tensor
 
 from relax_actors.algorithms.corrections import CorrectionKind, CorrectionLevel, correction_weights
 from relax_actors.algorithms.first_pass import SequenceRecord, most_uncertain
+from relax_actors.algorithms.losses import add_metrics
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.engines.torch.loss_inputs import LossInputs
 from relax_actors.engines.torch.objective import StepObjective
@@ -62,10 +63,9 @@ def step_of(seed: int, *, empty: bool = False, spread: float = 0.7) -> dict[str,
     }
 
 
-def trl_loss(step: dict[str, Tensor], **settings: Any) -> tuple[float, Tensor]:
-    """Loss and gradient of TRL's `_compute_loss`."""
-    leaf, mask = step["new"].clone().requires_grad_(), step["mask"]
-    entropies, args = step["entropies"], settings.pop("args", {})
+def trl_trainer(**settings: Any) -> SimpleNamespace:
+    """What TRL's `_compute_loss` reads of its trainer."""
+    args = settings.pop("args", {})
     defaults: dict[str, Any] = {
         "loss_type": "dapo",
         "importance_sampling_level": "token",
@@ -78,6 +78,9 @@ def trl_loss(step: dict[str, Tensor], **settings: Any) -> tuple[float, Tensor]:
         "use_adaptive_entropy": False,
         "use_vllm": False,
         "vllm_importance_sampling_correction": True,
+        "model": SimpleNamespace(training=False),
+        "current_gradient_accumulation_steps": 1,
+        "accelerator": accelerator(),
     }
     arguments = {
         "delta": None,
@@ -90,27 +93,42 @@ def trl_loss(step: dict[str, Tensor], **settings: Any) -> tuple[float, Tensor]:
         "vespo_lambda_neg": 2.0,
         "steps_per_generation": 1,
     }
-    accelerator = SimpleNamespace(
-        num_processes=1,
-        sync_gradients=False,
-        gather=lambda x: x,
-        reduce=lambda x, **_: x,
-        pad_across_processes=lambda x, **_: x,
-    )
     trainer = SimpleNamespace(
         **(defaults | settings),
         args=SimpleNamespace(**(arguments | args)),
-        accelerator=accelerator,
         aux_loss_enabled=False,
-        model=SimpleNamespace(training=False),
-        current_gradient_accumulation_steps=1,
         max_completion_length=LENGTH,
         get_off_policy_mask=off_policy_mask,
         get_gamma_weights=gamma_weights,
-        _get_per_token_logps_and_entropies=lambda *_, **__: (leaf, entropies, None),
         _metrics=defaultdict(lambda: defaultdict(list)),
     )
     trainer.get_high_entropy_mask = lambda *given: entropy_mask(trainer, *given)
+    return trainer
+
+
+def accelerator(*, sync_gradients: bool = False) -> SimpleNamespace:
+    """An accelerator of one process."""
+    return SimpleNamespace(
+        num_processes=1,
+        sync_gradients=sync_gradients,
+        gather=lambda x: x,
+        gather_for_metrics=lambda x: x,
+        reduce=lambda x, **_: x,
+        pad_across_processes=lambda x, **_: x,
+    )
+
+
+def trl_loss(
+    step: dict[str, Tensor],
+    *,
+    compute: Any = compute_loss,
+    trainer: Any = None,
+    **settings: Any,
+) -> tuple[float, Tensor]:
+    """Loss and gradient of TRL's `_compute_loss`, by default that of its GRPO trainer."""
+    trainer = trainer or trl_trainer(**settings)
+    leaf, mask, entropies = step["new"].clone().requires_grad_(), step["mask"], step["entropies"]
+    trainer._get_per_token_logps_and_entropies = lambda *_, **__: (leaf, entropies, None)
     ones = torch.ones(len(mask), 1, dtype=torch.int64)
     inputs = {
         "prompt_ids": ones,
@@ -119,27 +137,50 @@ def trl_loss(step: dict[str, Tensor], **settings: Any) -> tuple[float, Tensor]:
         "completion_mask": mask.long(),
         "advantages": step["advantages"],
         "old_per_token_logps": step["old"],
+        "old_logps": (step["old"] * mask).sum(1),
         "ref_per_token_logps": step["reference"],
         "num_items_in_batch": mask.sum(),
     } | ({"importance_sampling_ratio": step["weights"]} if "weights" in step else {})
-    loss = compute_loss(trainer, None, inputs)
+    loss = compute(trainer, None, inputs)
     (gradient,) = torch.autograd.grad(loss, leaf)
     return loss.item(), gradient
 
 
 def our_loss(step: dict[str, Tensor], **settings: Any) -> tuple[float, Tensor]:
     """Loss and gradient of a step with the proximal policy `old`."""
-    leaf, mask = step["new"].clone().requires_grad_(), step["mask"]
+    loss, gradient, _ = our_step([step], **settings)
+    return loss, gradient[0]
+
+
+def our_step(
+    micro_batches: list[dict[str, Tensor]], coefficients: Any = None, **settings: Any
+) -> tuple[float, list[Tensor], dict[str, float]]:
+    """Loss of a step of several micro-batches, the gradient of each, and what was measured."""
     bounds = {"clip_low": CLIP_LOW, "clip_high": CLIP_HIGH}
     algorithm = AlgorithmSection.model_validate({"proximal": "actor_fwd"} | bounds | settings)
-    objective = StepObjective(algorithm)
-    uncertain = None
-    if objective.top_entropy is not None:
+    objective = StepObjective(algorithm, coefficients)
+    losses, parts = [], []
+    gradients: list[Tensor] = []
+    for step in micro_batches:
+        inputs = inputs_of(step, algorithm, objective.top_entropy)
+        loss, measured = objective.loss(inputs)
+        gradients += torch.autograd.grad(loss, inputs.logprobs)
+        losses.append(loss.item())
+        parts.append(measured)
+    measured = add_metrics(parts)
+    scale = objective.gradient_scale(measured)
+    return sum(losses) * scale, [gradient * scale for gradient in gradients], measured
+
+
+def inputs_of(step: dict[str, Tensor], algorithm: AlgorithmSection, top_entropy: float | None) -> LossInputs:
+    """Inputs of the objective for a micro-batch, its log-probs a leaf."""
+    leaf, mask, uncertain = step["new"].clone().requires_grad_(), step["mask"], None
+    if top_entropy is not None:
         flat = step["entropies"][mask].numpy()
         record = SequenceRecord(flat, flat, flat, flat, {})
         uncertain = torch.zeros_like(mask)
-        uncertain[mask] = torch.from_numpy(most_uncertain([record], objective.top_entropy)[0])
-    inputs = LossInputs(
+        uncertain[mask] = torch.from_numpy(most_uncertain([record], top_entropy)[0])
+    return LossInputs(
         leaf,
         step["rollout"],
         step["advantages"][:, None].expand_as(leaf),
@@ -149,10 +190,6 @@ def our_loss(step: dict[str, Tensor], **settings: Any) -> tuple[float, Tensor]:
         entropies=step["entropies"],
         uncertain=uncertain,
     )
-    loss, measured = objective.loss(inputs)
-    (gradient,) = torch.autograd.grad(loss, leaf)
-    scale = objective.gradient_scale(measured)
-    return loss.item() * scale, gradient * scale
 
 
 def assert_equal(ours: tuple[float, Tensor], theirs: tuple[float, Tensor]) -> None:
@@ -245,7 +282,7 @@ def trl_weights(step: dict[str, Tensor], mode: str, low: float | None, high: flo
         vllm_importance_sampling_clip_min=low,
         vllm_importance_sampling_clip_max=high,
     )
-    known = {
+    known: dict[str, Any] = {
         "torch": torch,
         "math": math,
         "self": trainer,

@@ -13,7 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from relax_actors.algorithms.effective import ADVANTAGE_SETTINGS, LOSS_SETTINGS
-from relax_actors.algorithms.formulas import ADVANTAGES, SURROGATES, formulas, needs
+from relax_actors.algorithms.formula_tables import ADVANTAGES, SURROGATES
+from relax_actors.algorithms.formulas import formulas, needs
 from relax_actors.algorithms.notes import notes
 from relax_actors.algorithms.refusals import refusals
 from relax_actors.cli.algorithms import algorithm_lines

@@ -9,8 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from relax_actors.algorithms.evaluate.kinds import evaluate
+from relax_actors.config.algorithm import AlgorithmSection
+from relax_actors.engines.torch.loss_inputs import LossInputs
+from relax_actors.engines.torch.objective import StepObjective
 
 
 def one(kind: str, name: str, inputs: dict[str, Any], **settings: Any) -> dict[str, Any]:
@@ -93,15 +97,188 @@ def test_other_kinds_give_hand_computed_numbers() -> None:
         ),
         ({"kind": "entropy", "name": "half", "inputs": {}}, "ValueError: name = 'half' is not known; known: full"),
         (
-            {"kind": "policy_loss", "name": "clip", "inputs": TOKENS, "settings": {"clip_lo": 1}},
-            "algorithm.clip_lo",
+            {"kind": "policy_loss", "name": "clip", "inputs": TOKENS, "settings": {"clip_low": -1}},
+            "ValueError: setting clip_low: Input should be greater than or equal to 0",
+        ),
+        (
+            {"kind": "entropy", "name": "full", "inputs": {"logits": [[[0, 0], [0]]]}},
+            "ValueError: input logits[0][1] has 1 numbers, the first token has 2; give as many",
         ),
     ],
 )
 def test_bad_case_gives_an_error_and_no_numbers(case: Any, error: str) -> None:
     (found,) = evaluate([case])
-    assert error in found["error"].replace("clip_lo\n", "algorithm.clip_lo\n")
+    assert error in found["error"]
     assert "outputs" not in found
+
+
+PLAIN = {"logprobs": [[-1.0]], "old_logprobs": [[-1.5]], "advantages": [1.0]}
+KL_INPUTS = {"logprobs": [[-1.0]], "reference_logprobs": [[-1.5]]}
+CLIP = "policy_loss 'clip' does not read the"
+READ = "ratio, clip_low, clip_high, dual_clip, aggregate, log_ratio_penalty"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "inputs", "settings", "error"),
+    [
+        ("policy_loss", "clip", PLAIN, {"clip_lo": 1}, f"{CLIP} setting 'clip_lo'; remove it. It reads: {READ}"),
+        ("policy_loss", "clip", PLAIN, {"tau_pos": 1}, f"{CLIP} setting 'tau_pos'; remove it. It reads: {READ}"),
+        ("policy_loss", "clip", PLAIN, {"seed": 1}, f"{CLIP} setting 'seed'; remove it. It reads: {READ}"),
+        ("policy_loss", "clip", PLAIN, {"length": 9}, f"{CLIP} setting 'length'; remove it. It reads: {READ}"),
+        (
+            "policy_loss",
+            "clip",
+            PLAIN,
+            {"name": "dppo_tv"},
+            f"{CLIP} setting 'name'; give the settings of the preset, which `relax algorithms NAME` prints",
+        ),
+        (
+            "policy_loss",
+            "clip",
+            PLAIN,
+            {"surrogate": "score"},
+            f"{CLIP} setting 'surrogate'; the policy loss is the name of the case",
+        ),
+        (
+            "policy_loss",
+            "clip",
+            PLAIN,
+            {"correction": {"kind": "tis"}},
+            (
+                f"{CLIP} setting 'correction'; evaluate a case of kind \"correction\", and give its weights as the "
+                "input weights"
+            ),
+        ),
+        (
+            "policy_loss",
+            "clip",
+            PLAIN,
+            {"kl": {"place": "loss"}},
+            f"{CLIP} setting 'kl'; evaluate a case of kind \"kl\"",
+        ),
+        (
+            "policy_loss",
+            "clip",
+            PLAIN | {"typo_mask": [[1]]},
+            {},
+            f"{CLIP} input 'typo_mask'; remove it. It reads: logprobs, mask, old_logprobs, weights, advantages",
+        ),
+        (
+            "policy_loss",
+            "clip",
+            PLAIN | {"rollout_logprobs": [[-1.4]]},
+            {},
+            f"{CLIP} input 'rollout_logprobs'; remove it. It reads: logprobs, mask, old_logprobs, weights, advantages",
+        ),
+        (
+            "policy_loss",
+            "gamma",
+            PLAIN,
+            {"ratio": "token"},
+            (
+                "policy_loss 'gamma' does not read the setting 'ratio'; remove it. It reads: gamma_pos, gamma_neg, "
+                "aggregate, log_ratio_penalty"
+            ),
+        ),
+        (
+            "kl",
+            "k3",
+            KL_INPUTS,
+            {"coefficient": 0.1},
+            "kl 'k3' does not read the setting 'coefficient'; multiply the outputs by the coefficient yourself",
+        ),
+        (
+            "kl",
+            "k3",
+            KL_INPUTS | {"old_logprobs": [[-1.0]]},
+            {},
+            "kl 'k3' does not read the input 'old_logprobs'; remove it. It reads: logprobs, mask, reference_logprobs",
+        ),
+        (
+            "correction",
+            "tis",
+            SCORES,
+            {"low": 0.1},
+            "correction 'tis' does not read the setting 'low'; remove it. It reads: level, high, normalise",
+        ),
+        (
+            "aggregation",
+            "token_mean",
+            {"per_token": [[1]]},
+            {"length": 2},
+            "aggregation 'token_mean' does not read the setting 'length'; remove it. It reads: none",
+        ),
+    ],
+)
+def test_settings_and_inputs_without_effect_are_refused(
+    kind: str, name: str, inputs: dict[str, Any], settings: dict[str, Any], error: str
+) -> None:
+    (found,) = evaluate([{"kind": kind, "name": name, "settings": settings, "inputs": inputs}])
+    assert found["error"] == f"ValueError: {error}"
+
+
+def trained(algorithm: dict[str, Any], advantages: list[float]) -> tuple[float, torch.Tensor]:
+    """Loss and gradient of the trainer's own objective for two samples of two and one tokens."""
+    logprobs = torch.tensor([[-1.0, -2.0], [-0.5, 0.0]], dtype=torch.float64, requires_grad=True)
+    old = torch.tensor([[-1.5, -1.9], [-0.4, 0.0]], dtype=torch.float64)
+    rollout = torch.tensor([[-1.4, -2.5], [-0.7, 0.0]], dtype=torch.float64)
+    mask = torch.tensor([[True, True], [True, False]])
+    of_tokens = torch.tensor(advantages, dtype=torch.float64)[:, None].expand_as(logprobs)
+    objective = StepObjective(AlgorithmSection.model_validate({"proximal": "actor_fwd", **algorithm}))
+    step = LossInputs(logprobs, rollout, of_tokens, mask, proximal=old)
+    loss, measured = objective.loss(step)
+    scale = objective.gradient_scale(measured)
+    (gradient,) = torch.autograd.grad(loss, logprobs)
+    return loss.item() * scale, gradient * scale
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("clip", {"clip_high": 0.4}),
+        ("clip", {"log_ratio_penalty": 0.1, "aggregate": "sample_mean_of_means"}),
+        ("clip_weight", {"clip_low": 1.0, "clip_high": 4.0}),
+        ("gate", {}),
+        ("gamma", {}),
+        ("geometric", {"clip_low": 0.4, "clip_high": 0.4, "aggregate": "sample_mean_of_means"}),
+        ("divergence_mask", {}),
+        ("p3o", {}),
+        ("examples.custom_loss.damped.damped", {}),
+    ],
+)
+@pytest.mark.parametrize(
+    "correction",
+    [
+        {"kind": "tis", "high": 1.2},
+        {"kind": "tis", "level": "sequence", "normalise": "samples"},
+        {"kind": "importance"},
+        {"kind": "tests.support.wrong_losses.weights", "normalise": "tokens"},
+    ],
+    ids=["tis", "normalised", "importance", "own"],
+)
+def test_weighed_loss_is_that_of_the_trainer(name: str, settings: dict[str, Any], correction: dict[str, Any]) -> None:
+    tokens = {"logprobs": [[-1.0, -2.0], [-0.5]], "old_logprobs": [[-1.5, -1.9], [-0.4]], "advantages": [1.0, -0.5]}
+    rollout = [[-1.4, -2.5], [-0.7]]
+    scores = {"proximal_logprobs": tokens["old_logprobs"], "rollout_logprobs": rollout}
+    kind = correction["kind"]
+    weights = one("correction", kind, scores, **{k: v for k, v in correction.items() if k != "kind"})["outputs"]
+    given = {**tokens, "weights": weights["weights"]}
+    if name == "p3o" or "." in name:
+        given["rollout_logprobs"] = rollout
+    found = one("policy_loss", name, given, **settings)
+    loss, gradient = trained({"surrogate": name, "correction": correction, **settings}, [1.0, -0.5])
+    assert found["outputs"]["loss"] == pytest.approx(loss, rel=1e-12)
+    assert found["gradients"]["logprobs"] == [
+        pytest.approx(row[:n].tolist(), rel=1e-12) for row, n in zip(gradient, (2, 1), strict=True)
+    ]
+
+
+def test_weights_multiply_the_loss_as_they_do_in_training() -> None:
+    found = one(
+        "policy_loss", "clip", {"logprobs": [[-1]], "old_logprobs": [[-1]], "advantages": [1], "weights": [[0.5]]}
+    )
+    assert found["outputs"]["loss"] == -0.5
+    assert found["gradients"]["logprobs"] == [[-0.5]]
 
 
 def test_command_prints_all_cases_and_fails_if_one_fails(tmp_path: Path) -> None:

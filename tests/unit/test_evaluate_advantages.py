@@ -56,14 +56,68 @@ def test_other_inputs_are_read_where_they_are_needed() -> None:
 
 
 def test_bad_cases_say_what_is_wrong() -> None:
-    known = "scale, epsilon, gamma, gae_lambda, weights, whiten, whiten_epsilon, signal_scale, ema_decay, "
-    assert advantages("group", {"beta": 1}, rewards=[1]) == (
-        f"ValueError: 'beta' is not a setting of an advantage; known: {known}kl_coefficient, kl_kind"
-    )
     assert advantages("group", rewards=[1, 2], groups=[0]) == (
         "ValueError: groups has 1 ids for 2 samples; give one for each"
     )
+    assert advantages("optimal_token", rewards=[1, 2], logprobs=[[-1], [-2]]) == (
+        "ValueError: input 'squares' is missing; given: rewards, logprobs"
+    )
     assert "is not a known advantage estimator" in advantages("nothing", rewards=[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "inputs", "error"),
+    [
+        ("group", {"beta": 1}, {}, "setting 'beta'; remove it. It reads: scale, epsilon, kl_coefficient, whiten, "),
+        ("group", {"gamma": 0.5}, {}, "setting 'gamma'; remove it. It reads: scale, epsilon, kl_coefficient, whiten, "),
+        (
+            "ema",
+            {"scale": "group_std"},
+            {},
+            "setting 'scale'; remove it. It reads: ema_decay, kl_coefficient, whiten, ",
+        ),
+        ("decoupled", {"scale": "none"}, {}, "setting 'scale'; remove it. It reads: epsilon, weights, whiten, "),
+        ("decoupled", {"kl_coefficient": 1}, {}, "setting 'kl_coefficient'; remove it. It reads: epsilon, weights, "),
+        ("group", {"kl_kind": "k2"}, {}, "setting 'kl_kind'; remove it. It reads: scale, epsilon, kl_coefficient, "),
+        ("group", {}, {"values": [[1], [2]]}, "input 'values'; remove it. It reads: rewards, token_rewards, mask, "),
+        ("rloo", {}, {"typo_mask": [[1], [1]]}, "input 'typo_mask'; remove it. It reads: rewards, token_rewards, "),
+        ("gae", {}, {"values": [[1], [2]], "turns": [[0], [0]]}, "input 'turns'; remove it. It reads: rewards, "),
+    ],
+)
+def test_settings_and_inputs_without_effect_are_refused(
+    name: str, settings: dict[str, Any], inputs: dict[str, Any], error: str
+) -> None:
+    parts = {"components": {"a": [1, 2]}} if name == "decoupled" else {}
+    found = advantages(name, settings, rewards=[1, 2], **inputs, **parts)
+    assert found.startswith(f"ValueError: advantage {name!r} does not read the {error}")
+
+
+def test_turns_are_compared_with_turns_of_the_same_number() -> None:
+    turns = {"token_rewards": [[1, 0], [0, 0]], "turns": [[0, 1], [0, 1]]}
+    found = advantages("turn", {"scale": "none"}, rewards=[0, 0], **turns)
+    assert found == {"advantages": [[0.5, 0.0], [-0.5, 0.0]]}
+    together = advantages("all_turns", {"scale": "none"}, rewards=[0, 0], **turns)
+    assert together == {"advantages": [[0.75, -0.25], [-0.25, -0.25]]}
+    # Without turns, a sample is one turn, and its tokens after the reward share its baseline.
+    single = advantages("turn", {"scale": "none"}, rewards=[0, 0], token_rewards=[[0, 1], [0, 0]])
+    assert single == {"advantages": [[0.5, 0.5], [-0.5, -0.5]]}
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("of_pairs", "float64[2, 2]; return [2], one number for each sample of the group, or [3], one for each token"),
+        ("not_a_number", "nan at index 0 of 2; return finite numbers"),
+    ],
+)
+def test_wrong_numbers_of_an_own_estimator_are_errors(name: str, error: str) -> None:
+    path = f"tests.support.wrong_advantages.{name}"
+    assert advantages(path, rewards=[1, 2], lengths=[2, 1]) == f"ValueError: advantage {path!r} returned {error}"
+
+
+def test_own_estimator_gets_its_settings_and_the_defaults_of_the_algorithm_section() -> None:
+    path = "tests.support.wrong_advantages.scaled"
+    assert advantages(path, {"gamma": 0.5}, rewards=[1, 2]) == {"advantages": [1.5, 2.5]}
 
 
 def test_tokens_are_told_from_samples_where_there_are_as_many() -> None:
@@ -77,14 +131,24 @@ def test_tokens_are_told_from_samples_where_there_are_as_many() -> None:
     [
         ({"whiten": "token"}, {}, "ValueError: setting whiten: Input should be 'none', 'tokens' or 'samples'"),
         ({"scale": "std"}, {}, "ValueError: setting scale: Input should be 'none', 'group_std', 'batch_std' or"),
-        ({"kl_kind": "k4"}, {}, "ValueError: setting kl_kind: Input should be 'k1', 'k2' or 'k3'"),
+        (
+            {"kl_coefficient": 1.0, "kl_kind": "k4"},
+            {},
+            "ValueError: setting kl.kind: Input should be 'k1', 'k2' or 'k3'",
+        ),
         ({"epsilon": "x"}, {}, "TypeError: setting epsilon is 'x'; give a number"),
-        ({}, {"roles": ["a"]}, "ValueError: input 'roles' must be a list with one entry for each of 2 samples"),
-        ({}, {"greedy_rewards": []}, "ValueError: input 'greedy_rewards' must be a list with one entry for each of 2"),
     ],
 )
 def test_impossible_settings_are_errors(settings: dict[str, Any], inputs: dict[str, Any], error: str) -> None:
     assert advantages("group", settings, rewards=[1, 2], **inputs).startswith(error)
+
+
+@pytest.mark.parametrize(("name", "given"), [("ema", "roles"), ("greedy", "greedy_rewards")])
+def test_numbers_of_samples_must_fit_the_rewards(name: str, given: str) -> None:
+    inputs: dict[str, Any] = {given: [1]}
+    assert advantages(name, rewards=[1, 2], **inputs) == (
+        f"ValueError: input {given!r} must be a list with one entry for each of 2 samples"
+    )
 
 
 @pytest.mark.parametrize(

@@ -35,9 +35,27 @@ def test_signals_at_the_sampled_tokens() -> None:
     assert found["outputs"] == {"advantages": [[1.0, 0.0], [0.0]]}
 
 
-def test_unknown_settings_and_kinds_without_a_vocabulary_are_errors() -> None:
-    inputs = {"logprobs": [[-1.0]], "teacher_logprobs": [[-0.5]]}
-    assert result_of("reverse_kl", {"beta": 1}, **inputs)["error"] == (
-        "ValueError: setting 'beta' is not known; known: top_k, tail, teacher_weight, temperature, coefficient"
+def test_coefficient_multiplies_every_form() -> None:
+    sampled = {"logprobs": [[-1.0]], "teacher_logprobs": [[-0.5]]}
+    assert result_of("reverse_kl", {"coefficient": 2.0}, **sampled)["outputs"]["loss"] == pytest.approx(0.25)
+    logits = {"logits": [[[0.0, 0.0]]], "teacher_logits": [[[1.0, 0.0]]]}
+    one, two = (result_of("forward_kl", {"coefficient": c}, **logits) for c in (1.0, 2.0))
+    assert two["outputs"]["loss"] == pytest.approx(2 * one["outputs"]["loss"])
+
+
+def test_settings_and_inputs_without_effect_are_refused() -> None:
+    inputs, logits = {"logprobs": [[-1.0]], "teacher_logprobs": [[-0.5]]}, {"logits": [[[0, 0]]]}
+    logits |= {"teacher_logits": [[[1, 0]]]}
+    sampled = "ValueError: distillation 'reverse_kl' of logprobs does not read the setting"
+    assert result_of("reverse_kl", {"tail": "drop"}, **inputs)["error"] == (
+        f"{sampled} 'tail'; remove it. It reads: coefficient"
+    )
+    assert result_of("forward_kl", {"teacher_weight": 0.3}, **logits)["error"] == (
+        "ValueError: distillation 'forward_kl' does not read the setting 'teacher_weight'; remove it. It reads: top_k, "
+        "tail, temperature, coefficient"
+    )
+    assert result_of("jsd", {}, **logits, **inputs)["error"] == (
+        "ValueError: distillation 'jsd' does not read the input 'logprobs'; remove it. It reads: logits, "
+        "teacher_logits, mask"
     )
     assert 'kind = "jsd" compares distributions and needs top_k' in result_of("jsd", {}, **inputs)["error"]

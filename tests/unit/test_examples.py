@@ -9,10 +9,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from relax_actors.algorithms.advantages import Group
 from relax_actors.algorithms.refusals import refusals
+from relax_actors.cli.check import examine
 from relax_actors.config import load_config
+from relax_actors.data.model_folder import prepare
 from relax_actors.messages import Reward, Trajectory
 from relax_actors.monitoring.sinks import LogMessage
 from relax_actors.testing import check_advantage, check_policy_loss
@@ -33,6 +36,22 @@ def test_ranked_advantages_depend_on_the_order_of_rewards_only() -> None:
 def test_task_can_be_trained_under_the_preset(name: str) -> None:
     settings = [f"algorithm.name={name}", *PRESETS_OF_THE_TASK[name]]
     assert list(refusals(load_config(EXAMPLES / "algorithms" / "sort_digits.toml", settings))) == []
+
+
+def test_distillation_examples_work_with_the_model_of_the_demo(tmp_path: Path) -> None:
+    demo = tmp_path / "demo"
+    prepare(load_config(EXAMPLES / "demo" / "demo.toml", []), demo)
+    save_file({"weight": np.zeros(1, np.float32)}, demo / "model.safetensors")
+    settings = [f"run.folder={tmp_path / 'run'}", f"roles.teacher.model={demo}"]
+    for name, more in (("distill", []), ("hint", [f"model.path={demo}"])):
+        config = load_config(EXAMPLES / "distill" / f"{name}.toml", [*settings, *more])
+        assert examine(config).errors == ()
+
+
+def test_student_of_the_hint_example_reads_numbers_without_the_hint() -> None:
+    make = runpy.run_path(str(EXAMPLES / "distill" / "unmarked_digits.py"))["make"]
+    for task in make(size=20, seed=1):
+        assert (len(task.prompt), "".join(sorted(task.prompt))) == (4, task.answer)
 
 
 def test_damped_loss_is_a_policy_loss() -> None:

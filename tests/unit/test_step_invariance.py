@@ -1,8 +1,12 @@
-"""Loss and gradient of a step are the same for any cut into micro-batches, parts and ranks, for each preset's loss."""
+"""Loss and gradient of a step are the same for any cut into micro-batches, parts and ranks, for each preset's loss.
+
+Steps, cuts and the sequences of each rank are generated; the step of `two_rows` is always among them.
+"""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from relax_actors.algorithms.first_pass import StepFacts
@@ -38,6 +44,10 @@ SETTINGS = (
     *("log_ratio_penalty", "aggregate", "length", "proximal", "entropy", "correction", "reject"),
 )
 """Settings of [algorithm] that the loss reads."""
+TOP_K = 3
+"""Most likely tokens of the teacher at each token."""
+MICRO_BATCHES = 3
+"""Largest number of micro-batches of a rank."""
 MORE: dict[str, dict[str, Any]] = {
     "product ratio": {"ratio": "sequence_product", "aggregate": "sample_mean_of_means"},
     "entropy": {"entropy": {"coefficient": 0.1, "quantile": 0.4}},
@@ -54,6 +64,11 @@ MORE: dict[str, dict[str, Any]] = {
         "correction": {"kind": "tis", "level": "sequence", "high": 3.0, "normalise": "samples"},
     },
     "normalised score": {"surrogate": "score", "correction": {"kind": "importance", "normalise": "tokens"}},
+    "distillation at sampled tokens": {"distil": {"place": "loss", "coefficient": 0.5}},
+    "distillation": {
+        "distil": {"place": "loss", "kind": "jsd", "top_k": TOP_K, "teacher_weight": 0.3},
+        "aggregate": "sample_mean_of_means",
+    },
     "OPSM": {"reject": {"kind": "product", "low": 0.0, "high": 1e9, "opsm": 0.1}, "aggregate": "sample_mean_of_sums"},
 }
 
@@ -62,13 +77,13 @@ def losses() -> dict[str, dict[str, Any]]:
     """Return different settings of the loss by the first preset that has them."""
     found: dict[str, dict[str, Any]] = {}
     for name, preset in PRESETS.items():
-        settings = {key: value for key, value in preset.settings.items() if key in SETTINGS}
+        chosen = {key: value for key, value in preset.settings.items() if key in SETTINGS}
         if preset.settings.get("kl", {}).get("place") == "loss":
-            settings["kl"] = preset.settings["kl"]
-        if settings.get("aggregate") == "constant":
-            settings["length"] = 5
-        found.setdefault(json.dumps(settings, sort_keys=True), {"name": name, **settings})
-    return {settings.pop("name"): settings for settings in found.values()} | MORE
+            chosen["kl"] = preset.settings["kl"]
+        if chosen.get("aggregate") == "constant":
+            chosen["length"] = 5
+        found.setdefault(json.dumps(chosen, sort_keys=True), {"name": name, **chosen})
+    return {chosen.pop("name"): chosen for chosen in found.values()} | MORE
 
 
 @cache
@@ -81,16 +96,111 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     return base(tmp_path_factory.mktemp("model"))
 
 
-def step_of(config: Config, budget: int, settings: dict[str, Any], *, parts: int = 1) -> tuple[float, torch.Tensor]:
+@dataclass(frozen=True)
+class Step:
+    """A step, how it is cut into micro-batches and parts, and how ranks share it.
+
+    Attributes:
+        sequences: number of trained tokens of the sequences of each sample of each row; empty for those of `two_rows`.
+        seed: of the numbers.
+        budget: tokens of a micro-batch.
+        by_row: whether the engine gets row after row.
+        places: rank and micro-batch of each sequence, chosen by taking each number modulo the possible places.
+        ranks: number of ranks.
+    """
+
+    sequences: tuple[tuple[tuple[int, ...], ...], ...]
+    seed: int
+    budget: int
+    by_row: bool
+    places: tuple[int, ...]
+    ranks: int
+
+    def samples(self) -> list[TrainSample]:
+        if not self.sequences:
+            return taught(two_rows(), self.seed)
+        random, found = np.random.default_rng(self.seed), []
+        for row, samples in enumerate(self.sequences):
+            for sample, lengths in enumerate(samples):
+                advantage = random.normal()
+                found += [drawn(random, n, advantage, row, sample, sum(lengths)) for n in lengths]
+        return taught(found, self.seed)
+
+    def shares(self) -> list[list[list[int]]]:
+        """Sequences of each micro-batch of each rank."""
+        found: list[list[list[int]]] = [[[] for _ in range(MICRO_BATCHES)] for _ in range(self.ranks)]
+        for index in range(len(self.samples())):
+            place = self.places[index % len(self.places)] % (self.ranks * MICRO_BATCHES)
+            found[place // MICRO_BATCHES][place % MICRO_BATCHES].append(index)
+        return [[one for one in micro_batches if one] for micro_batches in found]
+
+
+def drawn(
+    random: np.random.Generator, trained: int, advantage: float, row: int, sample: int, sample_tokens: int
+) -> TrainSample:
+    """Draw a sequence with tokens that are not trained before and between the trained ones."""
+    length = 1 + trained + int(random.integers(0, 4))
+    mask = np.zeros(length, np.bool_)
+    mask[1 + random.choice(length - 1, trained, replace=False)] = True
+    return TrainSample(
+        random.integers(0, 12, length).astype(np.int32),
+        mask,
+        logprobs=random.uniform(-3, -1.5, length).astype(np.float32),
+        advantages=np.full(length, advantage, np.float32),
+        reference_logprobs=random.uniform(-3, -2, length).astype(np.float32),
+        row=row,
+        sample=sample,
+        sample_tokens=sample_tokens,
+    )
+
+
+def taught(samples: list[TrainSample], seed: int) -> list[TrainSample]:
+    """Add the log-probs of a teacher at every token."""
+    random, found = np.random.default_rng(seed + 1), []
+    for sample in samples:
+        length = len(sample)
+        top = -np.sort(-random.normal(size=(length, 12)) * 2, -1)
+        top -= np.log(np.exp(top).sum(-1, keepdims=True))
+        found.append(
+            replace(
+                sample,
+                teacher_logprobs=random.uniform(-3, -1, length).astype(np.float32),
+                teacher_top_ids=np.argsort(random.random((length, 12)))[:, :TOP_K].astype(np.int32),
+                teacher_top_logprobs=top[:, :TOP_K].astype(np.float32),
+            )
+        )
+    return found
+
+
+TWO_ROWS = Step((), 1, 14, by_row=True, places=(0, 3, 4, 1, 3, 0), ranks=2)
+"""The step of `two_rows`: each sequence in a micro-batch of its own, those of each sample on different ranks."""
+STEPS = st.builds(
+    Step,
+    st.lists(
+        st.lists(st.lists(st.integers(1, 8), min_size=1, max_size=2).map(tuple), min_size=1, max_size=3).map(tuple),
+        min_size=1,
+        max_size=3,
+    ).map(tuple),
+    st.integers(0, 2**16),
+    st.integers(12, 60),
+    st.booleans(),
+    st.lists(st.integers(0, 8), min_size=1, max_size=7).map(tuple),
+    st.integers(1, 3),
+)
+
+
+def step_of(
+    config: Config, budget: int, chosen: dict[str, Any], samples: list[TrainSample], *, by_row: bool = False
+) -> tuple[float, torch.Tensor]:
     """Return the loss of a step and its gradient, flat."""
-    algorithm = AlgorithmSection.model_validate(settings)
+    algorithm = AlgorithmSection.model_validate(chosen)
     trainer = config.trainer.model_copy(update={"max_tokens_per_microbatch": budget})
     engine = TorchEngine(config.model_copy(update={"algorithm": algorithm, "trainer": trainer}))
     engine.initialise(5)
-    samples = two_rows()
-    size = len(samples) // parts
-    for start in range(0, len(samples), size):
-        engine.accumulate(samples[start : start + size], nothing)
+    rows = range(samples[-1].row + 1)
+    parts = [[sample for sample in samples if sample.row == row] for row in rows] if by_row else [samples]
+    for part in parts:
+        engine.accumulate(part, nothing)
     captured: list[torch.Tensor] = []
 
     def capture(optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -106,27 +216,36 @@ def step_of(config: Config, budget: int, settings: dict[str, Any], *, parts: int
 
 
 @pytest.mark.parametrize("name", losses())
-def test_loss_and_gradient_do_not_depend_on_the_cut(config: Config, name: str) -> None:
-    settings = losses()[name]
-    loss, gradient = step_of(config, 200, settings)
-    assert gradient.any()
-    # Each sequence in a micro-batch of its own, each row in a part of its own.
-    other, cut = step_of(config, 14, settings, parts=2)
+@settings(max_examples=2)
+@given(STEPS)
+@example(TWO_ROWS)
+def test_loss_and_gradient_do_not_depend_on_the_cut(config: Config, name: str, step: Step) -> None:
+    chosen, samples = losses()[name], step.samples()
+    loss, gradient = step_of(config, 200, chosen, samples)
+    assert gradient.any() or bool(step.sequences)
+    other, cut = step_of(config, step.budget, chosen, samples, by_row=step.by_row)
     assert other == pytest.approx(loss, rel=1e-6, abs=1e-6)
     assert float((cut - gradient).abs().max()) <= 1e-6 * max(1.0, float(gradient.abs().max()))
 
 
 class Rank:
-    """A data-parallel rank that holds the log-probs of all sequences as its parameters, float64."""
+    """A data-parallel rank that holds the log-probs of all sequences as its parameters, float64.
 
-    def __init__(self, settings: dict[str, Any], samples: list[TrainSample]) -> None:
-        self.objective, self.samples = StepObjective(AlgorithmSection.model_validate(settings)), samples
+    `top` are those of the teacher's most likely tokens, `[sequences, width, k]`.
+    """
+
+    def __init__(self, chosen: dict[str, Any], samples: list[TrainSample]) -> None:
+        algorithm = AlgorithmSection.model_validate(chosen)
+        self.objective, self.samples = StepObjective(algorithm), samples
+        self.has_top = algorithm.distil.place == "loss" and algorithm.distil.top_k is not None
         random = torch.Generator().manual_seed(3)
         width = max(sample.trained for sample in samples)
         rollout = torch.zeros(len(samples), width, dtype=torch.float64)
         for row, sample in enumerate(samples):
             rollout[row, : sample.trained] = torch.from_numpy(sample.masked("logprobs").astype(np.float64))
         self.logprobs = (rollout + 0.2 * torch.randn(rollout.shape, generator=random)).requires_grad_()
+        top = torch.randn(*rollout.shape, TOP_K + 1, generator=random, dtype=torch.float64).log_softmax(-1)
+        self.top = top[..., :TOP_K].clone().requires_grad_()
         self.entropies = torch.rand(len(samples), width, generator=random, dtype=torch.float64)
         self.measured: list[dict[str, float]] = []
 
@@ -137,12 +256,14 @@ class Rank:
         mask = torch.arange(width) < torch.tensor([[sample.trained] for sample in chosen])
 
         def padded(arrays: Any) -> torch.Tensor:
-            found = torch.zeros(mask.shape, dtype=torch.float64)
-            for row, array in enumerate(arrays):
-                found[row, : len(array)] = torch.from_numpy(np.asarray(array, np.float64))
+            rows = [torch.from_numpy(np.asarray(array, np.float64)) for array in arrays]
+            found = torch.zeros((*mask.shape, *rows[0].shape[1:]), dtype=torch.float64)
+            for row, array in enumerate(rows):
+                found[row, : len(array)] = array
             return found
 
-        scored = ScoredTokens(self.logprobs[indices, :width], self.entropies[indices, :width])
+        top = self.top[indices, :width] if self.has_top else None
+        scored = ScoredTokens(self.logprobs[indices, :width], self.entropies[indices, :width], top)
         return loss_inputs(self.objective, chosen, scored, mask, padded, facts=facts, indices=indices)
 
     def records(self, micro_batches: list[list[int]]) -> list[dict[str, Any]]:
@@ -159,10 +280,11 @@ class Rank:
             self.measured.append(measured)
 
 
-def shared_step(settings: dict[str, Any], shares: list[list[list[int]]]) -> tuple[float, torch.Tensor]:
+def shared_step(
+    chosen: dict[str, Any], samples: list[TrainSample], shares: list[list[list[int]]]
+) -> tuple[float, torch.Tensor]:
     """Return loss and gradient of a step whose micro-batches are shared by ranks."""
-    samples = two_rows()
-    ranks = [Rank(settings, samples) for _ in shares]
+    ranks = [Rank(chosen, samples) for _ in shares]
     facts = None
     if needs_first_pass(ranks[0].objective, samples):
         messages = [message for rank, share in zip(ranks, shares, strict=True) for message in rank.records(share)]
@@ -171,38 +293,42 @@ def shared_step(settings: dict[str, Any], shares: list[list[list[int]]]) -> tupl
         rank.train(share, facts)
     measured = add_metrics(part for rank in ranks for part in rank.measured)
     scale = ranks[0].objective.gradient_scale(measured)
-    gradients = [rank.logprobs.grad for rank in ranks if rank.logprobs.grad is not None]
-    return measured["loss"] * scale, torch.stack(gradients).sum(0) * scale
+    leaves = [(rank.logprobs, rank.top) for rank in ranks]
+    gradients = [[torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in pair] for pair in leaves]
+    whole = torch.stack([torch.cat([part.flatten() for part in pair]) for pair in gradients]).sum(0)
+    return measured["loss"] * scale, whole * scale
 
 
 @pytest.mark.parametrize("name", losses())
-def test_loss_and_gradient_do_not_depend_on_the_ranks_that_share_a_step(name: str) -> None:
-    settings = losses()[name]
-    loss, gradient = shared_step(settings, [[[0, 1, 2, 3, 4, 5]]])
-    # The two sequences of each sample are on different ranks.
-    other, of_ranks = shared_step(settings, [[[5, 0], [3]], [[1, 2, 4]]])
-    assert gradient.any()
+@settings(max_examples=4)
+@given(STEPS)
+@example(TWO_ROWS)
+def test_loss_and_gradient_do_not_depend_on_the_ranks_that_share_a_step(name: str, step: Step) -> None:
+    chosen, samples = losses()[name], step.samples()
+    loss, gradient = shared_step(chosen, samples, [[list(range(len(samples)))]])
+    assert gradient.any() or bool(step.sequences)
+    other, of_ranks = shared_step(chosen, samples, step.shares())
     assert other == pytest.approx(loss, rel=1e-6, abs=1e-6)
     torch.testing.assert_close(of_ranks, gradient, rtol=1e-6, atol=1e-6)
 
 
 def test_geometric_mean_of_top_entropy_is_that_of_these_tokens_alone() -> None:
     name = "geometric mean of top entropy"
-    loss, gradient = shared_step(MORE[name], [[[0, 2, 4], [1, 3, 5]]])
     samples = two_rows()
+    loss, gradient = shared_step(MORE[name], samples, [[[0, 2, 4], [1, 3, 5]]])
     rank = Rank(MORE[name], samples)
-    given = rank.inputs(list(range(len(samples))))
-    assert given.entropies is not None
-    kept = given.mask & (given.entropies >= given.entropies[given.mask].quantile(0.6))
-    delta = given.logprobs - given.rollout
-    bounded = torch.where(given.advantages > 0, delta.clamp(max=0.4), delta.clamp(min=-0.4))
+    whole = rank.inputs(list(range(len(samples))))
+    assert whole.entropies is not None
+    kept = whole.mask & (whole.entropies >= whole.entropies[whole.mask].quantile(0.6))
+    delta = whole.logprobs - whole.rollout
+    bounded = torch.where(whole.advantages > 0, delta.clamp(max=0.4), delta.clamp(min=-0.4))
     expected = []
     for sample in sorted({(one.row, one.sample) for one in samples}):
         rows = [i for i, one in enumerate(samples) if (one.row, one.sample) == sample]
         chosen = torch.zeros_like(kept)
         chosen[rows] = kept[rows]
         assert chosen.any()
-        expected.append((-given.advantages[chosen] * bounded[chosen].mean().exp()).mean())
+        expected.append((-whole.advantages[chosen] * bounded[chosen].mean().exp()).mean())
     mean = torch.stack(expected).mean()
     (of_mean,) = torch.autograd.grad(mean, rank.logprobs)
     assert loss == pytest.approx(float(mean.detach()), rel=1e-6)

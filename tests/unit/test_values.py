@@ -69,7 +69,7 @@ def test_the_evaluate_command_gives_loss_and_gradient_of_ragged_values() -> None
     assert found["outputs"]["clipped"] == [[1, 0], []]
     assert found["gradients"]["values"] == [[0.0, 0.25], []]
     assert plain["gradients"]["values"] == [[-0.5, 0.25], []]
-    assert wrong["error"] == "ValueError: value_loss has the name \"clip\" and the setting `clip`, not 'huber' with []"
+    assert wrong["error"] == "ValueError: name = 'huber' is not known; known: clip"
 
 
 def test_equal_returns_have_no_variance_to_explain() -> None:

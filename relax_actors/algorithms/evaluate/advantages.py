@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import ValidationError
 from torch import Tensor
 
 from relax_actors.algorithms import step_statistics
@@ -25,10 +25,12 @@ from relax_actors.algorithms.advantages.groups import (
     returns_tokens,
     sample_slices,
 )
+from relax_actors.algorithms.evaluate.accepted import check_settings
 from relax_actors.algorithms.evaluate.inputs import Evaluation, Inputs
 from relax_actors.algorithms.shaping import kl_rewards
 from relax_actors.algorithms.step_statistics import RowAdvantages
 from relax_actors.config.algorithm import AlgorithmSection
+from relax_actors.registry.catalog import ADVANTAGES
 
 Array = NDArray[Any]
 STEP_SETTINGS: dict[str, Any] = {
@@ -40,6 +42,7 @@ STEP_SETTINGS: dict[str, Any] = {
     "kl_kind": "k1",
 }
 """Settings beside those of the estimators, with their defaults."""
+_TOKENS = ("values", "logprobs", "squares")
 ESTIMATOR_SETTINGS = ("scale", "epsilon", "gamma", "gae_lambda", "weights")
 
 
@@ -49,22 +52,26 @@ def advantage(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluat
     Args:
         name: value of algorithm.advantage, or "decoupled".
         settings: of `ESTIMATOR_SETTINGS` and `STEP_SETTINGS`.
-        inputs: `rewards`; as far as the estimator needs them `token_rewards`, `mask`, `values`, `logprobs`, `squares`
-            and `reference_logprobs` for each token, `components`, and `greedy_rewards` and `roles` for each sample;
-            `groups`, the group of each sample; `lengths`, where no input has tokens.
+        inputs: `rewards`; as far as the estimator needs them `token_rewards`, `mask`, `values`, `logprobs`, `squares`,
+            `turns` and `reference_logprobs` for each token, `components`, and `greedy_rewards` and `roles` for each
+            sample; `groups`, the group of each sample; `lengths`, where no input has tokens.
 
     Raises:
-        ValueError: a setting is unknown, or an input is missing or malformed.
+        ValueError: a setting or an input is malformed, missing or not read, or the estimator returned something else
+            than one finite number for each sample or token.
     """
-    _check_settings(settings)
     function: Estimator = decoupled if name == "decoupled" else load_advantage(name)
-    bound = accepted_settings(function, {key: value for key, value in settings.items() if key in ESTIMATOR_SETTINGS})
-    step, needs = {**STEP_SETTINGS, **settings}, requirements_of(function)
-    whole = _with_kl(_whole(inputs), inputs, step, per_token=needs.per_token)
+    step = {**STEP_SETTINGS, **settings}
+    section = _section(settings)
+    _check_settings(name, function, settings)
+    given = {one: settings[one] for one in ESTIMATOR_SETTINGS if one in settings}
+    bound = {**_without_default(function, section), **accepted_settings(function, given)}
+    estimator: Estimator = partial(function, **bound)
+    needs = requirements_of(function)
+    whole = _with_kl(_whole(name, needs.needs, inputs), inputs, step, per_token=needs.per_token)
     parts = _groups(inputs, whole.n)
-    groups = [_group(whole, index, inputs) for index in parts]
-    found = [np.asarray(function(group, **bound), np.float64) for group in groups]
-    estimator = partial(function, **bound)
+    groups = [_group(whole, index, needs.needs, inputs) for index in parts]
+    found = [_checked(np.asarray(estimator(group)), group, name) for group in groups]
     per_token = [returns_tokens(estimator, group, one) for group, one in zip(groups, found, strict=True)]
     rows = [_row(group, one, of) for group, one, of in zip(groups, found, per_token, strict=True)]
     rows = _completed(name, rows, settings, step)
@@ -78,42 +85,87 @@ def advantage(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluat
     return Evaluation(outputs)
 
 
-def _check_settings(settings: Mapping[str, Any]) -> None:
-    """Raise ValueError or TypeError unless every setting is known and has a possible value."""
-    known = (*ESTIMATOR_SETTINGS, *STEP_SETTINGS)
-    if unexpected := sorted(set(settings) - set(known)):
-        msg = f"{unexpected[0]!r} is not a setting of an advantage; known: {', '.join(known)}"
-        raise ValueError(msg)
-    # Other engines divide without epsilon.
-    section = {n: value for n, value in settings.items() if n in AlgorithmSection.model_fields and n != "epsilon"}
-    kl = {"kind": settings.get("kl_kind", STEP_SETTINGS["kl_kind"])}
-    try:
-        AlgorithmSection.model_validate({**section, "kl": kl})
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"])).replace("kl.kind", "kl_kind")
-        msg = f"setting {name}: {first['msg']}"
-        raise ValueError(msg) from error
+def _section(settings: Mapping[str, Any]) -> AlgorithmSection:
+    """Return [algorithm] with the settings of a case, except an epsilon of 0, which other engines have.
+
+    Raises:
+        ValidationError: a value is impossible.
+        TypeError: a value is no number.
+    """
     for name in ("epsilon", "whiten_epsilon", "kl_coefficient"):
         if not isinstance(settings.get(name, 0.0), int | float):
             msg = f"setting {name} is {settings[name]!r}; give a number"
             raise TypeError(msg)
+    known = (*ESTIMATOR_SETTINGS, *STEP_SETTINGS)
+    own = {n: settings[n] for n in known if n in settings and n in AlgorithmSection.model_fields and n != "epsilon"}
+    kind = settings.get("kl_kind", STEP_SETTINGS["kl_kind"])
+    return AlgorithmSection.model_validate({**own, "kl": {"kind": kind}})
 
 
-def _whole(inputs: Inputs) -> Group:
-    """Return all samples as one group."""
-    raw, rewards = inputs.raw, inputs.sample("rewards").numpy()
+def _without_default(function: Estimator, section: AlgorithmSection) -> dict[str, Any]:
+    """Return the settings of [algorithm] for the arguments of a user's estimator that have no default."""
+    parameters = inspect.signature(function).parameters.values()
+    required = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    return {one: getattr(section, one) for one in required if one in ESTIMATOR_SETTINGS}
+
+
+def _check_settings(name: str, function: Estimator, settings: Mapping[str, Any]) -> None:
+    """Raise ValueError unless every setting has an effect."""
+    own = accepted_settings(function, dict.fromkeys(ESTIMATOR_SETTINGS))
+    scale = settings.get("scale")
+    optional = {
+        "scale": scale == "batch_std" or (scale == "none" and name != "decoupled"),
+        "epsilon": scale == "batch_std",
+        "whiten_epsilon": settings.get("whiten", "none") != "none",
+        "ema_decay": name == "ema",
+        "kl_coefficient": name != "decoupled",
+        "kl_kind": "kl_coefficient" in settings,
+    }
+    read = [*own, *(one for one, is_read in optional.items() if is_read and one not in own), "whiten", "signal_scale"]
+    check_settings(f"advantage {name!r}", settings, read)
+
+
+def _checked(found: Array, group: Group, name: str) -> Array:
+    """Return the numbers of an estimator if there is a finite one for each sample or token of the group, float64."""
+    total = None if group.lengths is None else int(group.lengths.sum())
+    if found.ndim != 1 or found.dtype.kind not in "fiu" or len(found) not in (group.n, total):
+        tokens = "" if total is None else f", or [{total}], one for each token"
+        msg = (
+            f"advantage {name!r} returned {found.dtype}{list(found.shape)}; return [{group.n}], one number for each "
+            f"sample of the group{tokens}"
+        )
+        raise ValueError(msg)
+    if not np.isfinite(found).all():
+        index = int(np.flatnonzero(~np.isfinite(found))[0])
+        msg = f"advantage {name!r} returned {found[index]} at index {index} of {len(found)}; return finite numbers"
+        raise ValueError(msg)
+    return found.astype(np.float64)
+
+
+def _whole(name: str, needs: Collection[str], inputs: Inputs) -> Group:
+    """Return all samples as one group, with what the estimator needs; a function of the user may read `turns`, too."""
+    rewards = inputs.sample("rewards").numpy()
     lengths = np.array(inputs.given_lengths(len(rewards)), np.int64)
-    names = ("token_rewards", "values", "logprobs", "squares")
-    present = _present(lengths)
-    tokens: dict[str, Any] = {name: inputs.token(name).numpy()[present] for name in names if name in raw}
+    has_turns = name in ("turn", "all_turns") or name not in (*ADVANTAGES.built_in, "decoupled")
+    present, optional = _present(lengths), ("token_rewards", "turns") if has_turns else ("token_rewards",)
+    tokens = {one: inputs.optional_token(one) for one in optional}
+    tokens |= {one: inputs.token(one) for one in _TOKENS if one in needs}
+    arrays: dict[str, Any] = {one: None if each is None else each.numpy()[present] for one, each in tokens.items()}
     return Group(
         rewards=rewards,
         lengths=lengths,
         loss_mask=inputs.mask.numpy()[present] if inputs.has_tokens else None,
-        components={name: np.asarray(part, np.float64) for name, part in raw.get("components", {}).items()},
-        **tokens,
+        components=_components(inputs) if "components" in needs else {},
+        **arrays,
     )
+
+
+def _components(inputs: Inputs) -> dict[str, Array]:
+    given = inputs.required("components")
+    if not isinstance(given, Mapping):
+        msg = "input 'components' must be an object: name of a component -> its reward for each sample"
+        raise TypeError(msg)
+    return {name: np.asarray(part, np.float64) for name, part in given.items()}
 
 
 def _with_kl(whole: Group, inputs: Inputs, step: Mapping[str, Any], *, per_token: bool) -> Group:
@@ -121,7 +173,8 @@ def _with_kl(whole: Group, inputs: Inputs, step: Mapping[str, Any], *, per_token
     if not step["kl_coefficient"]:
         return whole
     reference = inputs.token("reference_logprobs").numpy()[_present(whole.token_counts)]
-    old, kind, coefficient = whole.input("logprobs"), step["kl_kind"], step["kl_coefficient"]
+    old = inputs.token("logprobs").numpy()[_present(whole.token_counts)]
+    kind, coefficient = step["kl_kind"], step["kl_coefficient"]
     kl = kl_rewards(old, reference, kind=kind, coefficient=coefficient, mask=whole.mask)
     if per_token:
         return replace(whole, token_rewards=kl if whole.token_rewards is None else whole.token_rewards + kl)
@@ -130,7 +183,7 @@ def _with_kl(whole: Group, inputs: Inputs, step: Mapping[str, Any], *, per_token
 
 def _groups(inputs: Inputs, samples: int) -> list[list[int]]:
     """Return the samples of each group, in the order of their first samples."""
-    ids = inputs.raw.get("groups") or [0] * samples
+    ids = inputs.optional("groups") or [0] * samples
     if len(ids) != samples:
         msg = f"groups has {len(ids)} ids for {samples} samples; give one for each"
         raise ValueError(msg)
@@ -140,8 +193,9 @@ def _groups(inputs: Inputs, samples: int) -> list[list[int]]:
     return list(found.values())
 
 
-def _group(whole: Group, index: list[int], inputs: Inputs) -> Group:
-    greedy, roles = inputs.raw.get("greedy_rewards"), inputs.raw.get("roles")
+def _group(whole: Group, index: list[int], needs: Collection[str], inputs: Inputs) -> Group:
+    greedy = inputs.required("greedy_rewards") if "greedy" in needs else None
+    roles = inputs.optional("roles") if "role" in needs else None
     for name, of_samples in (("greedy_rewards", greedy), ("roles", roles)):
         if of_samples is not None and (not isinstance(of_samples, list) or len(of_samples) != whole.n):
             msg = f"input {name!r} must be a list with one entry for each of {whole.n} samples"

@@ -9,35 +9,47 @@ import torch
 from torch import Tensor
 
 from relax_actors.algorithms.distillation import distillation_loss, sampled_reverse_kl
-from relax_actors.algorithms.evaluate.inputs import Evaluation, Inputs, unknown
+from relax_actors.algorithms.evaluate.accepted import check_name, check_settings
+from relax_actors.algorithms.evaluate.inputs import Evaluation, Inputs
 from relax_actors.algorithms.losses import reduce_loss
 from relax_actors.config.algorithm_parts import DistilSection
 
-KNOWN = ("top_k", "tail", "teacher_weight", "temperature", "coefficient")
+DIVERGENCES = ("forward_kl", "reverse_kl", "jsd")
 
 
 def distillation(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluation:
     """Evaluate a divergence, a mean over tokens, or the advantage of on-policy distillation.
+
+    All are multiplied by the setting `coefficient`, by default 1.
 
     - "forward_kl", "reverse_kl", "jsd": with inputs `logits` and `teacher_logits`, over the teacher's `top_k` most
       likely tokens, or the whole vocabulary without it.
     - "reverse_kl" with inputs `logprobs` and `teacher_logprobs`: estimated at the sampled tokens.
     - "advantage": what `algorithm.distil.place = "advantage"` adds to the advantage of each token.
     """
-    if extra := list(unknown(settings, KNOWN)):
-        msg = f"setting {extra[0]!r} is not known; known: {', '.join(KNOWN)}"
-        raise ValueError(msg)
-    given = {key: value for key, value in settings.items() if key != "temperature"}
+    check_name(name, (*DIVERGENCES, "advantage"))
+    function = f"distillation {name!r}"
     if name == "advantage":
-        section = DistilSection.model_validate({**given, "place": "advantage"})
+        check_settings(function, settings, ("coefficient",))
+        section = DistilSection.model_validate({**settings, "place": "advantage"})
         gap = inputs.token("teacher_logprobs") - inputs.token("logprobs")
         return Evaluation({"advantages": section.coefficient * gap * inputs.mask})
     if "logits" not in inputs.raw:
+        given = {key: value for key, value in settings.items() if key == "coefficient"}
         section = DistilSection.model_validate({**given, "place": "loss", "kind": name})
+        check_settings(f"{function} of logprobs", settings, ("coefficient",))
         logprobs = inputs.token("logprobs", gradient=True)
-        return _mean(sampled_reverse_kl(logprobs, inputs.token("teacher_logprobs")), inputs.mask, "logprobs", logprobs)
+        sampled = section.coefficient * sampled_reverse_kl(logprobs, inputs.token("teacher_logprobs"))
+        return _mean(sampled, inputs.mask, "logprobs", logprobs)
+    weight = ("teacher_weight",) if name == "jsd" else ()
+    check_settings(function, settings, ("top_k", "tail", *weight, "temperature", "coefficient"))
+    return _over_vocabulary(name, settings, inputs)
+
+
+def _over_vocabulary(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluation:
     logits, teacher = inputs.vocabulary("logits", gradient=True), inputs.vocabulary("teacher_logits")
     top_k = settings.get("top_k", logits.shape[-1])
+    given = {key: value for key, value in settings.items() if key != "temperature"}
     section = DistilSection.model_validate({**given, "place": "loss", "kind": name, "top_k": top_k})
     temperature = float(settings.get("temperature", 1.0))
     if not temperature > 0:
@@ -47,7 +59,7 @@ def distillation(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Eval
         msg = f"top_k is {section.top_k}, the vocabulary has {logits.shape[-1]} tokens"
         raise ValueError(msg)
     top = (teacher / temperature).log_softmax(-1).topk(int(top_k), -1)
-    per_token = distillation_loss(
+    per_token = section.coefficient * distillation_loss(
         (logits / temperature).log_softmax(-1).gather(-1, top.indices),
         top.values,
         kind=section.kind,

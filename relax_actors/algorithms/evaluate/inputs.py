@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,10 +32,14 @@ class Inputs:
 
     Args:
         raw: numbers by name, as read from JSON.
+
+    Attributes:
+        read: names that the function of the case has asked for, in this order.
     """
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
         self.raw = raw
+        self.read: dict[str, None] = {}
         tokens = {name: value for name, value in raw.items() if _is_ragged(value)}
         self._lengths: list[int] | None = None
         if tokens:
@@ -67,7 +71,7 @@ class Inputs:
         """
         if self._lengths is not None:
             return self._lengths
-        found = self.raw.get("lengths", [1] * samples)
+        found = self.optional("lengths", [1] * samples)
         if not isinstance(found, list) or not all(type(n) is int and n >= 0 for n in found):
             msg = "input 'lengths' must be a list with the number of tokens of each sample"
             raise ValueError(msg)
@@ -79,7 +83,7 @@ class Inputs:
         Raises:
             ValueError: it is missing or has another form.
         """
-        return _numbers(self._get(name), name)
+        return _numbers(self.required(name), name)
 
     def token(self, name: str, *, gradient: bool = False) -> Tensor:
         """Return an input with one number for each token, `[samples, width] float64`, 0 where there is no token.
@@ -91,7 +95,7 @@ class Inputs:
         Raises:
             ValueError: it is missing or has other lengths.
         """
-        rows = self._get(name)
+        rows = self.required(name)
         if not _is_ragged(rows) or [len(row) for row in rows] != self.lengths:
             msg = f"input {name!r} must have one list of numbers for each sample, of lengths {self.lengths}"
             raise ValueError(msg)
@@ -102,17 +106,22 @@ class Inputs:
 
     def sample_or_token(self, name: str) -> Tensor:
         """Return an input with one number for each sample or each token, `[samples, width] float64`."""
-        if _is_ragged(self._get(name)):
+        if _is_ragged(self.required(name)):
             return self.token(name)
         return self.sample(name).unsqueeze(-1).expand(-1, max([1, *self.lengths]))
 
     def optional_token(self, name: str) -> Tensor | None:
         """Return an input with one number for each token; None if it is missing."""
-        return self.token(name) if name in self.raw else None
+        return None if self.optional(name) is None else self.token(name)
+
+    def optional(self, name: str, default: Any = None) -> Any:
+        """Return an input as it was given, or the default."""
+        self.read[name] = None
+        return self.raw.get(name, default)
 
     def vocabulary(self, name: str, *, gradient: bool = False) -> Tensor:
         """Return an input with one list for each token, `[samples, width, size] float64`, 0 where there is no token."""
-        rows = self._get(name)
+        rows = self.required(name)
         lengths = self.lengths
         if [len(row) for row in rows] != lengths:
             msg = f"input {name!r} must have one list for each token of the samples, of lengths {lengths}"
@@ -121,16 +130,27 @@ class Inputs:
         found = torch.zeros(len(rows), max([1, *lengths]), size, dtype=torch.float64)
         for i, row in enumerate(rows):
             for t, token in enumerate(row):
-                found[i, t] = _numbers(token, f"{name}[{i}][{t}]")
+                numbers = _numbers(token, f"{name}[{i}][{t}]")
+                if len(numbers) != size:
+                    msg = f"input {name}[{i}][{t}] has {len(numbers)} numbers, the first token has {size}; give as many"
+                    raise ValueError(msg)
+                found[i, t] = numbers
         return found.requires_grad_(gradient)
 
     @property
     def mask(self) -> Tensor:
         """Tokens that count, `[samples, width] bool`: input `mask`, or all tokens."""
         present = torch.arange(max([1, *self.lengths])) < torch.tensor(self.lengths)[:, None]
-        return present if "mask" not in self.raw else present & (self.token("mask") != 0)
+        given = self.optional_token("mask")
+        return present if given is None else present & (given != 0)
 
-    def _get(self, name: str) -> Any:
+    def required(self, name: str) -> Any:
+        """Return an input as it was given.
+
+        Raises:
+            ValueError: it is missing.
+        """
+        self.read[name] = None
         if name not in self.raw:
             msg = f"input {name!r} is missing; given: {', '.join(self.raw) or 'none'}"
             raise ValueError(msg)
@@ -185,8 +205,3 @@ def _numbers(values: Any, name: str) -> Tensor:
         msg = f"input {name!r} must be a list of numbers"
         raise ValueError(msg)
     return torch.tensor(values, dtype=torch.float64)
-
-
-def unknown(settings: Mapping[str, Any], known: Sequence[str]) -> Iterator[str]:
-    """Yield the settings that a function does not take."""
-    return (name for name in settings if name not in known)

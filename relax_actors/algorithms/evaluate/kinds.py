@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pydantic import ValidationError
+
+from relax_actors.algorithms.evaluate.accepted import check_inputs
 from relax_actors.algorithms.evaluate.inputs import Evaluation, Inputs, as_json
 from relax_actors.registry.dotted import load
 
 _LOSSES = "relax_actors.algorithms.evaluate.losses"
 KINDS: dict[str, str] = {
     "advantage": "relax_actors.algorithms.evaluate.advantages:advantage",
-    "policy_loss": f"{_LOSSES}:policy_loss",
+    "policy_loss": "relax_actors.algorithms.evaluate.policy:policy_loss",
     "kl": f"{_LOSSES}:kl",
     "entropy": f"{_LOSSES}:entropy",
     "value_loss": "relax_actors.algorithms.evaluate.values:value_loss",
     "aggregation": f"{_LOSSES}:aggregation",
-    "correction": f"{_LOSSES}:correction",
+    "correction": "relax_actors.algorithms.evaluate.corrections:correction",
     "distillation": "relax_actors.algorithms.evaluate.distillation:distillation",
 }
 """Evaluator of each kind: `function(name, settings, inputs) -> Evaluation`."""
@@ -40,9 +43,19 @@ def _evaluate(case: Any) -> dict[str, Any]:
         lengths = inputs.lengths if inputs.has_tokens else []
         outputs = {name: as_json(value, lengths) for name, value in result.outputs.items()}
         gradients = {name: as_json(value, lengths) for name, value in result.gradients.items()}
+    except ValidationError as error:
+        return {**label, "error": f"ValueError: {_first(error)}"}
     except Exception as error:  # noqa: BLE001 one bad case must not hide the others
         return {**label, "error": f"{type(error).__name__}: {error}"}
     return {**label, "outputs": outputs, "gradients": gradients}
+
+
+def _first(error: ValidationError) -> str:
+    """Return the first message of a validation error, on one line."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    message = first["msg"].removeprefix("Value error, ")
+    return f"setting {where}: {message}" if where else message
 
 
 def _result(case: Any) -> tuple[Inputs, Evaluation]:
@@ -60,6 +73,8 @@ def _result(case: Any) -> tuple[Inputs, Evaluation]:
         msg = f"settings is a {type(settings).__name__}; give an object of settings by name"
         raise TypeError(msg)
     function: Any = load(KINDS[kind], "kind")
-    inputs = Inputs(case["inputs"])
+    inputs, name = Inputs(case["inputs"]), str(case.get("name", ""))
     evaluator: Evaluator = function
-    return inputs, evaluator(str(case.get("name", "")), settings, inputs)
+    found = evaluator(name, settings, inputs)
+    check_inputs(f"{kind} {name!r}", inputs.raw, inputs.read)
+    return inputs, found

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from relax_actors.algorithms import values as losses
+from relax_actors.algorithms.evaluate.accepted import check_name, check_settings
 from relax_actors.algorithms.evaluate.inputs import Evaluation, Inputs
 from relax_actors.algorithms.losses import reduce_loss
 from relax_actors.config.training import CriticSection
@@ -18,9 +19,8 @@ def value_loss(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evalua
 
     `settings.clip` is the clip range, by default that of `critic.value_clip`; 0 for no clipping.
     """
-    if name != "clip" or set(settings) - {"clip"}:
-        msg = f'value_loss has the name "clip" and the setting `clip`, not {name!r} with {sorted(settings)}'
-        raise ValueError(msg)
+    check_name(name, ("clip",))
+    check_settings("value_loss 'clip'", settings, ("clip",))
     values, mask = inputs.token("values", gradient=True), inputs.mask
     clip = float(settings.get("clip", CriticSection().value_clip))
     found = losses.value_loss(values, inputs.token("old_values"), inputs.token("returns"), clip=clip)

@@ -52,12 +52,26 @@ class Guests:
             raise ValueError(msg)
         self._waiting.append(guest)
 
-    def take(self, limit: int) -> list[Guest]:
-        """Remove and return up to `limit` guests, oldest first."""
+    def take(self, limit: int, tokens: int | None = None, least: int = 0) -> list[Guest]:
+        """Remove and return guests, oldest first.
+
+        Args:
+            limit: the most guests.
+            tokens: the most tokens that they need together; None without a limit.
+            least: so many are returned, whatever tokens they need.
+        """
+        found: list[Guest] = []
         if not self._waiting:
-            return []
+            return found
         with self._lock:
-            return [self._waiting.popleft() for _ in range(min(limit, len(self._waiting)))]
+            while self._waiting and len(found) < limit:
+                needed = self._waiting[0].request.most_tokens
+                if tokens is not None:
+                    if needed > tokens and len(found) >= least:
+                        break
+                    tokens -= needed
+                found.append(self._waiting.popleft())
+        return found
 
     def remove(self, guest: Guest) -> None:
         """Remove a guest that nobody waits for; do nothing if it does not wait in the queue."""
@@ -87,6 +101,7 @@ class InFlight:
 
     def __init__(self) -> None:
         self._work: dict[int, Any] = {}
+        self._tokens: dict[int, int] = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -94,15 +109,26 @@ class InFlight:
 
     def add(self, work: Sequence[tuple[GenerationRequest, Any]]) -> list[GenerationRequest]:
         """Add requests with what their caller knows them by; return the requests for the engine."""
-        for _, known_by in work:
+        for request, known_by in work:
             self._work[self._count] = known_by
+            self._tokens[self._count] = request.most_tokens
             self._count += 1
         return [request for request, _ in work]
 
-    def invite(self, guests: Guests, most: int = GUESTS) -> list[GenerationRequest]:
-        """Add guests that wait, as long as at most so many are in flight."""
-        places = most - sum(isinstance(one, Guest) for one in self._work.values()) if len(guests) else 0
-        return self.add([(guest.request, guest) for guest in guests.take(max(0, places))])
+    def invite(self, guests: Guests, most: int = GUESTS, tokens: int | None = None) -> list[GenerationRequest]:
+        """Add guests that wait, oldest first; one at least, if none is in flight.
+
+        Args:
+            guests: those that wait.
+            most: guests that are in flight at most.
+            tokens: tokens that all requests in flight need at most, those of rows included; None without a limit.
+        """
+        if not len(guests):
+            return []
+        present = sum(isinstance(one, Guest) for one in self._work.values())
+        free = None if tokens is None else tokens - sum(self._tokens.values())
+        found = guests.take(most - present, free, least=0 if present else 1)
+        return self.add([(guest.request, guest) for guest in found])
 
     @property
     def has_rows(self) -> bool:
@@ -114,6 +140,7 @@ class InFlight:
         found = []
         for number, samples in done:
             known_by = self._work.pop(number)
+            del self._tokens[number]
             if isinstance(known_by, Guest):
                 known_by.done(samples[0])
             else:
@@ -126,4 +153,5 @@ class InFlight:
             if isinstance(known_by, Guest):
                 known_by.done(EngineError("generation has ended before the sample; send the request again"))
         self._work.clear()
+        self._tokens.clear()
         self._count = 0

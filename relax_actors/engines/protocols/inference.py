@@ -62,6 +62,11 @@ class GenerationRequest:
         """Whether a sample, by its index, chooses the most likely tokens."""
         return sample >= self.samples - self.greedy_samples
 
+    @property
+    def most_tokens(self) -> int:
+        """Tokens that the prompt and all samples have at most."""
+        return len(self.tokens) + self.samples * self.max_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Generation:

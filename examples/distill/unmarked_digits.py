@@ -1,0 +1,17 @@
+"""Task of the demo without the ">" at the end of its prompts: sort the digits of "5039"."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from relax_actors.data.task import Task
+
+sys.path.append(str(Path(__file__).parents[1] / "demo"))
+
+import sort_digits
+
+
+def make(*, size: int | None, seed: int) -> list[Task]:
+    """Return `size` random numbers of four digits; the answer has the digits in ascending order."""
+    return [Task(task.prompt.removesuffix(">"), task.answer) for task in sort_digits.make(size=size, seed=seed)]

@@ -1,0 +1,49 @@
+"""Settings and inputs of a case that its function reads; all others are refused, because they would have no effect."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+
+def check_name(name: str, known: Collection[str]) -> None:
+    """Raise ValueError unless a function of this name exists."""
+    if name not in known:
+        msg = f"name = {name!r} is not known; known: {', '.join(known)}"
+        raise ValueError(msg)
+
+
+def check_settings(
+    function: str, settings: Mapping[str, Any], read: Collection[str], remedies: Mapping[str, str] | None = None
+) -> None:
+    """Raise ValueError unless the function reads every setting.
+
+    Args:
+        function: kind and name of the case, for errors.
+        settings: of the case.
+        read: names of the settings that the function reads.
+        remedies: what to do in place of other settings, by name; they are to be removed if it is not known.
+    """
+    for name in settings:
+        if name not in read:
+            instead = (remedies or {}).get(name, f"remove it. It reads: {_listed(read)}")
+            msg = f"{function} does not read the setting {name!r}; {instead}"
+            raise ValueError(msg)
+
+
+def check_inputs(function: str, given: Collection[str], read: Collection[str]) -> None:
+    """Raise ValueError unless the function has read every input.
+
+    Args:
+        function: kind and name of the case, for errors.
+        given: names of the inputs.
+        read: names of the inputs that the function has read.
+    """
+    for name in given:
+        if name not in read:
+            msg = f"{function} does not read the input {name!r}; remove it. It reads: {_listed(read)}"
+            raise ValueError(msg)
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(names) or "none"

@@ -1,0 +1,67 @@
+"""Evaluator of off-policy corrections: weights of tokens, and sequences that are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relax_actors.algorithms.corrections import RejectKind, kept_by_opsm, kept_sequences
+from relax_actors.algorithms.evaluate.accepted import check_settings
+from relax_actors.algorithms.evaluate.inputs import Evaluation, Inputs
+from relax_actors.algorithms.functions import Functions
+from relax_actors.config.algorithm import AlgorithmSection
+from relax_actors.config.algorithm_parts import RejectSection
+
+REJECT: dict[str, RejectKind] = {
+    "reject_geometric": "geometric",
+    "reject_max": "max",
+    "reject_product": "product",
+}
+WEIGHT_SETTINGS = {
+    "none": (),
+    "importance": ("level", "normalise"),
+    "tis": ("level", "high", "normalise"),
+    "icepop": ("level", "low", "high", "normalise"),
+}
+"""Settings that each correction reads; a function of the user reads "normalise"."""
+
+
+def correction(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluation:
+    """Evaluate the weights of a correction, or which sequences are kept.
+
+    The name is a value of algorithm.correction.kind; or "reject_geometric", "reject_max", "reject_product" with
+    settings `low` and `high`; or "opsm" with setting `threshold`.
+    """
+    proximal, rollout, mask = inputs.token("proximal_logprobs"), inputs.token("rollout_logprobs"), inputs.mask
+    function = f"correction {name!r}"
+    if name == "opsm":
+        check_settings(function, settings, ("threshold",))
+        if "threshold" not in settings:
+            msg = "opsm needs the setting threshold, such as 1e-4"
+            raise ValueError(msg)
+        advantages, threshold = inputs.sample_or_token("advantages"), float(settings["threshold"])
+        return Evaluation({"kept": kept_by_opsm(proximal, rollout, advantages, mask, threshold=threshold)})
+    if name in REJECT:
+        check_settings(function, settings, ("low", "high"))
+        bounds = RejectSection.model_validate({**settings, "kind": REJECT[name]})
+        kept = kept_sequences(proximal, rollout, mask, kind=REJECT[name], low=bounds.low, high=bounds.high)
+        return Evaluation({"kept": kept})
+    section = AlgorithmSection.model_validate({"correction": {**settings, "kind": name}})
+    check_settings(function, settings, WEIGHT_SETTINGS.get(name, ("normalise",)))
+    found = Functions(section).weights(proximal, rollout, mask)
+    weights = _normalised(found.weight, mask, over=section.correction.normalise)
+    return Evaluation({"weights": weights * mask, "bounded": found.bounded & mask})
+
+
+def _normalised(weights: Tensor, mask: Tensor, *, over: str) -> Tensor:
+    """Divide weights by their mean over tokens, or over samples with equal shares, as the trainer does."""
+    if over == "none":
+        return weights
+    share = mask.double()
+    if over == "samples":
+        share = share / mask.sum(-1, keepdim=True).clamp(min=1)
+    mean = (torch.where(mask, weights, 0.0) * share).sum() / share.sum()
+    return weights / mean if mean > 0 else weights

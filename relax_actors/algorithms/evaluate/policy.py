@@ -1,0 +1,98 @@
+"""Evaluator of policy losses: weighed, penalised and aggregated as the trainer does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relax_actors.algorithms.effective import LOSS_SETTINGS
+from relax_actors.algorithms.evaluate.accepted import check_settings
+from relax_actors.algorithms.evaluate.inputs import Evaluation, Inputs
+from relax_actors.algorithms.evaluate.losses import aggregated, gradients_of
+from relax_actors.algorithms.first_pass import SequenceRecord, choose_tokens
+from relax_actors.algorithms.functions import Functions
+from relax_actors.algorithms.losses import MAX_LOG_RATIO
+from relax_actors.algorithms.policy import PolicyInputs
+from relax_actors.algorithms.user_functions import load_policy_loss, settings_of
+from relax_actors.config.algorithm import AlgorithmSection
+from relax_actors.registry.catalog import POLICY_LOSSES
+
+RATIO_OF = {"gamma": "sequence_product", "score": "none"}
+"""Values of `ratio` that policy losses without this setting may be given with: those of their presets."""
+_ADVANTAGE = 'evaluate a case of kind "advantage", and give its numbers as the input advantages'
+REMEDIES = {
+    "name": "give the settings of the preset, which `relax algorithms NAME` prints",
+    "surrogate": "the policy loss is the name of the case",
+    "proximal": "give the log-probs of the proximal policy as the input old_logprobs",
+    "correction": 'evaluate a case of kind "correction", and give its weights as the input weights',
+    "reject": 'evaluate a case of kind "correction", and leave the tokens of rejected samples out by the input mask',
+    "kl": 'evaluate a case of kind "kl"',
+    "entropy": 'evaluate a case of kind "entropy"',
+    "distil": 'evaluate a case of kind "distillation"',
+    "shaping": 'evaluate a case of kind "advantage" with the shaped rewards',
+    **dict.fromkeys(("advantage", "scale", "epsilon", "whiten", "components", "weights", "signal_scale"), _ADVANTAGE),
+    **dict.fromkeys(("gamma", "gae_lambda", "ema_decay"), _ADVANTAGE),
+}
+"""What to do in place of settings of [algorithm] that belong to another part."""
+
+
+def policy_loss(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluation:
+    """Evaluate a policy loss with the weights of a correction and the penalty of the log-ratio, and aggregate it.
+
+    All samples are one step. `settings.seed` seeds the random choice of `clip_cov`.
+    """
+    known = {key: value for key, value in settings.items() if key != "seed"}
+    _check(name, settings)
+    algorithm = AlgorithmSection.model_validate({**known, "surrogate": name})
+    functions, logprobs, mask = Functions(algorithm), inputs.token("logprobs", gradient=True), inputs.mask
+    old, weights = inputs.token("old_logprobs"), inputs.optional_token("weights")
+    reads_rollout = name == "p3o" or name not in POLICY_LOSSES.built_in
+    rollout = inputs.optional_token("rollout_logprobs") if reads_rollout else None
+    given: dict[str, Any] = {"level": algorithm.ratio, "rollout": old if rollout is None else rollout}
+    if weights is not None:
+        given["weights"] = torch.where(mask, weights, 1.0)
+    advantages = inputs.sample_or_token("advantages")
+    if functions.chooses_tokens:
+        plain = PolicyInputs.of(logprobs, old, advantages, mask, **given)
+        given["selected"] = _selected(functions, plain, int(settings.get("seed", 0)))
+    step = PolicyInputs.of(logprobs, old, advantages, mask, **given)
+    found = functions.policy_loss(step)
+    per_token = found.loss if found.weighted else found.loss * step.weights
+    if algorithm.log_ratio_penalty:
+        delta = (logprobs - old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        per_token = per_token + algorithm.log_ratio_penalty * delta.square()
+    loss = aggregated(per_token, mask, algorithm)
+    outputs = {"loss": loss.item(), "per_token": per_token * mask, "clipped": found.clipped & mask}
+    return Evaluation({**outputs, "ratio": found.ratio * mask}, gradients_of(loss, {"logprobs": logprobs}))
+
+
+def _check(name: str, settings: Mapping[str, Any]) -> None:
+    """Raise ValueError or ConfigError unless the policy loss exists and every setting has an effect on it."""
+    section = AlgorithmSection.model_validate({"surrogate": name})
+    if name in POLICY_LOSSES.built_in:
+        own = LOSS_SETTINGS.get(name, ())
+    else:
+        own = ("ratio", *settings_of(load_policy_loss(section), section))
+    if RATIO_OF.get(name) == settings.get("ratio", ""):
+        own = ("ratio", *own)
+    constant = ("length",) if settings.get("aggregate") == "constant" else ()
+    seed = ("seed",) if name == "clip_cov" else ()
+    read = (*own, "aggregate", *constant, "log_ratio_penalty", *seed)
+    check_settings(f"policy_loss {name!r}", settings, read, REMEDIES)
+
+
+def _selected(functions: Functions, inputs: PolicyInputs, seed: int) -> Tensor:
+    """Choose the tokens of a covariance loss among all trained tokens."""
+    mask = inputs.mask
+    columns = [t.detach()[mask].numpy() for t in (inputs.logprobs, inputs.ratio, inputs.advantages)]
+    record = SequenceRecord(columns[0], columns[1], columns[2], columns[0][:0], {})
+
+    def choose(advantages: Any, logprobs: Any, ratio: Any) -> Any:
+        return functions.choose(advantages, logprobs, ratio, seed=seed)
+
+    selected = torch.zeros_like(mask)
+    selected[mask] = torch.from_numpy(choose_tokens([record], choose)[0])
+    return selected
