@@ -120,19 +120,23 @@ class AgentSessions:
             return SessionAnswer(refusal=Refusal.ELSEWHERE, detail=str(error))
 
     async def _take(self, call: SessionCall) -> SessionAnswer:
-        now = time.monotonic()
-        while (taken := self.book.take(max(1.0, call.lease), now)) is not None:
-            with suppress(RowTakenError):
+        while (taken := self.book.take(max(1.0, call.lease), time.monotonic())) is not None:
+            name = taken.id
+            with suppress(RowTakenError, Refused):
                 async with self._logs.holding(taken.row) as log:
                     await log.check()
-                return self._shown(taken, now)
+                now = time.monotonic()
+                # Refused if the lease has ended meanwhile: the sample is then another agent's.
+                if (session := self._find(name, now)).state is None:
+                    return _shown(name, session, now)
         return SessionAnswer()
 
     async def _handle(self, call: SessionCall) -> SessionAnswer:
-        now = time.monotonic()
-        session = self._find(call.session, now)
+        session = self._find(call.session, time.monotonic())
         async with self._logs.holding(session.row) as log:
             await log.check()
+        now = time.monotonic()
+        session = self._find(call.session, now)  # its lease may have ended meanwhile
         if call.kind == "end" and session.state is None:
             if call.error:
                 state = self.book.fail(session, now)
@@ -144,15 +148,7 @@ class AgentSessions:
                 if call.reward is None and self._context.config.takes_reported_reward(is_eval=is_eval):
                     self._context.journal.event("agent_without_reward", session=call.session)
             await self._record(session, state)
-        return self._shown(session, now)
-
-    def _shown(self, session: Session, now: float) -> SessionAnswer:
-        return SessionAnswer(
-            session=session.id,
-            task=dict(session.task),
-            seconds=max(0.0, session.ends_at - now) if session.state is None else 0.0,
-            turns=session.forest.used,
-        )
+        return _shown(call.session, session, now)
 
     def _find(self, name: str, now: float) -> Session:
         """Return a session and renew its lease.
@@ -309,6 +305,17 @@ def _check_current(session: Session, call: GenerateCall) -> None:
         raise Refused(Refusal.ENDED, _over(call.session, "another agent has its sample"))
     if session.state is not None:
         raise Refused(Refusal.ENDED, _over(call.session, f"it ended with reason '{session.state.reason}'"))
+
+
+def _shown(name: str, session: Session, now: float) -> SessionAnswer:
+    """Return the state of a session under the id that its agent has, never under that of another agent."""
+    is_open = session.state is None and session.id == name
+    return SessionAnswer(
+        session=name,
+        task=dict(session.task),
+        seconds=max(0.0, session.ends_at - now) if is_open else 0.0,
+        turns=session.forest.used,
+    )
 
 
 def _over(name: str, why: str) -> str:

@@ -4,104 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from broker.connection import Connection
-from broker.subjects import RowId
 from broker.table import Table
-from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.engines.protocols import Generation
-from relax_actors.engines.protocols.guests import Guests
 from relax_actors.errors import RowTakenError
-from relax_actors.messages import FinishReason, Turns
+from relax_actors.messages import Turns
 from relax_actors.messages.generate import GenerateCall, Refusal, SessionCall
 from relax_actors.messages.session_log import SessionState
 from relax_actors.serving.agent_sessions import AgentSessions
 from relax_actors.serving.call_watch import CallWatch
-from relax_actors.serving.dialogue import Dialogue
-from relax_actors.serving.generation_service import GenerationService, Surroundings
-from relax_actors.serving.session_book import Session
 from relax_actors.serving.session_log import LogWriter, take_log
-from relax_actors.training.stops import stops_of
-from tests.support.contexts import context_of
-from tests.support.running import SUPPORT, wait_until
-
-ROW = RowId(0, 0)
-USER = {"role": "user", "content": "say 7"}
-
-
-@pytest.fixture
-def goes_on() -> threading.Event:
-    """While it is not set, the engine answers nothing."""
-    found = threading.Event()
-    found.set()
-    return found
-
-
-@pytest.fixture
-def make_sessions(table: Table, tmp_path: Path, goes_on: threading.Event) -> Callable[[int], Any]:
-    """Make the sessions of one incarnation of a rollout actor, whose engine answers "<number of its request>#".
-
-    To a request with stop strings it answers the first of them without "#".
-    """
-
-    @contextmanager
-    def make(incarnation: int, *more: str) -> Iterator[tuple[AgentSessions, Connection, list[np.ndarray]]]:
-        settings = ("agent.function=x.y", "agent.max_turns=4", "agent.lease_seconds=1", *more)
-        context = context_of(table, tmp_path, "rollout", settings, incarnation, SUPPORT / "tiny_agents.toml")
-        tokenizer, guests, prompts = Tokenizer(context.config.model_path), Guests(), []
-        waits = threading.Event()
-        around = Surroundings(guests, tokenizer, 256, partial(stops_of, tokenizer), {7: "f" * 32}, waits.set)
-        service, ended = GenerationService(context, around), threading.Event()
-        sessions = AgentSessions(context, Dialogue(tokenizer), service, 64, lambda _: None)
-
-        def engine() -> None:
-            while not ended.is_set():
-                waits.wait(1)
-                waits.clear()
-                for guest in guests.take(8):
-                    goes_on.wait(20)
-                    prompts.append(guest.request.tokens)
-                    strings = guest.request.stop_strings
-                    tokens = tokenizer.encode(f"{len(prompts)}{'ab' if strings else '#'}", special=False)
-                    zeros = np.zeros(len(tokens), np.float32)
-                    versions = np.full(len(tokens), 7, np.int32)
-                    guest.done(Generation(tokens, zeros, versions, FinishReason.STOP))
-
-        thread = threading.Thread(target=engine, daemon=True)
-        thread.start()
-        sessions_of_row = [Session(ROW, n, {"prompt": "say 7"}, 5) for n in range(2)]
-        table.connection.call(sessions.open(ROW, sessions_of_row), 20)
-        yield sessions, table.connection, prompts
-        ended.set()
-        waits.set()
-        thread.join(5)
-
-    return make
-
-
-def ask(connection: Connection, sessions: AgentSessions, session: str, messages: list, **fields: Any) -> Any:
-    call = GenerateCall(fields.pop("call", f"c{len(messages)}"), session=session, messages=messages, **fields)
-    return connection.call(answer(sessions, call), 20)
-
-
-async def answer(sessions: AgentSessions, call: GenerateCall, watch: list[CallWatch] | None = None) -> Any:
-    """Ask, as the service of a gateway's requests does."""
-    own = CallWatch()
-    if watch is not None:
-        watch.append(own)
-    return await sessions.generate(call, own, "gateway.0#1")
-
-
-def handle(connection: Connection, sessions: AgentSessions, kind: str, session: str = "", **fields: Any) -> Any:
-    return connection.call(sessions.handle(SessionCall(kind, session, **fields)), 20)
+from tests.support.running import wait_until
+from tests.support.session_ends import ROW, USER, answer, ask, handle
 
 
 def test_actor_that_takes_a_row_over_continues_its_conversations(make_sessions: Callable[[int], Any]) -> None:
