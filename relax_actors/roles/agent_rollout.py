@@ -178,7 +178,7 @@ class AgentRollout(Rollout):
         last = forest.last
         metrics = {
             **{f"agent/{name}": value for name, value in state.metrics.items()},
-            "turns": float(forest.used),
+            "turns": float(len(forest.exported())),
             "branches": float(len(forest.leaves())),
             "retries": float(state.attempt),
         }

@@ -24,6 +24,7 @@ from relax_actors.runtime.context import Context
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.serving.call_watch import CallWatch
 from relax_actors.serving.continuations import Continuations
+from relax_actors.serving.deliveries import Deliveries, Delivery
 from relax_actors.serving.dialogue import Dialogue, answer_message
 from relax_actors.serving.forest import ROOT, Turn
 from relax_actors.serving.generation_service import LEFT, GenerationService, Refused
@@ -32,8 +33,6 @@ from relax_actors.serving.session_log import HeldLogs, cell_of, restore
 from relax_actors.serving.states import conversation_keys
 
 TICK_SECONDS = 0.5
-MAX_DELIVERING = 4096
-"""Answers on their way to agents; of older ones it stays unknown whether they arrived."""
 
 
 class AgentSessions:
@@ -67,18 +66,14 @@ class AgentSessions:
         self._rules = Rules(section.seconds, grace, section.retries, section.max_turns, refills)
         self.book = SessionBook(self._rules)
         self._logs = HeldLogs(context.table, on_end)
-        self._locks: dict[tuple[RowId, int], asyncio.Lock] = {}
         self._ticking: asyncio.Task[None] | None = None
-        # Sessions by the call whose answer is on its way to the agent.
-        self._delivering: dict[str, Session] = {}
+        self._deliveries = Deliveries()
         self.turns = self.replays = self.branches = 0
 
     async def open(self, row: RowId, sessions: Sequence[Session]) -> None:
         """Offer the samples of a row to agents, from where an earlier actor left them."""
         logs = await self._logs.take(row)
         restore(sessions, logs)
-        for session in sessions:
-            self._locks[row, session.sample] = asyncio.Lock()
         self.book.open(row, sessions, time.monotonic(), resumed=bool(logs))
         if self._ticking is None:
             self._ticking = asyncio.ensure_future(self._tick())
@@ -87,9 +82,7 @@ class AgentSessions:
     async def close(self, row: RowId) -> list[Session] | RowTakenError:
         """Forget a row; return its samples, or why another actor has them."""
         sessions = self.book.close(row)
-        for session in sessions:
-            del self._locks[row, session.sample]
-        self._delivering = {call: session for call, session in self._delivering.items() if session.row != row}
+        self._deliveries.forget(row)
         return self._logs.release(row) or sessions
 
     async def _tick(self) -> None:
@@ -166,13 +159,11 @@ class AgentSessions:
 
     def on_arrival(self, call: str) -> None:
         """Take notice that the agent has the answer to a call; see `generation_service.Sessions`."""
-        if (session := self._delivering.pop(call, None)) is not None:
-            session.forest.arrived(call)
+        self._deliveries.on_arrival(call)
 
     def on_departure(self, call: str) -> None:
         """Take notice that the agent has left without the answer to a call; see `generation_service.Sessions`."""
-        if (session := self._delivering.pop(call, None)) is not None:
-            session.forest.departed(call)
+        self._deliveries.on_departure(call)
 
     async def generate(self, call: GenerateCall, watch: CallWatch, author: str = "") -> GenerateAnswer:
         """Answer a request of a session; a repeated one gets the recorded answer.
@@ -183,11 +174,12 @@ class AgentSessions:
             session = self._find(call.session, time.monotonic())
             _check_current(session, call)
             # One request of a sample at a time: a second one, such as a retry, may find the answer of the first.
-            async with self._locks[session.row, session.sample]:
+            async with session.answering:
                 _check_current(session, call)
                 if watch.is_cancelled:
                     return GenerateAnswer(refusal=Refusal.FAILED, detail=LEFT, call=call.call)
-                return await self._answer(session, call, watch, author)
+                with self._deliveries.expected(call.call, session) as delivery:
+                    return await self._answer(delivery, call, watch, author)
         except Refused as error:
             return error.answer
         except RowTakenError as error:
@@ -195,12 +187,13 @@ class AgentSessions:
         except RelaxError as error:
             return GenerateAnswer(refusal=Refusal.INVALID, detail=str(error)[:500])
 
-    async def _answer(self, session: Session, call: GenerateCall, watch: CallWatch, author: str) -> GenerateAnswer:
+    async def _answer(self, delivery: Delivery, call: GenerateCall, watch: CallWatch, author: str) -> GenerateAnswer:
+        session = delivery.session
         keys = conversation_keys(call.messages, call.tools, call.settings)
         replayed = session.forest.replayed(keys[-1], call.call, is_retry=call.is_retry, deliverer=author)
         if replayed is not None:
             self.replays += 1
-            self._deliver(session, replayed)
+            self._deliveries.give(delivery, replayed)
             return self._given(session, replayed)
         if session.forest.used >= self._rules.max_turns:
             state = SessionState(session.sample, session.attempt, FinishReason.MAX_TURNS)
@@ -241,15 +234,10 @@ class AgentSessions:
         is_known = session.forest.beginnings == beginning
         number = session.forest.add(turn, is_used=is_current, is_known=is_known, deliverer=author)
         _check_current(session, call)
-        self._deliver(session, number)
+        self._deliveries.give(delivery, number)
         self.turns += 1
         self.branches += plan.parent == ROOT and number > 0
         return self._given(session, number)
-
-    def _deliver(self, session: Session, number: int) -> None:
-        self._delivering[session.forest.turns[number].call] = session
-        while len(self._delivering) > MAX_DELIVERING:
-            del self._delivering[next(iter(self._delivering))]
 
     def _request(self, session: Session, call: GenerateCall, tokens: NDArray[Any]) -> Any:
         """Return the request of a turn: sampling is that of the run, and the seed follows from the row.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -51,6 +52,7 @@ class Session:
         state: how it ended; None if it did not.
         lease: seconds of the agent's lease.
         greedy: whether the policy answers greedily, as it does in held-out rows.
+        answering: held while a request of the sample is answered.
     """
 
     row: RowId
@@ -65,6 +67,7 @@ class Session:
     state: SessionState | None = None
     lease: float = 30.0
     greedy: bool = False
+    answering: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def begin_again(self, state: SessionState) -> None:
         """Enter a new attempt."""

@@ -20,7 +20,7 @@ from relax_actors.serving.agent_sessions import AgentSessions
 from relax_actors.serving.call_watch import CallWatch
 from relax_actors.serving.session_log import LogWriter, take_log
 from tests.support.running import wait_until
-from tests.support.session_ends import ROW, USER, answer, ask, handle
+from tests.support.session_ends import ROW, USER, ask, begin, handle
 
 
 def test_actor_that_takes_a_row_over_continues_its_conversations(make_sessions: Callable[[int], Any]) -> None:
@@ -62,8 +62,8 @@ def test_actor_that_was_taken_for_dead_gives_no_answer_that_its_successor_does_n
         turn(stopped, name)
         goes_on.clear()
         call = GenerateCall("late", session=name, messages=[*said[:-1], {"role": "user", "content": "late"}])
-        asking = asyncio.run_coroutine_threadsafe(answer(zombie, call), connection.loop)
-        wait_until(zombie._locks[ROW, 0].locked, "the request")
+        asking = begin(connection, zombie, call)
+        wait_until(zombie.book.sessions(ROW)[0].answering.locked, "the request")
         with make_sessions(2) as successor:
             goes_on.set()
             late = asking.result(20)
@@ -180,8 +180,8 @@ def test_answer_to_a_lost_agent_is_no_turn_of_its_successor(
         lost = handle(connection, sessions, "take", lease=60.0).session
         goes_on.clear()
         call = GenerateCall("late", session=lost, messages=[USER])
-        asking = asyncio.run_coroutine_threadsafe(answer(sessions, call), connection.loop)
-        wait_until(sessions._locks[ROW, 0].locked, "the request")
+        asking = begin(connection, sessions, call)
+        wait_until(sessions.book.sessions(ROW)[0].answering.locked, "the request")
         handle(connection, sessions, "end", lost, error="the agent crashed")
         goes_on.set()
         late = asking.result(20)
@@ -201,8 +201,8 @@ def test_refilled_sample_begins_with_other_answers_also_for_an_actor_that_takes_
         first = ask(connection, sessions, name, [USER])
         goes_on.clear()
         call = GenerateCall("late", session=name, messages=[{"role": "user", "content": "late"}])
-        asking = asyncio.run_coroutine_threadsafe(answer(sessions, call), connection.loop)
-        wait_until(sessions._locks[ROW, 0].locked, "the request")
+        asking = begin(connection, sessions, call)
+        wait_until(sessions.book.sessions(ROW)[0].answering.locked, "the request")
         handle(connection, sessions, "end", name, error="the agent crashed")
         goes_on.set()
         assert asking.result(20).refusal == Refusal.ENDED
@@ -226,7 +226,7 @@ def test_late_answer_to_a_lost_agent_is_that_of_its_successor_here_as_after_a_ta
         writer = sessions._logs._writers[ROW]
         connection.call(writer._lock.acquire(), 5)
         call = GenerateCall("late", session=name, messages=[USER])
-        asking = asyncio.run_coroutine_threadsafe(answer(sessions, call), connection.loop)
+        asking = begin(connection, sessions, call)
         wait_until(lambda: writer._lock._waiters, "the answer, which is being written")
         (session, _) = sessions.book.sessions(ROW)
         state = sessions.book.fail(session, 0.0, is_lost=True)
@@ -266,8 +266,8 @@ def test_client_that_leaves_frees_the_engine_and_leaves_no_turn(
         goes_on.clear()
         watches: list[CallWatch] = []
         call = GenerateCall("left", session=name, messages=[USER])
-        asking = asyncio.run_coroutine_threadsafe(answer(sessions, call, watches), connection.loop)
-        wait_until(lambda: watches and sessions._locks[ROW, 0].locked(), "the request")
+        asking = begin(connection, sessions, call, watches)
+        wait_until(lambda: watches and sessions.book.sessions(ROW)[0].answering.locked(), "the request")
         connection.loop.call_soon_threadsafe(watches[0].cancel)
         found = asking.result(20)
         assert (found.refusal, found.detail) == (Refusal.FAILED, "the client has left; nothing was recorded")

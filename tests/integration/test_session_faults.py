@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from broker.server import Server
-from relax_actors.messages.generate import Refusal, SessionCall
+from relax_actors.messages.generate import GenerateCall, Refusal, SessionCall
+from relax_actors.serving.call_watch import CallWatch
 from tests.support.running import wait_until
-from tests.support.session_ends import ROW, handle, stopped
+from tests.support.session_ends import ROW, USER, ask, begin, handle, stopped
 
 
 @pytest.mark.parametrize("kind", ["end", "keep", "show"])
@@ -50,3 +51,32 @@ def test_agent_that_failed_does_not_get_the_session_of_its_successor(make_sessio
         ended = handle(connection, sessions, "end", failed, error="the agent crashed")
         assert (ended.refusal, ended.session, ended.seconds) == ("", failed, 0.0)
         assert handle(connection, sessions, "take", lease=60.0).session == "group-0-0-0-1"
+
+
+def test_complete_answer_whose_client_left_while_it_was_recorded_is_given_to_the_next_request(
+    make_sessions: Callable[..., Any], server: Server
+) -> None:
+    """However often its clients leave: each tries to get the same answer."""
+    with make_sessions(1) as (sessions, connection, prompts):
+        name = handle(connection, sessions, "take", lease=60.0).session
+        watches: list[CallWatch] = []
+        with stopped(server):
+            asking = begin(connection, sessions, GenerateCall("one", session=name, messages=[USER]), watches)
+            wait_until(lambda: watches and watches[0].is_cancelled, "the answer, which is being recorded")
+            connection.loop.call_soon_threadsafe(sessions.on_departure, "one")
+        first = asking.result(20)
+        (session, _) = sessions.book.sessions(ROW)
+        assert session.forest.leaves() == [], "nobody has read it"
+        for call in ("two", "three"):
+            again = ask(connection, sessions, name, [USER], call=call)
+            assert (again.tokens.tolist(), again.call) == (first.tokens.tolist(), "one")
+            assert session.forest.leaves() == [0]
+            connection.loop.call_soon_threadsafe(sessions.on_departure, call)
+            wait_until(lambda: not session.forest.leaves(), "note that the client has left")
+        ask(connection, sessions, name, [USER], call="four")
+        connection.loop.call_soon_threadsafe(sessions.on_departure, "one")
+        connection.loop.call_soon_threadsafe(sessions.on_arrival, "one")
+        connection.loop.call_soon_threadsafe(sessions.on_departure, "four")
+        other = ask(connection, sessions, name, [USER], call="five")
+        assert other.call == "five", "the answer has arrived, so that the agent wants another one"
+        assert (len(prompts), session.forest.leaves()) == (2, [0, 1])

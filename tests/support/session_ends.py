@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -22,7 +24,7 @@ from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.protocols import Generation
 from relax_actors.engines.protocols.guests import Guests
 from relax_actors.messages import FinishReason
-from relax_actors.messages.generate import GenerateCall, SessionCall
+from relax_actors.messages.generate import GenerateAnswer, GenerateCall, SessionCall
 from relax_actors.serving.agent_sessions import AgentSessions
 from relax_actors.serving.call_watch import CallWatch
 from relax_actors.serving.dialogue import Dialogue
@@ -92,9 +94,18 @@ def make_sessions(table: Table, tmp_path: Path, goes_on: threading.Event, left: 
     return make
 
 
-def ask(connection: Connection, sessions: AgentSessions, session: str, messages: list, **fields: Any) -> Any:
+def ask(
+    connection: Connection, sessions: AgentSessions, session: str, messages: list[dict[str, str]], **fields: Any
+) -> Any:
     call = GenerateCall(fields.pop("call", f"c{len(messages)}"), session=session, messages=messages, **fields)
     return connection.call(answer(sessions, call), 20)
+
+
+def begin(
+    connection: Connection, sessions: AgentSessions, call: GenerateCall, watches: list[CallWatch] | None = None
+) -> Future[GenerateAnswer]:
+    """Ask without waiting for the answer."""
+    return asyncio.run_coroutine_threadsafe(answer(sessions, call, watches), connection.loop)
 
 
 async def answer(sessions: AgentSessions, call: GenerateCall, watch: list[CallWatch] | None = None) -> Any:
@@ -131,7 +142,7 @@ def full(table: Table) -> Iterator[None]:
     """Leave no room in the table for a while."""
     js, stream = table.connection.js, table.subjects.table_stream
 
-    def limit(size: int) -> None:
+    def limit(size: int | None) -> None:
         config = table.connection.call(js.stream_info(stream), 20).config
         config.max_bytes = size
         table.connection.call(js.update_stream(config), 20)
