@@ -135,8 +135,7 @@ class AgentSessions:
                 state = self.book.fail(session, now)
                 self._context.journal.event("agent_failed", session=call.session, error=call.error[:1000])
             else:
-                state = SessionState(session.sample, session.attempt, FinishReason.STOP, call.reward, call.metrics)
-                self.book.end(session, state)
+                state = session.end(FinishReason.STOP, call.reward, call.metrics)
                 is_eval = session.row.kind == "eval"
                 if call.reward is None and self._context.config.takes_reported_reward(is_eval=is_eval):
                     self._context.journal.event("agent_without_reward", session=call.session)
@@ -196,9 +195,7 @@ class AgentSessions:
             self._deliveries.give(delivery, replayed)
             return self._given(session, replayed)
         if session.forest.used >= self._rules.max_turns:
-            state = SessionState(session.sample, session.attempt, FinishReason.MAX_TURNS)
-            self.book.end(session, state)
-            await self._record(session, state)
+            await self._record(session, session.end(FinishReason.MAX_TURNS))
             why = f"it has had {self._rules.max_turns} answers (agent.max_turns)"
             raise Refused(Refusal.ENDED, _over(call.session, why))
         # In a thread of its own: templates take milliseconds.
@@ -229,8 +226,8 @@ class AgentSessions:
         beginning = session.forest.beginnings
         async with self._logs.holding(session.row) as log:
             await log.write([cell_of(session.sample, len(session.forest.turns), turn)])
-        # Of a session that was given to another agent meanwhile, the record of that follows this cell.
-        is_current = session.id == call.session
+        # A session that ended meanwhile, or was given to another agent: the record of that follows this cell.
+        is_current = session.id == call.session and session.state is None
         is_known = session.forest.beginnings == beginning
         number = session.forest.add(turn, is_used=is_current, is_known=is_known, deliverer=author)
         _check_current(session, call)

@@ -140,6 +140,12 @@ class Forest:
         for index in (self._by_state, self._by_asked, self._by_call):
             index.clear()
 
+    def keep(self, turns: Iterable[int]) -> None:
+        """End the session: these turns are exported, and none that is added later."""
+        self._used = {number for number in turns if number < len(self.turns)}
+        self._in_doubt.clear()
+        self._departed.clear()
+
     def _give(self, number: int, deliverer: str) -> None:
         self._used.add(number)
         self._in_doubt[number] = deliverer

@@ -69,6 +69,21 @@ class Session:
     greedy: bool = False
     answering: asyncio.Lock = field(default_factory=asyncio.Lock)
 
+    def end(
+        self, reason: FinishReason, reward: float | None = None, metrics: Mapping[str, float] | None = None
+    ) -> SessionState:
+        """End the sample, unless it has ended before; return how it ended."""
+        turns = sorted(self.forest.exported())
+        found = SessionState(self.sample, self.attempt, reason, reward, dict(metrics or {}), turns=turns)
+        self.enter_end(found)
+        return self.state or found
+
+    def enter_end(self, state: SessionState) -> None:
+        """Take over how the sample ended; the first end counts."""
+        if self.state is None:
+            self.state = state
+            self.forest.keep(state.turns)
+
     def begin_again(self, state: SessionState) -> None:
         """Enter a new attempt."""
         self.attempt = state.attempt
@@ -148,15 +163,10 @@ class SessionBook:
             session.alive_until = now + session.lease
         return session
 
-    def end(self, session: Session, state: SessionState) -> None:
-        """End a session; the first end counts."""
-        session.state = session.state or state
-
     def fail(self, session: Session, now: float, *, is_lost: bool = False) -> SessionState:
         """Give a sample whose agent failed or was lost to another one, or end it; return its new state."""
         if session.attempt >= self._rules.retries:
-            session.state = SessionState(session.sample, session.attempt, FinishReason.ERROR)
-            return session.state
+            return session.end(FinishReason.ERROR)
         forgets = self._rules.refills and not is_lost
         state = SessionState(session.sample, session.attempt + 1, forgets=forgets)
         session.begin_again(state)
@@ -171,8 +181,7 @@ class SessionBook:
                 if session.state is not None or session.offered_at is not None:
                     continue
                 if now > session.ends_at:
-                    session.state = SessionState(session.sample, session.attempt, FinishReason.TIMEOUT)
-                    changed.append((session, session.state))
+                    changed.append((session, session.end(FinishReason.TIMEOUT)))
                 elif now > session.alive_until:
                     changed.append((session, self.fail(session, now, is_lost=True)))
         return changed

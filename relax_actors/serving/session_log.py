@@ -148,13 +148,13 @@ def restore(sessions: Sequence[Session], logs: Sequence[SessionLog]) -> None:
         for turn in log.turns:
             forest = sessions[turn.sample].forest if turn.sample < len(sessions) else None
             if forest is not None and turn.number == len(forest.turns) > turn.parent:
-                forest.add(turn_of(turn))
+                forest.add(turn_of(turn), is_used=sessions[turn.sample].state is None)
         for state in log.states:
             if state.sample >= len(sessions):
                 continue
             session = sessions[state.sample]
             if state.reason:
-                session.state = session.state or state
+                session.enter_end(state)
             elif state.attempt > session.attempt:
                 session.begin_again(state)
 

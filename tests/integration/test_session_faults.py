@@ -80,3 +80,31 @@ def test_complete_answer_whose_client_left_while_it_was_recorded_is_given_to_the
         other = ask(connection, sessions, name, [USER], call="five")
         assert other.call == "five", "the answer has arrived, so that the agent wants another one"
         assert (len(prompts), session.forest.leaves()) == (2, [0, 1])
+
+
+def test_answer_that_is_recorded_when_its_session_has_ended_is_not_trained(
+    make_sessions: Callable[..., Any], server: Server
+) -> None:
+    with make_sessions(1, "agent.seconds=3") as (sessions, connection, prompts):
+        name = handle(connection, sessions, "take", lease=60.0).session
+        first = ask(connection, sessions, name, [USER])
+        (session, _) = sessions.book.sessions(ROW)
+        watches: list[CallWatch] = []
+        said = [USER, {"role": "assistant", "content": "1"}, {"role": "user", "content": "again"}]
+        with stopped(server):
+            asking = begin(connection, sessions, GenerateCall("late", session=name, messages=said), watches)
+            wait_until(lambda: watches and watches[0].is_cancelled, "the answer, which is being recorded")
+            wait_until(lambda: session.state, "end of the agent's time")
+        late = asking.result(20)
+        assert (late.refusal, late.detail) == (
+            Refusal.ENDED,
+            f"session {name!r} is over: it ended with reason 'timeout'",
+        )
+        assert (len(prompts), len(session.forest.turns)) == (2, 2)
+        before = session.forest.sequences()
+    with make_sessions(2) as (sessions, _, _):
+        (session, _) = sessions.book.sessions(ROW)
+        assert session.state is not None
+        assert (session.state.turns, len(session.forest.turns)) == ([0], 2)
+        for (sequence,) in (before, session.forest.sequences()):
+            assert sequence.token_ids[sequence.loss_mask].tolist() == first.tokens.tolist()

@@ -91,6 +91,20 @@ def test_log_brings_sessions_back_to_where_they_were() -> None:
     assert len(found[0].forest.turns) == 1
 
 
+@pytest.mark.parametrize("late_first", [False, True])
+def test_turn_recorded_beside_the_end_of_its_sample_is_not_exported(*, late_first: bool) -> None:
+    session = Session(ROW, 0, {}, 7)
+    turn(session.forest, [USER], "a")
+    turn(session.forest, [{"role": "user", "content": "left"}], "b")
+    session.forest.departed(1)
+    end = SessionLog([], [session.end(FinishReason.TIMEOUT)])
+    turn(session.forest, [{"role": "user", "content": "late"}], "c")
+    first, left, late = (SessionLog([cell_of(0, n, one)]) for n, one in enumerate(session.forest.turns))
+    found = Session(ROW, 0, {}, 7)
+    restore([found], [first, left, late, end] if late_first else [first, left, end, late])
+    assert (len(found.forest.turns), found.forest.leaves(), found.state) == (3, [0], session.state)
+
+
 @pytest.mark.parametrize("by_log", [False, True])
 def test_a_refilled_sample_gets_other_answers_if_its_agent_failed_and_the_same_if_it_was_lost(*, by_log: bool) -> None:
     book = SessionBook(replace(RULES, refills=True, retries=2))
@@ -126,7 +140,7 @@ def test_a_thousand_sessions_half_of_them_abandoned_leave_nothing_behind() -> No
     while len(over) < len(rows):
         while (session := book.take(10.0, now)) is not None:
             if order.random() < 0.5:
-                book.end(session, SessionState(session.sample, session.attempt, FinishReason.STOP, 1.0))
+                session.end(FinishReason.STOP, 1.0)
         now += 11.0
         book.expire(now)
         for row in rows:
