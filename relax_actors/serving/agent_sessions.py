@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker.subjects import RowId
-from relax_actors.errors import RelaxError, RowTakenError
+from relax_actors.errors import ConfigError, RelaxError, RowError, RowTakenError
 from relax_actors.messages import FinishReason
 from relax_actors.messages.generate import GenerateAnswer, GenerateCall, Refusal, SessionAnswer, SessionCall
-from relax_actors.messages.session_log import SessionState
 from relax_actors.runtime.context import Context
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.serving.call_watch import CallWatch
@@ -68,6 +67,8 @@ class AgentSessions:
         self._logs = HeldLogs(context.table, on_end)
         self._ticking: asyncio.Task[None] | None = None
         self._deliveries = Deliveries()
+        # The last reported reason why a state of a row could not be recorded.
+        self._unrecorded: dict[RowId, str] = {}
         self.turns = self.replays = self.branches = 0
 
     async def open(self, row: RowId, sessions: Sequence[Session]) -> None:
@@ -83,20 +84,39 @@ class AgentSessions:
         """Forget a row; return its samples, or why another actor has them."""
         sessions = self.book.close(row)
         self._deliveries.forget(row)
+        self._unrecorded.pop(row, None)
         return self._logs.release(row) or sessions
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            for session, state in self.book.expire(time.monotonic()):
-                try:
-                    await self._record(session, state)
-                except RelaxError as error:  # of one row
-                    self._context.journal.event("session_not_recorded", session=session.id, error=str(error)[:500])
+            self.book.expire(time.monotonic())
+            held = [session for session in self.book.unrecorded() if session.row in self._logs]
+            await asyncio.gather(*map(self._try_record, held))
 
-    async def _record(self, session: Session, state: SessionState) -> None:
-        async with self._logs.holding(session.row) as log:
-            await log.write(states=[state])
+    async def _try_record(self, session: Session) -> None:
+        """Record the states of a session; a failure is reported, and the next tick tries again."""
+        try:
+            await self._record(session)
+        except Exception as error:  # noqa: BLE001 of one row; the others go on
+            text = f"{type(error).__name__}: {error}"[:500]
+            if self._unrecorded.get(session.row) != text:
+                self._context.journal.event("session_not_recorded", session=session.id, error=text)
+            self._unrecorded[session.row] = text
+
+    async def _record(self, session: Session) -> None:
+        """Record the states of a session that the log does not have yet, or check that this actor holds its row.
+
+        Raises:
+            RowTakenError: this actor does not hold it.
+            BrokerError: the states cannot be written; they stay unrecorded.
+        """
+        async with session.recording, self._logs.holding(session.row) as log:
+            if states := list(session.unrecorded):
+                await log.write(states=states)
+                del session.unrecorded[: len(states)]
+            else:
+                await log.check()
         self._check(session.row)
 
     def _check(self, row: RowId) -> None:
@@ -111,13 +131,14 @@ class AgentSessions:
             return SessionAnswer(refusal=error.answer.refusal, detail=error.answer.detail)
         except RowTakenError as error:
             return SessionAnswer(refusal=Refusal.ELSEWHERE, detail=str(error))
+        except RelaxError as error:
+            return SessionAnswer(refusal=Refusal.FAILED, detail=self._failed(call.session, error))
 
     async def _take(self, call: SessionCall) -> SessionAnswer:
         while (taken := self.book.take(max(1.0, call.lease), time.monotonic())) is not None:
             name = taken.id
             with suppress(RowTakenError, Refused):
-                async with self._logs.holding(taken.row) as log:
-                    await log.check()
+                await self._record(taken)
                 now = time.monotonic()
                 # Refused if the lease has ended meanwhile: the sample is then another agent's.
                 if (session := self._find(name, now)).state is None:
@@ -126,20 +147,20 @@ class AgentSessions:
 
     async def _handle(self, call: SessionCall) -> SessionAnswer:
         session = self._find(call.session, time.monotonic())
-        async with self._logs.holding(session.row) as log:
-            await log.check()
+        await self._record(session)
         now = time.monotonic()
         session = self._find(call.session, now)  # its lease may have ended meanwhile
         if call.kind == "end" and session.state is None:
             if call.error:
-                state = self.book.fail(session, now)
+                self.book.fail(session, now)
                 self._context.journal.event("agent_failed", session=call.session, error=call.error[:1000])
             else:
-                state = session.end(FinishReason.STOP, call.reward, call.metrics)
+                session.end(FinishReason.STOP, call.reward, call.metrics)
                 is_eval = session.row.kind == "eval"
                 if call.reward is None and self._context.config.takes_reported_reward(is_eval=is_eval):
                     self._context.journal.event("agent_without_reward", session=call.session)
-            await self._record(session, state)
+        if session.unrecorded:
+            await self._record(session)
         return _shown(call.session, session, now)
 
     def _find(self, name: str, now: float) -> Session:
@@ -183,11 +204,22 @@ class AgentSessions:
             return error.answer
         except RowTakenError as error:
             return GenerateAnswer(refusal=Refusal.ELSEWHERE, detail=str(error))
-        except RelaxError as error:
+        except (ConfigError, RowError) as error:  # of the template
             return GenerateAnswer(refusal=Refusal.INVALID, detail=str(error)[:500])
+        except RelaxError as error:
+            return GenerateAnswer(refusal=Refusal.FAILED, detail=self._failed(call.session, error), call=call.call)
+
+    def _failed(self, session: str, error: RelaxError) -> str:
+        """Report an error of the actor's surroundings, which the agent's request did not cause; return its text."""
+        detail = f"{type(error).__name__}: {error}"[:500]
+        self._context.journal.event("request_failed", session=session[:128], error=detail)
+        return detail
 
     async def _answer(self, delivery: Delivery, call: GenerateCall, watch: CallWatch, author: str) -> GenerateAnswer:
         session = delivery.session
+        if session.unrecorded:  # its turns must follow the record of its attempt
+            await self._record(session)
+            _check_current(session, call)
         keys = conversation_keys(call.messages, call.tools, call.settings)
         replayed = session.forest.replayed(keys[-1], call.call, is_retry=call.is_retry, deliverer=author)
         if replayed is not None:
@@ -195,7 +227,8 @@ class AgentSessions:
             self._deliveries.give(delivery, replayed)
             return self._given(session, replayed)
         if session.forest.used >= self._rules.max_turns:
-            await self._record(session, session.end(FinishReason.MAX_TURNS))
+            session.end(FinishReason.MAX_TURNS)
+            await self._record(session)
             why = f"it has had {self._rules.max_turns} answers (agent.max_turns)"
             raise Refused(Refusal.ENDED, _over(call.session, why))
         # In a thread of its own: templates take milliseconds.

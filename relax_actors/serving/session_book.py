@@ -52,7 +52,9 @@ class Session:
         state: how it ended; None if it did not.
         lease: seconds of the agent's lease.
         greedy: whether the policy answers greedily, as it does in held-out rows.
+        unrecorded: states that the log does not have yet, oldest first.
         answering: held while a request of the sample is answered.
+        recording: held while its states are recorded.
     """
 
     row: RowId
@@ -67,16 +69,19 @@ class Session:
     state: SessionState | None = None
     lease: float = 30.0
     greedy: bool = False
+    unrecorded: list[SessionState] = field(default_factory=list)
     answering: asyncio.Lock = field(default_factory=asyncio.Lock)
+    recording: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def end(
         self, reason: FinishReason, reward: float | None = None, metrics: Mapping[str, float] | None = None
-    ) -> SessionState:
-        """End the sample, unless it has ended before; return how it ended."""
-        turns = sorted(self.forest.exported())
-        found = SessionState(self.sample, self.attempt, reason, reward, dict(metrics or {}), turns=turns)
-        self.enter_end(found)
-        return self.state or found
+    ) -> None:
+        """End the sample, unless it has ended before."""
+        if self.state is None:
+            turns = sorted(self.forest.exported())
+            state = SessionState(self.sample, self.attempt, reason, reward, dict(metrics or {}), turns=turns)
+            self.enter_end(state)
+            self.unrecorded.append(state)
 
     def enter_end(self, state: SessionState) -> None:
         """Take over how the sample ended; the first end counts."""
@@ -163,32 +168,35 @@ class SessionBook:
             session.alive_until = now + session.lease
         return session
 
-    def fail(self, session: Session, now: float, *, is_lost: bool = False) -> SessionState:
-        """Give a sample whose agent failed or was lost to another one, or end it; return its new state."""
+    def fail(self, session: Session, now: float, *, is_lost: bool = False) -> None:
+        """Give a sample whose agent failed or was lost to another one, or end it."""
         if session.attempt >= self._rules.retries:
-            return session.end(FinishReason.ERROR)
+            session.end(FinishReason.ERROR)
+            return
         forgets = self._rules.refills and not is_lost
         state = SessionState(session.sample, session.attempt + 1, forgets=forgets)
         session.begin_again(state)
+        session.unrecorded.append(state)
         session.offered_at = now
-        return state
 
-    def expire(self, now: float) -> list[tuple[Session, SessionState]]:
-        """End samples whose time is over, and give out again those of lost agents; return their new states."""
-        changed = []
+    def expire(self, now: float) -> None:
+        """End samples whose time is over, and give out again those of lost agents."""
         for sessions in self._rows.values():
             for session in sessions:
                 if session.state is not None or session.offered_at is not None:
                     continue
                 if now > session.ends_at:
-                    changed.append((session, session.end(FinishReason.TIMEOUT)))
+                    session.end(FinishReason.TIMEOUT)
                 elif now > session.alive_until:
-                    changed.append((session, self.fail(session, now, is_lost=True)))
-        return changed
+                    self.fail(session, now, is_lost=True)
+
+    def unrecorded(self) -> list[Session]:
+        """Return the sessions with states that the log does not have yet."""
+        return [session for sessions in self._rows.values() for session in sessions if session.unrecorded]
 
     def is_over(self, row: RowId) -> bool:
-        """Whether all samples of a row have ended."""
-        return all(session.state is not None for session in self._rows.get(row, ()))
+        """Whether all samples of a row have ended, and the log says so."""
+        return all(session.state is not None and not session.unrecorded for session in self._rows.get(row, ()))
 
     def sessions(self, row: RowId) -> list[Session]:
         """Return the samples of a row that is held."""

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from broker.connection import Connection
+from broker.server import Server
 from broker.table import Table
 from relax_actors.errors import RowTakenError
 from relax_actors.messages import Turns
@@ -20,7 +21,7 @@ from relax_actors.serving.agent_sessions import AgentSessions
 from relax_actors.serving.call_watch import CallWatch
 from relax_actors.serving.session_log import LogWriter, take_log
 from tests.support.running import wait_until
-from tests.support.session_ends import ROW, USER, ask, begin, handle
+from tests.support.session_ends import ROW, USER, ask, begin, handle, stopped
 
 
 def test_actor_that_takes_a_row_over_continues_its_conversations(make_sessions: Callable[[int], Any]) -> None:
@@ -218,21 +219,18 @@ def test_refilled_sample_begins_with_other_answers_also_for_an_actor_that_takes_
 
 
 def test_late_answer_to_a_lost_agent_is_that_of_its_successor_here_as_after_a_take_over(
-    make_sessions: Callable[..., Any], goes_on: threading.Event
+    make_sessions: Callable[..., Any], server: Server
 ) -> None:
     """An agent that was lost has not failed: the next one gets what was recorded, also with "refill"."""
     with make_sessions(1, "agent.on_error=refill") as (sessions, connection, prompts):
-        name = handle(connection, sessions, "take", lease=60.0).session
-        writer = sessions._logs._writers[ROW]
-        connection.call(writer._lock.acquire(), 5)
-        call = GenerateCall("late", session=name, messages=[USER])
-        asking = begin(connection, sessions, call)
-        wait_until(lambda: writer._lock._waiters, "the answer, which is being written")
+        name = handle(connection, sessions, "take", lease=1.0).session
         (session, _) = sessions.book.sessions(ROW)
-        state = sessions.book.fail(session, 0.0, is_lost=True)
-        recording = asyncio.run_coroutine_threadsafe(sessions._record(session, state), connection.loop)
-        connection.loop.call_soon_threadsafe(writer._lock.release)
-        recording.result(20)
+        watches: list[CallWatch] = []
+        with stopped(server):
+            asking = begin(connection, sessions, GenerateCall("late", session=name, messages=[USER]), watches)
+            wait_until(lambda: watches and watches[0].is_cancelled, "the answer, which is being recorded")
+            wait_until(lambda: session.attempt, "end of the lease")
+        wait_until(lambda: not session.unrecorded, "record of the attempt")
         assert asking.result(20).refusal == Refusal.ENDED
         late = session.forest.turns[0].tokens.tolist()
         successor = name[:-1] + "1"

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from broker.server import Server
+from broker.subjects import RowId
+from broker.table import Table
 from relax_actors.messages.generate import GenerateCall, Refusal, SessionCall
 from relax_actors.serving.call_watch import CallWatch
 from tests.support.running import wait_until
-from tests.support.session_ends import ROW, USER, ask, begin, handle, stopped
+from tests.support.session_ends import ROW, USER, LeftRows, ask, begin, full, handle, reopen, stopped
 
 
 @pytest.mark.parametrize("kind", ["end", "keep", "show"])
@@ -108,3 +110,52 @@ def test_answer_that_is_recorded_when_its_session_has_ended_is_not_trained(
         assert (session.state.turns, len(session.forest.turns)) == ([0], 2)
         for (sequence,) in (before, session.forest.sequences()):
             assert sequence.token_ids[sequence.loss_mask].tolist() == first.tokens.tolist()
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_end_that_finds_the_broker_full_is_recorded_when_there_is_room(
+    make_sessions: Callable[..., Any], table: Table, left: list[RowId], *, repeats: bool
+) -> None:
+    with make_sessions(1) as (sessions, connection, _):
+        one, other = (handle(connection, sessions, "take", lease=60.0).session for _ in range(2))
+        handle(connection, sessions, "end", one, reward=0.5)
+        with full(table):
+            failed = handle(connection, sessions, "end", other, reward=1.0)
+            assert failed.refusal == Refusal.FAILED
+            assert failed.detail == (
+                f"BrokerFullError: broker cannot store {table.subjects.turn(ROW, 0, 2)}: maximum bytes exceeded; free "
+                "space or raise broker.max_bytes"
+            )
+            assert left == [], "the row ends when the log says so"
+        if repeats:
+            assert handle(connection, sessions, "end", other, reward=1.0).session == other
+        wait_until(lambda: left, "end of the row")
+    with make_sessions(2) as (sessions, _, _):
+        assert [session.state.reward for session in sessions.book.sessions(ROW)] == [0.5, 1.0]
+
+
+def test_agent_whose_answer_cannot_be_recorded_may_ask_again(make_sessions: Callable[..., Any], table: Table) -> None:
+    with make_sessions(1) as (sessions, connection, _):
+        name = handle(connection, sessions, "take", lease=60.0).session
+        with full(table):
+            failed = ask(connection, sessions, name, [USER])
+        assert failed.refusal == Refusal.FAILED, "not the fault of the request"
+        assert failed.detail == (
+            f"BrokerFullError: broker cannot store {table.subjects.turn(ROW, 0, 1)}: maximum bytes exceeded; free "
+            "space or raise broker.max_bytes"
+        )
+        assert not ask(connection, sessions, name, [USER], is_retry=True).refusal
+
+
+def test_error_of_one_row_does_not_keep_others_from_the_record(
+    make_sessions: Callable[..., Any], left: LeftRows
+) -> None:
+    with make_sessions(1, "agent.retries=0") as (sessions, connection, _):
+        left.error = OSError("bug")
+        for _ in range(2):
+            handle(connection, sessions, "take", lease=1.0)
+        wait_until(lambda: left.error is None, "error of the end of the row")
+        reopen(connection, sessions, RowId(0, 1))
+        for _ in range(2):
+            handle(connection, sessions, "take", lease=1.0)
+        wait_until(lambda: RowId(0, 1) in left, "end of the other row")

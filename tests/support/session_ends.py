@@ -46,14 +46,31 @@ def goes_on() -> threading.Event:
     return found
 
 
-@pytest.fixture
-def left() -> list[RowId]:
-    """Rows whose samples have ended, or that another actor has taken."""
-    return []
+class LeftRows(list[RowId]):
+    """Rows whose samples have ended, or that another actor has taken.
+
+    Attributes:
+        error: raised for the next row.
+    """
+
+    error: Exception | None = None
+
+    def add(self, row: RowId) -> None:
+        """Append a row."""
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+        self.append(row)
 
 
 @pytest.fixture
-def make_sessions(table: Table, tmp_path: Path, goes_on: threading.Event, left: list[RowId]) -> Callable[..., Any]:
+def left() -> LeftRows:
+    """Rows that have left the sessions."""
+    return LeftRows()
+
+
+@pytest.fixture
+def make_sessions(table: Table, tmp_path: Path, goes_on: threading.Event, left: LeftRows) -> Callable[..., Any]:
     """Make the sessions of one incarnation of a rollout actor, whose engine answers "<number of its request>#".
 
     To a request with stop strings it answers the first of them without "#".
@@ -68,7 +85,7 @@ def make_sessions(table: Table, tmp_path: Path, goes_on: threading.Event, left: 
         waits = threading.Event()
         around = Surroundings(guests, tokenizer, 256, partial(stops_of, tokenizer), {7: "f" * 32}, waits.set)
         service, ended = GenerationService(context, around), threading.Event()
-        sessions = AgentSessions(context, Dialogue(tokenizer), service, 64, left.append)
+        sessions = AgentSessions(context, Dialogue(tokenizer), service, 64, left.add)
 
         def engine() -> None:
             while not ended.is_set():
@@ -120,9 +137,9 @@ def handle(connection: Connection, sessions: AgentSessions, kind: str, session: 
     return connection.call(sessions.handle(SessionCall(kind, session, **fields)), 20)
 
 
-def reopen(connection: Connection, sessions: AgentSessions) -> None:
-    """Offer the two samples of the row, as for a row that was delivered, or delivered again."""
-    connection.call(sessions.open(ROW, [Session(ROW, n, {"prompt": "say 7"}, 5) for n in range(2)]), 20)
+def reopen(connection: Connection, sessions: AgentSessions, row: RowId = ROW) -> None:
+    """Offer the two samples of a row, as for a row that was delivered, or delivered again."""
+    connection.call(sessions.open(row, [Session(row, n, {"prompt": "say 7"}, 5) for n in range(2)]), 20)
 
 
 @contextmanager
