@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from relax_actors.serving.dialogue import Dialogue, answer_message
 from relax_actors.serving.forest import ROOT, Turn
 from relax_actors.serving.generation_service import LEFT, GenerationService, Refused
 from relax_actors.serving.session_book import Rules, Session, SessionBook
-from relax_actors.serving.session_log import HeldLogs, cell_of, restore
+from relax_actors.serving.session_log import HeldLogs, LogWriter, cell_of, released, restore
 from relax_actors.serving.states import conversation_keys
 
 TICK_SECONDS = 0.5
@@ -74,6 +74,7 @@ class AgentSessions:
     async def open(self, row: RowId, sessions: Sequence[Session]) -> None:
         """Offer the samples of a row to agents, from where an earlier actor left them."""
         logs = await self._logs.take(row)
+        self._deliveries.forget(row)
         restore(sessions, logs)
         self.book.open(row, sessions, time.monotonic(), resumed=bool(logs))
         if self._ticking is None:
@@ -111,13 +112,23 @@ class AgentSessions:
             RowTakenError: this actor does not hold it.
             BrokerError: the states cannot be written; they stay unrecorded.
         """
-        async with session.recording, self._logs.holding(session.row) as log:
+        async with session.recording, self._log_of(session) as log:
             if states := list(session.unrecorded):
                 await log.write(states=states)
                 del session.unrecorded[: len(states)]
             else:
                 await log.check()
         self._check(session.row)
+
+    def _log_of(self, session: Session) -> AbstractAsyncContextManager[LogWriter]:
+        """Give the log of a session.
+
+        Raises:
+            RowTakenError: another actor has the row, or it was delivered to this one again, with a new session.
+        """
+        if not self.book.holds(session):
+            raise released(session.row)
+        return self._logs.holding(session.row)
 
     def _check(self, row: RowId) -> None:
         if row in self._logs and self.book.is_over(row):
@@ -142,7 +153,7 @@ class AgentSessions:
                 now = time.monotonic()
                 # Refused if the lease has ended meanwhile: the sample is then another agent's.
                 if (session := self._find(name, now)).state is None:
-                    return _shown(name, session, now)
+                    return session.shown(name, now)
         return SessionAnswer()
 
     async def _handle(self, call: SessionCall) -> SessionAnswer:
@@ -161,7 +172,7 @@ class AgentSessions:
                     self._context.journal.event("agent_without_reward", session=call.session)
         if session.unrecorded:
             await self._record(session)
-        return _shown(call.session, session, now)
+        return session.shown(call.session, now)
 
     def _find(self, name: str, now: float) -> Session:
         """Return a session and renew its lease.
@@ -257,7 +268,7 @@ class AgentSessions:
             (*plan.new, message),
         )
         beginning = session.forest.beginnings
-        async with self._logs.holding(session.row) as log:
+        async with self._log_of(session) as log:
             await log.write([cell_of(session.sample, len(session.forest.turns), turn)])
         # A session that ended meanwhile, or was given to another agent: the record of that follows this cell.
         is_current = session.id == call.session and session.state is None
@@ -323,17 +334,6 @@ def _check_current(session: Session, call: GenerateCall) -> None:
         raise Refused(Refusal.ENDED, _over(call.session, "another agent has its sample"))
     if session.state is not None:
         raise Refused(Refusal.ENDED, _over(call.session, f"it ended with reason '{session.state.reason}'"))
-
-
-def _shown(name: str, session: Session, now: float) -> SessionAnswer:
-    """Return the state of a session under the id that its agent has, never under that of another agent."""
-    is_open = session.state is None and session.id == name
-    return SessionAnswer(
-        session=name,
-        task=dict(session.task),
-        seconds=max(0.0, session.ends_at - now) if is_open else 0.0,
-        turns=session.forest.used,
-    )
 
 
 def _over(name: str, why: str) -> str:

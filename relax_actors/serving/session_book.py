@@ -10,6 +10,7 @@ from typing import Any
 
 from broker.subjects import RowId
 from relax_actors.messages import FinishReason
+from relax_actors.messages.generate import SessionAnswer
 from relax_actors.messages.session_log import SessionState
 from relax_actors.serving.forest import Forest
 
@@ -97,6 +98,12 @@ class Session:
         else:
             self.forest.restart()
 
+    def shown(self, name: str, now: float) -> SessionAnswer:
+        """Return the state of the session for the agent that has an id of it, and never the id of another agent."""
+        is_open = self.state is None and self.id == name
+        seconds = max(0.0, self.ends_at - now) if is_open else 0.0
+        return SessionAnswer(session=name, task=dict(self.task), seconds=seconds, turns=self.forest.used)
+
     @property
     def id(self) -> str:
         """Id of the sample in its present attempt; an agent that lost the sample has another one."""
@@ -105,8 +112,15 @@ class Session:
 
 def row_of(session: str) -> RowId | None:
     """Return the row of a session's id; None if it is no such id."""
-    parts = _ID.fullmatch(session)
-    return None if parts is None else RowId(int(parts[2]), int(parts[3]), parts[1])
+    found = _parsed(session)
+    return None if found is None else found[0]
+
+
+def _parsed(session: str) -> tuple[RowId, int, int] | None:
+    """Return row, sample and attempt of a session's id; None if it is no such id."""
+    if (parts := _ID.fullmatch(session)) is None:
+        return None
+    return RowId(int(parts[2]), int(parts[3]), parts[1]), int(parts[4]), int(parts[5])
 
 
 class SessionBook:
@@ -153,10 +167,9 @@ class SessionBook:
 
     def find(self, name: str, now: float) -> Session | str:
         """Return the session of an id and renew its lease; else why there is none: "elsewhere" or "ended"."""
-        row = row_of(name)
-        if row is None:
+        if (parsed := _parsed(name)) is None:
             return "ended"
-        sample, attempt = map(int, name.split("-")[-2:])
+        row, sample, attempt = parsed
         if (sessions := self._rows.get(row)) is None:
             return "elsewhere"
         session = next((session for session in sessions if session.sample == sample), None)
@@ -193,6 +206,10 @@ class SessionBook:
     def unrecorded(self) -> list[Session]:
         """Return the sessions with states that the log does not have yet."""
         return [session for sessions in self._rows.values() for session in sessions if session.unrecorded]
+
+    def holds(self, session: Session) -> bool:
+        """Whether a session is that of its sample still, and its row was not delivered again."""
+        return any(session is one for one in self._rows.get(session.row, ()))
 
     def is_over(self, row: RowId) -> bool:
         """Whether all samples of a row have ended, and the log says so."""

@@ -68,7 +68,7 @@ class LogWriter:
         return None if cell is None else cell.data
 
     def _taken(self) -> RowTakenError:
-        return RowTakenError(f"another actor has taken {self._row} over; this one was taken for dead")
+        return RowTakenError(f"another actor has taken {self._row} over; send the request again")
 
 
 async def take_log(table: Table, row: RowId) -> tuple[list[SessionLog], LogWriter]:
@@ -120,18 +120,19 @@ class HeldLogs:
 
     @asynccontextmanager
     async def holding(self, row: RowId) -> AsyncIterator[LogWriter]:
-        """Give the writer of a row, and let go of the row if another actor has taken it.
+        """Give the writer of a row, and release the row if another actor has taken it.
 
         Raises:
             RowTakenError: another actor has the row, or it was released.
         """
         if (writer := self._writers.get(row)) is None:
-            msg = f"{row} was released; try again"
-            raise RowTakenError(msg)
+            raise released(row)
         try:
             yield writer
         except RowTakenError as error:
-            if self._writers.pop(row, None) is not None:
+            # The row may have been delivered to this actor again, and then has another writer.
+            if self._writers.get(row) is writer:
+                del self._writers[row]
                 self._taken[row] = error
                 self._on_taken(row)
             raise
@@ -140,6 +141,11 @@ class HeldLogs:
         """Forget a row; return why it was not held any more."""
         self._writers.pop(row, None)
         return self._taken.pop(row, None)
+
+
+def released(row: RowId) -> RowTakenError:
+    """Return the error of a request to a row that this actor has released, or that was delivered to it again."""
+    return RowTakenError(f"{row} was released; send the request again")
 
 
 def restore(sessions: Sequence[Session], logs: Sequence[SessionLog]) -> None:

@@ -68,10 +68,10 @@ def test_actor_that_was_taken_for_dead_gives_no_answer_that_its_successor_does_n
         with make_sessions(2) as successor:
             goes_on.set()
             late = asking.result(20)
-            taken = "another actor has taken group.0.0 over; this one was taken for dead"
+            taken = "another actor has taken group.0.0 over; send the request again"
             assert (late.refusal, late.detail) == (Refusal.ELSEWHERE, taken)
             kept = handle(connection, zombie, "keep", name)
-            assert (kept.refusal, kept.detail) == (Refusal.ELSEWHERE, "group.0.0 was released; try again")
+            assert (kept.refusal, kept.detail) == (Refusal.ELSEWHERE, "group.0.0 was released; send the request again")
             assert not handle(connection, zombie, "take").session, "it offers no sample any more"
             assert str(connection.call(zombie.close(ROW), 20)) == taken
             turn(successor, name)

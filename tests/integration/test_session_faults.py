@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +13,13 @@ import pytest
 from broker.server import Server
 from broker.subjects import RowId
 from broker.table import Table
+from relax_actors.errors import EngineError
 from relax_actors.messages.generate import GenerateCall, Refusal, SessionCall
+from relax_actors.roles.agent_rollout import AgentRollout
 from relax_actors.serving.call_watch import CallWatch
+from tests.support.policy_ends import PolicyEnds
 from tests.support.running import wait_until
-from tests.support.session_ends import ROW, USER, LeftRows, ask, begin, full, handle, reopen, stopped
+from tests.support.session_ends import ROW, USER, LeftRows, ask, begin, begin_reopening, full, handle, reopen, stopped
 
 
 @pytest.mark.parametrize("kind", ["end", "keep", "show"])
@@ -159,3 +164,86 @@ def test_error_of_one_row_does_not_keep_others_from_the_record(
         for _ in range(2):
             handle(connection, sessions, "take", lease=1.0)
         wait_until(lambda: RowId(0, 1) in left, "end of the other row")
+
+
+def test_request_of_before_a_redelivery_of_its_row_adds_nothing_to_the_row(
+    make_sessions: Callable[..., Any], goes_on: threading.Event, left: LeftRows
+) -> None:
+    with make_sessions(1) as (sessions, connection, _):
+        name = handle(connection, sessions, "take", lease=60.0).session
+        goes_on.clear()
+        asking = begin(connection, sessions, GenerateCall("one", session=name, messages=[USER]))
+        wait_until(sessions.book.sessions(ROW)[0].answering.locked, "the request")
+        reopen(connection, sessions)
+        goes_on.set()
+        first = asking.result(20)
+        assert (first.refusal, first.detail) == (Refusal.ELSEWHERE, "group.0.0 was released; send the request again")
+        assert left == [], "this actor has the row still"
+        again = ask(connection, sessions, name, [USER], call="one")
+        (session, _) = sessions.book.sessions(ROW)
+        assert [turn.tokens.tolist() for turn in session.forest.turns] == [again.tokens.tolist()]
+    with make_sessions(2) as (sessions, _, _):
+        (session, _) = sessions.book.sessions(ROW)
+        assert [turn.tokens.tolist() for turn in session.forest.turns] == [again.tokens.tolist()]
+
+
+def test_row_that_is_delivered_again_while_a_turn_is_recorded_has_the_turn(
+    make_sessions: Callable[..., Any], server: Server, left: LeftRows
+) -> None:
+    with make_sessions(1) as (sessions, connection, _):
+        name = handle(connection, sessions, "take", lease=60.0).session
+        watches: list[CallWatch] = []
+        with stopped(server):
+            asking = begin(connection, sessions, GenerateCall("one", session=name, messages=[USER]), watches)
+            wait_until(lambda: watches and watches[0].is_cancelled, "the answer, which is being recorded")
+            opening = begin_reopening(connection, sessions)
+        first = asking.result(20)
+        opening.result(20)
+        again = ask(connection, sessions, name, [USER], call="one")
+        assert (again.tokens.tolist(), left) == (first.tokens.tolist(), [])
+        (session, _) = sessions.book.sessions(ROW)
+        assert [turn.call for turn in session.forest.turns] == ["one"]
+
+
+class FailingRollout(AgentRollout):
+    """A rollout whose engine fails once.
+
+    Attributes:
+        fails: whether it fails at the next token.
+    """
+
+    fails = False
+
+    def progress(self) -> None:
+        """Fail, or report progress."""
+        if self.fails:
+            self.fails = False
+            msg = "out of memory"
+            raise EngineError(msg)
+        super().progress()
+
+
+def test_rows_whose_generation_fails_are_released_and_offered_again(table: Table, tmp_path: Path) -> None:
+    ends = PolicyEnds(table, tmp_path, FailingRollout, "agent.idle_seconds=1", "rollout.max_concurrent_prompts=2")
+    role = ends.role
+    assert isinstance(role, FailingRollout)
+    rows = [ends.row(0), ends.row(1)]
+    held = role.stream(rows, lambda _: ())
+    next(held)
+    next(held)
+    assert role.metrics()["sessions_waiting"] == 2
+    role.fails = True
+    with pytest.raises(EngineError, match=r"^out of memory$"):
+        for _ in held:
+            pass
+    counts = {name: value for name, value in role.metrics().items() if name.startswith("sessions_")}
+    assert counts == {"sessions_waiting": 0, "sessions_running": 0, "sessions_ended": 0}
+    assert not ends.session("take").session, "an agent would work for nothing"
+    ends.start(*rows)
+    for _ in rows:
+        name = ends.take()
+        ends.ask(name, f"call of {name}", max_tokens=2)
+        ends.session("end", name, reward=1.0)
+    ends.join()
+    assert set(ends.results) == {row.id for row in rows}
+    ends.close()

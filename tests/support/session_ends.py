@@ -139,7 +139,13 @@ def handle(connection: Connection, sessions: AgentSessions, kind: str, session: 
 
 def reopen(connection: Connection, sessions: AgentSessions, row: RowId = ROW) -> None:
     """Offer the two samples of a row, as for a row that was delivered, or delivered again."""
-    connection.call(sessions.open(row, [Session(row, n, {"prompt": "say 7"}, 5) for n in range(2)]), 20)
+    begin_reopening(connection, sessions, row).result(20)
+
+
+def begin_reopening(connection: Connection, sessions: AgentSessions, row: RowId = ROW) -> Future[None]:
+    """Offer the two samples of a row without waiting for it."""
+    offered = [Session(row, n, {"prompt": "say 7"}, 5) for n in range(2)]
+    return asyncio.run_coroutine_threadsafe(sessions.open(row, offered), connection.loop)
 
 
 @contextmanager
