@@ -205,6 +205,27 @@ def test_row_that_is_delivered_again_while_a_turn_is_recorded_has_the_turn(
         assert [turn.call for turn in session.forest.turns] == ["one"]
 
 
+def test_actor_writes_nothing_to_a_row_that_was_removed(
+    make_sessions: Callable[..., Any], table: Table, left: LeftRows
+) -> None:
+    with make_sessions(1) as (sessions, connection, _):
+        name = handle(connection, sessions, "take", lease=60.0).session
+        ask(connection, sessions, name, [USER])
+        with make_sessions(2):
+            pass  # took the row over, and ended it
+        cells = table.subjects.turn(ROW, 0, "*")
+        table.purge([cells])
+        refused = ask(connection, sessions, name, [USER, USER])
+        gone = "the log of group.0.0 was removed, because the row has ended; take another sample"
+        assert (refused.refusal, refused.detail, left) == (Refusal.ELSEWHERE, gone, [ROW])
+        assert table.call(table.list_subjects_async(cells)) == []
+    with make_sessions(3) as (sessions, connection, _):
+        name = handle(connection, sessions, "take", lease=60.0).session
+        table.purge([cells])
+        kept = handle(connection, sessions, "keep", name)
+        assert (kept.refusal, kept.detail) == (Refusal.ELSEWHERE, gone)
+
+
 class FailingRollout(AgentRollout):
     """A rollout whose engine fails once.
 
