@@ -57,7 +57,8 @@ class AgentSessions:
         if section is None:
             msg = "AgentSessions needs [agent]"
             raise ValueError(msg)
-        self._context, self._dialogue, self._service, self._room = context, dialogue, service, room
+        self._context, self._service, self._room = context, service, room
+        self.dialogue = dialogue
         self._on_end, self._shows_answer = on_end, section.shows_answer
         grace = section.lease_seconds if context.config.local_agent is not None else section.idle_seconds
         self._continuations = Continuations(dialogue, must_continue=section.on_rewrite == "error")
@@ -252,7 +253,7 @@ class AgentSessions:
         session.alive_until = time.monotonic() + session.lease
         if answer.refusal:
             return answer
-        parsed = self._dialogue.parse(answer.prompt, answer.tokens, call.tools, call.stop)
+        parsed = self.dialogue.parse(answer.prompt, answer.tokens, call.tools, call.stop)
         message = answer_message(parsed, call.call)
         state_key = conversation_keys([*call.messages, message], call.tools, call.settings)[-1]
         turn = Turn(

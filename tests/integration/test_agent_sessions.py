@@ -128,7 +128,7 @@ def test_answers_that_ended_at_a_stop_string_are_continued_in_one_sequence(make_
             messages = [*messages, {"role": "assistant", "content": str(number + 1)}, {"role": "user", "content": "go"}]
         handle(connection, sessions, "end", name)
         (sequence,) = sessions.book.find(name, 0.0).forest.sequences()
-        spell = sessions._dialogue.tokenizer.decode
+        spell = sessions.dialogue.tokenizer.decode
         assert "".join(spell([token]) or "#" for token in given.prompt) == ">say 7\n1ab#>go\n2ab#>go\n"
         assert spell(sequence.token_ids[sequence.loss_mask]) == "1ab2ab3ab", "the stop token was not sampled"
 
