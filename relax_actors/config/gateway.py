@@ -93,9 +93,10 @@ class AgentSection(PoolSection):
     branches: Literal["all", "last"] = "all"
     """Where an agent did not only continue its conversation: train all branches, or the one with the last answer."""
     on_rewrite: Literal["branch", "error"] = "branch"
-    """What happens to a request that does not continue the tokens of its session, because the chat template drops
-    earlier reasoning or the agent has changed an answer: "branch" begins a new token sequence, "error" refuses the
-    request with status 400."""
+    """What happens to a request that does not continue the tokens of its conversation, because the chat template drops
+    earlier reasoning or the agent has changed or left out an answer: "branch" begins a new token sequence, "error"
+    refuses the request with status 400. A conversation that begins with other messages is a new one, and is answered in
+    both cases."""
     max_output_bytes: Positive = 1 << 20
     """Output of `command` that is kept in `agents/<session>/output.log` of the run's folder; the rest is discarded."""
     gateway_url: str = ""

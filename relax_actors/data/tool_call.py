@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-CALL_ID = re.compile(r"[A-Za-z0-9]{9}")
+CALL_ID_LENGTH = 9
+CALL_ID = re.compile(rf"[A-Za-z0-9]{{{CALL_ID_LENGTH}}}")
 """Id of a tool call: what Mistral's templates demand, and others allow."""
 
 
@@ -79,7 +80,8 @@ def call_ids(calls: Sequence[ToolCall], answer: str) -> list[str]:
 
     Args:
         calls: the calls.
-        answer: text or id of the answer, from which the ids follow.
+        answer: identifies the answer in its conversation; the ids follow from it. Its text alone does not: a model may
+            write the same call in two turns.
     """
     written = [call.id for call in calls]
     return [name if name and written.count(name) == 1 else _call_id(answer, n) for n, name in enumerate(written)]
@@ -88,7 +90,7 @@ def call_ids(calls: Sequence[ToolCall], answer: str) -> list[str]:
 def _call_id(answer: str, n: int) -> str:
     number = int.from_bytes(hashlib.sha256(f"{answer}.{n}".encode()).digest()[:16])
     alphabet, found = string.ascii_letters + string.digits, ""
-    while len(found) < 9:  # noqa: PLR2004 as in CALL_ID
+    while len(found) < CALL_ID_LENGTH:
         number, digit = divmod(number, len(alphabet))
         found += alphabet[digit]
     return found

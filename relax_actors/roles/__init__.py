@@ -1,7 +1,6 @@
 """Roles of the training loop, one file each, and functions that look up a run's roles by name."""
 
 from relax_actors.roles.registry import (
-    FAILURES,
     built_in_spec,
     make_role,
     own_single_roles,
@@ -11,6 +10,7 @@ from relax_actors.roles.registry import (
     section_of,
     spec_of,
 )
+from relax_actors.runtime.row import FAILURES
 
 __all__ = [
     "FAILURES",

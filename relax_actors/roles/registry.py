@@ -13,10 +13,8 @@ from relax_actors.errors import ConfigError
 from relax_actors.registry.catalog import ROLES
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import Role, StatefulRole, check_role
+from relax_actors.runtime.row import FAILURES
 from relax_actors.runtime.service_role import ServiceRole
-
-FAILURES = ("dropped", "quarantined")
-"""Columns that every pool role may write, by which a row leaves the run."""
 
 
 @cache

@@ -175,8 +175,8 @@ class Rollout(Role):
 
         def join(limit: int) -> list[GenerationRequest]:
             joining = self._joining(key, pending, lambda: more(limit), bad)
-            is_open = pace.lets_in(len(self._guests.waiting), len(running)) and running.has_rows
-            guests = self._guests.invite(running) if is_open and not self._drains(key, pending) else []
+            waiting = self._guests.invitable(running) if running.has_rows and not self._drains(key, pending) else 0
+            guests = self._guests.invite(running) if pace.step(waiting, len(running)) and waiting else []
             return guests + start(joining)
 
         cpu_start = time.thread_time()

@@ -34,7 +34,10 @@ if TYPE_CHECKING:  # `relax check` loads every role, and needs no NATS
 WAIT_SECONDS = 0.05
 """Longest wait for an environment's answer before rows and guests are looked for again."""
 CACHE_SHARE = 0.9
-"""Share of an engine's key-value cache that conversations may fill; requests of the gateway need the rest."""
+"""Share of an engine's key-value cache that conversations and requests of the gateway may fill together.
+
+The rest is for what a server rounds up to whole pages.
+"""
 
 
 class TurnRollout(Rollout):
@@ -89,31 +92,31 @@ class TurnRollout(Rollout):
         samples = 1 if greedy else config.rollout.group_size
         # Batches of a deterministic run do not depend on what an actor has generated before.
         room = (None, None) if self._barrier else (config.rollout.max_running_tokens, self._cache_tokens())
+        running, refresh = InFlight(), self._refresh_of(version)
+        ledger, pace = TokenLedger(*room, lambda: running.guest_tokens), self._guests.pace()
         batch = self._batch = EpisodeBatch(
-            self.context,
-            self._client,
-            self._conversation,
-            self._limits,
-            TokenLedger(*room),
-            barrier=self._barrier,
+            self.context, self._client, self._conversation, self._limits, ledger, barrier=self._barrier
         )
         batch.counts = self._counts
         bad += batch.add(first, samples, self._see)
         template = self._request(first[0], greedy=greedy)
-        running, refresh = InFlight(), self._refresh_of(version)
-        pace = self._guests.pace()
+
+        def invites() -> bool:
+            """Whether guests may join: as long as they keep no row and no weights from their turn."""
+            return bool(batch.groups) and not self._drains(key, pending)
 
         def ready() -> list[GenerationRequest]:
             batch.take_answers(0.0)
             free = self.row_limit() - len(batch.groups)
             bad.extend(batch.add(self._joining(key, pending, lambda: more(free), bad), samples, self._see))
-            # Requests of the gateway join as long as they keep no row and no weights from their turn.
-            guests = [] if self._drains(key, pending) or not batch.groups else self._guests.invite(running)
+            ledger.withdraw_guest()
+            guests = self._guests.invite(running, ledger.begin_guest) if invites() else []
             return guests + running.add(batch.requests(template))
 
         def join(limit: int) -> list[GenerationRequest]:
             del limit
-            if pace.lets_in(batch.ready + len(self._guests.waiting), len(running)):
+            guests = self._guests.invitable(running, ledger.guest_fits) if invites() else 0
+            if pace.step(batch.ready + guests, len(running)):
                 return ready()
             batch.take_answers(0.0)
             return []
@@ -163,7 +166,7 @@ class TurnRollout(Rollout):
         running.dismiss()
 
     def _cache_tokens(self) -> int | None:
-        """Return the tokens of the engine's key-value cache that conversations may fill."""
+        """Return the tokens of the engine's key-value cache that conversations and guests may fill together."""
         tokens = self._engine.cache_tokens
         return None if tokens is None else int(CACHE_SHARE * tokens)
 

@@ -18,6 +18,7 @@ from relax_actors.runtime.context import Context
 from relax_actors.runtime.finish import ends_row, ignore_errors, quarantine
 from relax_actors.runtime.handler import Job
 from relax_actors.runtime.role import Role
+from relax_actors.runtime.row import FAILURES
 
 # Columns that must exist once the key exists, so their own arrival need not trigger the row.
 IMPLIED = {
@@ -26,8 +27,6 @@ IMPLIED = {
     "reward": {"prompt", "media", "trajectory"},
     "advantage": {"prompt", "media", "trajectory"},
 }
-
-FAILURES = ("dropped", "quarantined")
 
 
 def trigger_columns(inputs: tuple[str, ...], rewards: str = "reward") -> list[str]:

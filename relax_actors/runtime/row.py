@@ -23,7 +23,9 @@ COLUMNS: dict[str, type] = {
 }
 """Columns of the built-in roles, and the dataclass that each is decoded into."""
 
-END_COLUMNS = ("dropped", "quarantined", "requeued", "readmitted")
+FAILURES = ("dropped", "quarantined")
+"""Columns by which a row leaves the run untrained; `finish.ends_row` says which of their cells do."""
+END_COLUMNS = (*FAILURES, "requeued", "readmitted")
 """Columns that record the end of a row. Only the engine writes them; a user's role must not."""
 
 

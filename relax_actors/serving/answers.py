@@ -22,7 +22,7 @@ from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.messages.generate import GenerateCall, GeneratePiece
 from relax_actors.serving.ask import Ask
 from relax_actors.serving.completion import Completed
-from relax_actors.serving.dialogue import Dialogue, answer_message
+from relax_actors.serving.dialogue import Dialogue, answer_message, before_stop
 from relax_actors.serving.errors import ApiError, refused
 from relax_actors.serving.event_stream import EventStream, wait_for_client
 from relax_actors.serving.live import LiveChoice, LiveStream, Writer
@@ -180,8 +180,8 @@ class Answers:
         if answer.refusal:
             raise refused(answer.refusal, answer.detail)
         parsed = self._dialogue.parse(answer.prompt, answer.tokens, ask.tools, ask.sampling.stop)
-        text = self.tokenizer.decode(answer.tokens)
-        text = text.partition(parsed.stop)[0] if parsed.stop else text
+        stop = self._dialogue.stop_of(answer.tokens, ask.sampling.stop)
+        text = before_stop(self.tokenizer.decode(answer.tokens), *stop)
         return Completed(answer.call or call.call, answer, parsed, text)
 
     async def respond(

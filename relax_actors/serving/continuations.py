@@ -12,6 +12,12 @@ from relax_actors.messages.generate import GenerateCall, Refusal
 from relax_actors.serving.dialogue import Dialogue
 from relax_actors.serving.forest import ROOT, Forest
 from relax_actors.serving.generation_service import Refused
+from relax_actors.serving.states import canonical
+
+_CHANGED = (
+    'messages[{}] is not the answer that this session gave here (agent.on_rewrite = "error"); send the conversation '
+    "back as it was, or begin another one with other messages"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +42,8 @@ class Continuations:
 
     Args:
         dialogue: chat template of the model.
-        must_continue: refuse a conversation that cannot continue its tokens, rather than begin a new branch.
+        must_continue: refuse a conversation of the session that does not continue its tokens, rather than begin a new
+            branch. One that begins otherwise is another conversation, and may begin.
     """
 
     def __init__(self, dialogue: Dialogue, *, must_continue: bool) -> None:
@@ -57,7 +64,7 @@ class Continuations:
         parent, covered = forest.continued(keys)
         new = call.messages[covered:]
         if self._must_continue:
-            _check_known(new, covered)
+            _check_continues(forest, call.messages, covered)
         if parent != ROOT:
             history = call.messages[: covered - 1]
             found = self._dialogue.extension(history, forest.turns[parent].tokens, new, call.tools, call.settings)
@@ -73,16 +80,32 @@ class Continuations:
         return Continuation(ROOT, keys[-1], prompt, call.messages)
 
 
-def _check_known(new: Sequence[dict[str, Any]], first: int) -> None:
-    """Check that messages, of which the first is message `first`, hold no answer that the session did not give.
+def _check_continues(forest: Forest, messages: Sequence[dict[str, Any]], covered: int) -> None:
+    """Check that a conversation which begins as an earlier one has the answers that this got.
+
+    Args:
+        forest: turns of the session.
+        messages: the conversation.
+        covered: messages at its beginning whose tokens it continues; 0 for none.
 
     Raises:
-        Refused: they do.
+        Refused: an answer was changed or left out, or the tools or the settings of the template have changed.
     """
-    for number, message in enumerate(new, first):
+    given = [canonical(message) for message in messages]
+    for leaf in forest.leaves():
+        known = [canonical(message) for message in forest.conversation(leaf)]
+        at = -1
+        for number in forest.path(leaf):
+            at += len(forest.turns[number].messages)
+            if not covered <= at < len(given) or given[:at] != known[:at]:
+                continue
+            if given[at] == known[at]:
+                detail = (
+                    f"messages[{at}] was given to a conversation with other tools or chat_template_kwargs "
+                    '(agent.on_rewrite = "error"); send the same ones with each request of a conversation'
+                )
+                raise Refused(Refusal.INVALID, detail)
+            raise Refused(Refusal.INVALID, _CHANGED.format(at))
+    for number, message in enumerate(messages[covered:] if covered else (), covered):
         if message.get("role") == "assistant":
-            detail = (
-                f'messages[{number}] is not an answer that this session gave here (agent.on_rewrite = "error"); send '
-                "the conversation back as it was, with the same tools and chat_template_kwargs"
-            )
-            raise Refused(Refusal.INVALID, detail)
+            raise Refused(Refusal.INVALID, _CHANGED.format(number))

@@ -16,7 +16,6 @@ from relax_actors.data.renderer import Extension, Renderer
 from relax_actors.data.tokenizer import TemplateError, Tokenizer
 from relax_actors.data.tool_call import ParsedAnswer, ToolFormat, call_ids, format_of
 from relax_actors.data.tool_calls import parse_answer
-from relax_actors.engines.protocols import StopStrings
 from relax_actors.errors import RowError
 
 Message = dict[str, Any]
@@ -128,22 +127,31 @@ class Dialogue:
         """
         thinks, text, tool_format = self.thinks(prompt), self.text(tokens, tools), self.format_for(tools)
         whole = parse_answer(text, tool_format, tools, thinks=thinks)
-        if not (found := self.stop_of(tokens, stop)):
+        found, behind = self.stop_of(tokens, stop)
+        if not found:
             return whole
-        cut = parse_answer(text.partition(found)[0], tool_format, tools, thinks=thinks)
+        cut = parse_answer(before_stop(text, found, behind), tool_format, tools, thinks=thinks)
         # A stop string such as `</tool_call>` is part of a call: the client gets the call.
         return replace(whole if len(whole.calls) > len(cut.calls) else cut, stop=found)
 
-    def stop_of(self, tokens: NDArray[Any], stop: Sequence[str]) -> str:
-        """Return the stop string that ended an answer; empty if none did."""
+    def stop_of(self, tokens: NDArray[Any], stop: Sequence[str]) -> tuple[str, str]:
+        """Return the stop string that ended an answer, and the text behind it; empty if none did.
+
+        It ends in the last token. An earlier one has ended nothing, because of `rollout.min_tokens`.
+        """
         ids, token_bytes = tokens.tolist(), self.tokenizer.token_bytes
         if not stop or not ids or ids[-1] in self.tokenizer.stop_ids:
-            return ""
-        if StopStrings(stop, token_bytes).find(ids) != len(ids):
-            return ""
-        text = b"".join(map(token_bytes, ids))
-        places = [(text.index(one.encode()), one) for one in stop if one.encode() in text]
-        return min(places, key=lambda place: (place[0] + len(place[1].encode()), place[0]))[1]
+            return "", ""
+        text, before = b"".join(map(token_bytes, ids)), sum(len(token_bytes(token)) for token in ids[:-1])
+        places = []
+        for string in stop:
+            data = string.encode()
+            if (start := text.find(data, max(0, before - len(data) + 1))) >= 0:
+                places.append((start + len(data), start, string))
+        if not places:
+            return "", ""
+        end, _, found = min(places)
+        return found, text[end:].decode(errors="replace")
 
     def format_for(self, tools: Sequence[Message]) -> ToolFormat | None:
         """Return the format of the calls in an answer; None if there are none."""
@@ -159,6 +167,14 @@ class Dialogue:
     def thinks(self, prompt: NDArray[Any]) -> bool:
         """Whether a prompt ends with the tag that opens the reasoning."""
         return self.tokenizer.spell(prompt[-THINK_TOKENS:]).rstrip().endswith("<think>")
+
+
+def before_stop(text: str, stop: str, behind: str) -> str:
+    """Return a text without the stop string that ended it and what is behind it; see `Dialogue.stop_of`."""
+    if not stop or text.endswith(stop + behind):
+        return text.removesuffix(stop + behind)
+    # The decoder leaves special tokens out.
+    return text.rpartition(stop)[0] if stop in text else text
 
 
 def answer_message(parsed: ParsedAnswer, call: str) -> Message:

@@ -6,10 +6,10 @@ import asyncio
 
 from broker.subjects import RowId
 from broker.table import Table
+from relax_actors.runtime.finish import ends_row
+from relax_actors.runtime.row import FAILURES
 
-ENDINGS = ("trajectory", "dropped", "quarantined")
-"""Columns of which a row gets one when its samples have ended."""
-LOOK_SECONDS = 1.0
+ROW_SECONDS = 1.0
 """Interval at which a row that has not ended is looked up, while requests wait for its actor to restart."""
 MAX_LOOKED = 4096
 
@@ -29,16 +29,18 @@ class EndedRows:
     async def has(self, row: RowId, now: float) -> bool:
         """Whether a row has its trajectory, was dropped or quarantined, was removed, or never existed.
 
+        Repeats the look-up until the broker answers.
+
         Args:
             row: the row.
             now: time in seconds.
         """
         looked, ended = self._looked.get(row, (float("-inf"), False))
-        if ended or now - looked < LOOK_SECONDS:
+        if ended or now - looked < ROW_SECONDS:
             return ended
-        subjects = [self._table.subject(row, field) for field in ("prompt", *ENDINGS)]
-        prompt, *endings = await asyncio.gather(*(self._table.get_async(subject) for subject in subjects))
-        ended = prompt is None or any(cell is not None for cell in endings)
+        subjects = [self._table.subject(row, field) for field in ("prompt", "trajectory", *FAILURES)]
+        prompt, trajectory, *failures = await asyncio.gather(*(self._table.get_async(subject) for subject in subjects))
+        ended = prompt is None or trajectory is not None or any(map(ends_row, failures))
         self._looked.pop(row, None)
         self._looked[row] = now, ended
         while len(self._looked) > MAX_LOOKED:

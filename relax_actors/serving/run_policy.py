@@ -33,7 +33,7 @@ from relax_actors.serving.policy import OnPiece
 from relax_actors.serving.session_book import row_of
 
 Answer = TypeVar("Answer", GenerateAnswer, SessionAnswer)
-LOOK_SECONDS = 1.0
+LEASE_SECONDS = 1.0
 """Interval at which the leases of the actors are read while requests are under way."""
 PAUSE_SECONDS = 0.1
 SESSION_SECONDS = 20.0
@@ -91,13 +91,16 @@ class RunPolicy:
         """
         if call.kind != "take":
             return await self._ask(call, SessionAnswer, call.session, call.session, SESSION_SECONDS)
-        found = SessionAnswer()
-        for n in _ranked(str(time.monotonic_ns()), await self._current()):
+        try:
+            members = await self._current(time.monotonic() + SESSION_SECONDS)
+        except TimeoutError as error:
+            raise _unanswered(SESSION_SECONDS) from error
+        for n in _ranked(str(time.monotonic_ns()), members):
             answer = await self._request(n, call, SessionAnswer, SESSION_SECONDS)
             if answer is not None and answer.session:
                 self._remember(answer.session, n)
                 return answer
-        return found
+        return SessionAnswer()
 
     async def _ask(
         self,
@@ -110,30 +113,36 @@ class RunPolicy:
     ) -> Answer:
         end = time.monotonic() + seconds
         refusal: Answer | None = None
-        while (left := end - time.monotonic()) > 0:
-            order = _ranked(affinity, await self._current())
-            if (holder := self._holders.get(session)) in order:
-                order.sort(key=lambda n: n != holder)
-            for n in order:
-                answer = await self._request(n, call, kind, left, on_piece)
-                if answer is None or answer.refusal in _ELSEWHERE:
-                    refusal = answer or refusal
-                    continue
-                if session:
-                    self._remember(session, n)
-                return answer
-            if session and await self._has_ended(session):
-                return kind(refusal=Refusal.ENDED, detail=f"session {session[:128]!r} is over: its row has ended")
-            await asyncio.sleep(min(PAUSE_SECONDS, left))
+        with suppress(TimeoutError):
+            while (left := end - time.monotonic()) > 0:
+                order = _ranked(affinity, await self._current(end))
+                if (holder := self._holders.get(session)) in order:
+                    order.sort(key=lambda n: n != holder)
+                for n in order:
+                    answer = await self._request(n, call, kind, left, on_piece)
+                    if answer is None or answer.refusal in _ELSEWHERE:
+                        refusal = answer or refusal
+                        continue
+                    if session:
+                        self._remember(session, n)
+                    return answer
+                if session and (why := await self._why_over(session, end)):
+                    return kind(refusal=Refusal.ENDED, detail=f"session {session[:128]!r} {why}")
+                await asyncio.sleep(min(PAUSE_SECONDS, left))
         if refusal is not None:
             return refusal
-        msg = f"no rollout actor answered within {seconds:g} s; see `relax tree` for the state of the run"
-        raise ApiError(504, msg, "timeout", 1.0)
+        raise _unanswered(seconds)
 
-    async def _has_ended(self, session: str) -> bool:
-        """Whether the row of a session that no actor holds has ended; else its actor restarts."""
-        row = row_of(session)
-        return row is None or await self._ended_rows.has(row, time.monotonic())
+    async def _why_over(self, session: str, end: float) -> str:
+        """Return why a session that no actor holds never comes back; empty if its actor may restart.
+
+        Raises:
+            TimeoutError: the broker has not answered until `end`, a time of `time.monotonic`.
+        """
+        if (row := row_of(session)) is None:
+            return "does not exist: it is no id of a session; use the one that POST /sessions returned"
+        async with asyncio.timeout(end - time.monotonic()):
+            return "is over: its row has ended" if await self._ended_rows.has(row, time.monotonic()) else ""
 
     def _remember(self, session: str, n: int) -> None:
         """Ask this actor first for a session; it may forget, and another one may hold the session later."""
@@ -162,7 +171,7 @@ class RunPolicy:
                 await nc.publish(subject, data, reply=inbox)
                 while (left := end - time.monotonic()) > 0:
                     with suppress(nats.errors.TimeoutError):
-                        message = await answers.next_msg(min(left, LOOK_SECONDS))
+                        message = await answers.next_msg(min(left, LEASE_SECONDS))
                         heard = time.monotonic()
                         if message.data == STILL_WORKING:
                             continue
@@ -178,7 +187,7 @@ class RunPolicy:
                             return None
                     # A server that was restarted has forgotten the reply subject.
                     is_cut_off = nc.stats["reconnects"] != reconnects or time.monotonic() - heard > ANSWER_SECONDS
-                    if is_cut_off or (await self._current()).get(n) != incarnation:
+                    if is_cut_off or (await self._current(end)).get(n) != incarnation:
                         return None
             finally:
                 if answer is None and isinstance(call, GenerateCall):
@@ -188,10 +197,14 @@ class RunPolicy:
             self._context.journal.event("call_failed", n=n, error=f"{type(error).__name__}: {error}"[:300])
         return None
 
-    async def _current(self) -> dict[int, int]:
-        """Return the incarnation of each actor, from leases read at most `LOOK_SECONDS` ago."""
-        async with self._looking:
-            if time.monotonic() - self._looked > LOOK_SECONDS:
+    async def _current(self, end: float) -> dict[int, int]:
+        """Return the incarnation of each actor, from leases read at most `LEASE_SECONDS` ago.
+
+        Raises:
+            TimeoutError: the broker has not answered until `end`, a time of `time.monotonic`.
+        """
+        async with asyncio.timeout(end - time.monotonic()), self._looking:
+            if time.monotonic() - self._looked > LEASE_SECONDS:
                 leases = await self._context.state.leases("rollout")
                 found = {}
                 for name, lease in leases.items():
@@ -199,6 +212,11 @@ class RunPolicy:
                         found[int(name.partition(".")[2])] = int(lease["incarnation"])
                 self._members, self._looked = found, time.monotonic()
         return self._members
+
+
+def _unanswered(seconds: float) -> ApiError:
+    msg = f"no rollout actor answered within {seconds:g} s; see `relax tree` for the state of the run"
+    return ApiError(504, msg, "timeout", 1.0)
 
 
 def _ranked(key: str, members: dict[int, int]) -> list[int]:

@@ -137,7 +137,7 @@ class ChatConversation:
                 found.append(message)
                 continue
             names = [str(result.get("tool_call_id")) for result in results]
-            names += call_ids(calls, content)[len(names) :]
+            names += call_ids(calls, f"{n} {content}")[len(names) :]
             written = [
                 {"id": name, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
                 for name, call in zip(names, calls, strict=False)

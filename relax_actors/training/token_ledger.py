@@ -1,14 +1,22 @@
-"""Which turns may begin: those whose conversations fit an engine's key-value cache together.
+"""Which turns and guests may begin: those that fit an engine's key-value cache together.
 
-Invariant: turns that run never need more tokens than the engine has, so that it never has to take a sample back. A
-conversation holds its tokens from its first turn to its end, also while it waits for its environment: otherwise others
-would push it out of the cache, and each of its turns would read it from the beginning. If conversations grow beyond the
-cache, the youngest ones wait until older ones have ended.
+A guest is a request of the gateway that joins the turns of episodes; it is a conversation of one turn.
+
+Invariant: turns and guests that run together never need more tokens than the engine has, so that it never has to take a
+sample back. Only a turn or guest that exceeds the limit by itself does, and it runs alone.
+
+A conversation holds its tokens from its first turn to its end, also while it waits for its environment: otherwise
+others would push it out of the cache, and each of its turns would read it from the beginning. If conversations grow
+beyond the cache, the youngest ones wait until older ones have ended. A first guest may push waiting conversations out;
+further ones begin only in what conversations leave.
+
+Neither side starves the other. While no guest is in flight, turns leave room for the oldest guest that waits: it waits
+for the turns that run. A turn that only guests keep waiting gets its room before the next guest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import TypeVar
 
 Conversation = TypeVar("Conversation", bound=Hashable)
@@ -18,15 +26,21 @@ class TokenLedger:
     """Tokens of conversations, in the order of their first turns. Decides without input and output.
 
     Args:
-        running: tokens of all conversations in generation, with what their turns may add; None without a limit.
+        running: tokens of all conversations and guests in generation, with what their turns may add; None without a
+            limit.
         cached: tokens that the engine's cache holds; None without a limit.
+        guests: returns the tokens that the guests in flight need at most.
     """
 
-    def __init__(self, running: int | None, cached: int | None) -> None:
+    def __init__(self, running: int | None, cached: int | None, guests: Callable[[], int] = lambda: 0) -> None:
         limits = [limit for limit in (running, cached) if limit is not None]
         self._running_limit, self._cached_limit = min(limits, default=None), cached
         self._held: dict[Hashable, int] = {}
         self._running: dict[Hashable, int] = {}
+        self._guests = guests
+        # Room of the guest that waits for turns, and of the turn that waits for guests; never both.
+        self._guest_room = 0
+        self._turn_room: dict[Hashable, int] = {}
 
     @property
     def has_limit(self) -> bool:
@@ -39,19 +53,25 @@ class TokenLedger:
         return sorted(conversations, key=lambda one: places.get(one, len(places)))
 
     def begin(self, conversation: Hashable, tokens: int) -> bool:
-        """Begin a turn if there is room for it, or if no other runs.
+        """Begin a turn if there is room for it, or if nothing else runs.
 
         Args:
             conversation: identifies it.
             tokens: of the conversation, with those that its turn may add.
         """
-        if self._running and not self._fits(conversation, tokens):
-            return False
-        self._held[conversation] = self._running[conversation] = tokens
-        return True
+        self._turn_room.clear()
+        if self._fits(conversation, tokens, self._guests() + self._guest_room):
+            self._held[conversation] = self._running[conversation] = tokens
+            return True
+        if not self._guest_room and self._fits(conversation, tokens, 0):
+            self._turn_room[conversation] = tokens
+        return False
 
-    def _fits(self, conversation: Hashable, tokens: int) -> bool:
-        if self._running_limit is not None and sum(self._running.values()) + tokens > self._running_limit:
+    def _fits(self, conversation: Hashable, tokens: int, guests: int) -> bool:
+        """Whether there is room for a turn beside guests of so many tokens."""
+        if not self._running and not guests:
+            return True
+        if self._running_limit is not None and sum(self._running.values()) + guests + tokens > self._running_limit:
             return False
         if self._cached_limit is None:
             return True
@@ -60,7 +80,35 @@ class TokenLedger:
             if other == conversation:
                 break
             older += held
-        return older + tokens <= self._cached_limit
+        return older + guests + tokens <= self._cached_limit
+
+    def guest_fits(self, tokens: int, ahead: int) -> bool:
+        """Whether there is room for a guest, or nothing else runs.
+
+        Args:
+            tokens: that it needs at most.
+            ahead: tokens of guests that begin with it.
+        """
+        guests, kept = self._guests() + ahead, sum(self._turn_room.values())
+        running = sum(self._running.values()) + guests + kept
+        if self._running_limit is None or not running:
+            return True
+        if running + tokens > self._running_limit:
+            return False
+        is_first = not guests and not kept
+        held = sum(self._held.values()) + guests + kept
+        return is_first or self._cached_limit is None or held + tokens <= self._cached_limit
+
+    def begin_guest(self, tokens: int, ahead: int) -> bool:
+        """Return `guest_fits`; if not, keep turns from the room of a guest while no other one is in flight."""
+        fits = self.guest_fits(tokens, ahead)
+        waits = not (fits or ahead or self._guests() or self._turn_room)
+        self._guest_room = tokens if waits else 0
+        return fits
+
+    def withdraw_guest(self) -> None:
+        """Keep no room for a guest: it may have left, or may not begin now. It asks again."""
+        self._guest_room = 0
 
     def wait(self, conversation: Hashable, tokens: int) -> None:
         """End a turn of a conversation, which holds its tokens while it waits for its environment."""
@@ -69,5 +117,5 @@ class TokenLedger:
 
     def end(self, conversation: Hashable) -> None:
         """Release the tokens of a conversation."""
-        self._running.pop(conversation, None)
-        self._held.pop(conversation, None)
+        for tokens in (self._running, self._held, self._turn_room):
+            tokens.pop(conversation, None)

@@ -142,12 +142,13 @@ def test_conversation_that_does_not_continue_is_refused_if_so_configured(make_se
         assert (refused.refusal, refused.detail) == (
             Refusal.INVALID,
             (
-                'messages[1] is not an answer that this session gave here (agent.on_rewrite = "error"); send the '
-                "conversation back as it was, with the same tools and chat_template_kwargs"
+                'messages[1] is not the answer that this session gave here (agent.on_rewrite = "error"); send the '
+                "conversation back as it was, or begin another one with other messages"
             ),
         )
         assert len(prompts) == 1
-        assert not ask(connection, sessions, name, [USER, USER], call="fresh").refusal, "no answer was changed"
+        shots = [{"role": "user", "content": "say 6"}, {"role": "assistant", "content": "6"}, USER]
+        assert not ask(connection, sessions, name, shots, call="fresh").refusal, "another conversation"
 
 
 def test_agent_that_is_lost_is_replaced_by_one_that_gets_its_answers(make_sessions: Callable[[int], Any]) -> None:

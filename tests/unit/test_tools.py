@@ -124,6 +124,13 @@ def test_calls_of_an_answer_are_answered_in_order() -> None:
     assert (answer.done, answer.reward, answer.metrics) == (False, None, {"tool_calls": 2, "tool_errors": 0})
 
 
+def test_same_call_in_two_turns_has_two_ids_which_a_replay_repeats() -> None:
+    call = CALL.format("search", '{"query": "car", "top": 1}') + CALL.format("search", "{")
+    turns = [[message["tool_call_id"] for message in messages(step(*[call] * n))] for n in (1, 2, 2)]
+    assert len({*turns[0], *turns[1]}) == 4
+    assert turns[1] == turns[2]
+
+
 @pytest.mark.parametrize(
     ("call", "told"),
     [

@@ -38,7 +38,7 @@ def turn(group: Group, *, scale: Scale = "group_std", epsilon: float = 1e-6) -> 
     Returns:
         `[total] float64`.
     """
-    found = _returns(group)
+    found = _returns_by_turn(group)
     if found is None:
         return np.zeros(len(group.mask))
     baseline = np.bincount(found.numbers, found.returns) / np.maximum(np.bincount(found.numbers), 1)
@@ -51,7 +51,9 @@ def turn(group: Group, *, scale: Scale = "group_std", epsilon: float = 1e-6) -> 
         by = float(np.sqrt(np.sum(errors[differ[found.numbers]] ** 2) / free) + epsilon)
     else:
         by = divisor(found.returns, scale, epsilon)
-    return found.spread(np.where(differ[found.turns], (found.totals - baseline[found.turns]) / by, 0.0))
+    return found.spread(
+        np.where(differ[found.token_numbers], (found.token_returns - baseline[found.token_numbers]) / by, 0.0)
+    )
 
 
 @requires("tokens", min_samples=2, per_token=True)
@@ -70,31 +72,31 @@ def all_turns(group: Group, *, scale: Scale = "group_std", epsilon: float = 1e-6
     Returns:
         `[total] float64`.
     """
-    found = _returns(group)
+    found = _returns_by_turn(group)
     if found is None:
         return np.zeros(len(group.mask))
     baseline = found.returns.mean()
     if not (np.abs(found.returns - baseline) > found.slack).any():
         return np.zeros(len(group.mask))
-    return found.spread((found.totals - baseline) / divisor(found.returns, scale, epsilon))
+    return found.spread((found.token_returns - baseline) / divisor(found.returns, scale, epsilon))
 
 
 @dataclass(frozen=True, slots=True)
-class _Returns:
+class _TurnReturns:
     """Returns of the turns of a group.
 
     Attributes:
         returns: `[turns]`, of each turn, at its first token.
         numbers: `[turns]`, number of each turn in its sample.
-        totals: `[trained]`, of each trained token.
-        turns: `[trained]`, number of its turn.
+        token_returns: `[trained]`, of each trained token.
+        token_numbers: `[trained]`, number of the turn of each trained token.
         mask: `[total]`, which tokens are trained.
     """
 
     returns: Array
     numbers: Array
-    totals: Array
-    turns: Array
+    token_returns: Array
+    token_numbers: Array
     mask: Array
 
     @property
@@ -109,11 +111,11 @@ class _Returns:
         return found
 
 
-def _returns(group: Group) -> _Returns | None:
+def _returns_by_turn(group: Group) -> _TurnReturns | None:
     """Return the returns of the turns; None if no token is trained."""
     totals, mask = discounted_sums(group, time_step_rewards(group), 1.0), group.mask
     if not mask.any():
         return None
-    turns, samples = group.turn_numbers[mask], group.spread(np.arange(group.n))[mask]
-    _, first = np.unique(samples * (turns.max() + 1) + turns, return_index=True)
-    return _Returns(totals[mask][first], turns[first], totals[mask], turns, mask)
+    numbers, samples = group.turn_numbers[mask], group.spread(np.arange(group.n))[mask]
+    _, first = np.unique(samples * (numbers.max() + 1) + numbers, return_index=True)
+    return _TurnReturns(totals[mask][first], numbers[first], totals[mask], numbers, mask)

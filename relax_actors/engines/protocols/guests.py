@@ -7,15 +7,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from relax_actors.engines.protocols.inference import Done, Generation, GenerationRequest
 from relax_actors.errors import EngineError, RelaxError
 
 GUESTS = 64
 """Guests that an engine generates at once; further ones wait."""
-JOIN_SHARE, JOIN_TOKENS = 8, 8
-"""Requests join a batch that is at most so many times as large, or after so many tokens: a join copies the cache."""
+JOIN_SHARE = 8
+"""Requests join at once if the running batch is at most so many times as large: a join copies the cache."""
+JOIN_TOKENS = 8
+"""Fewer requests wait for the next multiple of so many tokens of the batch, and join together."""
+Fits: TypeAlias = Callable[[int, int], bool]
+"""Whether a guest that needs so many tokens may begin, behind guests that begin now and need so many together."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,28 +54,31 @@ class Guests:
         if guest.request.samples != 1:
             msg = f"a guest asks for {guest.request.samples} samples; send one request for each sample"
             raise ValueError(msg)
-        self._waiting.append(guest)
+        with self._lock:
+            self._waiting.append(guest)
 
-    def take(self, limit: int, tokens: int | None = None, least: int = 0) -> list[Guest]:
-        """Remove and return guests, oldest first.
+    def fitting(self, limit: int, fits: Fits) -> int:
+        """Return how many guests may begin now: the oldest ones, up to the first that does not fit.
 
         Args:
             limit: the most guests.
-            tokens: the most tokens that they need together; None without a limit.
-            least: so many are returned, whatever tokens they need.
+            fits: asked once for each guest, oldest first, until it says no.
         """
-        found: list[Guest] = []
-        if not self._waiting:
-            return found
         with self._lock:
-            while self._waiting and len(found) < limit:
-                needed = self._waiting[0].request.most_tokens
-                if tokens is not None:
-                    if needed > tokens and len(found) >= least:
-                        break
-                    tokens -= needed
-                found.append(self._waiting.popleft())
+            return self._fitting(limit, fits)
+
+    def _fitting(self, limit: int, fits: Fits) -> int:
+        found = tokens = 0
+        for guest in self._waiting:
+            if found >= limit or not fits(guest.request.most_tokens, tokens):
+                break
+            found, tokens = found + 1, tokens + guest.request.most_tokens
         return found
+
+    def take(self, limit: int, fits: Fits = lambda *_: True) -> list[Guest]:
+        """Remove and return the guests that may begin now; see `fitting`."""
+        with self._lock:
+            return [self._waiting.popleft() for _ in range(self._fitting(limit, fits))]
 
     def remove(self, guest: Guest) -> None:
         """Remove a guest that nobody waits for; do nothing if it does not wait in the queue."""
@@ -80,7 +87,7 @@ class Guests:
 
 
 class JoinPace:
-    """Says when requests join a running batch: at once, or several at a time if a join costs the batch something.
+    """Decides when requests join a running batch: at once, or several together if a join costs the batch something.
 
     Args:
         joins_freely: of the engine.
@@ -89,8 +96,14 @@ class JoinPace:
     def __init__(self, *, joins_freely: bool) -> None:
         self._joins_freely, self._tokens = joins_freely, 0
 
-    def lets_in(self, waiting: int, running: int) -> bool:
-        """Whether requests that wait join now; call it once for each token."""
+    def step(self, waiting: int, running: int) -> bool:
+        """Count a token of the batch; return whether requests join behind it.
+
+        Args:
+            waiting: requests that may join now. Others must not count: their number would open a batch that they do
+                not join for each request that does, so that each copies the cache alone.
+            running: requests of the batch.
+        """
         self._tokens += 1
         gathers = not self._joins_freely and self._tokens % JOIN_TOKENS
         return not gathers or waiting * JOIN_SHARE >= running
@@ -115,20 +128,40 @@ class InFlight:
             self._count += 1
         return [request for request, _ in work]
 
-    def invite(self, guests: Guests, most: int = GUESTS, tokens: int | None = None) -> list[GenerationRequest]:
-        """Add guests that wait, oldest first; one at least, if none is in flight.
+    def fits(self, limit: int | None) -> Fits:
+        """Return the rule of batches without a ledger: all requests in flight need at most so many tokens together.
+
+        A guest also begins if no other one is in flight, so that rows do not starve guests; None is no limit.
+        """
+
+        def fits(needed: int, ahead: int) -> bool:
+            is_first = not (ahead or self.guest_tokens)
+            return is_first or limit is None or sum(self._tokens.values()) + ahead + needed <= limit
+
+        return fits
+
+    def invite(self, guests: Guests, most: int, fits: Fits) -> list[GenerationRequest]:
+        """Add guests that wait, oldest first.
 
         Args:
             guests: those that wait.
             most: guests that are in flight at most.
-            tokens: tokens that all requests in flight need at most, those of rows included; None without a limit.
+            fits: whether a guest may begin.
         """
-        if not len(guests):
-            return []
-        present = sum(isinstance(one, Guest) for one in self._work.values())
-        free = None if tokens is None else tokens - sum(self._tokens.values())
-        found = guests.take(most - present, free, least=0 if present else 1)
+        found = guests.take(most - len(self._guests()), fits)
         return self.add([(guest.request, guest) for guest in found])
+
+    def invitable(self, guests: Guests, most: int, fits: Fits) -> int:
+        """Return how many guests `invite` would add."""
+        return guests.fitting(most - len(self._guests()), fits)
+
+    def _guests(self) -> list[int]:
+        return [number for number, known_by in self._work.items() if isinstance(known_by, Guest)]
+
+    @property
+    def guest_tokens(self) -> int:
+        """Tokens that the guests in flight need at most."""
+        return sum(self._tokens[number] for number in self._guests())
 
     @property
     def has_rows(self) -> bool:

@@ -42,6 +42,7 @@ class ToolEnvironment(Environment):
 
     _by_name: dict[str, Tool]
     _task: Mapping[str, Any]
+    _turns: int = 0
 
     @property
     def task(self) -> Mapping[str, Any]:
@@ -70,19 +71,20 @@ class ToolEnvironment(Environment):
     def reset(self, task: Mapping[str, Any], rng: np.random.Generator) -> Any:
         """Begin with the data's prompt."""
         del rng
-        self._task = task
+        self._task, self._turns = task, 0
         self._by_name = tools_of(self.make_tools())
         return ""
 
     async def step(self, action: str) -> Result:
         """Run the calls of an answer."""
+        self._turns += 1
         schemas = [tool.schema for tool in self._by_name.values()]
         answer = parse_answer(action, self.tool_format, schemas)
         if not answer.calls and not answer.malformed:
             return self.finish(answer)
         messages: list[dict[str, Any]] = []
         failed = len(answer.malformed)
-        for name, call in zip(call_ids(answer.calls, action), answer.calls, strict=True):
+        for name, call in zip(call_ids(answer.calls, f"{self._turns} {action}"), answer.calls, strict=True):
             try:
                 content = self._shortened(content_of(await self._call(call)))
             except ToolError as error:
@@ -92,7 +94,7 @@ class ToolEnvironment(Environment):
             )
         # Mistral's templates take results of calls alone from a tool.
         role = "user" if self.tool_format is ToolFormat.MISTRAL and not answer.calls else self.result_role
-        unknown = call_ids([ToolCall("")] * len(answer.malformed), f"malformed {action}")
+        unknown = call_ids([ToolCall("")] * len(answer.malformed), f"malformed {self._turns} {action}")
         for name, bad in zip(unknown, answer.malformed, strict=True):
             messages.append({"role": role, "tool_call_id": name, "content": utf8(f"Error: {bad.error}")})
         return Step(messages, metrics={"tool_calls": len(answer.calls), "tool_errors": failed})
