@@ -46,7 +46,7 @@ class RowError(RelaxError):
 
 
 class RowTakenError(RelaxError):
-    """Another actor has the row, because this one was taken for dead: this one lets go of it."""
+    """Another actor has the row, because this one was presumed dead: this one releases the row."""
 
 
 class SlowRowError(RowError):

@@ -39,7 +39,7 @@ class Refusal(StrEnum):
     TOO_LONG = "too_long"
     """The conversation leaves no room for an answer."""
     FAILED = "failed"
-    """The engine failed; try again."""
+    """The actor failed, or the broker or store that it writes to; try again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,7 @@ class SessionState:
         reward: reward of its agent; None if it gave none.
         metrics: measurements of its agent.
         forgets: whether the next agent gets other answers than the one that failed.
+        turns: numbers of the turns that its agent got, where the sample ended; later ones and others are not exported.
     """
 
     sample: int
@@ -59,10 +60,11 @@ class SessionState:
     reward: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     forgets: bool = False
+    turns: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         numbers = [*self.metrics.values(), 0.0 if self.reward is None else self.reward]
-        if not np.isfinite(numbers).all() or min(self.sample, self.attempt) < 0:
+        if not np.isfinite(numbers).all() or min(self.sample, self.attempt, *self.turns) < 0:
             msg = f"state of sample {self.sample} has a number that is negative or not finite"
             raise ValueError(msg)
         if self.reason and self.reason not in set(FinishReason):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from broker.subjects import RowId
@@ -30,6 +30,27 @@ NO_REWARD = (
 )
 AGENT_FAILED = "agent_failed"
 """Reason of a row that is dropped because no agent did anything with it."""
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """Rows that are held together.
+
+    Attributes:
+        key: what they have in common.
+        pending: rows that are not held yet, by batch key.
+        more: takes further rows that have arrived.
+        held: the rows.
+    """
+
+    key: BatchKey
+    pending: Pending
+    more: More
+    held: dict[RowId, Row] = field(default_factory=dict)
+
+    def is_over(self) -> bool:
+        """Whether the batch ends: no row is held, or the next ones need newer weights."""
+        return not self.held or self.key in self.pending
 
 
 class AgentRollout(Rollout):
@@ -77,43 +98,40 @@ class AgentRollout(Rollout):
 
         Requests of agents join the running batch as they come, and rows are held and leave between two tokens. No row
         is added while rows of another key are pending: held-out rows have the policy to themselves, at their exact
-        version.
+        version. Rows that are still held when generation fails are released.
         """
-        first, (version, greedy) = pending.pop(key), key
+        first, (version, _) = pending.pop(key), key
         if gone := self._use_weights(version, first):
             yield gone
             return
-        held: dict[RowId, Row] = {}
+        batch = _Batch(key, pending, more)
+        try:
+            self._open(first, batch)
+            while batch.held or key in pending:
+                self.progress()
+                if version is None:
+                    late = pending.pop(key, [])
+                    self._stager.use_newest(max((row.prompt.min_version for row in late), default=0))
+                    self._open(late, batch)
+                yield self._exchange(batch, 0 if len(self._guests.waiting) else WAIT_SECONDS)
+                if len(self._guests.waiting) and not batch.is_over():
+                    for _ in self._guests.answer(version, batch.is_over):
+                        yield self._exchange(batch, 0)
+        finally:
+            for row in list(batch.held):
+                self._close(row)
+            self._ended({}, 0)  # no news may be taken for those of a row that is delivered again
+
+    def _exchange(self, batch: _Batch, seconds: float) -> Results:
+        """Take in rows, and return those that are over; waits for news this long at most."""
+        over = [batch.held.pop(row) for row in self._ended(batch.held, seconds)]
+        found: list[tuple[Row, Any]] = [(row, self._result(row)) for row in over]
         bad: list[tuple[Row, RelaxError]] = []
-        self._open(first, held, greedy=greedy)
+        limit = self.row_limit() - len(batch.held)
+        self._open(self._joining(batch.key, batch.pending, lambda: batch.more(limit), bad), batch)
+        return found + bad
 
-        def look(seconds: float) -> Results:
-            """Take in rows, and return those that are over; waits for news this long at most."""
-            found: list[tuple[Row, Any]] = [
-                (held[row], self._result(held.pop(row))) for row in self._ended(held, seconds)
-            ]
-            joining = self._joining(key, pending, lambda: more(self.row_limit() - len(held)), bad)
-            self._open(joining, held, greedy=greedy)
-            found += bad
-            bad.clear()
-            return found
-
-        def is_over() -> bool:
-            """Whether the batch ends: no row is held, or the next ones need newer weights."""
-            return not held or key in pending
-
-        while held or key in pending:
-            self.progress()
-            if version is None:
-                late = pending.pop(key, [])
-                self._stager.use_newest(max((row.prompt.min_version for row in late), default=0))
-                self._open(late, held, greedy=greedy)
-            yield look(0 if len(self._guests.waiting) else WAIT_SECONDS)
-            if len(self._guests.waiting) and not is_over():
-                for _ in self._guests.answer(version, is_over):
-                    yield look(0)
-
-    def _ended(self, held: dict[RowId, Row], seconds: float) -> list[RowId]:
+    def _ended(self, held: Mapping[RowId, Row], seconds: float) -> list[RowId]:
         """Wait for news, this long at most; return the rows that are over."""
         found: list[RowId] = []
         try:
@@ -125,8 +143,9 @@ class AgentRollout(Rollout):
         except queue.Empty:
             return found
 
-    def _open(self, rows: Sequence[Row], held: dict[RowId, Row], *, greedy: bool) -> None:
+    def _open(self, rows: Sequence[Row], batch: _Batch) -> None:
         """Offer the samples of rows to agents."""
+        _, greedy = batch.key
         for row in rows:
             prompt = row.prompt
             task: dict[str, Any] = {"prompt": prompt.text, "messages": prompt.messages, "metadata": prompt.metadata}
@@ -136,11 +155,14 @@ class AgentRollout(Rollout):
                 task["answer"] = prompt.answer
             samples = range(1 if greedy else self._settings.group_size)
             sessions = [Session(row.id, n, task, prompt.seed, greedy=greedy) for n in samples]
-            held[row.id] = row
+            batch.held[row.id] = row
             self.context.table.connection.call(self._sessions.open(row.id, sessions), OPEN_SECONDS)
 
+    def _close(self, row: RowId) -> list[Session] | RowTakenError:
+        return self.context.table.connection.call(self._sessions.close(row), OPEN_SECONDS)
+
     def _result(self, row: Row) -> Trajectory | Drop | RelaxError:
-        sessions = self.context.table.connection.call(self._sessions.close(row.id), OPEN_SECONDS)
+        sessions = self._close(row.id)
         if isinstance(sessions, RowTakenError):
             return sessions
         try:
@@ -178,7 +200,7 @@ class AgentRollout(Rollout):
         last = forest.last
         metrics = {
             **{f"agent/{name}": value for name, value in state.metrics.items()},
-            "turns": float(forest.used),
+            "turns": float(len(forest.exported())),
             "branches": float(len(forest.leaves())),
             "retries": float(state.attempt),
         }

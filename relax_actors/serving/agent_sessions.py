@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -16,24 +16,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker.subjects import RowId
-from relax_actors.errors import RelaxError, RowTakenError
+from relax_actors.errors import ConfigError, RelaxError, RowError, RowTakenError
 from relax_actors.messages import FinishReason
 from relax_actors.messages.generate import GenerateAnswer, GenerateCall, Refusal, SessionAnswer, SessionCall
-from relax_actors.messages.session_log import SessionState
 from relax_actors.runtime.context import Context
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.serving.call_watch import CallWatch
 from relax_actors.serving.continuations import Continuations
+from relax_actors.serving.deliveries import Deliveries, Delivery
 from relax_actors.serving.dialogue import Dialogue, answer_message
 from relax_actors.serving.forest import ROOT, Turn
 from relax_actors.serving.generation_service import LEFT, GenerationService, Refused
 from relax_actors.serving.session_book import Rules, Session, SessionBook
-from relax_actors.serving.session_log import HeldLogs, cell_of, restore
+from relax_actors.serving.session_log import HeldLogs, LogWriter, cell_of, released, restore
 from relax_actors.serving.states import conversation_keys
 
 TICK_SECONDS = 0.5
-MAX_DELIVERING = 4096
-"""Answers on their way to agents; of older ones it stays unknown whether they arrived."""
 
 
 class AgentSessions:
@@ -59,7 +57,8 @@ class AgentSessions:
         if section is None:
             msg = "AgentSessions needs [agent]"
             raise ValueError(msg)
-        self._context, self._dialogue, self._service, self._room = context, dialogue, service, room
+        self._context, self._service, self._room = context, service, room
+        self.dialogue = dialogue
         self._on_end, self._shows_answer = on_end, section.shows_answer
         grace = section.lease_seconds if context.config.local_agent is not None else section.idle_seconds
         self._continuations = Continuations(dialogue, must_continue=section.on_rewrite == "error")
@@ -67,18 +66,17 @@ class AgentSessions:
         self._rules = Rules(section.seconds, grace, section.retries, section.max_turns, refills)
         self.book = SessionBook(self._rules)
         self._logs = HeldLogs(context.table, on_end)
-        self._locks: dict[tuple[RowId, int], asyncio.Lock] = {}
         self._ticking: asyncio.Task[None] | None = None
-        # Sessions by the call whose answer is on its way to the agent.
-        self._delivering: dict[str, Session] = {}
+        self._deliveries = Deliveries()
+        # The last reported reason why a state of a row could not be recorded.
+        self._unrecorded: dict[RowId, str] = {}
         self.turns = self.replays = self.branches = 0
 
     async def open(self, row: RowId, sessions: Sequence[Session]) -> None:
         """Offer the samples of a row to agents, from where an earlier actor left them."""
         logs = await self._logs.take(row)
+        self._deliveries.forget(row)
         restore(sessions, logs)
-        for session in sessions:
-            self._locks[row, session.sample] = asyncio.Lock()
         self.book.open(row, sessions, time.monotonic(), resumed=bool(logs))
         if self._ticking is None:
             self._ticking = asyncio.ensure_future(self._tick())
@@ -87,24 +85,51 @@ class AgentSessions:
     async def close(self, row: RowId) -> list[Session] | RowTakenError:
         """Forget a row; return its samples, or why another actor has them."""
         sessions = self.book.close(row)
-        for session in sessions:
-            del self._locks[row, session.sample]
-        self._delivering = {call: session for call, session in self._delivering.items() if session.row != row}
+        self._deliveries.forget(row)
+        self._unrecorded.pop(row, None)
         return self._logs.release(row) or sessions
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            for session, state in self.book.expire(time.monotonic()):
-                try:
-                    await self._record(session, state)
-                except RelaxError as error:  # of one row
-                    self._context.journal.event("session_not_recorded", session=session.id, error=str(error)[:500])
+            self.book.expire(time.monotonic())
+            held = [session for session in self.book.unrecorded() if session.row in self._logs]
+            await asyncio.gather(*map(self._try_record, held))
 
-    async def _record(self, session: Session, state: SessionState) -> None:
-        async with self._logs.holding(session.row) as log:
-            await log.write(states=[state])
+    async def _try_record(self, session: Session) -> None:
+        """Record the states of a session; a failure is reported, and the next tick tries again."""
+        try:
+            await self._record(session)
+        except Exception as error:  # noqa: BLE001 of one row; the others go on
+            text = f"{type(error).__name__}: {error}"[:500]
+            if self._unrecorded.get(session.row) != text:
+                self._context.journal.event("session_not_recorded", session=session.id, error=text)
+            self._unrecorded[session.row] = text
+
+    async def _record(self, session: Session) -> None:
+        """Record the states of a session that the log does not have yet, or check that this actor holds its row.
+
+        Raises:
+            RowTakenError: this actor does not hold it.
+            BrokerError: the states cannot be written; they stay unrecorded.
+        """
+        async with session.recording, self._log_of(session) as log:
+            if states := list(session.unrecorded):
+                await log.write(states=states)
+                del session.unrecorded[: len(states)]
+            else:
+                await log.check()
         self._check(session.row)
+
+    def _log_of(self, session: Session) -> AbstractAsyncContextManager[LogWriter]:
+        """Give the log of a session.
+
+        Raises:
+            RowTakenError: another actor has the row, or it was delivered to this one again, with a new session.
+        """
+        if not self.book.holds(session):
+            raise released(session.row)
+        return self._logs.holding(session.row)
 
     def _check(self, row: RowId) -> None:
         if row in self._logs and self.book.is_over(row):
@@ -118,41 +143,37 @@ class AgentSessions:
             return SessionAnswer(refusal=error.answer.refusal, detail=error.answer.detail)
         except RowTakenError as error:
             return SessionAnswer(refusal=Refusal.ELSEWHERE, detail=str(error))
+        except RelaxError as error:
+            return SessionAnswer(refusal=Refusal.FAILED, detail=self._failed(call.session, error))
 
     async def _take(self, call: SessionCall) -> SessionAnswer:
-        now = time.monotonic()
-        while (taken := self.book.take(max(1.0, call.lease), now)) is not None:
-            with suppress(RowTakenError):
-                async with self._logs.holding(taken.row) as log:
-                    await log.check()
-                return self._shown(taken, now)
+        while (taken := self.book.take(max(1.0, call.lease), time.monotonic())) is not None:
+            name = taken.id
+            with suppress(RowTakenError, Refused):
+                await self._record(taken)
+                now = time.monotonic()
+                # Refused if the lease has ended meanwhile: the sample is then another agent's.
+                if (session := self._find(name, now)).state is None:
+                    return session.shown(name, now)
         return SessionAnswer()
 
     async def _handle(self, call: SessionCall) -> SessionAnswer:
+        session = self._find(call.session, time.monotonic())
+        await self._record(session)
         now = time.monotonic()
-        session = self._find(call.session, now)
-        async with self._logs.holding(session.row) as log:
-            await log.check()
+        session = self._find(call.session, now)  # its lease may have ended meanwhile
         if call.kind == "end" and session.state is None:
             if call.error:
-                state = self.book.fail(session, now)
+                self.book.fail(session, now)
                 self._context.journal.event("agent_failed", session=call.session, error=call.error[:1000])
             else:
-                state = SessionState(session.sample, session.attempt, FinishReason.STOP, call.reward, call.metrics)
-                self.book.end(session, state)
+                session.end(FinishReason.STOP, call.reward, call.metrics)
                 is_eval = session.row.kind == "eval"
                 if call.reward is None and self._context.config.takes_reported_reward(is_eval=is_eval):
                     self._context.journal.event("agent_without_reward", session=call.session)
-            await self._record(session, state)
-        return self._shown(session, now)
-
-    def _shown(self, session: Session, now: float) -> SessionAnswer:
-        return SessionAnswer(
-            session=session.id,
-            task=dict(session.task),
-            seconds=max(0.0, session.ends_at - now) if session.state is None else 0.0,
-            turns=session.forest.used,
-        )
+        if session.unrecorded:
+            await self._record(session)
+        return session.shown(call.session, now)
 
     def _find(self, name: str, now: float) -> Session:
         """Return a session and renew its lease.
@@ -170,13 +191,11 @@ class AgentSessions:
 
     def on_arrival(self, call: str) -> None:
         """Take notice that the agent has the answer to a call; see `generation_service.Sessions`."""
-        if (session := self._delivering.pop(call, None)) is not None:
-            session.forest.arrived(call)
+        self._deliveries.on_arrival(call)
 
     def on_departure(self, call: str) -> None:
         """Take notice that the agent has left without the answer to a call; see `generation_service.Sessions`."""
-        if (session := self._delivering.pop(call, None)) is not None:
-            session.forest.departed(call)
+        self._deliveries.on_departure(call)
 
     async def generate(self, call: GenerateCall, watch: CallWatch, author: str = "") -> GenerateAnswer:
         """Answer a request of a session; a repeated one gets the recorded answer.
@@ -187,29 +206,41 @@ class AgentSessions:
             session = self._find(call.session, time.monotonic())
             _check_current(session, call)
             # One request of a sample at a time: a second one, such as a retry, may find the answer of the first.
-            async with self._locks[session.row, session.sample]:
+            async with session.answering:
                 _check_current(session, call)
                 if watch.is_cancelled:
                     return GenerateAnswer(refusal=Refusal.FAILED, detail=LEFT, call=call.call)
-                return await self._answer(session, call, watch, author)
+                with self._deliveries.expected(call.call, session) as delivery:
+                    return await self._answer(delivery, call, watch, author)
         except Refused as error:
             return error.answer
         except RowTakenError as error:
             return GenerateAnswer(refusal=Refusal.ELSEWHERE, detail=str(error))
-        except RelaxError as error:
+        except (ConfigError, RowError) as error:  # of the template
             return GenerateAnswer(refusal=Refusal.INVALID, detail=str(error)[:500])
+        except RelaxError as error:
+            return GenerateAnswer(refusal=Refusal.FAILED, detail=self._failed(call.session, error), call=call.call)
 
-    async def _answer(self, session: Session, call: GenerateCall, watch: CallWatch, author: str) -> GenerateAnswer:
+    def _failed(self, session: str, error: RelaxError) -> str:
+        """Report an error of the actor's surroundings, which the agent's request did not cause; return its text."""
+        detail = f"{type(error).__name__}: {error}"[:500]
+        self._context.journal.event("request_failed", session=session[:128], error=detail)
+        return detail
+
+    async def _answer(self, delivery: Delivery, call: GenerateCall, watch: CallWatch, author: str) -> GenerateAnswer:
+        session = delivery.session
+        if session.unrecorded:  # its turns must follow the record of its attempt
+            await self._record(session)
+            _check_current(session, call)
         keys = conversation_keys(call.messages, call.tools, call.settings)
         replayed = session.forest.replayed(keys[-1], call.call, is_retry=call.is_retry, deliverer=author)
         if replayed is not None:
             self.replays += 1
-            self._deliver(session, replayed)
+            self._deliveries.give(delivery, replayed)
             return self._given(session, replayed)
         if session.forest.used >= self._rules.max_turns:
-            state = SessionState(session.sample, session.attempt, FinishReason.MAX_TURNS)
-            self.book.end(session, state)
-            await self._record(session, state)
+            session.end(FinishReason.MAX_TURNS)
+            await self._record(session)
             why = f"it has had {self._rules.max_turns} answers (agent.max_turns)"
             raise Refused(Refusal.ENDED, _over(call.session, why))
         # In a thread of its own: templates take milliseconds.
@@ -222,7 +253,7 @@ class AgentSessions:
         session.alive_until = time.monotonic() + session.lease
         if answer.refusal:
             return answer
-        parsed = self._dialogue.parse(answer.prompt, answer.tokens, call.tools, call.stop)
+        parsed = self.dialogue.parse(answer.prompt, answer.tokens, call.tools, call.stop)
         message = answer_message(parsed, call.call)
         state_key = conversation_keys([*call.messages, message], call.tools, call.settings)[-1]
         turn = Turn(
@@ -238,22 +269,17 @@ class AgentSessions:
             (*plan.new, message),
         )
         beginning = session.forest.beginnings
-        async with self._logs.holding(session.row) as log:
+        async with self._log_of(session) as log:
             await log.write([cell_of(session.sample, len(session.forest.turns), turn)])
-        # Of a session that was given to another agent meanwhile, the record of that follows this cell.
-        is_current = session.id == call.session
+        # A session that ended meanwhile, or was given to another agent: the record of that follows this cell.
+        is_current = session.id == call.session and session.state is None
         is_known = session.forest.beginnings == beginning
         number = session.forest.add(turn, is_used=is_current, is_known=is_known, deliverer=author)
         _check_current(session, call)
-        self._deliver(session, number)
+        self._deliveries.give(delivery, number)
         self.turns += 1
         self.branches += plan.parent == ROOT and number > 0
         return self._given(session, number)
-
-    def _deliver(self, session: Session, number: int) -> None:
-        self._delivering[session.forest.turns[number].call] = session
-        while len(self._delivering) > MAX_DELIVERING:
-            del self._delivering[next(iter(self._delivering))]
 
     def _request(self, session: Session, call: GenerateCall, tokens: NDArray[Any]) -> Any:
         """Return the request of a turn: sampling is that of the run, and the seed follows from the row.

@@ -78,6 +78,8 @@ class Forest:
         self.beginnings = 0
         # Turns whose answer may not have reached the agent, and the gateway that delivers it; empty if none does.
         self._in_doubt: dict[int, str] = {}
+        # Turns whose client has left without the answer, and has not asked for it again.
+        self._departed: set[int] = set()
         for turn in turns:
             self.add(turn)
 
@@ -104,9 +106,8 @@ class Forest:
         self._by_asked.setdefault(turn.asked, []).append(number)
         if is_used:
             self._given[turn.asked] = len(self._by_asked[turn.asked])
-            self._used.add(number)
-            self._in_doubt[number] = deliverer
-        self._in_doubt.pop(turn.parent, None)  # it was continued, so it did arrive
+            self._give(number, deliverer)
+        self.arrived(turn.parent)  # it was continued
         if turn.call:
             self._by_call[turn.call] = number
         return number
@@ -130,6 +131,7 @@ class Forest:
         self._given.clear()
         self._used.clear()
         self._in_doubt.clear()
+        self._departed.clear()
 
     def forget(self) -> None:
         """Begin anew: no turn so far answers or continues a request. Their numbers stay taken, so that seeds differ."""
@@ -138,14 +140,30 @@ class Forest:
         for index in (self._by_state, self._by_asked, self._by_call):
             index.clear()
 
-    def arrived(self, call: str) -> None:
-        """Note that the agent has the answer to a call."""
-        self._in_doubt.pop(self._by_call.get(call, ROOT), None)
+    def keep(self, turns: Iterable[int]) -> None:
+        """End the session: these turns are exported, and none that is added later."""
+        self._used = {number for number in turns if number < len(self.turns)}
+        self._in_doubt.clear()
+        self._departed.clear()
 
-    def departed(self, call: str) -> None:
-        """Note that the agent has left without the answer to a call; it gets it when it asks the same again."""
-        if (number := self._by_call.get(call, ROOT)) in self._in_doubt:
+    def _give(self, number: int, deliverer: str) -> None:
+        self._used.add(number)
+        self._in_doubt[number] = deliverer
+        self._departed.discard(number)
+
+    def arrived(self, number: int) -> None:
+        """Note that the agent has the answer of a turn."""
+        self._in_doubt.pop(number, None)
+        self._departed.discard(number)
+
+    def departed(self, number: int) -> None:
+        """Note that the agent has left without the answer of a turn; it gets it when it asks the same again.
+
+        Until then the turn is not exported.
+        """
+        if number in self._in_doubt:
             self._in_doubt[number] = ""
+            self._departed.add(number)
 
     def replayed(self, asked: str, call: str = "", *, is_retry: bool = False, deliverer: str = "") -> int | None:
         """Return the recorded turn that answers a request; None if it must be generated.
@@ -157,19 +175,18 @@ class Forest:
             deliverer: incarnation of the gateway that asks. What another one did not deliver counts as such an answer.
         """
         if call and (number := self._by_call.get(call)) is not None:
-            self._used.add(number)
+            self._give(number, deliverer)
             return number
         answers = self._by_asked.get(asked, [])
         if (given := self._given[asked]) > 0:
             newest = answers[given - 1]
             if is_retry or self._in_doubt.get(newest, deliverer) != deliverer:
-                self._in_doubt[newest] = deliverer
+                self._give(newest, deliverer)
                 return newest
         if self._given[asked] < len(answers):
             number = answers[self._given[asked]]
             self._given[asked] += 1
-            self._used.add(number)
-            self._in_doubt[number] = deliverer
+            self._give(number, deliverer)
             return number
         return None
 
@@ -192,18 +209,23 @@ class Forest:
 
     @property
     def used(self) -> int:
-        """Number of turns that the present agent has got."""
+        """Number of turns that the present agent has asked for."""
         return len(self._used)
+
+    def exported(self) -> set[int]:
+        """Return the used turns, without those that the agent left without and never asked for again."""
+        parents = {self.turns[number].parent for number in self._used}
+        return self._used - (self._departed - parents)
 
     @property
     def last(self) -> int:
-        """The newest used turn; `ROOT` if there is none."""
-        return max(self._used, default=ROOT)
+        """The newest exported turn; `ROOT` if there is none."""
+        return max(self.exported(), default=ROOT)
 
     def leaves(self) -> list[int]:
-        """Return the used turns that no used turn continues."""
-        parents = {self.turns[number].parent for number in self._used}
-        return sorted(self._used - parents)
+        """Return the exported turns that no exported turn continues."""
+        exported = self.exported()
+        return sorted(exported - {self.turns[number].parent for number in exported})
 
     def sequences(self, branches: Branches = "all") -> list[TokenSequence]:
         """Return the token sequences of the exported leaves.

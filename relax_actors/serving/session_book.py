@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import Any
 
 from broker.subjects import RowId
 from relax_actors.messages import FinishReason
+from relax_actors.messages.generate import SessionAnswer
 from relax_actors.messages.session_log import SessionState
 from relax_actors.serving.forest import Forest
 
@@ -51,6 +53,9 @@ class Session:
         state: how it ended; None if it did not.
         lease: seconds of the agent's lease.
         greedy: whether the policy answers greedily, as it does in held-out rows.
+        unrecorded: states that the log does not have yet, oldest first.
+        answering: held while a request of the sample is answered.
+        recording: held while its states are recorded.
     """
 
     row: RowId
@@ -65,6 +70,25 @@ class Session:
     state: SessionState | None = None
     lease: float = 30.0
     greedy: bool = False
+    unrecorded: list[SessionState] = field(default_factory=list)
+    answering: asyncio.Lock = field(default_factory=asyncio.Lock)
+    recording: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def end(
+        self, reason: FinishReason, reward: float | None = None, metrics: Mapping[str, float] | None = None
+    ) -> None:
+        """End the sample, unless it has ended before."""
+        if self.state is None:
+            turns = sorted(self.forest.exported())
+            state = SessionState(self.sample, self.attempt, reason, reward, dict(metrics or {}), turns=turns)
+            self.enter_end(state)
+            self.unrecorded.append(state)
+
+    def enter_end(self, state: SessionState) -> None:
+        """Take over how the sample ended; the first end counts."""
+        if self.state is None:
+            self.state = state
+            self.forest.keep(state.turns)
 
     def begin_again(self, state: SessionState) -> None:
         """Enter a new attempt."""
@@ -74,6 +98,12 @@ class Session:
         else:
             self.forest.restart()
 
+    def shown(self, name: str, now: float) -> SessionAnswer:
+        """Return the state of the session for the agent that has an id of it, and never the id of another agent."""
+        is_open = self.state is None and self.id == name
+        seconds = max(0.0, self.ends_at - now) if is_open else 0.0
+        return SessionAnswer(session=name, task=dict(self.task), seconds=seconds, turns=self.forest.used)
+
     @property
     def id(self) -> str:
         """Id of the sample in its present attempt; an agent that lost the sample has another one."""
@@ -82,8 +112,15 @@ class Session:
 
 def row_of(session: str) -> RowId | None:
     """Return the row of a session's id; None if it is no such id."""
-    parts = _ID.fullmatch(session)
-    return None if parts is None else RowId(int(parts[2]), int(parts[3]), parts[1])
+    found = _parsed(session)
+    return None if found is None else found[0]
+
+
+def _parsed(session: str) -> tuple[RowId, int, int] | None:
+    """Return row, sample and attempt of a session's id; None if it is no such id."""
+    if (parts := _ID.fullmatch(session)) is None:
+        return None
+    return RowId(int(parts[2]), int(parts[3]), parts[1]), int(parts[4]), int(parts[5])
 
 
 class SessionBook:
@@ -130,10 +167,9 @@ class SessionBook:
 
     def find(self, name: str, now: float) -> Session | str:
         """Return the session of an id and renew its lease; else why there is none: "elsewhere" or "ended"."""
-        row = row_of(name)
-        if row is None:
+        if (parsed := _parsed(name)) is None:
             return "ended"
-        sample, attempt = map(int, name.split("-")[-2:])
+        row, sample, attempt = parsed
         if (sessions := self._rows.get(row)) is None:
             return "elsewhere"
         session = next((session for session in sessions if session.sample == sample), None)
@@ -145,38 +181,39 @@ class SessionBook:
             session.alive_until = now + session.lease
         return session
 
-    def end(self, session: Session, state: SessionState) -> None:
-        """End a session; the first end counts."""
-        session.state = session.state or state
-
-    def fail(self, session: Session, now: float, *, is_lost: bool = False) -> SessionState:
-        """Give a sample whose agent failed or was lost to another one, or end it; return its new state."""
+    def fail(self, session: Session, now: float, *, is_lost: bool = False) -> None:
+        """Give a sample whose agent failed or was lost to another one, or end it."""
         if session.attempt >= self._rules.retries:
-            session.state = SessionState(session.sample, session.attempt, FinishReason.ERROR)
-            return session.state
+            session.end(FinishReason.ERROR)
+            return
         forgets = self._rules.refills and not is_lost
         state = SessionState(session.sample, session.attempt + 1, forgets=forgets)
         session.begin_again(state)
+        session.unrecorded.append(state)
         session.offered_at = now
-        return state
 
-    def expire(self, now: float) -> list[tuple[Session, SessionState]]:
-        """End samples whose time is over, and give out again those of lost agents; return their new states."""
-        changed = []
+    def expire(self, now: float) -> None:
+        """End samples whose time is over, and give out again those of lost agents."""
         for sessions in self._rows.values():
             for session in sessions:
                 if session.state is not None or session.offered_at is not None:
                     continue
                 if now > session.ends_at:
-                    session.state = SessionState(session.sample, session.attempt, FinishReason.TIMEOUT)
-                    changed.append((session, session.state))
+                    session.end(FinishReason.TIMEOUT)
                 elif now > session.alive_until:
-                    changed.append((session, self.fail(session, now, is_lost=True)))
-        return changed
+                    self.fail(session, now, is_lost=True)
+
+    def unrecorded(self) -> list[Session]:
+        """Return the sessions with states that the log does not have yet."""
+        return [session for sessions in self._rows.values() for session in sessions if session.unrecorded]
+
+    def holds(self, session: Session) -> bool:
+        """Whether a session is that of its sample still, and its row was not delivered again."""
+        return any(session is one for one in self._rows.get(session.row, ()))
 
     def is_over(self, row: RowId) -> bool:
-        """Whether all samples of a row have ended."""
-        return all(session.state is not None for session in self._rows.get(row, ()))
+        """Whether all samples of a row have ended, and the log says so."""
+        return all(session.state is not None and not session.unrecorded for session in self._rows.get(row, ()))
 
     def sessions(self, row: RowId) -> list[Session]:
         """Return the samples of a row that is held."""

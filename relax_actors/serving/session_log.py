@@ -1,8 +1,9 @@
 """Log of the sessions of a row: cells `turns.0.<k>`, from which an actor that takes the row over goes on.
 
 Invariant: a row has one log, and one writer at a time. An actor that takes the row over appends a cell first; the
-former one, which was taken for dead but may still run, then finds its next place taken and writes no more. So what an
-actor has read is all that came before its own cells, and numbers of turns mean the same to every reader.
+former one, which was presumed dead but may still run, then finds its next place taken and writes no more. So what an
+actor has read is all that came before its own cells, and numbers of turns mean the same to every reader. A writer
+whose own newest cell is gone writes no more either: the row has ended, and its cells were removed.
 """
 
 from __future__ import annotations
@@ -39,36 +40,48 @@ class LogWriter:
         """Append a cell; returns when the broker has it.
 
         Raises:
-            RowTakenError: another actor has appended to the log.
+            RowTakenError: another actor has appended to the log, or the log was removed.
             BrokerError: the cell cannot be written; CodecError: it is too large.
         """
         async with self._lock:
-            data = await asyncio.to_thread(self._table.encode, self._next, SessionLog(list(turns), list(states)))
+            cell = SessionLog(list(turns), list(states))
+            encoding = asyncio.to_thread(self._table.encode, self._next, cell)
+            data, _ = await asyncio.gather(encoding, self._check_last())
             # A refused cell may be this one, if its acknowledgement was lost with a connection.
             if not await self._table.put_async(self._next, data) and await self._find_next() != data:
                 raise self._taken()
             self._length += 1
 
     async def check(self) -> None:
-        """Check that no other actor has appended to the log.
+        """Check that no other actor has appended to the log, and that it was not removed.
 
         Raises:
-            RowTakenError: one has.
+            RowTakenError: one has, or it was.
         """
         async with self._lock:
-            if await self._find_next() is not None:
+            found, _ = await asyncio.gather(self._find_next(), self._check_last())
+            if found is not None:
                 raise self._taken()
 
     @property
     def _next(self) -> str:
-        return self._table.subjects.turn(self._row, ATTEMPT, self._length)
+        return self._place(self._length)
+
+    def _place(self, number: int) -> str:
+        return self._table.subjects.turn(self._row, ATTEMPT, number)
 
     async def _find_next(self) -> bytes | None:
         cell = await self._table.get_async(self._next, direct=False)
         return None if cell is None else cell.data
 
+    async def _check_last(self) -> None:
+        """Check that the newest cell still exists: places of a log that was removed are free again."""
+        if self._length and await self._table.get_async(self._place(self._length - 1), direct=False) is None:
+            msg = f"the log of {self._row} was removed, because the row has ended; take another sample"
+            raise RowTakenError(msg)
+
     def _taken(self) -> RowTakenError:
-        return RowTakenError(f"another actor has taken {self._row} over; this one was taken for dead")
+        return RowTakenError(f"another actor has taken {self._row} over; send the request again")
 
 
 async def take_log(table: Table, row: RowId) -> tuple[list[SessionLog], LogWriter]:
@@ -120,18 +133,19 @@ class HeldLogs:
 
     @asynccontextmanager
     async def holding(self, row: RowId) -> AsyncIterator[LogWriter]:
-        """Give the writer of a row, and let go of the row if another actor has taken it.
+        """Give the writer of a row, and release the row if another actor has taken it.
 
         Raises:
             RowTakenError: another actor has the row, or it was released.
         """
         if (writer := self._writers.get(row)) is None:
-            msg = f"{row} was released; try again"
-            raise RowTakenError(msg)
+            raise released(row)
         try:
             yield writer
         except RowTakenError as error:
-            if self._writers.pop(row, None) is not None:
+            # The row may have been delivered to this actor again, and then has another writer.
+            if self._writers.get(row) is writer:
+                del self._writers[row]
                 self._taken[row] = error
                 self._on_taken(row)
             raise
@@ -142,19 +156,24 @@ class HeldLogs:
         return self._taken.pop(row, None)
 
 
+def released(row: RowId) -> RowTakenError:
+    """Return the error of a request to a row that this actor has released, or that was delivered to it again."""
+    return RowTakenError(f"{row} was released; send the request again")
+
+
 def restore(sessions: Sequence[Session], logs: Sequence[SessionLog]) -> None:
     """Bring new sessions to where the logs end. Turns behind one that is lost are left out: they may continue it."""
     for log in logs:
         for turn in log.turns:
             forest = sessions[turn.sample].forest if turn.sample < len(sessions) else None
             if forest is not None and turn.number == len(forest.turns) > turn.parent:
-                forest.add(turn_of(turn))
+                forest.add(turn_of(turn), is_used=sessions[turn.sample].state is None)
         for state in log.states:
             if state.sample >= len(sessions):
                 continue
             session = sessions[state.sample]
             if state.reason:
-                session.state = session.state or state
+                session.enter_end(state)
             elif state.attempt > session.attempt:
                 session.begin_again(state)
 

@@ -4,104 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from broker.connection import Connection
-from broker.subjects import RowId
+from broker.server import Server
 from broker.table import Table
-from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.engines.protocols import Generation
-from relax_actors.engines.protocols.guests import Guests
 from relax_actors.errors import RowTakenError
-from relax_actors.messages import FinishReason, Turns
+from relax_actors.messages import Turns
 from relax_actors.messages.generate import GenerateCall, Refusal, SessionCall
 from relax_actors.messages.session_log import SessionState
 from relax_actors.serving.agent_sessions import AgentSessions
 from relax_actors.serving.call_watch import CallWatch
-from relax_actors.serving.dialogue import Dialogue
-from relax_actors.serving.generation_service import GenerationService, Surroundings
-from relax_actors.serving.session_book import Session
 from relax_actors.serving.session_log import LogWriter, take_log
-from relax_actors.training.stops import stops_of
-from tests.support.contexts import context_of
-from tests.support.running import SUPPORT, wait_until
-
-ROW = RowId(0, 0)
-USER = {"role": "user", "content": "say 7"}
-
-
-@pytest.fixture
-def goes_on() -> threading.Event:
-    """While it is not set, the engine answers nothing."""
-    found = threading.Event()
-    found.set()
-    return found
-
-
-@pytest.fixture
-def make_sessions(table: Table, tmp_path: Path, goes_on: threading.Event) -> Callable[[int], Any]:
-    """Make the sessions of one incarnation of a rollout actor, whose engine answers "<number of its request>#".
-
-    To a request with stop strings it answers the first of them without "#".
-    """
-
-    @contextmanager
-    def make(incarnation: int, *more: str) -> Iterator[tuple[AgentSessions, Connection, list[np.ndarray]]]:
-        settings = ("agent.function=x.y", "agent.max_turns=4", "agent.lease_seconds=1", *more)
-        context = context_of(table, tmp_path, "rollout", settings, incarnation, SUPPORT / "tiny_agents.toml")
-        tokenizer, guests, prompts = Tokenizer(context.config.model_path), Guests(), []
-        waits = threading.Event()
-        around = Surroundings(guests, tokenizer, 256, partial(stops_of, tokenizer), {7: "f" * 32}, waits.set)
-        service, ended = GenerationService(context, around), threading.Event()
-        sessions = AgentSessions(context, Dialogue(tokenizer), service, 64, lambda _: None)
-
-        def engine() -> None:
-            while not ended.is_set():
-                waits.wait(1)
-                waits.clear()
-                for guest in guests.take(8):
-                    goes_on.wait(20)
-                    prompts.append(guest.request.tokens)
-                    strings = guest.request.stop_strings
-                    tokens = tokenizer.encode(f"{len(prompts)}{'ab' if strings else '#'}", special=False)
-                    zeros = np.zeros(len(tokens), np.float32)
-                    versions = np.full(len(tokens), 7, np.int32)
-                    guest.done(Generation(tokens, zeros, versions, FinishReason.STOP))
-
-        thread = threading.Thread(target=engine, daemon=True)
-        thread.start()
-        sessions_of_row = [Session(ROW, n, {"prompt": "say 7"}, 5) for n in range(2)]
-        table.connection.call(sessions.open(ROW, sessions_of_row), 20)
-        yield sessions, table.connection, prompts
-        ended.set()
-        waits.set()
-        thread.join(5)
-
-    return make
-
-
-def ask(connection: Connection, sessions: AgentSessions, session: str, messages: list, **fields: Any) -> Any:
-    call = GenerateCall(fields.pop("call", f"c{len(messages)}"), session=session, messages=messages, **fields)
-    return connection.call(answer(sessions, call), 20)
-
-
-async def answer(sessions: AgentSessions, call: GenerateCall, watch: list[CallWatch] | None = None) -> Any:
-    """Ask, as the service of a gateway's requests does."""
-    own = CallWatch()
-    if watch is not None:
-        watch.append(own)
-    return await sessions.generate(call, own, "gateway.0#1")
-
-
-def handle(connection: Connection, sessions: AgentSessions, kind: str, session: str = "", **fields: Any) -> Any:
-    return connection.call(sessions.handle(SessionCall(kind, session, **fields)), 20)
+from tests.support.running import wait_until
+from tests.support.session_ends import ROW, USER, ask, begin, handle, stopped
 
 
 def test_actor_that_takes_a_row_over_continues_its_conversations(make_sessions: Callable[[int], Any]) -> None:
@@ -143,15 +63,15 @@ def test_actor_that_was_taken_for_dead_gives_no_answer_that_its_successor_does_n
         turn(stopped, name)
         goes_on.clear()
         call = GenerateCall("late", session=name, messages=[*said[:-1], {"role": "user", "content": "late"}])
-        asking = asyncio.run_coroutine_threadsafe(answer(zombie, call), connection.loop)
-        wait_until(zombie._locks[ROW, 0].locked, "the request")
+        asking = begin(connection, zombie, call)
+        wait_until(zombie.book.sessions(ROW)[0].answering.locked, "the request")
         with make_sessions(2) as successor:
             goes_on.set()
             late = asking.result(20)
-            taken = "another actor has taken group.0.0 over; this one was taken for dead"
+            taken = "another actor has taken group.0.0 over; send the request again"
             assert (late.refusal, late.detail) == (Refusal.ELSEWHERE, taken)
             kept = handle(connection, zombie, "keep", name)
-            assert (kept.refusal, kept.detail) == (Refusal.ELSEWHERE, "group.0.0 was released; try again")
+            assert (kept.refusal, kept.detail) == (Refusal.ELSEWHERE, "group.0.0 was released; send the request again")
             assert not handle(connection, zombie, "take").session, "it offers no sample any more"
             assert str(connection.call(zombie.close(ROW), 20)) == taken
             turn(successor, name)
@@ -208,7 +128,7 @@ def test_answers_that_ended_at_a_stop_string_are_continued_in_one_sequence(make_
             messages = [*messages, {"role": "assistant", "content": str(number + 1)}, {"role": "user", "content": "go"}]
         handle(connection, sessions, "end", name)
         (sequence,) = sessions.book.find(name, 0.0).forest.sequences()
-        spell = sessions._dialogue.tokenizer.decode
+        spell = sessions.dialogue.tokenizer.decode
         assert "".join(spell([token]) or "#" for token in given.prompt) == ">say 7\n1ab#>go\n2ab#>go\n"
         assert spell(sequence.token_ids[sequence.loss_mask]) == "1ab2ab3ab", "the stop token was not sampled"
 
@@ -262,8 +182,8 @@ def test_answer_to_a_lost_agent_is_no_turn_of_its_successor(
         lost = handle(connection, sessions, "take", lease=60.0).session
         goes_on.clear()
         call = GenerateCall("late", session=lost, messages=[USER])
-        asking = asyncio.run_coroutine_threadsafe(answer(sessions, call), connection.loop)
-        wait_until(sessions._locks[ROW, 0].locked, "the request")
+        asking = begin(connection, sessions, call)
+        wait_until(sessions.book.sessions(ROW)[0].answering.locked, "the request")
         handle(connection, sessions, "end", lost, error="the agent crashed")
         goes_on.set()
         late = asking.result(20)
@@ -283,8 +203,8 @@ def test_refilled_sample_begins_with_other_answers_also_for_an_actor_that_takes_
         first = ask(connection, sessions, name, [USER])
         goes_on.clear()
         call = GenerateCall("late", session=name, messages=[{"role": "user", "content": "late"}])
-        asking = asyncio.run_coroutine_threadsafe(answer(sessions, call), connection.loop)
-        wait_until(sessions._locks[ROW, 0].locked, "the request")
+        asking = begin(connection, sessions, call)
+        wait_until(sessions.book.sessions(ROW)[0].answering.locked, "the request")
         handle(connection, sessions, "end", name, error="the agent crashed")
         goes_on.set()
         assert asking.result(20).refusal == Refusal.ENDED
@@ -300,21 +220,18 @@ def test_refilled_sample_begins_with_other_answers_also_for_an_actor_that_takes_
 
 
 def test_late_answer_to_a_lost_agent_is_that_of_its_successor_here_as_after_a_take_over(
-    make_sessions: Callable[..., Any], goes_on: threading.Event
+    make_sessions: Callable[..., Any], server: Server
 ) -> None:
     """An agent that was lost has not failed: the next one gets what was recorded, also with "refill"."""
     with make_sessions(1, "agent.on_error=refill") as (sessions, connection, prompts):
-        name = handle(connection, sessions, "take", lease=60.0).session
-        writer = sessions._logs._writers[ROW]
-        connection.call(writer._lock.acquire(), 5)
-        call = GenerateCall("late", session=name, messages=[USER])
-        asking = asyncio.run_coroutine_threadsafe(answer(sessions, call), connection.loop)
-        wait_until(lambda: writer._lock._waiters, "the answer, which is being written")
+        name = handle(connection, sessions, "take", lease=1.0).session
         (session, _) = sessions.book.sessions(ROW)
-        state = sessions.book.fail(session, 0.0, is_lost=True)
-        recording = asyncio.run_coroutine_threadsafe(sessions._record(session, state), connection.loop)
-        connection.loop.call_soon_threadsafe(writer._lock.release)
-        recording.result(20)
+        watches: list[CallWatch] = []
+        with stopped(server):
+            asking = begin(connection, sessions, GenerateCall("late", session=name, messages=[USER]), watches)
+            wait_until(lambda: watches and watches[0].is_cancelled, "the answer, which is being recorded")
+            wait_until(lambda: session.attempt, "end of the lease")
+        wait_until(lambda: not session.unrecorded, "record of the attempt")
         assert asking.result(20).refusal == Refusal.ENDED
         late = session.forest.turns[0].tokens.tolist()
         successor = name[:-1] + "1"
@@ -348,8 +265,8 @@ def test_client_that_leaves_frees_the_engine_and_leaves_no_turn(
         goes_on.clear()
         watches: list[CallWatch] = []
         call = GenerateCall("left", session=name, messages=[USER])
-        asking = asyncio.run_coroutine_threadsafe(answer(sessions, call, watches), connection.loop)
-        wait_until(lambda: watches and sessions._locks[ROW, 0].locked(), "the request")
+        asking = begin(connection, sessions, call, watches)
+        wait_until(lambda: watches and sessions.book.sessions(ROW)[0].answering.locked(), "the request")
         connection.loop.call_soon_threadsafe(watches[0].cancel)
         found = asking.result(20)
         assert (found.refusal, found.detail) == (Refusal.FAILED, "the client has left; nothing was recorded")

@@ -144,14 +144,35 @@ def test_keys_tell_apart_what_the_model_reads_differently() -> None:
     assert len({keys[-1] for keys in variants}) == len(variants)
 
 
+def test_turn_whose_agent_left_is_exported_once_the_agent_has_asked_for_it_again() -> None:
+    forest, asked = Forest(), conversation_keys([USER])[-1]
+    first = turn(forest, [USER], "a", call="c0")
+    second = turn(forest, said([USER], "a", "more"), "b", call="c1")
+    forest.departed(second)
+    assert (forest.leaves(), forest.last, forest.used, forest.exported()) == ([first], first, 2, {first})
+    (sequence,) = forest.sequences()
+    assert sequence.token_ids[sequence.loss_mask].tolist() == [1000, 1000], "the agent never read the second answer"
+    assert forest.replayed(forest.turns[second].asked, "c2", deliverer="gateway.0#1") == second
+    assert (forest.leaves(), forest.last) == ([second], second)
+    forest.departed(first)
+    assert forest.leaves() == [second], "an answer that was continued has arrived"
+    for _ in range(2):
+        assert forest.replayed(asked, "c0", deliverer="gateway.0#1") == first, "of a repeated request"
+        forest.departed(first)
+    third = turn(forest, said([USER], "a", "other"), "c", call="c3")
+    forest.departed(third)
+    forest.arrived(third)
+    assert forest.leaves() == [second, third], "the note of another gateway had come before"
+
+
 def test_answer_that_did_not_arrive_is_given_again_and_one_that_did_is_not() -> None:
     forest, asked = Forest(), conversation_keys([USER])[-1]
     first = forest.add(replace(turn_of(asked), call="c0"), deliverer="gateway.0#1")
     assert forest.replayed(asked, "c1", deliverer="gateway.0#1") is None, "the same gateway may ask for another sample"
     assert forest.replayed(asked, "c2", deliverer="gateway.0#2") == first, "the first gateway is gone"
-    forest.departed("c0")
+    forest.departed(first)
     assert forest.replayed(asked, "c3", deliverer="gateway.0#2") == first, "its client has left"
-    forest.arrived("c0")
+    forest.arrived(first)
     assert forest.replayed(asked, "c4", deliverer="gateway.0#3") is None
     restored = Forest(forest.turns)
     assert restored.replayed(asked, "c5", deliverer="gateway.0#3") == first, "nobody knows whether it arrived"

@@ -63,7 +63,12 @@ SESSION_CALLS = st.builds(
     metrics=st.dictionaries(st.text(), FLOATS, max_size=2),
 )
 STATES = st.builds(
-    SessionState, st.integers(0, 9), st.integers(0, 9), st.sampled_from(["", "stop", "error"]), st.none() | FLOATS
+    SessionState,
+    st.integers(0, 9),
+    st.integers(0, 9),
+    st.sampled_from(["", "stop", "error"]),
+    st.none() | FLOATS,
+    turns=st.lists(st.integers(0, 9), max_size=2),
 )
 LOGS = st.builds(SessionLog, st.lists(session_turns(), max_size=2), st.lists(STATES, max_size=2))
 

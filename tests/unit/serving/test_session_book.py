@@ -24,6 +24,31 @@ def book_of(samples: int = 2, row: RowId = ROW, *, resumed: bool = False) -> Ses
     return book
 
 
+def recorded(book: SessionBook) -> list[SessionState]:
+    """Return the states that are not recorded, as if they were recorded now."""
+    found = []
+    for session in book.unrecorded():
+        found += session.unrecorded
+        session.unrecorded.clear()
+    return found
+
+
+def expired(book: SessionBook, now: float) -> list[SessionState]:
+    """Expire sessions and return their new states, as if they were recorded now."""
+    book.expire(now)
+    return recorded(book)
+
+
+def test_row_is_over_when_the_ends_of_its_samples_are_recorded() -> None:
+    book = book_of(1)
+    (session,) = book.sessions(ROW)
+    session.end(FinishReason.STOP, 1.0)
+    session.end(FinishReason.ERROR)
+    assert not book.is_over(ROW)
+    assert [(state.reason, state.reward) for state in recorded(book)] == [("stop", 1.0)], "the first end counts"
+    assert book.is_over(ROW)
+
+
 def test_each_sample_is_given_to_one_agent() -> None:
     book = book_of()
     first, second = book.take(10.0, 0.0), book.take(10.0, 0.0)
@@ -45,14 +70,15 @@ def test_sample_of_a_lost_agent_is_given_out_again_and_then_ends() -> None:
     lost = book.take(10.0, 0.0)
     assert lost is not None
     assert book.find(lost.id, 8.0) is lost
-    assert book.expire(17.0) == []
-    ((_, state),) = book.expire(19.0)
+    book.expire(17.0)
+    assert book.unrecorded() == []
+    (state,) = expired(book, 19.0)
     assert (state.attempt, state.reason) == (1, "")
     assert book.find("group-3-1-0-0", 20.0) == "ended", "the lost agent must not go on beside its successor"
     again = book.take(10.0, 20.0)
     assert again is not None
     assert again.id == "group-3-1-0-1"
-    ((_, state),) = book.expire(31.0)
+    (state,) = expired(book, 31.0)
     assert state.reason == FinishReason.ERROR
     assert book.is_over(ROW)
 
@@ -61,7 +87,7 @@ def test_agent_that_takes_too_long_ends_its_sample() -> None:
     book = book_of(1)
     slow = book.take(1000.0, 0.0)
     assert slow is not None
-    ((_, state),) = book.expire(101.0)
+    (state,) = expired(book, 101.0)
     assert state.reason == FinishReason.TIMEOUT
     assert book.find(slow.id, 102.0) is slow, "its agent is told how the session ended"
 
@@ -91,6 +117,21 @@ def test_log_brings_sessions_back_to_where_they_were() -> None:
     assert len(found[0].forest.turns) == 1
 
 
+@pytest.mark.parametrize("late_first", [False, True])
+def test_turn_recorded_beside_the_end_of_its_sample_is_not_exported(*, late_first: bool) -> None:
+    session = Session(ROW, 0, {}, 7)
+    turn(session.forest, [USER], "a")
+    turn(session.forest, [{"role": "user", "content": "left"}], "b")
+    session.forest.departed(1)
+    session.end(FinishReason.TIMEOUT)
+    end = SessionLog([], session.unrecorded)
+    turn(session.forest, [{"role": "user", "content": "late"}], "c")
+    first, left, late = (SessionLog([cell_of(0, n, one)]) for n, one in enumerate(session.forest.turns))
+    found = Session(ROW, 0, {}, 7)
+    restore([found], [first, left, late, end] if late_first else [first, left, end, late])
+    assert (len(found.forest.turns), found.forest.leaves(), found.state) == (3, [0], session.state)
+
+
 @pytest.mark.parametrize("by_log", [False, True])
 def test_a_refilled_sample_gets_other_answers_if_its_agent_failed_and_the_same_if_it_was_lost(*, by_log: bool) -> None:
     book = SessionBook(replace(RULES, refills=True, retries=2))
@@ -101,11 +142,12 @@ def test_a_refilled_sample_gets_other_answers_if_its_agent_failed_and_the_same_i
         turn(session.forest, [USER], text)
     asked = session.forest.turns[0].asked
     logs = [SessionLog([cell_of(0, number, one)]) for number, one in enumerate(session.forest.turns)]
-    ((_, lost),) = book.expire(50.0)
+    (lost,) = expired(book, 50.0)
     assert (lost.attempt, lost.forgets) == (1, False)
     if not by_log:
         assert session.forest.replayed(asked) == 0
-    failed = book.fail(session, 50.0)
+    book.fail(session, 50.0)
+    (failed,) = recorded(book)
     assert (failed.attempt, failed.forgets, failed.reason) == (2, True, "")
     if by_log:
         session = Session(ROW, 0, {}, 7)
@@ -113,7 +155,9 @@ def test_a_refilled_sample_gets_other_answers_if_its_agent_failed_and_the_same_i
     assert session.attempt == 2
     assert (session.forest.replayed(asked), session.forest.used) == (None, 0)
     assert turn(session.forest, [USER], "c") == 2, "its number, and so its seed, is another one"
-    assert book.fail(session, 60.0).reason == FinishReason.ERROR
+    book.fail(session, 60.0)
+    assert session.state is not None
+    assert session.state.reason == FinishReason.ERROR
 
 
 def test_a_thousand_sessions_half_of_them_abandoned_leave_nothing_behind() -> None:
@@ -126,9 +170,9 @@ def test_a_thousand_sessions_half_of_them_abandoned_leave_nothing_behind() -> No
     while len(over) < len(rows):
         while (session := book.take(10.0, now)) is not None:
             if order.random() < 0.5:
-                book.end(session, SessionState(session.sample, session.attempt, FinishReason.STOP, 1.0))
+                session.end(FinishReason.STOP, 1.0)
         now += 11.0
-        book.expire(now)
+        expired(book, now)
         for row in rows:
             if row not in over and book.is_over(row):
                 over.add(row)
