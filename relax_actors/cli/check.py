@@ -129,16 +129,17 @@ def examine(config: Config, roles: Collection[str] | None = None, spelled: Colle
 
 def _checks_without_model(config: Config) -> list[Check]:
     """Return checks in place of those that need the model, where it cannot be read."""
-    from relax_actors.cli import checks
+    from relax_actors.cli.check_data import check_source
 
     sections = [config.data, *([config.eval.data] if config.eval is not None else [])]
-    return [partial(checks.check_source, section) for section in sections]
+    return [partial(check_source, section) for section in sections]
 
 
 def _checks_of_model(config: Config, folder: Path, facts: ModelFacts) -> list[Check]:
     """Return the checks that need the size and shape of the model."""
     from relax_actors.cli import checks
     from relax_actors.cli.check_capacity import check_disk, check_memory
+    from relax_actors.cli.check_data import check_data
     from relax_actors.cli.check_teacher import check_teacher
     from relax_actors.cli.critic import check_critic
     from relax_actors.engines.backends import inference_backend, training_backend
@@ -152,10 +153,10 @@ def _checks_of_model(config: Config, folder: Path, facts: ModelFacts) -> list[Ch
         lambda: checks.check_weight_files(config),
         lambda: check_critic(config, folder, facts),
         lambda: checks.check_lengths(config, facts),
-        lambda: checks.check_data(config, config.data, "data", folder, facts),
+        lambda: check_data(config, config.data, "data", folder, facts),
     ]
     if (held_out := config.eval) is not None:
-        found.append(lambda: checks.check_data(config, held_out.data, "eval.data", folder, facts))
+        found.append(lambda: check_data(config, held_out.data, "eval.data", folder, facts))
     return [*found, lambda: check_memory(config, facts), lambda: check_disk(config, facts)]
 
 

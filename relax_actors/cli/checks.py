@@ -17,15 +17,10 @@ from relax_actors.algorithms.user_functions import check_user_functions, has_own
 from relax_actors.cli.critic import check_values_are_read
 from relax_actors.cli.placement import check_log_probs
 from relax_actors.config import Config
-from relax_actors.config.data import DataSection
 from relax_actors.data.model_folder import ModelFacts, measure, prepare
-from relax_actors.data.prompt_maker import PromptMaker, admission_of, open_data
-from relax_actors.data.source import DataSource
-from relax_actors.data.task import Task
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.backends import scoring_backend
-from relax_actors.errors import ConfigError, RowError, SlowRowError
-from relax_actors.media.timestamps import missing_characters
+from relax_actors.errors import ConfigError
 from relax_actors.messages.experts import compact
 from relax_actors.registry.catalog import ALL, ROLES
 from relax_actors.rewards import load_reward, load_rewards
@@ -34,10 +29,6 @@ from relax_actors.roles.scorer import Scorer
 from relax_actors.runtime import COLUMNS, Role
 from relax_actors.supervision.sandbox import check_sandbox, is_sandboxed
 from relax_actors.training.stops import stops_of
-
-MAX_SLOW_ROWS = 2
-SAMPLED_ROWS = 200
-"""Rows of a data source that are read."""
 
 
 def check_model(config: Config, folder: Path) -> ModelFacts:
@@ -260,97 +251,3 @@ def check_lengths(config: Config, facts: ModelFacts) -> Iterator[str]:
             msg = f"rollout.max_tokens = {completion} leaves no room for a prompt in {name} = {limit}; lower it"
             raise ConfigError(msg)
     yield from ()
-
-
-def check_source(data: DataSection) -> Iterator[str]:
-    """Check that a data source opens, without a model."""
-    open_data(data)
-    yield from ()
-
-
-def check_data(config: Config, data: DataSection, where: str, folder: Path, facts: ModelFacts) -> Iterator[str]:
-    """Check that a data source opens and that prompts fit the model and a micro-batch.
-
-    Args:
-        config: configuration of the run.
-        data: section of the data source.
-        where: name of the section, for messages.
-        folder: folder with the tokenizer.
-        facts: size and shape of the model.
-    """
-    source = open_data(data, config.media)
-    if config.rollout.max_tokens >= min(facts.context_length, config.trainer.max_tokens_per_microbatch):
-        return  # `check_lengths` reports it once, for all data
-    tokenizer = Tokenizer(folder)
-    admission = admission_of(config, folder=folder)
-    maker = PromptMaker(data, tokenizer, facts.context_length, config.rollout.max_tokens, admission)
-    sampled = min(SAMPLED_ROWS, len(source))
-    good, longest, bad = _sample(source, maker, sampled, where)
-    if admission is not None and admission.family.timestamps:
-        _check_timestamps(tokenizer, good, where)
-    warm_start = config.trainer.warm_start is not None and data is config.data
-    bad_answers = [problem for task in good if warm_start and (problem := _answer_problem(tokenizer, task))]
-    if len(bad) == sampled:
-        msg = f"{where}: none of the first {sampled} rows can be used; the first: {bad[0]}"
-        raise ConfigError(msg)
-    if bad:
-        yield f"{where}: {len(bad)} of the first {sampled} rows will be quarantined; the first: {bad[0]}"
-    if bad_answers:
-        yield f"trainer.warm_start skips {len(bad_answers)} of the first {sampled} rows; the first: {bad_answers[0]}"
-    whole = longest + config.rollout.max_tokens
-    if whole > (limit := config.trainer.max_tokens_per_microbatch):
-        msg = (
-            f"trainer.max_tokens_per_microbatch = {limit} is below one sequence of up to {whole} tokens ({longest} "
-            f"of prompt + rollout.max_tokens); raise it"
-        )
-        raise ConfigError(msg)
-    yield f"{where}: {len(source)} rows, prompts of up to {longest} tokens among the first {sampled}"
-    if config.eval is not None and data is config.eval.data and config.eval.rows > len(source):
-        yield f"eval.rows = {config.eval.rows}, but eval.data has {len(source)} rows: {len(source)} are evaluated"
-
-
-def _check_timestamps(tokenizer: Tokenizer, tasks: Collection[Task], where: str) -> None:
-    """Check that the tokenizer can write the times of videos, which the model reads as text.
-
-    Raises:
-        ConfigError: it lacks characters, and a row has a video.
-    """
-    timed = next((task for task in tasks if any(medium.kind == "video" for medium in task.media)), None)
-    if timed is not None and (missing := missing_characters(tokenizer.inner)):
-        msg = (
-            f"{where}: {timed.origin or 'a task'} has a video, and the model reads its times as text such as "
-            f"'<0.1 seconds>', but the tokenizer has no token for the characters {missing!r}; add them to "
-            "model.tokenizer.alphabet, or use the model's own tokenizer"
-        )
-        raise ConfigError(msg)
-
-
-def _sample(source: DataSource, maker: PromptMaker, count: int, where: str) -> tuple[list[Task], int, list[str]]:
-    """Make the prompts of the first rows; return the good tasks, the most tokens of a prompt, and the errors.
-
-    Raises:
-        ConfigError: prompts take too long, so that making further ones would take hours.
-    """
-    good: list[Task] = []
-    longest, slow, bad = 0, 0, []
-    for i in range(count):
-        try:
-            task = source[i]
-            longest = max(longest, len(maker.make(task, seed=0, min_version=0).tokens))
-            good.append(task)
-        except RowError as error:
-            bad.append(str(error))
-            slow += isinstance(error, SlowRowError)
-            if slow == MAX_SLOW_ROWS:
-                msg = f"{where}: {slow} of the first {i + 1} rows take too long; the last: {error}"
-                raise ConfigError(msg) from error
-    return good, longest, bad
-
-
-def _answer_problem(tokenizer: Tokenizer, task: Task) -> str:
-    """Reason why an answer cannot be trained on; empty if it can."""
-    try:
-        tokens = tokenizer.encode(task.answer, special=False)
-    except RowError as error:
-        return f"{task.origin}: answer: {error}"
-    return "" if len(tokens) else f"{task.origin}: it has no answer"

@@ -259,7 +259,7 @@ def test_rows_whose_samples_were_all_cut_off_are_dropped_if_those_are_masked(tmp
             "wrong_shape",
             r"'own_advantage\.wrong_shape' returned float64\[3\]; it must return \[4\], one number per sample$",
         ),
-        ("not_finite", r"'own_advantage\.not_finite' returned nan at index 0 of 4$"),
+        ("not_finite", r"'own_advantage\.not_finite' returned nan at index 0 of 4; it must return finite numbers$"),
         ("refuses", r"column reward of group\.1\.2: this group is odd$"),
     ],
 )

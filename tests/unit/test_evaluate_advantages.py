@@ -106,8 +106,8 @@ def test_turns_are_compared_with_turns_of_the_same_number() -> None:
 @pytest.mark.parametrize(
     ("name", "error"),
     [
-        ("of_pairs", "float64[2, 2]; return [2], one number for each sample of the group, or [3], one for each token"),
-        ("not_a_number", "nan at index 0 of 2; return finite numbers"),
+        ("of_pairs", "float64[2, 2]; it must return [2], one number per sample or [3], one per token"),
+        ("not_a_number", "nan at index 0 of 2; it must return finite numbers"),
     ],
 )
 def test_wrong_numbers_of_an_own_estimator_are_errors(name: str, error: str) -> None:

@@ -46,7 +46,7 @@ MESSAGES = {
     (ADVANTAGE, "pairs"): (
         f"returned float64[2, 2]; it must return [2], one number per sample or [3], one per token{GROUP}"
     ),
-    (ADVANTAGE, "share_of_rewards"): f"returned nan at index 0 of 2{GROUP}",
+    (ADVANTAGE, "share_of_rewards"): f"returned nan at index 0 of 2; it must return finite numbers{GROUP}",
     (ADVANTAGE, "absent_component"): (
         f"raised KeyError: 'fluency' ({FILE}, line {line_of('fluency')}); fix the function{GROUP}"
     ),

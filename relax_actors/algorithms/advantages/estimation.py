@@ -202,7 +202,7 @@ class RowEstimation:
             whole = self._whole_group(reward, columns, kl, coefficient)
             group = self._without_greedy(whole)
             found = np.asarray(self._function(group))
-            check_advantages(found, group, self._algorithm.advantage)
+            check_advantages(found, group, f"algorithm.advantage = {self._algorithm.advantage!r}")
             per_token = returns_tokens(self._function, group, found)
         except ValueError as error:
             msg = f"{source}: {error}"

@@ -34,7 +34,7 @@ def try_advantage(config: Config) -> Iterator[str]:
     for name, group in examples:
         try:
             found = call_user_function(function, source, group)
-            check_advantages(np.asarray(found), group, algorithm.advantage)
+            check_advantages(np.asarray(found), group, source)
         except (ConfigError, ValueError) as error:
             if not isinstance(error.__cause__, ValueError):
                 msg = f"{error} (tried on a made-up {name})"

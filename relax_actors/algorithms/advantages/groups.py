@@ -235,13 +235,13 @@ def accepted_settings(function: Estimator, settings: Mapping[str, Any]) -> dict[
     return {name: value for name, value in settings.items() if name in names}
 
 
-def check_advantages(found: Array, group: Group, name: str) -> None:
+def check_advantages(found: Array, group: Group, source: str) -> None:
     """Check what an estimator returned for a group.
 
     Args:
         found: what it returned.
         group: the group.
-        name: value of algorithm.advantage.
+        source: what names the estimator, for the message.
 
     Raises:
         ValueError: it is not one finite number for each sample or each token.
@@ -250,13 +250,13 @@ def check_advantages(found: Array, group: Group, name: str) -> None:
     if found.ndim != 1 or found.dtype.kind not in "fiu" or len(found) not in (group.n, total):
         tokens = "" if total is None else f" or [{total}], one per token"
         msg = (
-            f"algorithm.advantage = {name!r} returned {found.dtype}{list(found.shape)}; it must return [{group.n}], "
+            f"{source} returned {found.dtype}{list(found.shape)}; it must return [{group.n}], "
             f"one number per sample{tokens}"
         )
         raise ValueError(msg)
     if not np.isfinite(found).all():
         index = int(np.flatnonzero(~np.isfinite(found))[0])
-        msg = f"algorithm.advantage = {name!r} returned {found[index]} at index {index} of {len(found)}"
+        msg = f"{source} returned {found[index]} at index {index} of {len(found)}; it must return finite numbers"
         raise ValueError(msg)
 
 

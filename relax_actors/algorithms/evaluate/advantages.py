@@ -20,6 +20,7 @@ from relax_actors.algorithms.advantages.groups import (
     Estimator,
     Group,
     accepted_settings,
+    check_advantages,
     per_sample_sums,
     requirements_of,
     returns_tokens,
@@ -127,18 +128,7 @@ def _check_settings(name: str, function: Estimator, settings: Mapping[str, Any])
 
 def _checked(found: Array, group: Group, name: str) -> Array:
     """Return the numbers of an estimator if there is a finite one for each sample or token of the group, float64."""
-    total = None if group.lengths is None else int(group.lengths.sum())
-    if found.ndim != 1 or found.dtype.kind not in "fiu" or len(found) not in (group.n, total):
-        tokens = "" if total is None else f", or [{total}], one for each token"
-        msg = (
-            f"advantage {name!r} returned {found.dtype}{list(found.shape)}; return [{group.n}], one number for each "
-            f"sample of the group{tokens}"
-        )
-        raise ValueError(msg)
-    if not np.isfinite(found).all():
-        index = int(np.flatnonzero(~np.isfinite(found))[0])
-        msg = f"advantage {name!r} returned {found[index]} at index {index} of {len(found)}; return finite numbers"
-        raise ValueError(msg)
+    check_advantages(found, group, f"advantage {name!r}")
     return found.astype(np.float64)
 
 
