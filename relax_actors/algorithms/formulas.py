@@ -67,7 +67,7 @@ def formulas(algorithm: AlgorithmSection) -> Iterator[Formula]:
 
 
 def constants(algorithm: AlgorithmSection) -> dict[str, Any]:
-    """Return the settings that the formulas of an algorithm name, by name, without those that are unset."""
+    """Return the set values of the settings that the formulas of an algorithm mention, by the name of the setting."""
     text = " ".join(formula.plain for formula in formulas(algorithm))
     words = set(re.findall(r"[a-z_]+", text))
     found = {name: getattr(algorithm, name) for name in AlgorithmSection.model_fields if name in words}

@@ -120,7 +120,7 @@ class AgentRollout(Rollout):
         finally:
             for row in list(batch.held):
                 self._close(row)
-            self._ended({}, 0)  # no news may be taken for those of a row that is delivered again
+            self._ended({}, 0)  # old news must not be taken for news of a row that is delivered again
 
     def _exchange(self, batch: _Batch, seconds: float) -> Results:
         """Take in rows, and return those that are over; waits for news this long at most."""

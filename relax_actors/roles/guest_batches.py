@@ -1,4 +1,4 @@
-"""Requests of the gateway in a rollout: those that join the batches of rows, and batches of such requests alone."""
+"""Requests of the gateway in a rollout: they join the batches of rows, or form batches of their own."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class GuestBatches:
                 pass
 
     def answer(self, version: int | None, until: Callable[[], bool]) -> Iterator[None]:
-        """Generate the guests that wait, and those that join them meanwhile; yield between two tokens.
+        """Generate waiting guests, and guests that join them meanwhile; yield between two tokens.
 
         Args:
             version: version in use, which is kept; None for the newest.

@@ -139,7 +139,7 @@ class Rollout(Role):
         while pending:
             yield from self._generate(next(iter(pending)), pending, more)
         if len(self._guests.waiting):
-            self.context.wake()  # those that could not join
+            self.context.wake()  # some requests could not join
 
     def _enqueue(self, rows: Sequence[Row], pending: Pending) -> list[tuple[Row, RelaxError]]:
         """Add rows to `pending`; return the rows that cannot be generated, with their errors."""

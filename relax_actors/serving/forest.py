@@ -213,7 +213,7 @@ class Forest:
         return len(self._used)
 
     def exported(self) -> set[int]:
-        """Return the used turns, without those that the agent left without and never asked for again."""
+        """Return the used turns, except turns whose answer the agent neither received nor asked for again."""
         parents = {self.turns[number].parent for number in self._used}
         return self._used - (self._departed - parents)
 

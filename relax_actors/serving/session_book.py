@@ -193,7 +193,7 @@ class SessionBook:
         session.offered_at = now
 
     def expire(self, now: float) -> None:
-        """End samples whose time is over, and give out again those of lost agents."""
+        """End samples whose time is over, and offer the samples of lost agents again."""
         for sessions in self._rows.values():
             for session in sessions:
                 if session.state is not None or session.offered_at is not None:
@@ -208,7 +208,7 @@ class SessionBook:
         return [session for sessions in self._rows.values() for session in sessions if session.unrecorded]
 
     def holds(self, session: Session) -> bool:
-        """Whether a session is that of its sample still, and its row was not delivered again."""
+        """Whether a session is still the current one of its sample, and its row was not delivered again."""
         return any(session is one for one in self._rows.get(session.row, ()))
 
     def is_over(self, row: RowId) -> bool:
