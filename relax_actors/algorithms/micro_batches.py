@@ -13,15 +13,22 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Work that the sequences of a group share within a micro-batch, such as encoding the media of their prompt.
+    """Work that sequences of a group share within a micro-batch.
 
     Attributes:
         groups: group of each sequence.
-        tokens: tokens by group, counted once in each micro-batch that has a sequence of it.
+        ranks: order of the sequences, within their group.
+        prefixes: leading tokens that each sequence shares with its predecessor in its group; a micro-batch with both
+            computes them once.
+        least: tokens that each sequence counts at the least, since the logits of trained tokens are not shared.
+        media: tokens of each medium that a sequence reads, by medium; counted once in each micro-batch.
     """
 
     groups: Sequence[int]
-    tokens: Mapping[int, int]
+    ranks: Sequence[int]
+    prefixes: Sequence[int]
+    least: Sequence[int]
+    media: Sequence[Mapping[int, int]]
 
 
 def micro_batches(
@@ -37,8 +44,9 @@ def micro_batches(
         lengths: tokens of each sequence.
         max_tokens: largest number of tokens of a micro-batch.
         padded: whether each sequence counts as long as the longest one of its micro-batch.
-        shared: work that groups of sequences share; their sequences then stay together, the group with the longest one
-            first. A sequence that fits only without it is a micro-batch of its own.
+        shared: work that groups of sequences share; a group's sequences then stay together, in their order, and the
+            group with the longest sequence comes first. A sequence that exceeds the limit with its media is a
+            micro-batch of its own.
 
     Returns:
         Indices into `lengths`, one list for each micro-batch.
@@ -68,20 +76,31 @@ def _grouped(lengths: Sequence[int], shared: Shared, max_tokens: int) -> list[li
     longest: dict[int, int] = {}
     for group, length in zip(shared.groups, lengths, strict=True):
         longest[group] = max(length, longest.get(group, 0))
-    order = sorted(range(len(lengths)), key=lambda i: (-longest[shared.groups[i]], shared.groups[i], -lengths[i], i))
+    order = sorted(range(len(lengths)), key=lambda i: (-longest[shared.groups[i]], shared.groups[i], shared.ranks[i]))
     found: list[list[int]] = []
-    total, present = 0, set[int]()
+    total, present = 0, dict[int, int]()
     for i in order:
-        group = shared.groups[i]
-        size = lengths[i] + (0 if group in present else shared.tokens.get(group, 0))
+        added = {medium: tokens for medium, tokens in shared.media[i].items() if medium not in present}
+        size = max(lengths[i] - shared.prefixes[i], shared.least[i]) + sum(added.values())
         if not found or total + size > max_tokens:
             found.append([])
-            total, present = 0, set()
-            size = lengths[i] + shared.tokens.get(group, 0)
+            total, present = 0, {}
+            added = dict(shared.media[i])
+            size = lengths[i] + sum(added.values())
         found[-1].append(i)
         total += size
-        present.add(group)
+        present |= added
     return found
+
+
+def group_work(lengths: Sequence[int], shared: Shared) -> dict[int, int]:
+    """Return the tokens of each group in a single micro-batch."""
+    work: dict[int, int] = {}
+    media: dict[int, dict[int, int]] = {}
+    for i, group in enumerate(shared.groups):
+        work[group] = work.get(group, 0) + max(lengths[i] - shared.prefixes[i], shared.least[i])
+        media.setdefault(group, {}).update(shared.media[i])
+    return {group: tokens + sum(media[group].values()) for group, tokens in work.items()}
 
 
 def split_rows(rows: Sequence[Sequence[int]], *, max_tokens: int) -> list[range]:

@@ -92,7 +92,11 @@ class TrainerSection(PoolSection):
     """Norm that gradients are clipped to."""
     max_tokens_per_microbatch: Positive = 8192
     """Maximum tokens of a micro-batch, prompts included; a longer sequence is refused. Placeholders of media count once
-    more for the towers, once for all sequences of a prompt."""
+    more for the towers, once for all sequences of a prompt. A shared prefix counts once."""
+    share_prefixes: bool = True
+    """Compute a prefix that sequences of a row share once in a micro-batch, forward and backward, also in the roles
+    that score: the prompt of a group's samples, and what branches of a sample have in common. Loss and gradient are the
+    same up to rounding. Not with context parallelism of Megatron-Core, which cuts sequences."""
     stream: bool = True
     """Whether forward and backward of a step start when its first rows fill a micro-batch (of each data-parallel rank
     of Megatron-Core); else when all rows are there, as also with `trainer.megatron.pipeline_parallel` above 1."""
@@ -133,6 +137,11 @@ class TrainerSection(PoolSection):
     def ranks(self) -> int:
         """Processes that train."""
         return self.megatron.ranks if self.backend == "megatron" else 1
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether shared prefixes are computed once: ranks of context parallelism share each sequence instead."""
+        return self.share_prefixes and not (self.backend == "megatron" and self.megatron.context_parallel > 1)
 
     @property
     def updates(self) -> int:

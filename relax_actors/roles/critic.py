@@ -29,7 +29,7 @@ from relax_actors.runtime.cells import KINDS, put_own, read_column, read_numbere
 from relax_actors.training.checkpointer import Checkpointer
 from relax_actors.training.row_endings import RowEndings, ending_of_unreadable
 from relax_actors.training.row_media import RowMedia
-from relax_actors.training.samples import in_layout, samples_of
+from relax_actors.training.samples import computed_lengths, in_layout, samples_of
 from relax_actors.training.step_feed import StepFeed
 from relax_actors.training.step_rows import StepReader
 from relax_actors.training.validation import RowValidator
@@ -244,7 +244,8 @@ class Critic(StatefulRole):
             self._end_unusable(due, found)
         if rows:
             self._endings.succeeded()
-        lengths = [trajectory.sequence_lengths for _, trajectory in rows]
+        shares = config.trainer.shares_prefixes
+        lengths = [computed_lengths(trajectory, share_prefixes=shares) for _, trajectory in rows]
         max_tokens = 1 if config.run.deterministic else config.trainer.max_tokens_per_microbatch
         for part in split_rows(lengths, max_tokens=max_tokens):
             self._write_values(rows[part.start : part.stop])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from broker.codec import Array
+from relax_actors.algorithms.shared_prefixes import LEAST_TOKENS
 from relax_actors.config.algorithm_parts import DistilSection
 from relax_actors.engines.protocols import TrainSample
 from relax_actors.engines.protocols.media import PromptMedia
@@ -44,6 +45,19 @@ def without_truncated(trajectory: Trajectory) -> Trajectory | RelaxError:
     if not mask.any():
         return CodecError("all trained samples were cut off; algorithm.shaping.mask_truncated leaves nothing to train")
     return replace(trajectory, loss_mask=mask) if cut.any() else trajectory
+
+
+def computed_lengths(trajectory: Trajectory, *, share_prefixes: bool) -> list[int]:
+    """Return how many tokens of each sequence of a row are computed, at most; with `share_prefixes` the prompt once.
+
+    Branches of a sample may share more than the prompt.
+    """
+    found, longest = trajectory.sequence_lengths, 0
+    for i, prompt_tokens in enumerate(trajectory.shared.tolist() if share_prefixes else ()):
+        known = min(prompt_tokens, longest)
+        found[i] -= known if known >= LEAST_TOKENS else 0
+        longest = max(longest, prompt_tokens)
+    return found
 
 
 def samples_of(

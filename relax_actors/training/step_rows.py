@@ -25,6 +25,7 @@ from relax_actors.training.samples import (
     REFERENCE,
     TEACHER,
     VALUES,
+    computed_lengths,
     in_layout,
     samples_of,
     without_truncated,
@@ -49,6 +50,7 @@ class StepRows:
         scores: log-probs and values of each row, `[total] float32`, and `TeacherScores`, by column.
         media: media of the sequences of each row; empty for a model that reads text only.
         replays: whether engines compute with the recorded experts.
+        share_prefixes: whether engines compute a prompt once for all of its sequences.
         distil: section [algorithm.distil]; None without a teacher.
     """
 
@@ -58,6 +60,7 @@ class StepRows:
     scores: dict[str, list[Any]] = field(default_factory=dict)
     media: list[list[PromptMedia]] = field(default_factory=list)
     replays: bool = False
+    share_prefixes: bool = False
     distil: DistilSection | None = None
 
     def add(self, index: int, columns: Columns) -> None:
@@ -104,8 +107,8 @@ class StepRows:
 
     @property
     def lengths(self) -> list[list[int]]:
-        """Number of tokens of each sequence of each row, prompt included; also of its media, for their towers."""
-        found = [trajectory.sequence_lengths for trajectory in self.trajectories]
+        """Number of tokens that are computed of each sequence of each row; also of its media, for their towers."""
+        found = [computed_lengths(t, share_prefixes=self.share_prefixes) for t in self.trajectories]
         if not self.media:
             return found
         return [[*row, placeholders_of(media)] for row, media in zip(found, self.media, strict=True)]
@@ -197,7 +200,7 @@ class StepReader:
         self._published = published
         self._media = None if config.media is None else RowMedia(context)
         self._table, self._staleness, self._validator = table, config.staleness, RowValidator(config)
-        self._replays = config.trainer.router_replay
+        self._replays, self._share_prefixes = config.trainer.router_replay, config.trainer.shares_prefixes
         self._masks_truncated = config.algorithm.shaping.mask_truncated
         self._distil = config.algorithm.distil if config.algorithm.distil.place != "none" else None
         self._top_k = config.algorithm.distil.top_k or 0
@@ -206,7 +209,8 @@ class StepReader:
     def empty(self) -> StepRows:
         """Return a `StepRows` without rows."""
         scores: dict[str, list[Any]] = {name: [] for name in self.columns}
-        return StepRows([], [], [], scores, replays=self._replays, distil=self._distil)
+        settings: dict[str, Any] = {"replays": self._replays, "share_prefixes": self._share_prefixes}
+        return StepRows([], [], [], scores, distil=self._distil, **settings)
 
     def read(self, step: int, indices: Sequence[int]) -> tuple[StepRows, UnusableRows]:
         """Read rows; return the rows that can be trained and the rows that cannot."""

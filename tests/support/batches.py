@@ -28,13 +28,17 @@ def completions_batch(
 
 
 def batch_of(seed: int, samples: int = 12) -> list[TrainSample]:
-    """Draw sequences of various lengths, with log-probs near those of a uniform policy, in rows of `GROUP`."""
+    """Draw sequences of various lengths, with log-probs near those of a uniform policy, in rows of `GROUP`.
+
+    The sequences of a row share a prompt of 4 to 8 tokens.
+    """
     random = np.random.default_rng(seed)
 
-    def tokens(most: int) -> Any:
-        return random.integers(0, len(ALPHABET), random.integers(1, most + 1)).astype(np.int32)
+    def tokens(least: int, most: int) -> Any:
+        return random.integers(0, len(ALPHABET), random.integers(least, most + 1)).astype(np.int32)
 
-    prompts, completions = [tokens(6) for _ in range(samples)], [tokens(12) for _ in range(samples)]
+    prompts, completions = [tokens(4, 8) for _ in range(0, samples, GROUP)], [tokens(1, 12) for _ in range(samples)]
+    prompts = [prompts[i // GROUP] for i in range(samples)]
     old = [(-np.log(len(ALPHABET)) + 0.1 * random.standard_normal(len(c))).astype(np.float32) for c in completions]
     advantages = random.standard_normal(samples).astype(np.float32)
     batch = completions_batch(prompts, completions, old, advantages.tolist())

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from transformers import AutoModelForMultimodalLM
 
-from relax_actors.algorithms.micro_batches import Shared
 from relax_actors.config import Config
 from relax_actors.config.training import MegatronSection
 from relax_actors.engines.megatron import wire
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.rpc import pack_samples, unpack_samples
-from relax_actors.engines.protocols import train
+from relax_actors.engines.protocols import PromptMedia, TrainSample, train
+from relax_actors.engines.protocols.media import MediaItem
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.engines.torch.scorer import TorchScorer
@@ -204,12 +204,20 @@ def test_samples_of_a_prompt_share_its_media_in_a_message(tmp_path: Path) -> Non
 
 def test_samples_of_a_prompt_stay_on_one_rank_and_count_their_media_once() -> None:
     layout = Layout.of(MegatronSection(ranks=2))
-    lengths, shared = [10] * 8, Shared([0, 0, 1, 1, 2, 2, 3, 3], {0: 30, 1: 5, 2: 5, 3: 5})
-    plans = plan_micro_batches(lengths, layout, 50, shared)
+    given = [sample for row, tokens in enumerate((30, 5, 5, 5)) for sample in pair_with_image(row, tokens)]
+    plans = plan_micro_batches(given, layout, 50, share_prefixes=False)
     found = [[batch.indices for batch in plan] for plan in plans]
     assert found == [[[0, 1], [6, 7]], [[2, 3, 4, 5], []]]
-    alone = plan_micro_batches(lengths[:2], layout, 50, Shared([0, 0], {0: 30}))
+    alone = plan_micro_batches(given[:2], layout, 50, share_prefixes=False)
     assert [[batch.indices for batch in plan] for plan in alone] == [[[0]], [[1]]]
+
+
+def pair_with_image(row: int, tokens: int) -> list[TrainSample]:
+    """Return two sequences of 10 tokens that read one image of `tokens` placeholders."""
+    item = MediaItem("image", np.zeros(1, np.uint8), np.ones(3, np.int32), 1, tokens)
+    media = PromptMedia((item,), np.zeros((3, 2), np.int32), 0)
+    ids = np.full(10, row, np.int32)
+    return [TrainSample(ids, np.arange(10) > 2, media=media, row=row, sample=n) for n in range(2)]
 
 
 def test_a_partly_frozen_projection_is_refused(tmp_path: Path) -> None:

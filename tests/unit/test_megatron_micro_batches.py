@@ -29,11 +29,15 @@ LAYOUTS = [
 ]
 
 
+def of_lengths(lengths: list[int]) -> list[TrainSample]:
+    return [TrainSample(np.arange(n, dtype=np.int32), np.arange(n) > 0, row=i) for i, n in enumerate(lengths)]
+
+
 @pytest.mark.parametrize("section", LAYOUTS, ids=str)
 @given(lengths=st.lists(st.integers(2, BUDGET), min_size=1, max_size=40))
 def test_every_sequence_is_in_exactly_one_micro_batch(section: dict[str, int], lengths: list[int]) -> None:
     layout = Layout.of(MegatronSection(**section))
-    shares = plan_micro_batches(lengths, layout, BUDGET)
+    shares = plan_micro_batches(of_lengths(lengths), layout, BUDGET, share_prefixes=False)
     assert len(shares) == layout.data
     assert sorted(i for share in shares for batch in share for i in batch.indices) == list(range(len(lengths)))
     assert len({len(share) for share in shares}) == 1
@@ -56,7 +60,7 @@ def test_every_sequence_is_in_exactly_one_micro_batch(section: dict[str, int], l
 
 def test_data_parallel_ranks_get_similar_numbers_of_tokens() -> None:
     lengths = list(range(10, 50))
-    shares = plan_micro_batches(lengths, Layout.of(MegatronSection(ranks=4)), 100)
+    shares = plan_micro_batches(of_lengths(lengths), Layout.of(MegatronSection(ranks=4)), 100, share_prefixes=False)
     tokens = [sum(lengths[i] for batch in share for i in batch.indices) for share in shares]
     assert max(tokens) - min(tokens) <= max(lengths)
 
@@ -77,21 +81,17 @@ def samples(*, experts: bool = False) -> list[TrainSample]:
 def test_padded_sequences_are_rows_with_positions_before_their_trained_tokens() -> None:
     found = MicroBatchTensors.of(MicroBatch([0, 1, 2], 4, 6, packed=False), samples(), torch.device("cpu"))
     assert found.tokens.tolist() == [[7, 4, 0, 0, 0, 0], [5, 6, 1, 2, 3, 0], [8, 9, 10, 11, 0, 0], [0] * 6]
-    scored = [[1, 0, 0, 0, 0, 0], [0, 1, 1, 1, 0, 0], [1, 0, 1, 0, 0, 0], [0] * 6]
-    assert found.scored.int().tolist() == scored
-    assert found.targets[found.scored].tolist() == [4, 1, 2, 3, 9, 11]
-    assert found.positions.tolist() == [[0, 0, 0], [7, 8, 9], [12, 14, 0]]
+    assert found.scored.tolist() == [0, 7, 8, 9, 12, 14]
+    assert found.targets.tolist() == [4, 1, 2, 3, 9, 11]
     assert found.mask.int().tolist() == [[1, 0, 0], [1, 1, 1], [1, 1, 0]]
-    assert found.targets.flatten()[found.positions][found.mask].tolist() == [4, 1, 2, 3, 9, 11]
     assert found.packing is None
 
 
 def test_packed_sequences_are_concatenated() -> None:
     found = MicroBatchTensors.of(MicroBatch([1, 0, 2], 1, 12), samples(experts=True), torch.device("cpu"))
     assert found.tokens.tolist() == [[5, 6, 1, 2, 3, 7, 4, 8, 9, 10, 11, 0]]
-    assert found.scored.int().tolist() == [[0, 1, 1, 1, 0, 1, 0, 1, 0, 1, 0, 0]]
-    assert found.targets[found.scored].tolist() == [1, 2, 3, 4, 9, 11]
-    assert found.positions.tolist() == [[1, 2, 3], [5, 0, 0], [7, 9, 0]]
+    assert found.scored.tolist() == [1, 2, 3, 5, 7, 9]
+    assert found.targets.tolist() == [1, 2, 3, 4, 9, 11]
     assert found.mask.int().tolist() == [[1, 1, 1], [1, 0, 0], [1, 1, 0]]
     assert found.experts is not None
     assert found.experts[0, :, 0, 0].tolist() == [1, 1, 1, 1, -1, 0, -1, 2, 2, 2, -1, -1]
@@ -112,7 +112,7 @@ def test_sequences_without_recorded_experts_leave_the_choice_to_the_router() -> 
 def test_empty_micro_batch_has_no_sequences() -> None:
     empty = MicroBatchTensors.of(MicroBatch([], 1, 2), samples(), torch.device("cpu"))
     assert empty.mask.shape == (0, 1)
-    assert not empty.scored.any()
+    assert len(empty.scored) == len(empty.targets) == 0
 
 
 def test_values_are_padded_like_the_trained_tokens() -> None:

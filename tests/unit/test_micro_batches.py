@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relax_actors.algorithms.micro_batches import Shared, micro_batches, split_rows
+from relax_actors.algorithms.micro_batches import Shared, group_work, micro_batches, split_rows
 
 STEPS = st.integers(1, 64).flatmap(
     lambda budget: st.tuples(st.lists(st.integers(1, budget), max_size=40), st.just(budget))
@@ -102,12 +102,22 @@ def test_groups_stay_together_and_their_shared_work_counts_once_a_micro_batch(
 ) -> None:
     lengths, budget = step
     of = data.draw(st.lists(st.integers(0, groups - 1), min_size=len(lengths), max_size=len(lengths)))
-    shared = Shared(of, {group: data.draw(st.integers(0, budget)) for group in range(groups)})
+    first = {group: of.index(group) for group in set(of)}
+    prefixes = [
+        0 if i == first[g] else data.draw(st.integers(0, n)) for i, (g, n) in enumerate(zip(of, lengths, strict=True))
+    ]
+    least = [data.draw(st.integers(0, length)) for length in lengths]
+    tokens = {group: data.draw(st.integers(0, budget)) for group in range(groups)}
+    shared = Shared(of, range(len(lengths)), prefixes, least, [{group: tokens[group]} for group in of])
     parts = micro_batches(lengths, max_tokens=budget, shared=shared)
     order = [i for part in parts for i in part]
     assert sorted(order) == list(range(len(lengths)))
     runs = [of[i] for n, i in enumerate(order) if n == 0 or of[order[n - 1]] != of[i]]
     assert len(runs) == len(set(runs))
+    whole = 0
     for part in parts:
-        cost = sum(lengths[i] for i in part) + sum(shared.tokens[group] for group in {of[i] for i in part})
+        own = [lengths[part[0]], *(max(lengths[i] - prefixes[i], least[i]) for i in part[1:])]
+        cost = sum(own) + sum(tokens[group] for group in {of[i] for i in part})
         assert cost <= budget or len(part) == 1
+        whole += cost
+    assert sum(group_work(lengths, shared).values()) <= whole

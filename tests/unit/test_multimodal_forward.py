@@ -51,8 +51,10 @@ class Tiny:
 
     def packed_logprobs(self, samples: Sequence[TrainSample]) -> Tensor:
         """Return the log-probs of the trained tokens of all samples, in one micro-batch."""
-        batch = self.forward.micro_batch(samples, range(len(samples)))
-        return self.forward.logprobs(self.packed, batch)[batch.mask]
+        (plan,) = self.forward.plan(samples, 1 << 20)
+        batch = self.forward.micro_batch(samples, plan)
+        in_order = np.argsort(plan.indices)
+        return self.forward.logprobs(self.packed, batch)[in_order][batch.mask[in_order]]
 
 
 def _large(model: PreTrainedModel) -> PreTrainedModel:
@@ -70,6 +72,7 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def test_packed_log_probs_and_gradients_equal_those_of_each_row_alone(tiny: Tiny) -> None:
     plain = torch.cat([tiny.plain(sample) for sample in tiny.samples])
+    assert any(tiny.forward.plan(tiny.samples, 1 << 20)[0].shared)
     packed = tiny.packed_logprobs(tiny.samples)
     torch.testing.assert_close(packed, plain, atol=1e-5, rtol=0)
     weights = torch.linspace(-1, 1, len(plain))

@@ -20,7 +20,7 @@ from relax_actors.config import Config
 from relax_actors.config.training import CriticSection
 from relax_actors.data.model_folder import measure
 from relax_actors.engines.protocols import TrainSample, train
-from relax_actors.engines.protocols.samples import micro_batches_of
+from relax_actors.engines.protocols.samples import plan_micro_batches
 from relax_actors.engines.torch.critic import TorchCritic
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.torch.model import build, tensors_of
@@ -90,7 +90,7 @@ def test_loss_and_gradient_do_not_depend_on_the_cut(tmp_path: Path, model_type: 
     cut, _ = begun(tmp_path, model_type, max_tokens_per_microbatch=longest)
     rows = [[sample for sample in samples if sample.row == row] for row in range(3)]
     other, cut_gradient = step_of(cut, rows)
-    assert len(micro_batches_of(rows[1], longest)) == 2
+    assert len(plan_micro_batches(rows[1], longest, share_prefixes=True)) == 2
     assert other == pytest.approx(loss, rel=1e-5)
     assert float((cut_gradient - gradient).abs().max()) <= 1e-5 * max(1.0, float(gradient.abs().max()))
 
@@ -202,11 +202,14 @@ def test_media_count_once_for_the_samples_of_a_row_in_a_micro_batch(tmp_path: Pa
     samples = samples_of(engine, config)
     tokens, media = sum(map(len, samples)), sum(sample.media.tokens for sample in samples[::2] if sample.media)
     assert media > 0
-    assert len(micro_batches_of(samples, tokens + media)) == 1
-    parts = micro_batches_of(samples, tokens + media - 1)
-    assert len(parts) == 2
+    plans = plan_micro_batches(samples, tokens + media, share_prefixes=True)
+    computed = tokens - sum(plans[0].shared)
+    assert computed < tokens
+    for shares, least in ((True, computed), (False, tokens)):
+        assert len(plan_micro_batches(samples, least + media, share_prefixes=shares)) == 1
+        assert len(plan_micro_batches(samples, least + media - 1, share_prefixes=shares)) == 2
     without = [replace(sample, media=None) for sample in samples]
-    assert len(micro_batches_of(without, tokens)) == 1
+    assert len(plan_micro_batches(without, tokens, share_prefixes=False)) == 1
 
 
 def test_a_warm_start_skips_answers_that_the_model_can_never_give(tmp_path: Path) -> None:

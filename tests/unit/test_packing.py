@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from relax_actors.engines.protocols import TrainSample
+from relax_actors.engines.protocols.samples import MicroBatchPlan
 from relax_actors.engines.torch.forward import Forward
 from relax_actors.engines.torch.packing import Packing
 
@@ -59,7 +60,7 @@ def test_packed_log_probs_and_gradients_equal_those_of_each_sequence_alone(
     forward = Forward(torch.device("cpu"), torch.float32, 0.7)
     forward.prepare(packed)
     given = sequences(lengths)
-    part = forward.micro_batch(given, range(len(given)))
+    part = forward.micro_batch(given, MicroBatchPlan.of(range(len(given))))
     found = forward.logprobs(packed, part)
     expected = []
     for sample in given:
@@ -90,7 +91,7 @@ def test_linear_layers_see_no_padding() -> None:
         if isinstance(module, torch.nn.Linear):
             module.register_forward_hook(lambda _, given, __, n=name: seen.__setitem__(n, given[0].shape[:-1].numel()))
     lengths = [(3, 9), (7, 2), (1, 1), (5, 12)]
-    forward.logprobs(model, forward.micro_batch(sequences(lengths), range(4)))
+    forward.logprobs(model, forward.micro_batch(sequences(lengths), MicroBatchPlan.of(range(4))))
     assert seen.pop("lm_head") == sum(c for _, c in lengths)
     assert set(seen.values()) == {sum(p + c for p, c in lengths)}
 
@@ -98,8 +99,9 @@ def test_linear_layers_see_no_padding() -> None:
 def test_pack_inverts_unpack() -> None:
     for lengths in ([3, 1, 4], [2, 2]):
         packing = Packing.of(lengths, torch.device("cpu"))
-        packed = torch.randn(1, 2, sum(lengths), 5)
-        unpacked = packing.unpack(packed)
+        (rows,) = packing.calls
+        packed = torch.randn(sum(lengths), 2, 5)
+        unpacked = rows.unpack(packed)
         assert unpacked.shape == (len(lengths), 2, max(lengths), 5)
-        assert torch.equal(packing.pack(unpacked.transpose(1, 2)).transpose(1, 2), packed)
+        assert torch.equal(rows.pack(unpacked.transpose(1, 2)), packed)
         assert packing.positions.tolist() == [[i for length in lengths for i in range(length)]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_actors.algorithms.micro_batches import Shared, micro_batches
-from relax_actors.engines.protocols.media import PromptMedia, media_of
+from relax_actors.algorithms.shared_prefixes import find_shared_prefixes
+from relax_actors.engines.protocols.media import PromptMedia
+from relax_actors.messages.experts import MISSING
 
 Array = NDArray[Any]
 PER_TOKEN = (
@@ -135,27 +137,112 @@ def lengths_of(samples: Iterable[TrainSample]) -> list[int]:
     return [len(sample) for sample in samples]
 
 
-def micro_batches_of(samples: Sequence[TrainSample], max_tokens: int) -> list[list[int]]:
+@dataclass(frozen=True, slots=True)
+class MicroBatchPlan:
+    """Sequences of a micro-batch.
+
+    Attributes:
+        indices: index of each sequence in the step.
+        shared: leading tokens that each shares with its predecessor in `indices`, and that are computed once.
+    """
+
+    indices: list[int]
+    shared: list[int]
+
+    @classmethod
+    def of(cls, indices: Iterable[int], shared: Shared | None = None) -> MicroBatchPlan:
+        """Plan a micro-batch of sequences, in the order of `micro_batches` if they share work."""
+        own = list(indices)
+        return cls(own, [0] * len(own) if shared is None else [0, *(shared.prefixes[i] for i in own[1:])])
+
+
+def plan_micro_batches(
+    samples: Sequence[TrainSample], max_tokens: int, *, share_prefixes: bool
+) -> list[MicroBatchPlan]:
     """Split sequences into micro-batches; see `micro_batches`.
 
-    The media of a prompt count as many tokens again as they have placeholders, once for all of its sequences in a
-    micro-batch: their towers compute about as much as the decoder does for these tokens.
-
-    Returns:
-        Indices into `samples`, one list for each micro-batch.
+    A prefix that sequences share counts once in a micro-batch. The media of a prompt count as many tokens again as they
+    have placeholders, once for all sequences that read them: their towers compute about as much as the decoder does for
+    these tokens.
     """
-    return micro_batches(lengths_of(samples), max_tokens=max_tokens, shared=shared_media(samples))
+    shared = shared_work(samples, share_prefixes=share_prefixes)
+    parts = micro_batches(lengths_of(samples), max_tokens=max_tokens, shared=shared)
+    return [MicroBatchPlan.of(part, shared) for part in parts]
 
 
-def shared_media(samples: Sequence[TrainSample]) -> Shared | None:
-    """Return the work of the towers, which sequences of the same prompt share; None without media."""
-    media = media_of(sample.media for sample in samples)
-    if not media:
+def shared_work(samples: Sequence[TrainSample], *, share_prefixes: bool) -> Shared | None:
+    """Return the prefixes and media that sequences of the same row share; None if they share nothing."""
+    number: dict[int, int] = {}
+    media = [_placeholders(sample, number) for sample in samples]
+    ranks, prefixes, groups = list(range(len(samples))), [0] * len(samples), list(range(len(samples)))
+    for row in _rows(samples):
+        order = sorted(row, key=lambda i: (-len(samples[i]), i))
+        if share_prefixes and len(row) > 1:
+            order = _share_prefixes(samples, row, number, prefixes)
+        of_medium: dict[int, int] = {}
+        for before, i in zip([order[0], *order], order, strict=False):
+            if prefixes[i]:
+                groups[i] = groups[before]
+            else:
+                groups[i] = next((of_medium[medium] for medium in media[i] if medium in of_medium), i)
+            of_medium |= dict.fromkeys(media[i], groups[i])
+        for rank, i in enumerate(order):
+            ranks[i] = rank
+    if not any(media) and not any(prefixes):
         return None
-    number = {id(one): i for i, one in enumerate(media)}
-    # Sequences without media share nothing: each is a group of its own.
-    groups = [number.get(id(sample.media), len(media) + i) for i, sample in enumerate(samples)]
-    return Shared(groups, {i: one.tokens for i, one in enumerate(media)})
+    return Shared(groups, ranks, prefixes, [sample.trained for sample in samples], media)
+
+
+def _rows(samples: Sequence[TrainSample]) -> list[list[int]]:
+    """Return the indices of the sequences of each row."""
+    rows: dict[int, list[int]] = {}
+    for index, sample in enumerate(samples):
+        rows.setdefault(sample.row, []).append(index)
+    return list(rows.values())
+
+
+def _placeholders(sample: TrainSample, number: dict[int, int]) -> dict[int, int]:
+    """Return the placeholders of the media of a sequence by the number of the medium, from 1; adds to `number`."""
+    items = () if sample.media is None else sample.media.items
+    return {number.setdefault(id(item), len(number) + 1): item.tokens for item in items}
+
+
+def _share_prefixes(
+    samples: Sequence[TrainSample], row: Sequence[int], number: Mapping[int, int], prefixes: list[int]
+) -> list[int]:
+    """Order the sequences of a row by their prefixes, and set what each shares with its predecessor."""
+    members = [samples[i] for i in row]
+    columns = [[np.ascontiguousarray(sample.token_ids, np.int32)] for sample in members]
+    if shape := next((e.shape[1:] for sample in members if (e := sample.routed_experts) is not None), None):
+        for sample, own in zip(members, columns, strict=True):
+            own.append(_experts(sample, shape))
+    if any(sample.media is not None for sample in members):
+        for sample, own in zip(members, columns, strict=True):
+            own.extend(_positions(sample, number))
+    order, shared = find_shared_prefixes([c[0] if len(c) == 1 else np.column_stack(c) for c in columns])
+    for i, length in zip(row, shared, strict=True):
+        prefixes[i] = length
+    return [row[position] for position in order]
+
+
+def _experts(sample: TrainSample, shape: tuple[int, ...]) -> Array:
+    """Return the recorded experts of each token, `[len, layers * experts_per_token] int32`, -1 where there are none."""
+    found = np.full((len(sample), *shape), MISSING, np.int32)
+    if sample.routed_experts is not None:
+        found[: len(sample.routed_experts)] = sample.routed_experts
+    return found.reshape(len(sample), -1)
+
+
+def _positions(sample: TrainSample, number: Mapping[int, int]) -> tuple[Array, Array]:
+    """Return the bits of the rotary positions, `[len, 3] int32`, and the numbers of media where they begin, `[len]`."""
+    begins, length = np.zeros(len(sample), np.int32), len(sample)
+    if sample.media is None:
+        positions: Array = np.broadcast_to(np.arange(length), (3, length))
+    else:
+        positions = sample.media.positions_of(length)
+        for item in sample.media.items:
+            begins[item.start : item.start + 1] = number[id(item)]
+    return np.ascontiguousarray(positions.T, np.float32).view(np.int32), begins
 
 
 def by_row(samples: Sequence[TrainSample]) -> Iterator[list[TrainSample]]:

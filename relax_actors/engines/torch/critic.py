@@ -15,7 +15,7 @@ from relax_actors.algorithms.schedules import scheduled_learning_rate
 from relax_actors.algorithms.values import measure_values, value_loss, value_metrics
 from relax_actors.config.schema import Config
 from relax_actors.config.training import CriticSection
-from relax_actors.engines.protocols.samples import TrainSample
+from relax_actors.engines.protocols.samples import MicroBatchPlan, TrainSample
 from relax_actors.engines.protocols.training import StepResult
 from relax_actors.engines.torch.forward import Forward, device_of
 from relax_actors.engines.torch.model import build_critic, copy_into, read_folder, save_critic, tensors_of
@@ -46,10 +46,11 @@ class TorchCritic:
         device, trainer = device_of(settings.device), config.trainer
         # Of the policy: its processor files say how the features of media are normalised.
         precision, family = getattr(torch, trainer.precision), family_of(config.model_path)
-        self._forward, self._multimodal = Forward(device, precision, 1.0, family), family is not None
+        self._forward = Forward(device, precision, 1.0, family, share_prefixes=trainer.share_prefixes)
+        self._multimodal = family is not None
         self._model = self._forward.prepare(build_critic(self._path, seed=config.run.seed, device=device))
         self._max_tokens = trainer.max_tokens_per_microbatch
-        self._trained = OptimizedModel(self._model, AdamW.of_critic(settings, trainer), self._max_tokens)
+        self._trained = OptimizedModel(self._model, AdamW.of_critic(settings, trainer))
 
     def initialise(self, policy: Sequence[Path] | None) -> None:
         """Initialise the weights and the optimizer; see `CriticEngine`."""
@@ -78,14 +79,14 @@ class TorchCritic:
         """Accumulate the gradients of the value loss; see `AccumulatesSteps`."""
         forward = self._forward
 
-        def loss_of(indices: list[int]) -> tuple[Tensor, dict[str, float]]:
-            batch, chosen = forward.micro_batch(samples, indices), [samples[index] for index in indices]
+        def loss_of(plan: MicroBatchPlan) -> tuple[Tensor, dict[str, float]]:
+            batch, chosen = forward.micro_batch(samples, plan), [samples[index] for index in plan.indices]
             old, returns = (forward.padded([s.masked(n) for s in chosen], batch.width) for n in ("values", "returns"))
             values = forward.values(self._model, batch)
             loss = value_loss(values, old, returns, clip=self._settings.value_clip)
             return loss.loss.masked_fill(~batch.mask, 0.0).sum(), measure_values(values, returns, loss, batch.mask)
 
-        self._trained.backward(samples, loss_of, progress)
+        self._trained.backward(forward.plan(samples, self._max_tokens), loss_of, progress)
 
     def discard(self) -> None:
         """Discard the accumulated gradients; see `AccumulatesSteps`."""

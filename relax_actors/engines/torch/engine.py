@@ -19,7 +19,7 @@ from relax_actors.algorithms.first_pass import StepFacts
 from relax_actors.algorithms.losses import sft_loss
 from relax_actors.algorithms.schedules import scheduled_learning_rate
 from relax_actors.config.schema import Config
-from relax_actors.engines.protocols.samples import TrainSample, by_row, micro_batches_of
+from relax_actors.engines.protocols.samples import MicroBatchPlan, TrainSample, by_row
 from relax_actors.engines.protocols.training import StepResult
 from relax_actors.engines.torch import coefficient_tensors, replay_metrics
 from relax_actors.engines.torch.experts import Routers
@@ -58,7 +58,9 @@ class TorchEngine:
         self._device = device_of(settings.device)
         self._dtype = getattr(torch, settings.precision)
         family = family_of(config.model_path)
-        self._forward = Forward(self._device, self._dtype, config.rollout.temperature, family)
+        self._max_tokens = settings.max_tokens_per_microbatch
+        temperature, shares = config.rollout.temperature, settings.share_prefixes
+        self._forward = Forward(self._device, self._dtype, temperature, family, share_prefixes=shares)
         self._model = self._forward.prepare(build(config.model_path, seed=config.run.seed, device=self._device))
         freeze(self._model, settings.freeze)
         self._routers = Routers(self._model) if settings.router_replay else None
@@ -66,7 +68,7 @@ class TorchEngine:
         self._steps_to_comparison = 0
         self._reference: PreTrainedModel | None = None
         self._encoder = WeightEncoder(self._published, keep_base=config.publishes_deltas)
-        self._trained = OptimizedModel(self._model, AdamW.of_trainer(settings), settings.max_tokens_per_microbatch)
+        self._trained = OptimizedModel(self._model, AdamW.of_trainer(settings))
         self._coefficients = StepCoefficients(config.algorithm, settings)
         # Loss of the current update, and the sequences that it keeps until `step`.
         self._objective: StepObjective | None = None
@@ -94,13 +96,13 @@ class TorchEngine:
         """Take one supervised step; see `TrainingEngine`."""
         tokens = sum(sample.trained for sample in samples)
 
-        def loss_of(indices: list[int]) -> tuple[Tensor, dict[str, float]]:
-            batch = self._forward.micro_batch(samples, indices)
+        def loss_of(plan: MicroBatchPlan) -> tuple[Tensor, dict[str, float]]:
+            batch = self._forward.micro_batch(samples, plan)
             logprobs = self._forward.logprobs(self._model, batch, temperature=1.0)
             loss = sft_loss(logprobs, batch.mask, tokens)
             return loss, {"loss": float(loss.detach())}
 
-        self._trained.backward(samples, loss_of, progress)
+        self._trained.backward(self._forward.plan(samples, self._max_tokens), loss_of, progress)
         return StepResult(self._update(learning_rate))
 
     def finish_warm_start(self) -> None:
@@ -137,7 +139,7 @@ class TorchEngine:
         start = 0
         for part in parts:
             loss_of = partial(self._loss_of, objective, part, facts, start)
-            self._trained.backward(part, loss_of, progress)
+            self._trained.backward(self._forward.plan(part, self._max_tokens), loss_of, progress)
             start += len(part)
 
     @torch.no_grad()
@@ -145,14 +147,13 @@ class TorchEngine:
         self, objective: StepObjective, parts: Sequence[Sequence[TrainSample]], progress: Callable[[], None]
     ) -> Records:
         """Run the forward pass before the backward passes, in the same micro-batches."""
-        max_tokens, found = self._config.trainer.max_tokens_per_microbatch, Records()
-        start = 0
+        found, start = Records(), 0
         for part in parts:
-            for indices in micro_batches_of(part, max_tokens):
-                batch, chosen = self._forward.micro_batch(part, indices), [part[index] for index in indices]
+            for plan in self._forward.plan(part, self._max_tokens):
+                batch, chosen = self._forward.micro_batch(part, plan), [part[index] for index in plan.indices]
                 scored = self._scored(batch, entropies=objective.top_entropy is not None)
                 inputs = loss_inputs(objective, chosen, scored, batch.mask, partial(self._padded, batch))
-                found |= record(objective, inputs, [start + index for index in indices])
+                found |= record(objective, inputs, [start + index for index in plan.indices])
                 progress()
             start += len(part)
         if self._routers is not None:
@@ -165,10 +166,10 @@ class TorchEngine:
         samples: Sequence[TrainSample],
         facts: StepFacts | None,
         start: int,
-        indices: list[int],
+        plan: MicroBatchPlan,
     ) -> tuple[Tensor, dict[str, float]]:
         """Compute the loss of a micro-batch; `start` is the position of the first of `samples` in the step's facts."""
-        batch, chosen = self._forward.micro_batch(samples, indices), [samples[index] for index in indices]
+        batch, chosen = self._forward.micro_batch(samples, plan), [samples[index] for index in plan.indices]
         rollout = self._padded(batch, [sample.masked("logprobs") for sample in chosen])
         replay_measured = self._measure_without_replay(batch, rollout)
         ids = None
@@ -177,7 +178,7 @@ class TorchEngine:
         scored = self._scored(batch, entropies=objective.trains_entropy, ids=ids)
         if self._routers is not None:
             replay_measured |= self._routers.reroutes.take()
-        padded, places = partial(self._padded, batch), [start + index for index in indices]
+        padded, places = partial(self._padded, batch), [start + index for index in plan.indices]
         inputs = loss_inputs(objective, chosen, scored, batch.mask, padded, facts=facts, indices=places)
         loss, measured = objective.loss(inputs)
         return loss, measured | replay_measured
@@ -191,8 +192,7 @@ class TorchEngine:
 
     def score(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
         """Compute log-probs with the current weights; see `SupportsScore`."""
-        max_tokens = self._config.trainer.max_tokens_per_microbatch
-        return self._forward.score(self._model, samples, max_tokens, progress, self._routers)
+        return self._forward.score(self._model, samples, self._max_tokens, progress, self._routers)
 
     @torch.no_grad()
     def _measure_without_replay(self, batch: MicroBatch, rollout: Tensor) -> dict[str, float]:
@@ -232,9 +232,9 @@ class TorchEngine:
         if self._reference is None or samples[0].reference_logprobs is not None:
             return samples
         parts = by_row(samples) if self._config.run.deterministic else [samples]
-        max_tokens, found = self._config.trainer.max_tokens_per_microbatch, []
+        found: list[TrainSample] = []
         for part in parts:
-            scored = self._forward.score(self._reference, part, max_tokens, progress)
+            scored = self._forward.score(self._reference, part, self._max_tokens, progress)
             found += [replace(s, reference_logprobs=logprobs) for s, logprobs in zip(part, scored, strict=True)]
         return found
 

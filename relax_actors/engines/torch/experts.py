@@ -128,18 +128,19 @@ class Routers:
             self._replayed = None
 
 
-def pack_experts(recorded: Sequence[NDArray[Any]], places: Sequence[slice], total: int) -> NDArray[Any]:
+def pack_experts(recorded: Sequence[NDArray[Any]], paths: Sequence[NDArray[Any]], total: int) -> NDArray[Any]:
     """Lay out the recorded experts of sequences like the tokens of a micro-batch.
 
     Args:
         recorded: `[len - 1, layers, experts_per_token]` of each sequence.
-        places: range of each sequence's tokens among `total`. Its last token, and tokens of no sequence, get -1.
+        paths: `[len] int64` of each sequence, index of its tokens among `total`. Its last token, and tokens of no
+            sequence, get -1.
         total: tokens of the micro-batch.
 
     Returns:
         `[layers, total, experts_per_token] int64`.
     """
     out = np.full((total, *recorded[0].shape[1:]), MISSING, np.int64)
-    for chosen, place in zip(recorded, places, strict=True):
-        out[place.start : place.start + len(chosen)] = chosen
+    for chosen, path in zip(recorded, paths, strict=True):
+        out[path[: len(chosen)]] = chosen
     return np.ascontiguousarray(out.swapaxes(0, 1))

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from relax_actors.algorithms.entropy import logprobs_and_entropies, logprobs_at, squared_probabilities
 from relax_actors.algorithms.losses import token_logprobs
-from relax_actors.engines.protocols.samples import TrainSample, lengths_of, micro_batches_of
+from relax_actors.engines.protocols.samples import MicroBatchPlan, TrainSample, lengths_of, plan_micro_batches
 from relax_actors.engines.protocols.scoring import Scores
 from relax_actors.engines.torch import multimodal
 from relax_actors.engines.torch.barred import BarredIds
@@ -39,14 +39,15 @@ def device_of(name: str) -> torch.device:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Concatenated sequences, in the order of `micro_batches`: longest first.
+    """Concatenated sequences, in the order of their plan.
 
     Losses get the trained tokens of each sequence only, padded to `[batch, width]`.
 
     Attributes:
-        tokens: `[1, total] int64`.
+        tokens: `[1, total] int64`; a prefix that sequences share stands once.
         packing: layout of the sequences in `tokens`.
         scored: `[trained] int64`, index in `tokens` of the token before each trained token.
+        targets: `[1, trained] int64`, the trained tokens.
         places: `[trained] int64`, index of each trained token in the padded layout `[batch * width]`.
         mask: `[batch, width] bool`, true for trained tokens, false for padding.
         experts: `[moe_layers, total, experts_per_token] int64`, recorded experts; None unless all sequences have them.
@@ -57,6 +58,7 @@ class MicroBatch:
     tokens: Tensor
     packing: Packing
     scored: Tensor
+    targets: Tensor
     places: Tensor
     mask: Tensor
     experts: Tensor | None = None
@@ -77,12 +79,20 @@ class Forward:
         dtype: dtype of the computation; other than float32 it uses autocast, with the weights in float32.
         temperature: divisor of the logits.
         family: family of the models; None if they read text only.
+        share_prefixes: compute a prefix that sequences of a row share once in a micro-batch.
     """
 
     def __init__(
-        self, device: torch.device, dtype: torch.dtype, temperature: float, family: Family | None = None
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        temperature: float,
+        family: Family | None = None,
+        *,
+        share_prefixes: bool = True,
     ) -> None:
         self.device, self._dtype, self._temperature, self._family = device, dtype, temperature, family
+        self._share_prefixes = share_prefixes
         self._barred = BarredIds(family, device)
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
@@ -92,40 +102,50 @@ class Forward:
         model.train(mode=False)
         return model
 
-    def micro_batch(self, samples: Sequence[TrainSample], indices: Sequence[int]) -> MicroBatch:
-        """Build the micro-batch of the sequences with these indices."""
-        chosen = [samples[index] for index in indices]
-        ends = np.cumsum([len(sample) for sample in chosen])
-        begins = ends - [len(sample) for sample in chosen]
+    def plan(self, samples: Sequence[TrainSample], max_tokens: int) -> list[MicroBatchPlan]:
+        """Split sequences into micro-batches of at most `max_tokens` tokens.
+
+        Raises:
+            ValueError: a sequence is empty, or longer than `max_tokens`.
+        """
+        return plan_micro_batches(samples, max_tokens, share_prefixes=self._share_prefixes)
+
+    def micro_batch(self, samples: Sequence[TrainSample], plan: MicroBatchPlan) -> MicroBatch:
+        """Build the micro-batch of the sequences that a plan names."""
+        chosen, shared = [samples[index] for index in plan.indices], plan.shared
+        packing = Packing.of(lengths_of(chosen), self.device, shared)
         trained = [np.flatnonzero(sample.loss_mask) for sample in chosen]
         counts = np.array([len(places) for places in trained])
         mask = np.arange(counts.max()) < counts[:, None]
-        scored = np.concatenate([places + begin - 1 for places, begin in zip(trained, begins, strict=True)])
-        tokens = np.concatenate([sample.token_ids for sample in chosen]).astype(np.int64)[None]
-        on = [torch.from_numpy(array).to(self.device) for array in (tokens, scored, np.flatnonzero(mask), mask)]
-        packing, experts = Packing.of(lengths_of(chosen), self.device), self._experts(chosen, begins)
-        batch = MicroBatch(on[0], packing, on[1], on[2], on[3], experts)
-        return batch if self._family is None else self._with_media(batch, self._family, chosen, begins)
+        scored = [path[places - 1] for path, places in zip(packing.paths, trained, strict=True)]
+        targets = [sample.token_ids[places] for sample, places in zip(chosen, trained, strict=True)]
+        tokens = [sample.token_ids[prefix:] for sample, prefix in zip(chosen, shared, strict=True)]
+        ids = [np.concatenate(arrays).astype(np.int64) for arrays in (tokens, scored, targets)]
+        on = [torch.from_numpy(array).to(self.device) for array in (*ids, np.flatnonzero(mask), mask)]
+        experts = self._experts(chosen, packing)
+        batch = MicroBatch(on[0][None], packing, on[1], on[2][None], on[3], on[4], experts)
+        return batch if self._family is None else self._with_media(batch, self._family, chosen, shared)
 
     def _with_media(
-        self, batch: MicroBatch, family: Family, samples: Sequence[TrainSample], begins: NDArray[Any]
+        self, batch: MicroBatch, family: Family, samples: Sequence[TrainSample], shared: Sequence[int]
     ) -> MicroBatch:
         """Add the rotary positions and the media of the sequences."""
-        positions = multimodal.positions_of([(len(sample), sample.media) for sample in samples])[:, None]
+        positions = multimodal.positions_of([(len(s), s.media) for s in samples], shared)[:, None]
         sequences = [(sample.token_ids, sample.media) for sample in samples]
-        placement = Placement.of(family, sequences, begins.tolist(), self.device)
+        placement = Placement.of(family, sequences, batch.packing.paths, self.device)
         return replace(batch, positions=torch.from_numpy(positions).to(self.device), placement=placement)
 
-    def _experts(self, samples: Sequence[TrainSample], begins: NDArray[Any]) -> Tensor | None:
+    def _experts(self, samples: Sequence[TrainSample], packing: Packing) -> Tensor | None:
         """Lay out recorded experts; a sequence without any leaves its choices to the routers."""
         known = [
-            (sample.routed_experts, slice(begin, begin + len(sample)))
-            for begin, sample in zip(begins, samples, strict=True)
+            (sample.routed_experts, path)
+            for path, sample in zip(packing.paths, samples, strict=True)
             if sample.routed_experts is not None
         ]
         if not known:
             return None
-        packed = pack_experts([experts for experts, _ in known], [at for _, at in known], sum(lengths_of(samples)))
+        total = packing.positions.shape[1]
+        packed = pack_experts([experts for experts, _ in known], [path for _, path in known], total)
         return torch.from_numpy(packed).to(self.device)
 
     def padded(self, arrays: Sequence[NDArray[Any]], width: int) -> Tensor:
@@ -164,7 +184,7 @@ class Forward:
         """
         logits = self._logits(model, batch, routers, only_count=only_count)
         divisor = self._temperature if temperature is None else temperature
-        return self._in_padded_layout(token_logprobs(logits, batch.tokens[:, batch.scored + 1], divisor)[0], batch)
+        return self._in_padded_layout(token_logprobs(logits, batch.targets, divisor)[0], batch)
 
     def score_trained(
         self,
@@ -185,7 +205,7 @@ class Forward:
             routers: routers of the model, to replay the recorded experts.
         """
         logits = self._logits(model, batch, routers)
-        targets, found = batch.tokens[:, batch.scored + 1], None
+        targets, found = batch.targets, None
         if entropies:
             logprobs, of_vocabulary = logprobs_and_entropies(logits, targets, self._temperature)
             found = self._in_padded_layout(of_vocabulary[0], batch)
@@ -286,11 +306,11 @@ class Forward:
             progress: called after every micro-batch.
         """
         found = [np.zeros(len(sample), np.float32) for sample in samples]
-        for indices in micro_batches_of(samples, max_tokens):
-            batch = self.micro_batch(samples, indices)
+        for plan in self.plan(samples, max_tokens):
+            batch = self.micro_batch(samples, plan)
             if batch.width:
                 scored = compute(batch).cpu().numpy()
-                for row, index in enumerate(indices):
+                for row, index in enumerate(plan.indices):
                     found[index][samples[index].loss_mask] = scored[row, : samples[index].trained]
             progress()
         return found
@@ -306,16 +326,15 @@ class Forward:
     ) -> list[Scores]:
         """Compute log-probs of each sequence as `score` does, and the `top_k` most likely tokens; errors as `score`."""
         found: dict[int, Scores] = {}
-        for indices in micro_batches_of(samples, max_tokens):
-            batch = self.micro_batch(samples, indices)
+        for plan in self.plan(samples, max_tokens):
+            batch = self.micro_batch(samples, plan)
             logits = self._logits(model, batch)
-            targets = batch.tokens[:, batch.scored + 1]
-            found_logprobs = token_logprobs(logits, targets, self._temperature)[0]
+            found_logprobs = token_logprobs(logits, batch.targets, self._temperature)[0]
             scored = self._in_padded_layout(found_logprobs, batch).cpu().numpy()
             ids = logits[0].topk(top_k, -1).indices
             top = logprobs_at(logits[0], ids, self._temperature).cpu().numpy()
-            ends = np.cumsum([samples[index].trained for index in indices])
-            for row, (index, end) in enumerate(zip(indices, ends, strict=True)):
+            ends = np.cumsum([samples[index].trained for index in plan.indices])
+            for row, (index, end) in enumerate(zip(plan.indices, ends, strict=True)):
                 sample = samples[index]
                 part, logprobs = slice(end - sample.trained, end), np.zeros(len(sample), np.float32)
                 logprobs[sample.loss_mask] = scored[row, : sample.trained]

@@ -42,7 +42,7 @@ class Placement:
         cls,
         family: Family,
         sequences: Sequence[tuple[NDArray[Any], PromptMedia | None]],
-        starts: Sequence[int],
+        paths: Sequence[NDArray[Any]],
         device: torch.device,
     ) -> Placement | None:
         """Find the placeholders of sequences; None if no sequence has media.
@@ -50,7 +50,8 @@ class Placement:
         Args:
             family: family of the model.
             sequences: token ids `[len]` and media of each sequence.
-            starts: index of each sequence's first token in the flattened tokens.
+            paths: `[len] int64` of each sequence, index of its tokens in the flattened tokens. Sequences that share a
+                prefix have the same indices there.
             device: device of the tensors.
 
         Raises:
@@ -63,18 +64,18 @@ class Placement:
         ends = np.cumsum([item.tokens for item in items])
         first = {id(item): int(end) - item.tokens for item, end in zip(items, ends, strict=True)}
         found = [
-            _places(family, tokens, media, first, start)
-            for (tokens, media), start in zip(sequences, starts, strict=True)
+            _places(family, tokens, media, first, path)
+            for (tokens, media), path in zip(sequences, paths, strict=True)
             if media is not None and media.items
         ]
         target, source, visual = np.concatenate(found, axis=1)
-        order = np.argsort(target)
+        order = np.unique(target, return_index=True)[1]
         on = [torch.from_numpy(array[order]).to(device) for array in (target, source, visual.astype(np.bool_))]
         return cls(distinct, on[0], on[1], on[2])
 
 
 def _places(
-    family: Family, tokens: NDArray[Any], media: PromptMedia, first: dict[int, int], start: int
+    family: Family, tokens: NDArray[Any], media: PromptMedia, first: dict[int, int], path: NDArray[Any]
 ) -> NDArray[Any]:
     """Find the placeholders of one sequence, `[3, placeholders]`: target, source and whether it is visual."""
     prompt = tokens[: media.positions.shape[1]]
@@ -90,7 +91,7 @@ def _places(
             )
             raise ValueError(msg)
         if items:
-            found.append(np.stack([at + start, np.concatenate(embeddings), np.full(len(at), kind != "audio")]))
+            found.append(np.stack([path[at], np.concatenate(embeddings), np.full(len(at), kind != "audio")]))
     return np.concatenate(found, axis=1)
 
 
@@ -154,15 +155,20 @@ def _deepstack(tokens: Tensor, placement: Placement, encoded: Encoded) -> dict[s
     return {"visual_pos_masks": mask.view(tokens.shape), "deepstack_visual_embeds": layers}
 
 
-def positions_of(sequences: Sequence[tuple[int, PromptMedia | None]]) -> NDArray[Any]:
+def positions_of(
+    sequences: Sequence[tuple[int, PromptMedia | None]], shared: Sequence[int] | None = None
+) -> NDArray[Any]:
     """Return rotary positions of concatenated sequences, `[3, total]`, int64 or, with fractions, float32.
 
     Args:
         sequences: length and media of each sequence; without media the positions are 0, 1, 2 ... on all axes.
+        shared: leading tokens of each sequence to leave out; none by default.
     """
     parts = [
         np.broadcast_to(np.arange(length), (3, length)) if media is None else media.positions_of(length)
         for length, media in sequences
     ]
+    if shared is not None:
+        parts = [part[:, prefix:] for part, prefix in zip(parts, shared, strict=True)]
     found = np.concatenate(parts, axis=1)
     return found.astype(np.float32 if found.dtype.kind == "f" else np.int64)

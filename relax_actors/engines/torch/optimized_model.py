@@ -6,7 +6,7 @@ The trainer's engine and the critic's share it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from relax_actors.algorithms.losses import add_metrics
 from relax_actors.config.training import CriticSection, TrainerSection
-from relax_actors.engines.protocols.samples import TrainSample, micro_batches_of
+from relax_actors.engines.protocols.samples import MicroBatchPlan
 from relax_actors.engines.torch.background import run_in_background
 from relax_actors.engines.torch.model import copy_into, tensors_of
 from relax_actors.engines.torch.objective import check_gradient_norm
@@ -26,8 +26,8 @@ from relax_actors.weights import files as weights
 OPTIMIZER = "optimizer.safetensors"
 MODEL = "model.safetensors"
 
-LossOf = Callable[[list[int]], tuple[Tensor, dict[str, float]]]
-"""Return the loss of the sequences with these indices, and measurements to combine with `add_metrics`."""
+LossOf = Callable[[MicroBatchPlan], tuple[Tensor, dict[str, float]]]
+"""Return the loss of the sequences of a micro-batch, and measurements to combine with `add_metrics`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +59,13 @@ class OptimizedModel:
     Args:
         model: the model; every update changes its weights in place.
         settings: settings of the optimizer.
-        max_tokens: largest number of tokens of a micro-batch.
 
     Attributes:
         measured: measurements of each micro-batch since the last update.
     """
 
-    def __init__(self, model: PreTrainedModel, settings: AdamW, max_tokens: int) -> None:
-        self.model, self._settings, self._max_tokens = model, settings, max_tokens
+    def __init__(self, model: PreTrainedModel, settings: AdamW) -> None:
+        self.model, self._settings = model, settings
         self.measured: list[dict[str, float]] = []
         self.reset()
 
@@ -86,10 +85,10 @@ class OptimizedModel:
         self.measured.clear()
         self._optimizer.zero_grad(set_to_none=True)
 
-    def backward(self, samples: Sequence[TrainSample], loss_of: LossOf, progress: Callable[[], None]) -> None:
+    def backward(self, plans: Iterable[MicroBatchPlan], loss_of: LossOf, progress: Callable[[], None]) -> None:
         """Run forward and backward, micro-batch by micro-batch."""
-        for indices in micro_batches_of(samples, self._max_tokens):
-            loss, measured = loss_of(indices)
+        for plan in plans:
+            loss, measured = loss_of(plan)
             torch.autograd.backward(loss)
             self.measured.append(measured)
             progress()

@@ -1,69 +1,240 @@
 """Sequence packing: sequences are concatenated, so only attention computes on padding.
 
-Linear layers get `[1, total]` tokens. Attention unpacks them to `[sequences, longest]`, padded on the right, where a
-causal mask suffices. Works for models that use the `AttentionInterface` of transformers.
+Linear layers get `[1, total]` tokens, in which a prefix that sequences share stands once. Attention unpacks them to
+padded rows: a sequence that shares nothing attends to itself, where a causal mask suffices, and the own tokens of any
+other sequence attend to the whole sequence. Works for models that use the `AttentionInterface` of transformers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from relax_actors.errors import ConfigError
+
+Array = NDArray[Any]
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+"""Attention of rows: maps query, key and value `[rows, heads, length, dim]` and a mask, None for a causal one, to
+`[rows, length, heads, dim]`."""
 ATTENTION = "sdpa_packed"
 """Attention name for `PreTrainedModel.set_attn_implementation`; the model is then called with `packing=`."""
+CALL_SCORES, MAX_MASK = 1 << 14, 1 << 24
+"""Scores that take as long as a call of the kernel, and most scores of a call with a mask: 64 MiB in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Sequences that a call of the attention kernel computes as rows, padded on the right.
+
+    Attributes:
+        tokens: `[queries] int64`, index among the packed tokens of each query; None if the queries are all tokens.
+        places: `[queries] int64`, index of each query in the padded layout `[rows * width]`.
+        width: largest number of queries of a row.
+        rows: number of rows.
+        keys: `[rows * keys_width] int64`, index among the packed tokens of each key, any index for padding; None if the
+            keys are the queries.
+        before: `[rows or 1] int64`, keys before the first query of each row; None if there are none.
+        mask: `[rows or 1, 1, width, keys_width] bool`, keys of each query; None for a causal mask.
+    """
+
+    tokens: Tensor | None
+    places: Tensor
+    width: int
+    rows: int
+    keys: Tensor | None = None
+    before: Tensor | None = None
+    mask: Tensor | None = None
+
+    @classmethod
+    def whole(cls, lengths: Sequence[int], tokens: Array | None, device: torch.device) -> Rows:
+        """Lay out sequences that share nothing; `tokens` as in the attribute."""
+        width = max(lengths)
+        places = np.concatenate([np.arange(length) + row * width for row, length in enumerate(lengths)])
+        on = None if tokens is None else torch.from_numpy(tokens).to(device)
+        return cls(on, torch.from_numpy(places).to(device), width, len(lengths))
+
+    @classmethod
+    def behind_prefixes(cls, paths: Sequence[Array], shared: Sequence[int], device: torch.device) -> Rows:
+        """Lay out sequences of which another one holds the first tokens.
+
+        Args:
+            paths: `[len] int64` of each sequence, index of its tokens among the packed ones.
+            shared: tokens of each that another one holds.
+            device: device of the tensors.
+        """
+        own = [path[prefix:] for path, prefix in zip(paths, shared, strict=True)]
+        width, keys_width = max(map(len, own)), max(map(len, paths))
+        places = np.concatenate([np.arange(len(part)) + row * width for row, part in enumerate(own)])
+        keys = np.zeros((len(paths), keys_width), np.int64)
+        for row, path in enumerate(paths):
+            keys[row, : len(path)] = path
+        before = np.array(shared[:1] if len(set(shared)) == 1 else shared, np.int64)
+        on = [torch.from_numpy(a).to(device) for a in (np.concatenate(own), places, keys.reshape(-1), before)]
+        found = cls(on[0], on[1], width, len(paths), on[2], on[3])
+        return replace(found, mask=found.distance() >= 0)
+
+    def distance(self) -> Tensor:
+        """Return how far each query is behind each key, `[rows or 1, 1, width, keys_width] int64`."""
+        keys_width = self.width if self.keys is None else len(self.keys) // self.rows
+        query = torch.arange(self.width, device=self.places.device)[:, None]
+        found = query - torch.arange(keys_width, device=self.places.device)
+        return found[None, None] if self.before is None else found + self.before[:, None, None, None]
+
+    def within(self, window: int | None) -> Tensor | None:
+        """Return the mask of a sliding window, or that of full attention."""
+        keys_width = self.width if self.keys is None else len(self.keys) // self.rows
+        if window is None or window >= keys_width:
+            return self.mask
+        distance = self.distance()
+        return (distance >= 0) & (distance < window)
+
+    def unpack(self, packed: Tensor) -> Tensor:
+        """Return the queries of `[total, heads, dim]` as `[rows, heads, width, dim]`, padded with zeros."""
+        tokens = padded = packed if self.tokens is None else packed.index_select(0, self.tokens)
+        if not self._is_dense:
+            padded = tokens.new_zeros(self.rows * self.width, *tokens.shape[1:]).index_copy(0, self.places, tokens)
+        return padded.view(self.rows, self.width, *tokens.shape[1:]).transpose(1, 2)
+
+    def unpack_keys(self, packed: Tensor) -> Tensor:
+        """Return the keys or values of `[total, heads, dim]` as `[rows, heads, keys_width, dim]`."""
+        if self.keys is None:
+            return self.unpack(packed)
+        return packed.index_select(0, self.keys).view(self.rows, -1, *packed.shape[1:]).transpose(1, 2)
+
+    def pack(self, padded: Tensor) -> Tensor:
+        """Return the outputs `[rows, width, heads, dim]` of the queries alone, `[queries, heads, dim]`."""
+        tokens = padded.reshape(self.rows * self.width, *padded.shape[2:])
+        return tokens if self._is_dense else tokens.index_select(0, self.places)
+
+    @property
+    def _is_dense(self) -> bool:
+        return len(self.places) == self.rows * self.width
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Layout of concatenated sequences.
+    """Layout of concatenated sequences, each without the prefix that it shares with its predecessor.
 
     Attributes:
-        places: `[total] int64`, index of each token in the padded layout `[sequences * longest]`.
+        paths: `[len] int64` of each sequence, index of its tokens among the packed ones; on the CPU.
         positions: `[1, total] int64`, position of each token in its sequence.
-        ends: `[sequences + 1] int32`, cumulative lengths, starting with 0.
-        sequences: number of sequences.
         longest: length of the longest sequence.
+        ends: `[sequences + 1] int32`, cumulative numbers of own tokens, starting with 0.
+        keys: `[sum of lengths] int64`, `paths` end to end; None if no sequence shares a prefix.
+        key_ends: `[sequences + 1] int32`, cumulative lengths, starting with 0.
+        calls: rows of each call of the attention kernel.
+        order: `[total] int64`, index of each token among the queries of all calls; None if there is one call.
     """
 
-    places: Tensor
+    paths: list[Array]
     positions: Tensor
-    ends: Tensor
-    sequences: int
     longest: int
+    ends: Tensor
+    keys: Tensor | None
+    key_ends: Tensor
+    calls: list[Rows]
+    order: Tensor | None
 
     @classmethod
-    def of(cls, lengths: Sequence[int], device: torch.device) -> Packing:
-        """Build the packing of sequences with these lengths."""
-        longest = max(lengths)
-        positions = np.concatenate([np.arange(length) for length in lengths])
-        places = positions + np.repeat(np.arange(len(lengths)) * longest, lengths)
-        ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        on = [torch.from_numpy(array).to(device) for array in (places, positions, ends)]
-        return cls(on[0], on[1][None], on[2], len(lengths), longest)
+    def of(cls, lengths: Sequence[int], device: torch.device, shared: Sequence[int] | None = None) -> Packing:
+        """Build the packing of sequences.
 
-    def unpack(self, packed: Tensor) -> Tensor:
-        """Unpack `[1, heads, total, dim]` to `[sequences, heads, longest, dim]`, padded with zeros."""
-        padded = tokens = packed[0].transpose(0, 1)
-        if not self._is_dense:
-            zeros = tokens.new_zeros(self.sequences * self.longest, *tokens.shape[1:])
-            padded = zeros.index_copy(0, self.places, tokens)
-        return padded.view(self.sequences, self.longest, *tokens.shape[1:]).transpose(1, 2)
+        Args:
+            lengths: tokens of each sequence.
+            device: device of the tensors.
+            shared: leading tokens that each has in common with its predecessor; none by default.
+        """
+        shared = [0] * len(lengths) if shared is None else shared
+        own = np.array(lengths) - shared
+        ends, key_ends = (np.concatenate([[0], np.cumsum(n)]).astype(np.int32) for n in (own, lengths))
+        paths: list[Array] = []
+        for begin, end, prefix in zip(ends[:-1].tolist(), ends[1:].tolist(), shared, strict=True):
+            path = np.arange(begin, end)
+            paths.append(np.concatenate([paths[-1][:prefix], path]) if prefix else path)
+        positions = np.concatenate([np.arange(p, length) for p, length in zip(shared, lengths, strict=True)])
+        on = [torch.from_numpy(array).to(device) for array in (positions, ends, key_ends)]
+        keys = torch.from_numpy(np.concatenate(paths)).to(device) if any(shared) else None
+        calls, order = _calls(paths, shared, device)
+        return cls(paths, on[0][None], max(lengths), on[1], keys, on[2], calls, order)
 
-    def pack(self, padded: Tensor) -> Tensor:
-        """Pack `[sequences, longest, heads, dim]` to `[1, total, heads, dim]`."""
-        tokens = padded.reshape(self.sequences * self.longest, *padded.shape[2:])
-        return (tokens if self._is_dense else tokens.index_select(0, self.places))[None]
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, attend: Attend, window: int | None = None) -> Tensor:
+        """Compute causal attention within each sequence.
 
-    @property
-    def _is_dense(self) -> bool:
-        return len(self.places) == self.sequences * self.longest
+        Args:
+            query: `[total, heads, dim]`.
+            key: the same, with the number of key heads.
+            value: as `key`.
+            attend: computes the attention of rows.
+            window: largest distance to a key, plus 1; None without a sliding window.
+
+        Returns:
+            `[total, heads, dim]`.
+        """
+        found = [
+            rows.pack(attend(rows.unpack(query), rows.unpack_keys(key), rows.unpack_keys(value), rows.within(window)))
+            for rows in self.calls
+        ]
+        return found[0] if self.order is None else torch.cat(found).index_select(0, self.order)
+
+
+def _calls(paths: Sequence[Array], shared: Sequence[int], device: torch.device) -> tuple[list[Rows], Tensor | None]:
+    """Lay out the calls of the attention kernel, and the order of the packed tokens among their queries."""
+    if not any(shared):
+        return [Rows.whole([len(path) for path in paths], None, device)], None
+    whole = [i for i, prefix in enumerate(shared) if not prefix]
+    tokens = np.concatenate([paths[i] for i in whole])
+    calls, queries = [Rows.whole([len(paths[i]) for i in whole], tokens, device)], [tokens]
+    behind = [i for i, prefix in enumerate(shared) if 0 < prefix < len(paths[i])]
+    for group in cut_calls([(len(paths[i]) - shared[i], len(paths[i])) for i in behind]):
+        members = [behind[n] for n in group]
+        calls.append(Rows.behind_prefixes([paths[i] for i in members], [shared[i] for i in members], device))
+        queries += [paths[i][shared[i] :] for i in members]
+    return calls, torch.from_numpy(np.argsort(np.concatenate(queries))).to(device)
+
+
+def cut_calls(shapes: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """Cut rows of different sizes into calls of the attention kernel, so that little is computed on padding.
+
+    A row joins the current call if its padding there costs less than a call of its own, the largest rows first.
+
+    Args:
+        shapes: queries and keys of each row.
+
+    Returns:
+        Indices into `shapes`, one list for each call.
+    """
+    found: list[list[int]] = []
+    queries = keys = 0
+    for i in sorted(range(len(shapes)), key=lambda i: (-shapes[i][0] * shapes[i][1], i)):
+        own, whole = shapes[i]
+        wider, longer = max(queries, own), max(keys, whole)
+        joined = wider * longer * (len(found[-1]) + 1) if found else 0
+        alone = queries * keys * len(found[-1]) + own * whole + CALL_SCORES if found else 0
+        if not found or joined > min(alone, MAX_MASK):
+            found.append([i])
+            queries, keys = own, whole
+        else:
+            found[-1].append(i)
+            queries, keys = wider, longer
+    return found
+
+
+def attend_rows(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+    """Compute attention of rows by torch's SDPA; an `Attend` with a scale, 1 / sqrt(dim) by default."""
+    grouped, causal = query.shape[1] != key.shape[1], mask is None
+    found = functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
+    )
+    return found.transpose(1, 2)
 
 
 def packed_attention_forward(
@@ -74,19 +245,23 @@ def packed_attention_forward(
     attention_mask: Tensor | None,
     *,
     packing: Packing,
+    scaling: float | None = None,
     sliding_window: int | None = None,
     **settings: Any,
 ) -> tuple[Tensor, None]:
-    """Compute causal attention within each packed sequence; arguments as transformers' attention functions."""
+    """Compute causal attention within each packed sequence; arguments as transformers' attention functions.
+
+    Raises:
+        ConfigError: the model's attention has a softcap or sinks, which SDPA cannot compute.
+    """
     del attention_mask
-    mask = None
-    if sliding_window is not None and sliding_window < packing.longest:
-        positions = torch.arange(packing.longest, device=query.device)
-        distance = positions[:, None] - positions
-        mask = ((distance >= 0) & (distance < sliding_window))[None, None]
-    unpacked = packing.unpack(query), packing.unpack(key), packing.unpack(value)
-    output, _ = sdpa_attention_forward(module, *unpacked, mask, **settings)
-    return packing.pack(output), None
+    if unsupported := [name for name in ("softcap", "s_aux") if settings.get(name) is not None]:
+        kind = type(module).__name__
+        msg = f"{kind} needs {unsupported[0]}, which the torch engine's attention lacks; choose another model"
+        raise ConfigError(msg)
+    packed = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
+    attend = partial(attend_rows, scale=scaling)
+    return packing.attend(packed[0], packed[1], packed[2], attend, sliding_window)[None], None
 
 
 def _no_mask(**_: Any) -> None:

@@ -40,7 +40,8 @@ class TorchScorer(SwappableModel):
         dtype = getattr(torch, config.trainer.precision)
         folder = path or config.model_path
         super().__init__(folder, device_of(device), follows=follows)
-        self._forward = Forward(self._device, dtype, config.rollout.temperature, family_of(folder))
+        temperature, shares = config.rollout.temperature, config.trainer.share_prefixes
+        self._forward = Forward(self._device, dtype, temperature, family_of(folder), share_prefixes=shares)
         self._forward.prepare(self._model)
         self._max_tokens = config.trainer.max_tokens_per_microbatch
         self._routers = Routers(self._model) if config.trainer.router_replay and path is None else None

@@ -64,8 +64,8 @@ class BatchMedia:
             media = self._requests[owner].media
             positions[:, row, width - length :] = np.arange(length) if media is None else media.positions_of(length)
         sequences = [(self._requests[owner].tokens, self._requests[owner].media) for owner in owners]
-        starts = [row * width + width - length for row, length in enumerate(lengths)]
-        placement = Placement.of(self._family, sequences, starts, self._device)
+        paths = [(row + 1) * width + np.arange(-length, 0) for row, length in enumerate(lengths)]
+        placement = Placement.of(self._family, sequences, paths, self._device)
         return Reading(mask, torch.from_numpy(positions).to(self._device, self._dtype), placement)
 
     def reading_behind(self, mask: Tensor, width: int, lengths: Sequence[int]) -> Reading:
@@ -76,15 +76,15 @@ class BatchMedia:
             width: columns of the new tokens, padded on the left.
             lengths: tokens in the cache of each request.
         """
-        positions, sequences, starts = np.zeros((3, len(lengths), width)), list[Part](), list[int]()
+        positions, sequences, paths = np.zeros((3, len(lengths), width)), list[Part](), []
         for row, (request, length) in enumerate(zip(self._requests, lengths, strict=True)):
             tokens, media = request.tokens, request.media
             whole = np.broadcast_to(np.arange(len(tokens)), (3, len(tokens)))
             whole = whole if media is None else media.positions_of(len(tokens))
-            starts.append((row + 1) * width - (len(tokens) - length))
+            paths.append((row + 1) * width + np.arange(length - len(tokens), 0))
             positions[:, row, width - (len(tokens) - length) :] = whole[:, length:]
             sequences.append((tokens[length:], None if media is None else behind(media, length)))
-        placement = Placement.of(self._family, sequences, starts, self._device)
+        placement = Placement.of(self._family, sequences, paths, self._device)
         return Reading(mask, torch.from_numpy(positions).to(self._device, self._dtype), placement)
 
     def next_positions(self, batch: LockstepBatch) -> Tensor:

@@ -84,7 +84,7 @@ class CriticConformance:
     def test_a_critic_learns_its_returns(self, make: MakeCritic) -> None:
         critic = make()
         measured = []
-        for _ in range(20):
+        for _ in range(40):
             critic.accumulate(valued(batch_of(1), 1), silent)
             measured.append(critic.step(0, silent).metrics)
         assert measured[-1]["value_loss"] < measured[0]["value_loss"]

@@ -157,6 +157,21 @@ class GradientConformance(TrainingEngineConformance):
         np.testing.assert_allclose(found[0], found[1], rtol=1e-4, atol=1e-6)
         assert counts[0] > counts[1] == 1
 
+    def test_shared_prefixes_change_nothing_but_rounding(self, make: MakeEngine) -> None:
+        found, scores, counts = [], [], []
+        for shares in (True, False):
+            engine = begun(make(share_prefixes=shares, max_tokens_per_microbatch=40, learning_rate=1e-3))
+            batch = batch_of(0)
+            if isinstance(engine, SupportsScore):
+                scores.append(np.concatenate(engine.score(batch, silent)))
+            metrics = train(engine, batch, 0, silent).metrics
+            found.append((metrics["loss"], metrics["grad_norm"], metrics["ratio_p99"]))
+            counts.append(metrics["micro_batches"])
+        np.testing.assert_allclose(found[0], found[1], rtol=1e-4, atol=1e-6)
+        for shared, alone in zip(*scores, strict=True) if scores else ():
+            np.testing.assert_allclose(shared, alone, rtol=1e-4, atol=1e-5)
+        assert counts[0] < counts[1]
+
     def test_rows_accumulated_one_by_one_give_the_step_of_the_whole_batch(
         self, make: MakeEngine, tmp_path: Path
     ) -> None:

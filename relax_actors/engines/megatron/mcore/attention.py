@@ -6,6 +6,7 @@ twice as slow on a CPU.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,11 +14,10 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
-from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
 
 from relax_actors.engines.megatron.mcore.batch_media import MicroBatchMedia
-from relax_actors.engines.torch.packing import Packing
+from relax_actors.engines.torch.packing import Packing, attend_rows
 
 _VARLEN_DTYPES = (torch.float16, torch.bfloat16)
 
@@ -78,48 +78,36 @@ class SdpaAttention(MegatronModule):  # type: ignore[misc]
             packed_seq_params: packing of the micro-batch, if it is packed; `batch` is then 1.
         """
         if packed_seq_params is not None:
-            packing = packed_seq_params.packing
-            attend = self._attend_varlen if query.is_cuda and query.dtype in _VARLEN_DTYPES else self._attend_padded
-            return attend(query, key, value, packing).flatten(1)[:, None]
+            packing, packed = packed_seq_params.packing, (query[:, 0], key[:, 0], value[:, 0])
+            if query.is_cuda and query.dtype in _VARLEN_DTYPES:
+                return self._attend_varlen(*packed, packing).flatten(1)[:, None]
+            return packing.attend(*packed, partial(attend_rows, scale=self._scale)).flatten(1)[:, None]
         ranks, mask = self._group.size(), None
         if ranks > 1:
             key, value = self._gather_sequence(key), self._gather_sequence(value)
             positions = chunk_positions(key.shape[0], ranks, self._group.rank(), query.device)
             mask = positions[:, None] >= torch.arange(key.shape[0], device=query.device)[None]
-        attended = self._attend(query.permute(1, 2, 0, 3), key.permute(1, 2, 0, 3), value.permute(1, 2, 0, 3), mask)
-        return attended.permute(2, 0, 1, 3).reshape(query.shape[0], query.shape[1], -1)
+        rows = [tensor.permute(1, 2, 0, 3) for tensor in (query, key, value)]
+        return attend_rows(rows[0], rows[1], rows[2], mask, self._scale).transpose(0, 1).flatten(2)
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
-        """SDPA of `[batch, heads, seq, head_dim]`; causal if `mask` is None."""
-        return functional.scaled_dot_product_attention(
+    def _attend_varlen(self, query: Tensor, key: Tensor, value: Tensor, packing: Packing) -> Tensor:
+        """Attention of packed sequences `[total, heads, head_dim]` by torch's varlen kernel; not yet run on a GPU.
+
+        Queries are the own tokens of each sequence, and keys all of its tokens: the kernel aligns both at the end.
+        """
+        if packing.keys is not None:
+            key, value = (tensor.index_select(0, packing.keys) for tensor in (key, value))
+        output = varlen_attn(
             query,
             key,
             value,
-            attn_mask=mask,
-            is_causal=mask is None,
-            scale=self._scale,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
-
-    def _attend_padded(self, query: Tensor, key: Tensor, value: Tensor, packing: Packing) -> Tensor:
-        """Attention of packed sequences as right-padded rows, `[total, heads, head_dim]`."""
-        unpacked = [packing.unpack(tensor.permute(1, 2, 0, 3)) for tensor in (query, key, value)]
-        return packing.pack(self._attend(unpacked[0], unpacked[1], unpacked[2]).transpose(1, 2))[0]
-
-    def _attend_varlen(self, query: Tensor, key: Tensor, value: Tensor, packing: Packing) -> Tensor:
-        """Attention of packed sequences by torch's varlen kernel; not yet run on a GPU."""
-        ends, longest = packing.ends, packing.longest
-        output = varlen_attn(
-            query[:, 0],
-            key[:, 0],
-            value[:, 0],
-            ends,
-            ends,
-            longest,
-            longest,
+            packing.ends,
+            packing.key_ends,
+            packing.longest,
+            packing.longest,
             scale=self._scale,
             window_size=(-1, 0),
-            enable_gqa=query.shape[2] != key.shape[2],
+            enable_gqa=query.shape[1] != key.shape[1],
         )
         return output if isinstance(output, Tensor) else output[0]
 

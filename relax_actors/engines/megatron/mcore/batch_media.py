@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from relax_actors.engines.protocols.samples import TrainSample
@@ -31,23 +33,25 @@ class MicroBatchMedia:
         cls,
         family: Family,
         samples: Sequence[TrainSample],
-        starts: Sequence[int],
+        paths: Sequence[NDArray[Any]],
+        shared: Sequence[int],
         length: int,
         device: torch.device,
     ) -> MicroBatchMedia:
-        """Find the media of sequences that lie one after another.
+        """Find the media of packed sequences.
 
         Args:
             family: family of the model.
             samples: the sequences.
-            starts: index of each one's first token.
+            paths: `[len] int64` of each sequence, index of its tokens in the micro-batch.
+            shared: leading tokens of each that its predecessor holds.
             length: tokens of the micro-batch, with padding.
             device: device of the tensors.
         """
         found = np.zeros((3, 0), np.int64)
         if samples:
-            found = positions_of([(len(sample), sample.media) for sample in samples])
+            found = positions_of([(len(sample), sample.media) for sample in samples], shared)
         padded = np.pad(found, ((0, 0), (0, length - found.shape[1])))
         sequences = [(sample.token_ids, sample.media) for sample in samples]
-        placement = Placement.of(family, sequences, starts, device)
+        placement = Placement.of(family, sequences, paths, device)
         return cls(torch.from_numpy(padded).to(device), placement)

@@ -45,6 +45,23 @@ def _positions(length: int, device: torch.device) -> Tensor:
     return chunk_positions(length, ranks, rank, device)
 
 
+def scored_tokens(batch: MicroBatchTensors) -> tuple[Tensor | None, Tensor]:
+    """Find the tokens before trained tokens that this context-parallel rank holds.
+
+    Returns:
+        `[own] int64`, which trained tokens these are, None for all of them; and `[own] int64`, the index of the token
+        before each in this rank's `rows * length / context`.
+    """
+    if parallel_state.get_context_parallel_world_size() == 1:
+        return None, batch.scored
+    length = batch.tokens.shape[1]
+    held = _positions(length, batch.tokens.device)
+    place = held.new_full((length,), -1).index_copy(0, held, torch.arange(len(held), device=held.device))
+    column = place[batch.scored % length]
+    own = torch.nonzero(column >= 0)[:, 0]
+    return own, (batch.scored // length)[own] * len(held) + column[own]
+
+
 def limit_logits_to_scored(model: Any) -> None:
     """Compute logits only of the tokens that `set_scored_tokens` selects.
 
@@ -55,7 +72,7 @@ def limit_logits_to_scored(model: Any) -> None:
 
 
 def set_scored_tokens(model: Any, scored: Tensor) -> None:
-    """Select tokens of the next micro-batch, `[rows, seq] bool`; `model` may be wrapped."""
+    """Select tokens of the next micro-batch, `[scored] int64`, index in `rows * seq`; `model` may be wrapped."""
     while hasattr(model, "module"):
         model = model.module
     model.scored_tokens = scored
@@ -63,9 +80,21 @@ def set_scored_tokens(model: Any, scored: Tensor) -> None:
 
 def _select_scored(model: Any, _: Any, arguments: tuple[Tensor, ...]) -> tuple[Tensor]:
     """Scored tokens of `[seq, rows, hidden]` as `[scored, 1, hidden]`, at least one."""
-    hidden = arguments[0].transpose(0, 1)
-    selected = hidden[model.scored_tokens]
-    return ((selected if len(selected) else hidden[0, :1])[:, None],)
+    hidden = arguments[0].transpose(0, 1).flatten(0, 1)
+    selected = hidden.index_select(0, model.scored_tokens)
+    return ((selected if len(selected) else hidden[:1])[:, None],)
+
+
+def select_outputs(outputs: Tensor, batch: MicroBatchTensors, *, limited: bool) -> Tensor:
+    """Return the model's outputs at the scored tokens of this rank, `[own, n]`.
+
+    Args:
+        outputs: `[rows, length / context, n]`, or `[1, own, n]` of the scored tokens alone.
+        batch: the micro-batch.
+        limited: whether these are outputs of the scored tokens alone, see `limit_logits_to_scored`.
+    """
+    scored = scored_tokens(batch)[1]
+    return outputs[0, : len(scored)] if limited else outputs.flatten(0, 1).index_select(0, scored)
 
 
 def barred_ids(family: Family | None, padded_vocab_size: int) -> BarredIds:
@@ -114,25 +143,26 @@ def score_trained(
     All ranks that share the sequences get the same values.
 
     Args:
-        logits: of this rank's positions and shard of the vocabulary, `[rows, length / context, vocab / tensor]`, or of
-            the scored tokens alone, `[1, scored, vocab / tensor]`.
+        logits: of this rank's scored tokens and shard of the vocabulary, `[own, vocab / tensor]`.
         batch: the micro-batch.
         temperature: divisor of the logits.
         vocab_size: number of tokens; shards of the vocabulary may have padding rows after it.
         entropies: whether to compute entropies over the vocabulary.
         ids: `[sequences, width, k] int64`, tokens whose log-probs are needed at the place of each trained token.
     """
-    scored, selected, targets = _scored(logits, batch)
-    shards = TensorParallelShards(selected.shape[-1], vocab_size)
+    own = scored_tokens(batch)[0]
+    targets = batch.targets if own is None else batch.targets[own]
+    shards = TensorParallelShards(logits.shape[-1], vocab_size)
     logprobs = of_vocabulary = top = None
-    if len(selected) and entropies:
-        logprobs, of_vocabulary = logprobs_and_entropies(selected, targets, temperature, shards)
-    elif len(selected):
-        logprobs = -vocab_parallel_cross_entropy(_mask_padding(selected.float() / temperature, vocab_size), targets)
-    if len(selected) and ids is not None:
-        top = logprobs_at(selected, _of_scored(ids, batch), temperature, shards)
+    if len(logits) and entropies:
+        logprobs, of_vocabulary = logprobs_and_entropies(logits, targets, temperature, shards)
+    elif len(logits):
+        logprobs = -vocab_parallel_cross_entropy(_mask_padding(logits.float() / temperature, vocab_size), targets)
+    if len(logits) and ids is not None:
+        of_trained = ids[batch.mask]
+        top = logprobs_at(logits, of_trained if own is None else of_trained[own], temperature, shards)
     # A context-parallel rank without scored tokens takes part in the sums of those that have some.
-    in_sequences = partial(_in_sequences, scored=scored, logits=logits, batch=batch)
+    in_sequences = partial(_in_sequences, logits=logits, batch=batch)
     return ScoredTokens(
         in_sequences(logprobs),
         in_sequences(of_vocabulary) if entropies else None,
@@ -142,66 +172,43 @@ def score_trained(
 
 def trained_squares(logits: Tensor, batch: MicroBatchTensors, temperature: float, vocab_size: int) -> Tensor:
     """Compute the sum of squared probabilities at the trained tokens, without gradient; see `score_trained`."""
-    scored, selected, _ = _scored(logits, batch)
-    shards = TensorParallelShards(selected.shape[-1], vocab_size)
-    found = squared_probabilities(selected, temperature, shards) if len(selected) else None
-    return _in_sequences(found, scored, logits, batch)
+    shards = TensorParallelShards(logits.shape[-1], vocab_size)
+    return _in_sequences(squared_probabilities(logits, temperature, shards) if len(logits) else None, logits, batch)
 
 
 def trained_values(values: Tensor, batch: MicroBatchTensors) -> Tensor:
     """Return the values before the trained tokens, `[sequences, width] float32`.
 
     Args:
-        values: of this rank's positions, `[rows, length / context, 1]`.
+        values: of this rank's scored tokens, `[own, 1]`.
         batch: the micro-batch.
     """
-    scored = context_parallel_slice(batch.scored)
-    selected = values[scored][:, 0].float()
-    return _in_sequences(selected if len(selected) else None, scored, values, batch)
+    return _in_sequences(values[:, 0].float() if len(values) else None, values, batch)
 
 
 def top_tokens(logits: Tensor, batch: MicroBatchTensors, k: int) -> Tensor:
     """Return the most likely tokens at each trained token, `[sequences, width, k] int64`; the model is on one rank."""
-    scored, selected, _ = _scored(logits, batch)
-    laid_out = batch.tokens.new_zeros((scored.numel(), k))
-    laid_out[scored.flatten()] = selected.topk(k, -1).indices
-    return laid_out[batch.positions]
+    found = batch.tokens.new_zeros((*batch.mask.shape, k))
+    found[batch.mask] = logits.topk(k, -1).indices
+    return found
 
 
-def _scored(logits: Tensor, batch: MicroBatchTensors) -> tuple[Tensor, Tensor, Tensor]:
-    """Mask of the scored tokens at this rank's positions, their logits, and their targets."""
-    scored = context_parallel_slice(batch.scored)
-    targets = context_parallel_slice(batch.targets)[scored]
-    return scored, logits[scored] if logits.shape[:2] == scored.shape else logits[0, : len(targets)], targets
-
-
-def _of_scored(values: Tensor, batch: MicroBatchTensors) -> Tensor:
-    """Take values `[sequences, width, k]` of the trained tokens to this rank's scored tokens, `[scored, k]`."""
-    laid_out = values.new_zeros((batch.tokens.numel(), values.shape[-1]))
-    laid_out[batch.positions[batch.mask]] = values[batch.mask]
-    own = context_parallel_slice(laid_out.view(*batch.tokens.shape, -1))
-    return own[context_parallel_slice(batch.scored)]
-
-
-def _in_sequences(
-    values: Tensor | None, scored: Tensor, logits: Tensor, batch: MicroBatchTensors, inner: Sequence[int] = ()
-) -> Tensor:
+def _in_sequences(values: Tensor | None, logits: Tensor, batch: MicroBatchTensors, inner: Sequence[int] = ()) -> Tensor:
     """Lay out values of this rank's scored tokens as `[sequences, width]`, with those of all context-parallel ranks.
 
     Without scored tokens `values` is None. `inner` is the shape of the values of one token.
     """
-    found = logits.new_zeros((*scored.shape, *inner), dtype=torch.float32)
+    own, _ = scored_tokens(batch)
     if values is None:
         # Without values the gradient is 0, but backward must reach the collectives of the model. Barred ids have logits
         # of -inf, which 0.0 times the sum would turn into NaN.
-        found = found + logits[..., :0].float().sum()
-    else:
-        found = found.masked_scatter(scored.view(*scored.shape, *(1 for _ in inner)), values)
-    if parallel_state.get_context_parallel_world_size() > 1:
-        whole = found.new_zeros((*batch.tokens.shape, *inner))
-        whole = whole.index_copy(1, _positions(whole.shape[1], whole.device), found)
-        found = _ContextParallelSum.apply(whole, parallel_state.get_context_parallel_group())  # type: ignore[no-untyped-call]
-    return found.flatten(0, 1)[batch.positions]
+        values = logits.new_zeros((0, *inner), dtype=torch.float32) + logits[..., :0].float().sum()
+    if own is not None:
+        whole = values.new_zeros((len(batch.scored), *inner)).index_copy(0, own, values)
+        values = _ContextParallelSum.apply(whole, parallel_state.get_context_parallel_group())  # type: ignore[no-untyped-call]
+    places = torch.nonzero(batch.mask.flatten())[:, 0]
+    found = values.new_zeros((batch.mask.numel(), *inner)).index_copy(0, places, values)
+    return found.view(*batch.mask.shape, *inner)
 
 
 def _mask_padding(logits: Tensor, vocab_size: int) -> Tensor:

@@ -8,8 +8,7 @@ that are padded on the right instead.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,31 +16,32 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from relax_actors.algorithms.micro_batches import Shared, micro_batches
+from relax_actors.algorithms.micro_batches import Shared, group_work, micro_batches
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore.batch_media import MicroBatchMedia
-from relax_actors.engines.protocols.samples import TrainSample, lengths_of
+from relax_actors.engines.protocols.samples import MicroBatchPlan, TrainSample, lengths_of, shared_work
+from relax_actors.engines.torch.experts import pack_experts
 from relax_actors.engines.torch.packing import Packing
 from relax_actors.media.family import Family
-from relax_actors.messages.experts import MISSING
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
     """Plan of a micro-batch: the sequences of `indices`, laid out as `[rows, length]`.
 
-    A packed micro-batch has one row, with padding after the last sequence. Otherwise each sequence has a row, and
-    further rows are padding.
+    A packed micro-batch has one row, with padding after the last sequence; each sequence lacks the first `shared`
+    tokens, which its predecessor has, too. Otherwise each sequence has a row, and further rows are padding.
     """
 
     indices: list[int]
     rows: int
     length: int
     packed: bool = True
+    shared: list[int] = field(default_factory=list)
 
 
 def plan_micro_batches(
-    lengths: Sequence[int], layout: Layout, max_tokens: int, shared: Shared | None = None
+    samples: Sequence[TrainSample], layout: Layout, max_tokens: int, *, share_prefixes: bool
 ) -> list[list[MicroBatch]]:
     """Micro-batches of each data-parallel rank.
 
@@ -49,35 +49,58 @@ def plan_micro_batches(
     every micro-batch.
 
     Args:
-        lengths: tokens of each sequence.
+        samples: sequences of the step.
         layout: of the ranks.
         max_tokens: largest number of tokens of a micro-batch.
-        shared: media of prompts, which the sequences of a prompt share if they are on the same rank.
+        share_prefixes: whether a prefix that sequences of a row share counts once, without context parallelism.
     """
-    shares = _shares(lengths, layout.data) if shared is None else _grouped_shares(lengths, layout.data, shared)
-    packed = layout.context == 1
-    if shared is None:
-        cuts = [_cut([lengths[i] for i in share], layout, max_tokens, max(lengths)) for share in shares]
-    else:
-        cuts = [_grouped_cut(lengths, share, max_tokens, shared) for share in shares]
+    lengths, packed = lengths_of(samples), layout.context == 1
+    shares = _shares(samples, layout.data, share_prefixes=share_prefixes and packed)
+    cuts = []
+    for share in shares:
+        own = [samples[i] for i in share]
+        work = shared_work(own, share_prefixes=share_prefixes and packed)
+        parts = _cut(lengths_of(own), layout, max_tokens, max(lengths), work)
+        cuts.append([_micro_batch(lengths, share, MicroBatchPlan.of(part, work), layout) for part in parts])
     count = max(map(len, cuts))
     if layout.virtual > 1:  # the interleaved schedule takes a multiple of the pipeline stages
         count = -(-count // layout.pipeline) * layout.pipeline
-    groups = [[[share[i] for i in group] for group in cut] for share, cut in zip(shares, cuts, strict=True)]
-    multiple = layout.length_multiple
-    plans = [[_micro_batch(lengths, indices, multiple, packed=packed) for indices in cut] for cut in groups]
-    empty = MicroBatch([], 1, multiple, packed)
-    padded = [plan + [empty] * (count - len(plan)) for plan in plans]
+    empty = MicroBatch([], 1, layout.length_multiple, packed)
+    plans = [plan + [empty] * (count - len(plan)) for plan in cuts]
     if layout.virtual == 1:
-        return padded
+        return plans
     # Virtual stages do not exchange the shapes of their activations, so all micro-batches have one shape.
-    rows = max(batch.rows for plan in padded for batch in plan)
-    length = max(batch.length for plan in padded for batch in plan)
-    return [[MicroBatch(batch.indices, rows, length, packed) for batch in plan] for plan in padded]
+    rows = max(batch.rows for plan in plans for batch in plan)
+    length = max(batch.length for plan in plans for batch in plan)
+    return [[MicroBatch(batch.indices, rows, length, packed, batch.shared) for batch in plan] for plan in plans]
 
 
-def _shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:
-    """Sequences of each data-parallel rank, longest first."""
+def _shares(samples: Sequence[TrainSample], ranks: int, *, share_prefixes: bool) -> list[list[int]]:
+    """Sequences of each data-parallel rank, so that the rank with the most work has as little as possible.
+
+    Sequences that share work stay together, unless dealing them out one by one leaves less to the busiest rank.
+    """
+    lengths = lengths_of(samples)
+    dealt = _dealt(lengths, ranks)
+    shared = shared_work(samples, share_prefixes=share_prefixes)
+    if shared is None or ranks == 1:
+        return dealt
+
+    def busiest(shares: list[list[int]]) -> int:
+        return max(_work([samples[i] for i in share], share_prefixes=share_prefixes) for share in shares)
+
+    together = _together(lengths, ranks, shared)
+    return together if busiest(together) <= busiest(dealt) else dealt
+
+
+def _work(samples: Sequence[TrainSample], *, share_prefixes: bool) -> int:
+    shared = shared_work(samples, share_prefixes=share_prefixes)
+    lengths = lengths_of(samples)
+    return sum(lengths if shared is None else group_work(lengths, shared).values())
+
+
+def _dealt(lengths: Sequence[int], ranks: int) -> list[list[int]]:
+    """Sequences of each rank, dealt out longest first."""
     shares: list[list[int]] = [[] for _ in range(ranks)]
     for position, index in enumerate(sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))):
         # Alternate the direction, so that the rank with the longest sequence of a round gets the shortest of the next.
@@ -86,17 +109,12 @@ def _shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:
     return shares
 
 
-def _grouped_shares(lengths: Sequence[int], ranks: int, shared: Shared) -> list[list[int]]:
-    """Sequences of each data-parallel rank; each group goes to the rank with the least work, the largest group first.
-
-    A step of fewer groups than ranks splits its groups, and their media are encoded on more than one rank.
-    """
+def _together(lengths: Sequence[int], ranks: int, shared: Shared) -> list[list[int]]:
+    """Sequences of each rank; each group goes to the rank with the least work, the largest group first."""
     members: dict[int, list[int]] = {}
     for index, group in enumerate(shared.groups):
         members.setdefault(group, []).append(index)
-    if len(members) < ranks:
-        return _shares(lengths, ranks)
-    work = {group: shared.tokens.get(group, 0) + sum(lengths[i] for i in own) for group, own in members.items()}
+    work = group_work(lengths, shared)
     shares: list[list[int]] = [[] for _ in range(ranks)]
     loads = [0] * ranks
     for group in sorted(members, key=lambda group: (-work[group], members[group][0])):
@@ -106,23 +124,18 @@ def _grouped_shares(lengths: Sequence[int], ranks: int, shared: Shared) -> list[
     return shares
 
 
-def _grouped_cut(lengths: Sequence[int], share: Sequence[int], max_tokens: int, shared: Shared) -> list[list[int]]:
-    """Micro-batches of a rank within the budget, as positions in its share."""
-    own = Shared([shared.groups[i] for i in share], shared.tokens)
-    return micro_batches([lengths[i] for i in share], max_tokens=max_tokens, shared=own)
-
-
-def _cut(lengths: list[int], layout: Layout, max_tokens: int, longest: int) -> list[list[int]]:
-    """Micro-batches within the budget; with one padded shape all sequences have one length."""
+def _cut(lengths: list[int], layout: Layout, max_tokens: int, longest: int, shared: Shared | None) -> list[list[int]]:
+    """Micro-batches within the budget, as positions in a rank's share; with one padded shape all have one length."""
     packed = layout.context == 1
     sizes = lengths if packed or layout.virtual == 1 else [longest] * len(lengths)
-    return micro_batches(sizes, max_tokens=max_tokens, padded=not packed)
+    return micro_batches(sizes, max_tokens=max_tokens, padded=not packed, shared=shared)
 
 
-def _micro_batch(lengths: Sequence[int], indices: list[int], multiple: int, *, packed: bool) -> MicroBatch:
+def _micro_batch(lengths: Sequence[int], share: Sequence[int], plan: MicroBatchPlan, layout: Layout) -> MicroBatch:
+    indices, packed, multiple = [share[i] for i in plan.indices], layout.context == 1, layout.length_multiple
     selected = [lengths[i] for i in indices]
-    least = sum(selected) if packed else max(selected)
-    return MicroBatch(indices, 1 if packed else len(indices), -(-least // multiple) * multiple, packed)
+    least = sum(selected) - sum(plan.shared) if packed else max(selected)
+    return MicroBatch(indices, 1 if packed else len(indices), -(-least // multiple) * multiple, packed, plan.shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +146,9 @@ class MicroBatchTensors:
 
     Attributes:
         tokens: `[rows, length] int64`.
-        targets: `[rows, length] int64`, the token after each token.
-        scored: `[rows, length] bool`, true for tokens before a trained token.
-        positions: `[sequences, width] int64`, index in `rows * length` of the token before each trained token.
-        mask: `[sequences, width] bool`, true where `positions` belongs to a trained token.
+        scored: `[trained] int64`, index in `rows * length` of the token before each trained token.
+        targets: `[trained] int64`, the trained tokens.
+        mask: `[sequences, width] bool`, true for trained tokens, false for padding.
         packing: of a packed micro-batch.
         experts: `[rows, length, layers, experts_per_token] int64`, experts to replay, -1 for the router's own choice;
             None if no experts were recorded for these sequences.
@@ -144,9 +156,8 @@ class MicroBatchTensors:
     """
 
     tokens: Tensor
-    targets: Tensor
     scored: Tensor
-    positions: Tensor
+    targets: Tensor
     mask: Tensor
     packing: Packing | None = None
     experts: Tensor | None = None
@@ -166,29 +177,29 @@ class MicroBatchTensors:
         `family` is that of a multimodal model.
         """
         selected = [samples[index] for index in batch.indices]
-        starts = _starts(batch, lengths_of(selected))
-        shape = batch.rows, batch.length
-        tokens, scored = np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
-        width = max([1, *(sample.trained for sample in selected)])
-        positions, mask = np.zeros((len(selected), width), np.int64), np.zeros((len(selected), width), np.bool_)
-        for row, (sample, start) in enumerate(zip(selected, starts, strict=True)):
-            tokens.reshape(-1)[start : start + len(sample)] = sample.token_ids
-            before = np.flatnonzero(sample.loss_mask) - 1 + start
-            positions[row, : len(before)] = before
-            mask[row, : len(before)] = True
-        scored.reshape(-1)[positions[mask]] = True
-        targets = np.roll(tokens.reshape(-1), -1).reshape(shape)
-        tensors = [torch.from_numpy(array).to(device) for array in (tokens, targets, scored, positions, mask)]
-        experts = _experts(batch, selected, starts)
+        packing = _packing(batch, lengths_of(selected), device)
+        rows = [np.arange(len(sample)) + row * batch.length for row, sample in enumerate(selected)]
+        paths = rows if packing is None else packing.paths[: len(selected)]
+        tokens = np.zeros(batch.rows * batch.length, np.int64)
+        mask = np.zeros((len(selected), max([1, *(sample.trained for sample in selected)])), np.bool_)
+        scored, targets = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for row, (sample, path) in enumerate(zip(selected, paths, strict=True)):
+            tokens[path] = sample.token_ids
+            trained = np.flatnonzero(sample.loss_mask)
+            scored.append(path[trained - 1])
+            targets.append(sample.token_ids[trained])
+            mask[row, : len(trained)] = True
+        arrays = [tokens.reshape(batch.rows, -1), np.concatenate(scored), np.concatenate(targets).astype(np.int64)]
+        on = [torch.from_numpy(array).to(device) for array in (*arrays, mask)]
+        experts = _experts(selected, paths, batch)
         return cls(
-            tensors[0],
-            tensors[1],
-            tensors[2],
-            tensors[3],
-            tensors[4],
-            _packing(batch, lengths_of(selected), device),
+            on[0],
+            on[1],
+            on[2],
+            on[3],
+            packing,
             None if experts is None else torch.from_numpy(experts).to(device),
-            None if family is None else MicroBatchMedia.of(family, selected, starts, batch.length, device),
+            None if family is None else MicroBatchMedia.of(family, selected, paths, batch.shared, batch.length, device),
         )
 
     def padded(self, arrays: Sequence[NDArray[Any]]) -> Tensor:
@@ -207,31 +218,24 @@ class MicroBatchTensors:
         return torch.from_numpy(out).to(self.mask.device)
 
 
-def _starts(batch: MicroBatch, lengths: Sequence[int]) -> list[int]:
-    """Index in `rows * length` of each sequence's first token."""
-    if batch.packed:
-        return list(accumulate(lengths, initial=0))[:-1]
-    return [row * batch.length for row in range(len(lengths))]
-
-
 def _packing(batch: MicroBatch, lengths: Sequence[int], device: torch.device) -> Packing | None:
     """Packing of the sequences; padding after the last sequence counts as one more."""
     if not batch.packed:
         return None
-    padding = batch.length - sum(lengths)
-    return Packing.of([*lengths, padding] if padding else lengths, device)
+    shared = [*batch.shared] if batch.shared else [0] * len(lengths)
+    padding = batch.length - sum(lengths) + sum(shared)
+    return Packing.of([*lengths, padding], device, [*shared, 0]) if padding else Packing.of(lengths, device, shared)
 
 
-def _experts(batch: MicroBatch, samples: Sequence[TrainSample], starts: Sequence[int]) -> NDArray[Any] | None:
+def _experts(samples: Sequence[TrainSample], paths: Sequence[NDArray[Any]], batch: MicroBatch) -> NDArray[Any] | None:
     """Recorded experts of the tokens, -1 where there are none; None if none were recorded."""
     recorded = [
-        (start, sample.routed_experts)
-        for sample, start in zip(samples, starts, strict=True)
+        (path, sample.routed_experts)
+        for sample, path in zip(samples, paths, strict=True)
         if sample.routed_experts is not None
     ]
     if not recorded:
         return None
-    out = np.full((batch.rows * batch.length, *recorded[0][1].shape[1:]), MISSING, np.int64)
-    for start, experts in recorded:
-        out[start : start + len(experts)] = experts
-    return out.reshape(batch.rows, batch.length, *out.shape[1:])
+    packed = pack_experts([e for _, e in recorded], [path for path, _ in recorded], batch.rows * batch.length)
+    found = packed.swapaxes(0, 1)
+    return np.ascontiguousarray(found).reshape(batch.rows, batch.length, *found.shape[1:])

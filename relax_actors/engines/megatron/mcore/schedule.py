@@ -22,6 +22,8 @@ from relax_actors.engines.megatron.mcore.logprobs import (
     barred_ids,
     context_parallel_slice,
     score_trained,
+    scored_tokens,
+    select_outputs,
     set_scored_tokens,
     top_tokens,
     trained_squares,
@@ -30,12 +32,12 @@ from relax_actors.engines.megatron.mcore.logprobs import (
 from relax_actors.engines.megatron.mcore.micro_batches import MicroBatch, MicroBatchTensors, plan_micro_batches
 from relax_actors.engines.megatron.mcore.model_chunks import padded_vocabulary
 from relax_actors.engines.megatron.mcore.replay import Replay
-from relax_actors.engines.protocols.samples import TrainSample, lengths_of, shared_media
+from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.torch.objective import ScoredTokens
 from relax_actors.media.family import family_of
 
 Score = Callable[[Tensor, MicroBatchTensors, Sequence[TrainSample]], ScoredTokens]
-"""Maps logits, tensors and sequences of a micro-batch to what the loss function reads; see `Schedule.scores`."""
+"""Maps logits of scored tokens, tensors and sequences of a micro-batch to what losses read; see `Schedule.scores`."""
 LossFunction = Callable[[int, MicroBatchTensors, ScoredTokens], tuple[Tensor, dict[str, float]]]
 """Maps the number, tensors and scores of a micro-batch to its loss and metrics."""
 
@@ -55,6 +57,9 @@ class Schedule:
     def __init__(self, config: Config, architecture: Architecture, layout: Layout, *, is_critic: bool = False) -> None:
         self._layout, self._vocab_size = layout, architecture.vocab_size
         self._max_tokens, self._temperature = config.trainer.max_tokens_per_microbatch, config.rollout.temperature
+        self._share_prefixes = config.trainer.share_prefixes
+        # See `limit_logits_to_scored`.
+        self._limited = not (is_critic or layout.sequence)
         self._device = process_groups.device()
         self._family = family_of(config.model_path)
         self._barred = barred_ids(None if is_critic else self._family, padded_vocabulary(architecture, layout))
@@ -65,7 +70,8 @@ class Schedule:
         Raises:
             ValueError: a sequence is empty, or longer than the token budget.
         """
-        plans = plan_micro_batches(lengths_of(samples), self._layout, self._max_tokens, shared_media(samples))
+        shares = self._share_prefixes
+        plans = plan_micro_batches(samples, self._layout, self._max_tokens, share_prefixes=shares)
         return plans[parallel_state.get_data_parallel_rank()]
 
     def scores(self, *, temperature: float | None = None, entropies: bool = False, top: bool = False) -> Score:
@@ -139,7 +145,8 @@ class Schedule:
         score = score or self.scores()
 
         def loss(number: int, tensors: MicroBatchTensors, logits: Tensor) -> tuple[Tensor, Tensor, dict[str, float]]:
-            scored = score(self._barred.cut(logits), tensors, [samples[index] for index in batches[number].indices])
+            selected = self._barred.cut(select_outputs(logits, tensors, limited=self._limited))
+            scored = score(selected, tensors, [samples[index] for index in batches[number].indices])
             value, metrics = loss_function(number, tensors, scored)
             measured.append(metrics)
             # The number of tokens is unused: the optimizer step divides by that of the whole step.
@@ -152,7 +159,7 @@ class Schedule:
             if replay is not None:
                 chunk = next(i for i, candidate in enumerate(models) if candidate is model)
                 replay.set(chunk, None if tensors.experts is None else context_parallel_slice(tensors.experts))
-            set_scored_tokens(model, context_parallel_slice(tensors.scored))
+            set_scored_tokens(model, scored_tokens(tensors)[1])
             output = model(
                 input_ids=context_parallel_slice(tensors.tokens),
                 position_ids=None,
