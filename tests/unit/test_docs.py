@@ -70,10 +70,18 @@ def test_readme_terms_are_in_the_glossary() -> None:
     assert set(linked) <= headings
 
 
-@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
-def test_included_files_exist(page: Path) -> None:
-    for name in re.findall(r'--8<-- "([^":]+)', page.read_text()):
-        assert (ROOT / name).exists(), name
+def test_code_blocks_show_tested_files_as_they_are() -> None:
+    samples = runpy.run_path(str(ROOT / "docs" / "make_samples.py"))
+    assert sum(page.read_text().count("<!-- examples/") for page in samples["pages"]()) > 5
+    for page in samples["pages"]():
+        assert page.read_text() == samples["filled"](page.read_text()), f"{page}: python docs/make_samples.py"
+        assert page.read_text().count("<!-- examples/") == len(samples["BLOCK"].findall(page.read_text())), page
+
+
+def test_index_lists_every_page() -> None:
+    listed = set(re.findall(r"\]\(([\w/-]+\.md)\)", (ROOT / "docs" / "index.md").read_text()))
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    assert listed == pages - {"index.md"}
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
