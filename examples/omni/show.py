@@ -3,14 +3,16 @@
     python examples/omni/show.py RUN [--rows 24] [--output FILE.html]
 
 Reads the held-out rows of the last evaluation of a run with media, live or over, and writes `samples.html` in the
-folder of the run: one file, which opens without a server. Pictures and spectrograms are the features that the model
-got, sounds are the files. Texts of the data and of the model are escaped.
+folder of the run: one file, which opens without a server. It says what the task is, and shows each prompt as the model
+reads it: text, and media in their places. Pictures and spectrograms are the features that the model got, sounds are the
+files. Texts of the data and of the model are escaped.
 """
 
 from __future__ import annotations
 
 import argparse
 import base64
+import re
 import sys
 from collections import defaultdict
 from contextlib import suppress
@@ -23,6 +25,7 @@ from drawing import frames_of, spectrogram, strip
 
 from relax_actors.errors import CodecError, RelaxError
 from relax_actors.media import Family, family_of
+from relax_actors.media.special_tokens import NAMES
 from relax_actors.messages import PreparedPrompt, Prompt, Reward, Trajectory
 from relax_actors.monitoring.connection import Connected, connected
 from relax_actors.printable import printable
@@ -35,6 +38,15 @@ COLUMNS: dict[str, type[Any]] = {
 }
 PLAYED = {".wav": "audio/wav", ".mp3": "audio/mpeg", ".ogg": "audio/ogg", ".flac": "audio/flac", ".mp4": "video/mp4"}
 MAX_PLAYED_BYTES = 1 << 20
+SPAN = re.compile(
+    "(?:{})?(?:{}|<(?:image|video|audio)>)(?:{})?".format(
+        *(
+            "|".join(re.escape(text) for name in names for text in NAMES[name])
+            for names in (("vision_start", "audio_start"), ("image", "video", "audio"), ("vision_end", "audio_end"))
+        )
+    )
+)
+"""Where a medium stands in the text of a prompt."""
 STYLE = (
     "body{font:15px sans-serif;max-width:72em;margin:2em auto;padding:0 1em}"
     "table{border-collapse:collapse;width:100%}td,th{text-align:left;padding:.5em;border-bottom:1px solid #ccc}"
@@ -46,10 +58,9 @@ STYLE = (
 
 @dataclass(frozen=True)
 class Shown:
-    """A held-out row: its drawn media as HTML, and its texts."""
+    """A held-out row: its prompt and its drawn media as HTML, and its other texts."""
 
-    media: list[str]
-    question: str
+    prompt: str
     expected: str
     answer: str
     reward: float
@@ -77,7 +88,28 @@ def shown(at: Connected, row: dict[str, Any], family: Family | None) -> Shown:
     """Draw a row."""
     prompt, texts, rewards = row["prompt"], row["trajectory"].texts, row["reward"].values
     media = [drawn(at, medium, prompt.media[medium.source], family) for medium in row["media"].media]
-    return Shown(media, prompt.text, prompt.answer, texts[0], float(rewards[0]))
+    return Shown(prompt_as_read(prompt.text, media), prompt.answer, texts[0], float(rewards[0]))
+
+
+def prompt_as_read(text: str, media: list[str]) -> str:
+    """Put drawn media in the places where the text of a prompt has its markers; the others come first."""
+    pieces = SPAN.split(text)
+    written = [f"<pre>{escape(printable(piece))}</pre>" if piece.strip() else "" for piece in pieces]
+    places = min(len(pieces) - 1, len(media))
+    before, placed = media[: len(media) - places], media[len(media) - places :]
+    html = "".join(before) + written[0]
+    for medium, piece in zip([*placed, *[""] * (len(pieces) - 1 - places)], written[1:], strict=True):
+        html += medium + piece
+    return html
+
+
+def task_of(at: Connected) -> str:
+    """Describe the task of a run: its data, and what counts as right."""
+    source = at.config.eval.data or at.config.data
+    where = source.path or source.function or source.task or source.kind
+    asked = f"; the system message is: {source.system}" if source.system else ""
+    reward = at.config.eval.reward or at.config.reward.function
+    return f"Task: prompts of {where}{asked}. The reward of an answer is {reward}, and 1 is the best."
 
 
 def drawn(at: Connected, medium: Any, source: Any, family: Family | None) -> str:
@@ -109,22 +141,21 @@ def embedded(kind: str, content: bytes) -> str:
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
-def page(title: str, rows: list[Shown]) -> str:
+def page(title: str, task: str, rows: list[Shown]) -> str:
     """Write the page; all texts are escaped."""
-    title = escape(printable(title))
-    head = "".join(f"<th>{name}</th>" for name in ("media", "question", "expected", "answer", "reward"))
+    title, task = escape(printable(title)), escape(printable(task))
+    head = "".join(f"<th>{name}</th>" for name in ("prompt", "expected", "answer", "reward"))
     lines = [
-        f"<tr><td>{''.join(row.media)}</td>"
-        + "".join(f"<td><pre>{escape(printable(text))}</pre></td>" for text in (row.question, row.expected))
-        + f'<td class="{"good" if row.reward >= 1 else "bad"}"><pre>{escape(printable(row.answer))}</pre></td>'
-        + f"<td>{row.reward:.2f}</td></tr>"
+        f"<tr><td>{row.prompt}</td><td><pre>{escape(printable(row.expected))}</pre></td>"
+        f'<td class="{"good" if row.reward >= 1 else "bad"}"><pre>{escape(printable(row.answer))}</pre></td>'
+        f"<td>{row.reward:.2f}</td></tr>"
         for row in rows
     ]
     policy = "default-src 'none'; img-src data:; media-src data:; style-src 'unsafe-inline'"
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}"><style>{STYLE}</style></head>'
-        f"<body><h1>{title}</h1><table><tr>{head}</tr>{''.join(lines)}</table></body></html>\n"
+        f"<body><h1>{title}</h1><p>{task}</p><table><tr>{head}</tr>{''.join(lines)}</table></body></html>\n"
     )
 
 
@@ -139,7 +170,8 @@ def main() -> None:
         with connected(options.run) as at:
             version, rows = read_rows(at, options.rows)
             target = options.output or at.folder.root / "samples.html"
-            target.write_text(page(f"{at.config.run.name}: held-out answers of version {version}", rows))
+            title = f"{at.config.run.name}: held-out answers of version {version}"
+            target.write_text(page(title, task_of(at), rows))
     except RelaxError as error:
         sys.exit(f"show.py: {error}")
     print(f"{target}: {len(rows)} rows")

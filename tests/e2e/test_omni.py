@@ -48,6 +48,8 @@ def test_task_trains_and_its_held_out_rows_are_shown(tmp_path: Path, task: str) 
     page = run.folder.root / "samples.html"
     assert (shown.returncode, shown.stdout) == (0, f"{page}: {HELD_OUT} rows\n"), shown.stderr
     html = page.read_text()
+    assert "Task: prompts of " in html
+    assert not any(f"&lt;|{kind}" in html for kind in ("image", "video", "audio", "vision"))
     assert html.count("data:image/png;base64,") == HELD_OUT * len(KINDS[task])
     assert html.count("<audio controls") == (HELD_OUT if "audio" in KINDS[task] else 0)
 
@@ -55,12 +57,26 @@ def test_task_trains_and_its_held_out_rows_are_shown(tmp_path: Path, task: str) 
 def test_page_of_samples_escapes_what_data_and_model_wrote() -> None:
     show = omni_module("show")
     hostile = "</pre><script>alert(1)</script>\x1b[2J\u202e&amp;\" onload='x'"
-    html = show.page(hostile, [show.Shown([], hostile, hostile, hostile, 0.5)])
+    prompt = show.prompt_as_read(f"{hostile}<|vision_start|><|image_pad|><|vision_end|>{hostile}", ["<img>"])
+    html = show.page(hostile, hostile, [show.Shown(prompt, hostile, hostile, 0.5)])
     body = html.partition("<body>")[2]
     assert "<script" not in html
     assert not any(mark in html for mark in ("\x1b", "\u202e", "onload='x'", "<pre></pre>"))
-    assert body.count("&lt;script&gt;alert(1)&lt;/script&gt;") == 4
+    assert body.count("&lt;script&gt;alert(1)&lt;/script&gt;") == 6
     assert "default-src 'none'" in html
+
+
+@pytest.mark.parametrize(
+    ("text", "media", "shown"),
+    [
+        ("a<|vision_start|><|image_pad|><|vision_end|>b", ["<1>"], "<pre>a</pre><1><pre>b</pre>"),
+        ("<|audio_bos|><|AUDIO|><|audio_eos|><image>?", ["<1>", "<2>"], "<1><2><pre>?</pre>"),
+        ("no marker", ["<1>"], "<1><pre>no marker</pre>"),
+        ("<image> and <image>", ["<1>"], "<1><pre> and </pre>"),
+    ],
+)
+def test_media_stand_where_the_prompt_has_its_markers(text: str, media: list[str], shown: str) -> None:
+    assert omni_module("show").prompt_as_read(text, media) == shown
 
 
 def test_pictures_are_put_together_from_their_patches() -> None:
