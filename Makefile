@@ -61,8 +61,9 @@ sglang: $(VENV)/.sglang
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal
 
+# Ends with a list of what was skipped, and why.
 test-all: $(VENV)/.test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -rs
 
 chaos: $(VENV)/.test
 	$(BIN)/python -m tests.chaos.equivalence --kills 100
@@ -74,10 +75,11 @@ SEED ?= 0
 fuzz: $(VENV)/.test
 	$(BIN)/python -m tests.chaos.fuzz --count $(COUNT) --seed $(SEED)
 
-# Trains with one container per role; kills, disconnects and scales them.
+# Trains with one container per role; kills, disconnects and scales them. Some of its tests: make compose-test COMPOSE_TESTS=killed
+COMPOSE_TESTS ?=
 compose-test: $(VENV)/.test
 	docker build -f deploy/docker/Dockerfile -t relax-actors $(BUILD) .
-	$(BIN)/python -m pytest -s -rs tests/e2e/compose
+	$(BIN)/python -m pytest -s -rs tests/e2e/compose -k "$(COMPOSE_TESTS)"
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
@@ -96,11 +98,12 @@ audit: $(VENV)/.lint
 	$(BIN)/pip install --quiet pip-audit
 	for file in deploy/requirements/*.txt; do $(BIN)/pip-audit --strict --disable-pip --require-hashes --requirement $$file || exit 1; done
 
-# Regenerates the pages about configuration and subjects first.
+# Regenerates the pages and code blocks that are made from the code first.
 docs: $(VENV)/.docs
 	$(BIN)/python docs/make_config.py
 	$(BIN)/python docs/make_subjects.py
 	$(BIN)/python docs/make_algorithms.py
+	$(BIN)/python docs/make_samples.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(VENV)/.test

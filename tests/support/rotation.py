@@ -1,0 +1,65 @@
+"""Plugin of pytest that chooses and orders slow tests in CI: `-p tests.support.rotation`.
+
+CI runs the tests of a list for each change; the others take turns, as many as there is time for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--listed", metavar="FILE", help="run only tests whose names begin with a line of FILE")
+    parser.addoption("--unlisted", metavar="FILE", help="run only tests whose names begin with no line of FILE")
+    parser.addoption(
+        "--shuffle", metavar="SEED", help="run tests in an order that follows from SEED; parameters stay together"
+    )
+    parser.addoption(
+        "--until", type=float, metavar="TIME", help="skip tests that would start later, in seconds since 1970"
+    )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for option, wanted in (("--listed", True), ("--unlisted", False)):
+        if (file := config.getoption(option)) is not None:
+            keep(config, items, names_of(Path(file)), wanted=wanted)
+    if (seed := config.getoption("--shuffle")) is not None:
+        items.sort(key=lambda item: order_of(seed, item.nodeid.split("[", 1)[0]))
+
+
+def names_of(file: Path) -> tuple[str, ...]:
+    """Names of tests, files and folders in a list; a line may end with a comment."""
+    lines = (line.split("#", 1)[0].strip() for line in file.read_text().splitlines())
+    return tuple(line for line in lines if line)
+
+
+def keep(config: pytest.Config, items: list[pytest.Item], names: tuple[str, ...], *, wanted: bool) -> None:
+    """Deselect tests that are in the list, or those that are not.
+
+    Raises:
+        pytest.UsageError: a name of the list is the beginning of no file's name, so that the list is out of date.
+    """
+    missing = [name for name in names if not Path(config.rootpath, name.split("::", 1)[0]).exists()]
+    if missing:
+        msg = f"no such test: {', '.join(missing)}; correct the list"
+        raise pytest.UsageError(msg)
+    others = [item for item in items if item.nodeid.startswith(names) is not wanted]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if item.nodeid.startswith(names) is wanted]
+
+
+def order_of(seed: str, name: str) -> str:
+    """Return what tests are sorted by: each seed gives another order, the same in every worker."""
+    return hashlib.sha256(f"{seed} {name}".encode()).hexdigest()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    until = item.config.getoption("--until")
+    if until is not None and time.time() >= until:
+        pytest.skip("no time was left for its turn")
