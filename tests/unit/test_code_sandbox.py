@@ -6,13 +6,16 @@ import os
 import re
 import shutil
 import socket
+import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from relax_actors.envs import control_group
 from relax_actors.envs.tools import sandbox
 from relax_actors.envs.tools.python import PythonEnvironment, run_code
 from relax_actors.envs.tools.sandbox import Ended, Kind, Limits, check_bubblewrap
@@ -157,18 +160,44 @@ def test_missing_sandbox_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     )
 
 
-@needs_bubblewrap
-def test_calls_of_a_session_leave_room_for_the_next() -> None:
-    """A session adopts what its calls leave behind, and does not count it against their limit of processes."""
-    pid = os.fork()
-    if pid == 0:
+def in_child(holds: Callable[[], bool]) -> bool:
+    """Return what a function returns in a forked process."""
+    if (pid := os.fork()) == 0:
         code = 1
         try:
-            adopt_descendants()
-            code = 0 if all(run("bubblewrap", "print(1)").output == "1\n" for _ in range(LIMITS.processes)) else 2
+            code = 0 if holds() else 2
         finally:
             os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    return os.waitpid(pid, 0)[1] == 0
+
+
+@needs_bubblewrap
+def test_calls_of_a_session_leave_room_for_the_next() -> None:
+    """A session adopts what its calls leave behind, which does not count against their limit of processes."""
+
+    def many_calls() -> bool:
+        adopt_descendants()
+        return all(run("bubblewrap", "print(1)").output == "1\n" for _ in range(LIMITS.processes))
+
+    assert in_child(many_calls)
+
+
+@needs_bubblewrap
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_other_processes_of_the_same_user_do_not_count() -> None:
+    def crowded() -> bool:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+        control_group.bounds_memory.cache_clear()
+        others = [subprocess.Popen(["/bin/sleep", "100"]) for _ in range(2 * LIMITS.processes)]
+        try:
+            return run("bubblewrap", FORKS).output == "True 11\n"
+        finally:
+            for other in others:
+                other.kill()
+
+    assert in_child(crowded)
 
 
 @needs_bubblewrap
