@@ -21,7 +21,7 @@ from relax_actors.config import load_config
 from relax_actors.envs import control_group
 from relax_actors.errors import ConfigError
 from relax_actors.runtime.run_folder import RunFolder
-from relax_actors.supervision.sandbox import SHARED_MEMORY, TMP, SandboxFiles, check_sandbox, command
+from relax_actors.supervision.sandbox import SHARED_MEMORY, TMP, SandboxFiles, check_sandbox, command, limits
 from tests.support import hostile_rewards
 from tests.support.guarded import MakeGuarded
 from tests.support.media_rows import write_config
@@ -257,30 +257,49 @@ except OSError as error: print(os.strerror(error.errno))
 """
 
 
-@needs_sandbox
-def test_sandbox_of_a_reward_holds_no_memory_outside_its_limits(tmp_path: Path) -> None:
-    """Files in memory have a size, folders that cover others take none, and no memory is held by descriptors."""
-    hidden = tmp_path / "runs"
-    config = load_config(TINY, ["reward.isolation=sandbox", f"run.folder={hidden}/demo"])
+def run_in_sandbox(tmp_path: Path, inner: list[str], *settings: str) -> tuple[int, str]:
+    """Run a program in the sandbox of a reward, within its limits; return its exit code and output."""
+    config = load_config(TINY, ["reward.isolation=sandbox", f"run.folder={tmp_path}/runs/demo", *settings])
     folder = RunFolder(config.folder)
     folder.black_box("reward.0").parent.mkdir(parents=True)
     folder.black_box("reward.0").touch()
     folder.save_config(config, str(tmp_path))
     Address("nats://127.0.0.1:4222").save(folder.address)
-    with (tmp_path / "info").open("w") as info:
-        inner = [sys.executable, "-c", HOLDS, TMP, SHARED_MEMORY, "/dev", "/", str(hidden)]
-        with command(SandboxFiles(folder, "reward", 0), info.fileno(), inner) as (line, descriptor):
-            passed = [info.fileno(), descriptor]
-            done = subprocess.run(line, capture_output=True, text=True, check=False, pass_fds=passed)
+    with (
+        (tmp_path / "info").open("w") as info,
+        control_group.control_group(control_group.actor_name(str(tmp_path)), limits(config, "reward")) as group,
+        command(SandboxFiles(folder, "reward", 0), info.fileno(), inner) as (line, descriptor),
+    ):
+        passed = [info.fileno(), descriptor]
+        done = subprocess.run([*group.enter, *line], capture_output=True, text=True, check=False, pass_fds=passed)
+    return done.returncode, done.stdout + done.stderr
+
+
+@needs_sandbox
+def test_processes_and_files_of_a_sandboxed_reward_are_bounded_together(tmp_path: Path) -> None:
+    if not control_group.bounds_memory():
+        pytest.skip(f"needs a control group with a limit of memory: {control_group.problem('memory')}")
+    inner = [sys.executable, "-u", "-c", f"{HOLDS}\nprint(len(bytearray(300 << 20)))", TMP, SHARED_MEMORY]
+    code, output = run_in_sandbox(tmp_path, inner, "reward.memory_limit_mib=64")
+    assert code == 128 + signal.SIGKILL, output
+    assert output.splitlines()[0].startswith(f"{TMP} 256 "), output
+
+
+@needs_sandbox
+def test_sandbox_of_a_reward_holds_no_memory_outside_its_limits(tmp_path: Path) -> None:
+    """Files in memory have a size, folders that cover others take none, and no memory is held by descriptors."""
+    hidden = tmp_path / "runs"
+    inner = [sys.executable, "-c", HOLDS, TMP, SHARED_MEMORY, "/dev", "/", str(hidden)]
+    _, output = run_in_sandbox(tmp_path, inner)
     full, read_only = "No space left on device", "Read-only file system"
-    assert done.stdout.splitlines() == [
+    assert output.splitlines() == [
         f"{TMP} 256 {full}",
         f"{SHARED_MEMORY} 64 {full}",
         f"/dev 0 {read_only}",
         f"/ 0 {read_only}",
         f"{hidden} 0 {read_only}",
         "Operation not permitted",
-    ], done
+    ]
 
 
 def test_sandbox_that_cannot_be_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
