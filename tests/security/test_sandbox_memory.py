@@ -296,7 +296,6 @@ def interpret(program: bytes, data: bytes) -> int:
     """Run a filter as the kernel does."""
     at, value = 0, 0
     instructions = list(struct.iter_unpack("=HBBI", program))
-    tests = {0x15: lambda k: value == k, 0x35: lambda k: value >= k, 0x45: lambda k: bool(value & k)}
     while True:
         code, yes, no, operand = instructions[at]
         at += 1
@@ -305,4 +304,5 @@ def interpret(program: bytes, data: bytes) -> int:
         if code == 0x20:
             (value,) = struct.unpack_from("<I", data, operand)
         else:
-            at += yes if tests[code](operand) else no
+            holds = {0x15: value == operand, 0x35: value >= operand, 0x45: bool(value & operand)}
+            at += yes if holds[code] else no
