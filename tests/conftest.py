@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
-import subprocess
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -26,6 +25,7 @@ from relax_actors.roles.trainer import Trainer
 from relax_actors.runtime import Context
 from tests.support.contexts import MakeContext, MakeTable, MakeTrainer, context_of
 from tests.support.guarded import Guarded, MakeGuarded
+from tests.support.programs import small_file_system
 from tests.support.running import ON_POLICY, TINY, Run
 
 
@@ -157,8 +157,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """Mount a small file system."""
     folder = tmp_path / "small"
     folder.mkdir()
-    mount = ["/bin/mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("mounting a small file system needs root")
-    yield folder
-    subprocess.run(["/bin/umount", "-l", str(folder)], check=True)
+    with small_file_system(folder, "64m") as why:
+        if why:
+            pytest.skip(why)
+        yield folder

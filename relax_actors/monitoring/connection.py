@@ -18,6 +18,7 @@ from nats.js.errors import NotFoundError
 from broker.address import Address, address_of
 from broker.connection import Connection
 from broker.credentials import read_claims
+from broker.files import check_private_folder
 from broker.leases import RunState
 from broker.permissions import OBSERVER, OPERATOR
 from broker.server import Server, ServerSettings, is_listening
@@ -27,7 +28,7 @@ from broker.streams import open_bucket
 from broker.subjects import Subjects, check_name
 from broker.table import Table
 from relax_actors.config import Config
-from relax_actors.errors import ConfigError
+from relax_actors.errors import ConfigError, UnsafePathError
 from relax_actors.monitoring.access import Access, address_for
 from relax_actors.runtime import logs
 from relax_actors.runtime.run_folder import RunFolder
@@ -53,14 +54,28 @@ def find(run: str) -> RunFolder:
         run: path of the folder, or its name below `runs/`.
 
     Raises:
-        ConfigError: no such run.
+        ConfigError: no such run, or its folder is another user's, who could have any code imported from it.
     """
     for path in (Path(run), Path("runs") / run):
-        with suppress(OSError, ValueError):  # a name that no file can have
-            if (path / "config.json").exists():
-                return RunFolder(path)
+        if _holds_run(path):
+            folder = RunFolder(path)
+            try:
+                check_private_folder(folder.root.resolve())
+            except (UnsafePathError, OSError) as error:
+                msg = f"run folder cannot be used: {error}, or run this command as the user of the run"
+                raise ConfigError(msg) from error
+            return folder
     msg = f"no run {run!r}: neither {run}/config.json nor runs/{run}/config.json exists; give the run's folder"
     raise ConfigError(msg)
+
+
+def _holds_run(path: Path) -> bool:
+    try:
+        return (path / "config.json").exists()
+    except PermissionError:  # a folder that only another user can enter
+        return True
+    except (OSError, ValueError):  # a name that no file can have
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,17 +19,19 @@ from broker.files import make_private_folder
 from relax_actors.config import Config
 from relax_actors.config.masking import masked
 from relax_actors.config.pools import RoleSection
-from relax_actors.envs import bubblewrap
+from relax_actors.envs import bubblewrap, control_group
 from relax_actors.errors import ConfigError
 from relax_actors.roles import section_of
 from relax_actors.runtime.run_folder import RunFolder
-from relax_actors.supervision import process_limit
 
 SANDBOX = "sandbox"
 KEEPER_MODULE = "relax_actors.supervision.sandbox_keeper"
 PORT = 4222
 """Port of the loopback interface in a sandbox at which the broker answers."""
-TMP, TMP_BYTES = "/tmp", 256 << 20  # noqa: S108 the sandbox's own
+TMP, TMP_MIB = "/tmp", 256  # noqa: S108 the sandbox's own
+SHARED_MEMORY, SHARED_MEMORY_MIB = "/dev/shm", 64  # noqa: S108
+"""For semaphores and arrays that processes of the sandbox share."""
+COVER_BYTES = 1 << 20
 KEY_LEVELS = 5
 """Levels of folders below the code that are searched for credentials, as RUNS/RUN/broker/keys/USER of another run."""
 SIGNING_KEYS = ("keys.json", "private")
@@ -61,7 +63,9 @@ def check_sandbox(config: Config, roles: Iterable[str]) -> None:
         problem = bubblewrap.problem()
         if config.simulate is not None:
             problem = "simulated actors share files of the run folder"
-        elif max_processes(config, role) is not None and (unbound := process_limit.problem()):
+        elif (
+            max_processes(config, role) is not None and os.geteuid() == 0 and (unbound := control_group.problem("pids"))
+        ):
             msg = f"{key}.max_processes does not bind root here: {unbound}; run as another user, or leave it out"
             raise ConfigError(msg)
         if problem:
@@ -105,29 +109,22 @@ class SandboxFiles:
         config, view = self.folder.load_config(), RunFolder(self.view)
         view.save_config(self._without_secrets(config), self.folder.import_path)
         self.address.inside(PORT).save(view.address)
-        arguments = [
-            *bubblewrap.system_files(),
-            "--proc",
-            "/proc",
-            "--dev",
-            "/dev",
-            "--size",
-            str(TMP_BYTES),
-            "--tmpfs",
-            TMP,
-        ]
+        arguments = [*bubblewrap.system_files(), "--proc", "/proc", "--dev", "/dev"]
+        arguments += bubblewrap.empty_folder(SHARED_MEMORY, SHARED_MEMORY_MIB << 20)
+        arguments += bubblewrap.empty_folder(TMP, TMP_MIB << 20)
         shown = self._code(config)
         for path in shown:
             arguments += ["--ro-bind-try", str(path), str(path)]
-        for path in self._covered(config, shown):
-            arguments += ["--tmpfs", str(path)]
+        covered = self._covered(config, shown)
+        for path in covered:
+            arguments += bubblewrap.empty_folder(str(path), COVER_BYTES)
         arguments += ["--ro-bind", str(self.view), str(self.folder.root)]
         arguments += self._show(self.folder.black_box(f"{self.role}.{self.n}"), "--bind")
         for path in (config.store_path, config.model_path, *self._credentials()):
             if path.exists():
                 arguments += self._show(path.absolute())
-        # Folders that bwrap made for mount points are on the sandbox's first file system.
-        return [*arguments, "--remount-ro", "/"]
+        # Folders that bwrap made for mount points are on the first file system and on those that cover.
+        return [*arguments, *(part for path in ("/", "/dev", *map(str, covered)) for part in ("--remount-ro", path))]
 
     def _show(self, path: Path, how: str = "--ro-bind") -> list[str]:
         """Arguments that show a file or a folder; creates its mount point if it is below the run folder."""
@@ -219,8 +216,9 @@ def _key_folders(top: Path, known: Collection[Path]) -> Iterator[Path]:
         level = below
 
 
-def command(files: SandboxFiles, info: int, inner: list[str]) -> list[str]:
-    """Return the command line of bwrap that runs a command in a sandbox.
+@contextmanager
+def command(files: SandboxFiles, info: int, inner: list[str]) -> Iterator[tuple[list[str], int]]:
+    """Yield the command line of bwrap that runs a command in a sandbox, and the descriptor that it must inherit, too.
 
     Args:
         files: what the sandbox shows.
@@ -228,17 +226,22 @@ def command(files: SandboxFiles, info: int, inner: list[str]) -> list[str]:
         inner: the command.
     """
     places = ["--chdir", TMP, "--setenv", "HOME", TMP, "--setenv", "TMPDIR", TMP]
-    return [
-        "bwrap",
-        *bubblewrap.ISOLATED,
-        "--as-pid-1",
-        *files.prepare(),
-        *places,
-        "--info-fd",
-        str(info),
-        "--",
-        *inner,
-    ]
+    with bubblewrap.isolated() as (bwrap, descriptor):
+        yield [*bwrap, "--as-pid-1", *files.prepare(), *places, "--info-fd", str(info), "--", *inner], descriptor
+
+
+def limits(config: Config, role: str) -> dict[str, int]:
+    """Return the limits of the control group of an actor of a role, by controller.
+
+    The limit of memory holds where a group can have one; the watchdog of the actor is code of the sandbox.
+    """
+    found: dict[str, int] = {}
+    if os.geteuid() == 0 and (most := max_processes(config, role)) is not None:  # another user's is set in the sandbox
+        found["pids"] = most
+    mib: int | None = getattr(section_of(config, role), "memory_limit_mib", None)
+    if mib is not None and control_group.bounds_memory():
+        found["memory"] = mib + TMP_MIB + SHARED_MEMORY_MIB << 20
+    return found
 
 
 def _media_folders(config: Config) -> list[Path]:

@@ -16,16 +16,17 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from relax_actors.envs.control_group import actor_name, control_group
 from relax_actors.errors import ConfigError, RelaxError
 from relax_actors.runtime.exit_codes import EXIT_CONFIG, EXIT_CRASHED
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.actor_process import OUTER_PID
 from relax_actors.supervision.outcome import STATUS_FD, StatusPipe
-from relax_actors.supervision.process_limit import process_limit
-from relax_actors.supervision.sandbox import SandboxFiles, check_sandbox, command, max_processes
+from relax_actors.supervision.sandbox import SandboxFiles, check_sandbox, command, limits
 
 INNER = "relax_actors.supervision.sandboxed_actor"
 CHUNK = 1 << 16
@@ -43,23 +44,22 @@ class SandboxKeeper:
 
     async def run(self) -> int:
         """Run the actor until it ends; return its exit code, negative for a signal."""
-        most = max_processes(self._files.folder.load_config(), self._files.role)
-        if most is None or os.geteuid() != 0:  # another user's limit is set in the sandbox
-            return await self._run([])
-        with process_limit(" ".join(self._arguments), most) as enter:
-            return await self._run(enter)
+        bounds = limits(self._files.folder.load_config(), self._files.role)
+        with control_group(actor_name(" ".join(self._arguments)), bounds) as group:
+            return await self._run(group.enter if bounds else ())
 
-    async def _run(self, enter: list[str]) -> int:
+    async def _run(self, enter: Sequence[str]) -> int:
         own, remote = socket.socketpair()
         info_read, info_write = os.pipe()
         status = [int(fd)] if (fd := os.environ.get(STATUS_FD)) else []
         inner = [sys.executable, "-P", "-m", INNER, str(remote.fileno()), *self._arguments]
-        process = subprocess.Popen(  # noqa: ASYNC220, S603 the loop has nothing else to do yet
-            [*enter, *command(self._files, info_write, inner)],
-            stdin=subprocess.DEVNULL,
-            env=os.environ | {OUTER_PID: str(os.getpid())},
-            pass_fds=[remote.fileno(), info_write, *status],
-        )
+        with command(self._files, info_write, inner) as (bwrap, descriptor):
+            process = subprocess.Popen(  # noqa: ASYNC220, S603 the loop has nothing else to do yet
+                [*enter, *bwrap],
+                stdin=subprocess.DEVNULL,
+                env=os.environ | {OUTER_PID: str(os.getpid())},
+                pass_fds=[remote.fileno(), info_write, descriptor, *status],
+            )
         remote.close()
         os.close(info_write)
         ended = asyncio.create_task(asyncio.to_thread(process.wait))

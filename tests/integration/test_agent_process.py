@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import pytest
 from relax_actors.serving.agent_process import AgentError, Program
 from relax_actors.serving.session_client import AgentResult, AgentTask
 from relax_actors.serving.tokens import session_token
+from tests.support.programs import needs_programs
 from tests.support.scripted_policy import SECRET, serve
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +28,7 @@ def run(code: str, folder: Path) -> AgentResult:
     return asyncio.run(asyncio.wait_for(program.run(TASK, folder), 60))
 
 
-@pytest.mark.skipif(shutil.which("jq") is None or shutil.which("curl") is None, reason="needs the programs jq and curl")
+@needs_programs("jq curl", "jq", "curl")
 def test_shell_script_of_the_documentation_is_an_agent(tmp_path: Path) -> None:
     (script,) = re.findall(r"```sh\n(#!/bin/sh.*?)```", (ROOT / "docs/how-to/agents.md").read_text(), re.DOTALL)
     (tmp_path / "agent.sh").write_text(script)

@@ -19,22 +19,17 @@ from broker.subjects import Subjects
 from relax_actors.runtime.logs import LOG_BYTES, rotate
 from relax_actors.supervision.broker_health import BrokerHealth
 from relax_actors.supervision.outcome import Verdict
+from tests.support.programs import small_file_system
 from tests.support.running import wait_until
-
-MOUNT, UMOUNT = "/bin/mount", "/bin/umount"
 
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[tuple[Server, Address]]:
     """Server on its own small file system, where the machine permits one."""
-    small = subprocess.run(
-        [MOUNT, "-t", "tmpfs", "-o", "size=48m", "tmpfs", str(tmp_path)], capture_output=True, check=False
-    )
-    server = Server(tmp_path / "server")
-    yield server, server.start()
-    server.stop()
-    if small.returncode == 0:
-        subprocess.run([UMOUNT, "-l", str(tmp_path)], check=True)
+    with small_file_system(tmp_path, "48m"):
+        server = Server(tmp_path / "server")
+        yield server, server.start()
+        server.stop()
 
 
 def test_hung_server_is_found(own: tuple[Server, Address]) -> None:
@@ -60,7 +55,7 @@ def test_hung_server_is_found(own: tuple[Server, Address]) -> None:
 def test_server_on_a_full_disk_is_restarted_once_there_is_room(own: tuple[Server, Address]) -> None:
     server, address = own
     if not os.path.ismount(server.folder.parent):
-        pytest.skip("mounting a small file system needs root")
+        pytest.skip("a small file system cannot be mounted here")
     said: list[str] = []
     health = BrokerHealth(server, address, heartbeat=10, patience=60, report=said.append)
     connection = Connection(address, "test")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import stat
@@ -14,9 +15,11 @@ import pytest
 
 from broker.errors import UnsafePathError
 from broker.files import check_parents, make_private_folder, open_lock
+from broker.schema import SCHEMA
 from broker.server import Server
 from deploy.install import InstallError, exclusive
 from relax_actors.errors import BrokerError, ConfigError
+from relax_actors.monitoring.connection import find
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.streams import store_mark
 from tests.support.running import relax
@@ -120,6 +123,53 @@ def test_folders_and_locks_of_another_user_are_refused(shared: Path) -> None:
     # Where the kernel protects sticky folders (fs.protected_regular), it refuses the file itself.
     with pytest.raises((UnsafePathError, PermissionError)):
         open_lock(lock)
+
+
+@needs_root
+@pytest.mark.parametrize(
+    "command",
+    [
+        "status RUN",
+        "ledger RUN",
+        "tree RUN",
+        "doctor RUN",
+        "quarantine list RUN",
+        "monitor RUN",
+        "tail relax.demo.> --run RUN",
+        "scale RUN reward=2",
+        "chaos RUN --kill reward/0",
+    ],
+)
+def test_run_of_another_user_is_neither_read_nor_imported(shared: Path, tmp_path: Path, command: str) -> None:
+    """Its settings name code that the reader would import."""
+    run, planted = shared / "run", shared / "imported"
+    code = f"from pathlib import Path\nPath({str(planted)!r}).touch()\n"
+    settings = {"reward": {"function": "evil.reward"}}
+
+    def plant() -> None:
+        run.mkdir(0o755)
+        (run / "evil.py").write_text(code)
+        (run / "config.json").write_text(json.dumps({"schema": SCHEMA, "import_path": str(run), "config": settings}))
+
+    as_attacker(plant)
+    done = relax(*command.replace("RUN", str(run)).split(), cwd=tmp_path)
+    assert done.returncode == 2, done
+    for word in ("run folder", str(run), f"belongs to user {ATTACKER}", "this is user 0", "as the user of the run"):
+        assert word in done.stderr, done.stderr
+    assert not planted.exists()
+
+
+@needs_root
+def test_another_user_reading_a_run_learns_whose_it_is(shared: Path) -> None:
+    run = RunFolder(shared / "run")
+    run.lock().close()
+    run.config.write_text("{}")
+
+    def attack() -> None:
+        with pytest.raises(ConfigError, match=r"belongs to user 0, and this is user 1001.*as the user of the run"):
+            find(str(run.root))
+
+    as_attacker(attack)
 
 
 @needs_root

@@ -18,10 +18,10 @@ from broker.server_keys import Users, write_keys
 from relax_actors.cli.credential_files import make_keys
 from relax_actors.cli.listeners import Settings
 from relax_actors.config import load_config
+from relax_actors.envs import control_group
 from relax_actors.errors import ConfigError
 from relax_actors.runtime.run_folder import RunFolder
-from relax_actors.supervision import process_limit
-from relax_actors.supervision.sandbox import SandboxFiles, check_sandbox, command
+from relax_actors.supervision.sandbox import SHARED_MEMORY, TMP, SandboxFiles, check_sandbox, command, limits
 from tests.support import hostile_rewards
 from tests.support.guarded import MakeGuarded
 from tests.support.media_rows import write_config
@@ -109,8 +109,8 @@ def test_credentials_of_any_run_below_the_code_are_hidden(tmp_path: Path) -> Non
 
     info, ends = os.pipe()
     look = ["find", "-L", str(tmp_path), "-name", "keys.json", "-o", "-name", "nats.creds"]
-    arguments = command(SandboxFiles(folder, "reward", 0), ends, look)
-    found = subprocess.run(arguments, capture_output=True, text=True, check=False, pass_fds=[ends])
+    with command(SandboxFiles(folder, "reward", 0), ends, look) as (line, descriptor):
+        found = subprocess.run(line, capture_output=True, text=True, check=False, pass_fds=[ends, descriptor])
     os.close(info)
     os.close(ends)
     assert (found.stdout, found.stderr) == (f"{own}/reward/nats.creds\n", "")
@@ -176,11 +176,11 @@ def test_sandboxed_reward_reaches_a_broker_with_mutual_tls(make_run: MakeRun, ma
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root needs a control group")
 def test_limit_that_would_not_bind_root_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(process_limit, "parents", lambda: [tmp_path / "none"])
+    monkeypatch.setattr(control_group, "parents", lambda _: [tmp_path / "none"])
     config = load_config(TINY, ["reward.isolation=sandbox", "reward.max_processes=40"])
     with pytest.raises(ConfigError) as refused:
         check_sandbox(config, ["reward"])
-    assert re.sub("relax-[0-9a-f]+", "GROUP", str(refused.value)) == (
+    assert re.sub("relax-[0-9.]+", "GROUP", str(refused.value)) == (
         "reward.max_processes does not bind root here: no control group with the controller pids can be created "
         f"({tmp_path}/none/GROUP: No such file or directory); run as another user, or leave it out"
     )
@@ -236,10 +236,70 @@ def test_sandbox_of_a_reward_shows_the_folders_of_media_read_only(tmp_path: Path
     box.touch()
     with (tmp_path / "info").open("w") as info:
         inner = [sys.executable, "-c", PROBE, str(data), str(more), str(private)]
-        line = command(SandboxFiles(folder, "reward", 0), info.fileno(), inner)
-        done = subprocess.run(line, capture_output=True, text=True, check=False, pass_fds=[info.fileno()])
+        with command(SandboxFiles(folder, "reward", 0), info.fileno(), inner) as (line, descriptor):
+            passed = [info.fileno(), descriptor]
+            done = subprocess.run(line, capture_output=True, text=True, check=False, pass_fds=passed)
     refused = "Read-only file system"
     assert done.stdout.splitlines() == [f"of data {refused}", f"of more {refused}", "hidden No such file or directory"]
+
+
+HOLDS = """
+import os, sys
+for folder in sys.argv[1:]:
+    held = 0
+    try:
+        with open(folder + "/x", "wb", 0) as file:
+            while held < 1 << 30: held += file.write(bytes(8 << 20))
+    except OSError as error:
+        print(folder, held >> 20, os.strerror(error.errno))
+try: os.memfd_create("x")
+except OSError as error: print(os.strerror(error.errno))
+"""
+
+
+def run_in_sandbox(tmp_path: Path, inner: list[str], *settings: str) -> tuple[int, str]:
+    """Run a program in the sandbox of a reward, within its limits; return its exit code and output."""
+    config = load_config(TINY, ["reward.isolation=sandbox", f"run.folder={tmp_path}/runs/demo", *settings])
+    folder = RunFolder(config.folder)
+    folder.black_box("reward.0").parent.mkdir(parents=True)
+    folder.black_box("reward.0").touch()
+    folder.save_config(config, str(tmp_path))
+    Address("nats://127.0.0.1:4222").save(folder.address)
+    with (
+        (tmp_path / "info").open("w") as info,
+        control_group.control_group(control_group.actor_name(str(tmp_path)), limits(config, "reward")) as group,
+        command(SandboxFiles(folder, "reward", 0), info.fileno(), inner) as (line, descriptor),
+    ):
+        passed = [info.fileno(), descriptor]
+        done = subprocess.run([*group.enter, *line], capture_output=True, text=True, check=False, pass_fds=passed)
+    return done.returncode, done.stdout + done.stderr
+
+
+@needs_sandbox
+def test_processes_and_files_of_a_sandboxed_reward_are_bounded_together(tmp_path: Path) -> None:
+    if not control_group.bounds_memory():
+        pytest.skip(f"needs a control group with a limit of memory: {control_group.problem('memory')}")
+    inner = [sys.executable, "-u", "-c", f"{HOLDS}\nprint(len(bytearray(300 << 20)))", TMP, SHARED_MEMORY]
+    code, output = run_in_sandbox(tmp_path, inner, "reward.memory_limit_mib=64")
+    assert code == 128 + signal.SIGKILL, output
+    assert output.splitlines()[0].startswith(f"{TMP} 256 "), output
+
+
+@needs_sandbox
+def test_sandbox_of_a_reward_holds_no_memory_outside_its_limits(tmp_path: Path) -> None:
+    """Files in memory have a size, folders that cover others take none, and no memory is held by descriptors."""
+    hidden = tmp_path / "runs"
+    inner = [sys.executable, "-c", HOLDS, TMP, SHARED_MEMORY, "/dev", "/", str(hidden)]
+    _, output = run_in_sandbox(tmp_path, inner)
+    full, read_only = "No space left on device", "Read-only file system"
+    assert output.splitlines() == [
+        f"{TMP} 256 {full}",
+        f"{SHARED_MEMORY} 64 {full}",
+        f"/dev 0 {read_only}",
+        f"/ 0 {read_only}",
+        f"{hidden} 0 {read_only}",
+        "Operation not permitted",
+    ]
 
 
 def test_sandbox_that_cannot_be_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -256,9 +316,14 @@ def test_sandbox_that_cannot_be_is_refused_with_the_remedy(monkeypatch: pytest.M
         'reward.isolation = "sandbox": bwrap is not installed; install bubblewrap (apt install bubblewrap); ' + trusted
     )
     fake = tmp_path / "bwrap"
-    fake.write_text("#!/bin/sh\necho 'bwrap: No permissions to create a new namespace' >&2\nexit 1\n")
-    fake.chmod(0o755)
-    assert refusal() == (
-        'reward.isolation = "sandbox": bwrap cannot create a sandbox (bwrap: No permissions to create a new '
-        f"namespace); allow user namespaces, which containers often forbid; {trusted}"
-    )
+    for said, remedy in (
+        (
+            "echo 'bwrap: No permissions to create a new namespace' >&2; exit 1",
+            r"No permissions.*allow user namespaces",
+        ),
+        ("echo bubblewrap 0.7.1", r"bubblewrap 0\.7; install 0\.8 or newer"),
+    ):
+        fake.write_text(f"#!/bin/sh\n{said}\n")
+        fake.chmod(0o755)
+        assert re.search(remedy, refusal())
+        assert refusal().endswith(trusted)

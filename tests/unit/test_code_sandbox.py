@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
+import subprocess
+import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from relax_actors.envs import control_group
+from relax_actors.envs.tools import sandbox
 from relax_actors.envs.tools.python import PythonEnvironment, run_code
 from relax_actors.envs.tools.sandbox import Ended, Kind, Limits, check_bubblewrap
+from relax_actors.envs.zygote import adopt_descendants
 from relax_actors.errors import ConfigError
 from tests.support.containers import IMAGE, containers, needs_engine
+from tests.support.programs import needs_bubblewrap, needs_programs
 from tests.support.running import wait_until
 
 LIMITS = Limits(seconds=5.0, memory_mib=256, processes=16, output=10_000)
@@ -23,7 +32,9 @@ def run(kind: Kind, code: str, limits: Limits = LIMITS) -> Ended:
     return run_code(code, limits, kind, IMAGE)
 
 
-@pytest.fixture(params=["bubblewrap", pytest.param("container", marks=needs_engine)])
+@pytest.fixture(
+    params=[pytest.param("bubblewrap", marks=needs_bubblewrap), pytest.param("container", marks=needs_engine)]
+)
 def kind(request: pytest.FixtureRequest) -> Kind:
     found: Kind = request.param
     return found
@@ -108,10 +119,9 @@ def test_hostile_program_is_stopped(kind: Kind, name: str) -> None:
 def _sleepers() -> list[str]:
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            found += [str(path)] if path.read_bytes().split(b"\0")[:1] == [b"bwrap"] and _is_child(path.parent) else []
-        except OSError:
-            continue
+        with suppress(OSError):
+            program = Path(path.read_bytes().split(b"\0")[0].decode())
+            found += [str(path)] if program.name == "bwrap" and _is_child(path.parent) else []
     return found
 
 
@@ -130,7 +140,7 @@ def test_program_reaches_no_network(kind: Kind) -> None:
             " except OSError as e: print(type(e).__name__)",
         )
     assert "connected" not in ended.output
-    assert ended.output.startswith("ConnectionRefusedError")
+    assert ended.output.startswith("PermissionError" if kind == "bubblewrap" else "ConnectionRefusedError")
 
 
 def test_program_sees_no_file_of_this_user(kind: Kind, tmp_path: Path) -> None:
@@ -150,6 +160,79 @@ def test_missing_sandbox_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     )
 
 
+def in_child(holds: Callable[[], bool]) -> bool:
+    """Return what a function returns in a forked process."""
+    if (pid := os.fork()) == 0:
+        code = 1
+        try:
+            code = 0 if holds() else 2
+        finally:
+            os._exit(code)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+@needs_bubblewrap
+def test_calls_of_a_session_leave_room_for_the_next() -> None:
+    """A session adopts what its calls leave behind, which does not count against their limit of processes."""
+
+    def many_calls() -> bool:
+        adopt_descendants()
+        return all(run("bubblewrap", "print(1)").output == "1\n" for _ in range(LIMITS.processes))
+
+    assert in_child(many_calls)
+
+
+@needs_bubblewrap
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_other_processes_of_the_same_user_do_not_count() -> None:
+    def crowded() -> bool:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+        control_group.bounds_memory.cache_clear()
+        others = [subprocess.Popen(["/bin/sleep", "100"]) for _ in range(2 * LIMITS.processes)]
+        try:
+            return run("bubblewrap", FORKS).output == "True 11\n"
+        finally:
+            for other in others:
+                other.kill()
+
+    assert in_child(crowded)
+
+
+@needs_bubblewrap
+def test_bubblewrap_need_not_be_in_a_folder_of_the_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its folder is on the PATH of the actor, not on that of the sandboxed program."""
+    for name in ("bwrap", "setpriv", "prlimit"):
+        shutil.copy(shutil.which(name) or "", tmp_path / name)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    check_bubblewrap()
+    shown = run("bubblewrap", "print(open('/proc/1/cmdline').read().split(chr(0))[0])")
+    assert shown == Ended(f"{tmp_path}/bwrap\n")
+
+
+@needs_bubblewrap
+def test_python_that_does_not_run_in_the_sandbox_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One that is not the system's is shown with its folder."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python3").write_text("#!/bin/sh\necho broken installation\nexit 1\n")
+    (tmp_path / "bin" / "python3").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python3"))
+    monkeypatch.setattr(sandbox, "SYSTEM_PATH", "/nowhere")
+    with pytest.raises(ConfigError, match=rf"{tmp_path}/bin/python3 does not run in the sandbox.*apt install python3"):
+        check_bubblewrap()
+
+
+@needs_programs("util-linux", "setpriv")
+def test_too_old_bubblewrap_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "bwrap").write_text("#!/bin/sh\necho bubblewrap 0.6.1\n")
+    (tmp_path / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(ConfigError, match=r"bubblewrap 0\.6; install 0\.8 or newer.*PATH"):
+        check_bubblewrap()
+
+
+@needs_programs("util-linux", "prlimit")
 def test_limits_hold_without_a_sandbox() -> None:
     assert run("none", "print(6 * 7)") == Ended("42\n")
     assert run("none", "x = bytearray(1 << 31)").output.endswith("MemoryError\n")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +17,7 @@ from broker.fields import TensorRef
 from broker.segment import INLINE_BYTES
 from broker.store import Store
 from broker.subjects import RowId
+from tests.support.programs import small_file_system
 
 DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 
@@ -270,16 +268,10 @@ def test_full_device_is_reported_with_the_remedy(store: Store) -> None:
 def tiny(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "tiny"
     folder.mkdir()
-    mount = shutil.which("mount")
-    if os.geteuid() != 0 or mount is None:
-        pytest.skip("only root can mount a file system of 64 KiB")
-    made = subprocess.run(
-        [mount, "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], check=False, capture_output=True, text=True
-    )
-    if made.returncode:
-        pytest.skip(f"a file system of 64 KiB cannot be mounted here: {made.stderr.strip()}")
-    yield folder
-    subprocess.run([shutil.which("umount") or "umount", "-l", str(folder)], check=True)
+    with small_file_system(folder, "64k") as why:
+        if why:
+            pytest.skip(why)
+        yield folder
 
 
 def test_full_store_refuses_a_segment_without_leaving_a_partial_file(tiny: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from relax_actors.envs import control_group
 from relax_actors.envs.tools.container import check_container, remove_leftovers, run_in_container
 from relax_actors.envs.tools.environment import ToolEnvironment
 from relax_actors.envs.tools.functions import Tool
@@ -47,7 +48,8 @@ class PythonEnvironment(ToolEnvironment):
             alone, as this user.
         image: image of the containers. It must contain python3, and is never pulled.
         seconds: wall clock of a call, without the start of a container.
-        memory_mib: memory of each process of a call; in a container, of all and its /tmp together.
+        memory_mib: memory of each process of a call; in a container, or where a control group can be created, of all
+            and its /tmp together.
         processes: processes and threads of a call.
         max_output: bytes of output.
     """
@@ -75,9 +77,11 @@ class PythonEnvironment(ToolEnvironment):
 
     @classmethod
     def clean_up(cls, options: Mapping[str, Any]) -> None:
-        """Remove containers that killed sessions have left behind."""
+        """Remove containers and control groups that killed sessions have left behind."""
         if options["sandbox"] == "container":
             remove_leftovers()
+        else:
+            control_group.remove_leftovers()
 
     def make_tools(self) -> Sequence[Callable[..., Any] | Tool]:
         """Return the tool with this environment's limits."""

@@ -1,11 +1,13 @@
 """Run code that a model wrote: in a sandbox of bubblewrap, with limits, and with a bounded output.
 
 The sandbox has no network, no file of this machine but the system's, read-only, and an empty /tmp. If this process is
-root, it starts the sandbox as a user without a name, since root has no limit of processes.
+root, it starts the sandbox as a user without a name, since root has no limit of processes. Where a control group can be
+created, it bounds the memory of all processes and of /tmp together.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import selectors
 import shutil
@@ -13,13 +15,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from relax_actors.envs.bubblewrap import ISOLATED, problem, system_files
+from relax_actors.envs import seccomp
+from relax_actors.envs.bubblewrap import SYSTEM, empty_folder, find_program, isolated, problem, system_files
+from relax_actors.envs.control_group import PREFIX, ControlGroup, bounds_memory, control_group
 from relax_actors.errors import ConfigError
 
 Kind = Literal["bubblewrap", "container", "none"]
@@ -28,6 +32,9 @@ FIRST_USER, USERS = 1 << 20, 1 << 20
 _ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "alternatives")
 _CHUNK = 1 << 16
 _TMP = "/tmp"  # noqa: S108 the sandbox's own
+SYSTEM_PATH = "/usr/bin:/bin"
+_SERIAL = itertools.count(1)
+_CHECK_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +44,8 @@ class Limits:
     Attributes:
         seconds: wall clock.
         cpu_seconds: CPU time of a process; None for `seconds`.
-        memory_mib: address space of each process, and size of /tmp.
+        memory_mib: address space of each process, size of /tmp, and memory of all that together where a control group
+            can be created.
         processes: processes and threads.
         file_mib: largest file.
         output: bytes of output that are kept; a program that writes more is killed.
@@ -65,12 +73,20 @@ class Ended:
 
 
 def check_bubblewrap(setting: str = "environment.options.sandbox") -> None:
-    """Check that bubblewrap works here.
+    """Check that bubblewrap works here, and that Python runs in its sandbox.
 
     Raises:
         ConfigError: no sandbox can be created here.
     """
-    if why := problem(_as_nobody()):
+    try:
+        find_program("bwrap", "bubblewrap")
+        why = problem(_as_nobody())
+        if not why:
+            ended = run_program(python_command(), "print(1)", Limits(seconds=_CHECK_SECONDS))
+            why = "" if ended.output == "1\n" else _no_python(ended)
+    except ConfigError as error:
+        why = str(error)
+    if why:
         msg = f'{setting} = "bubblewrap": {why}; or write {setting} = "none" if the code may do all that this user may'
         raise ConfigError(msg)
 
@@ -85,44 +101,90 @@ def run_program(
         text: standard input.
         limits: its limits.
         kind: "none" applies the limits without a sandbox.
+
+    Raises:
+        ConfigError: a program that creates the sandbox is not installed.
     """
-    sandbox = [*_as_nobody(), *_bubblewrap(limits)] if kind == "bubblewrap" else []
     environment = {"PATH": "/usr/bin:/bin", "HOME": _TMP, "LANG": "C.UTF-8"}
-    with subprocess.Popen(  # noqa: S603 running code is what this is for
-        [*_limited(limits), *sandbox, *command],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        cwd=_TMP,
-        env=environment,
-        start_new_session=True,
-    ) as process:
+    resources = limits_of(limits)
+    # Set in the sandbox, since its user namespace counts its own processes; outside, all those of this user count.
+    processes = {"nproc": resources.pop("nproc")}
+    with ExitStack() as stack:
+        group = stack.enter_context(_memory_limit(limits))
+        sandbox, inherited = stack.enter_context(_bubblewrap(limits)) if kind == "bubblewrap" else ([], ())
+        process = stack.enter_context(
+            subprocess.Popen(  # noqa: S603 running code is what this is for
+                [
+                    *(group.enter if group else ()),
+                    *_limited(find_program("prlimit", "util-linux"), resources),
+                    *sandbox,
+                    *_limited("prlimit", processes),
+                    *command,
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                cwd=_TMP,
+                env=environment,
+                start_new_session=True,
+                pass_fds=inherited,
+            )
+        )
         try:
             output, stopped = communicate(process, text.encode(errors="replace"), limits)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             code = process.wait()
+        if code and group and group.ran_out_of_memory():
+            stopped = f"it used more than {limits.memory_mib} MiB of memory"
     return Ended(output.decode(errors="replace"), stopped or describe(code, limits))
 
 
 def python_command() -> list[str]:
     """Return the command of a Python that a sandbox can see, without installed packages."""
-    system = shutil.which("python3", path="/usr/bin:/bin")
+    system = shutil.which("python3", path=SYSTEM_PATH)
     return [system or str(Path(sys.executable).resolve()), "-I", "-S", "-"]
+
+
+def _no_python(ended: Ended) -> str:
+    said = ended.output.strip().splitlines()[-1:] or [ended.problem]
+    return (
+        f"{python_command()[0]} does not run in the sandbox ({said[0]}); install python3 in /usr (apt install python3)"
+    )
+
+
+@contextmanager
+def _memory_limit(limits: Limits) -> Iterator[ControlGroup | None]:
+    """Yield the limit of all memory; None where none can be set."""
+    if not bounds_memory():
+        yield None
+        return
+    with control_group(f"{PREFIX}{os.getpid()}.{next(_SERIAL)}", {"memory": limits.memory_mib << 20}) as group:
+        yield group
 
 
 def _as_nobody() -> tuple[str, ...]:
     if os.geteuid() != 0:
         return ()
-    user = str(FIRST_USER + os.getpid() % USERS)
-    return ("setpriv", "--reuid", user, "--regid", user, "--clear-groups", "--no-new-privs", "--inh-caps=-all", "--")
+    setpriv, user = find_program("setpriv", "util-linux"), str(FIRST_USER + os.getpid() % USERS)
+    return (setpriv, "--reuid", user, "--regid", user, "--clear-groups", "--no-new-privs", "--inh-caps=-all", "--")
 
 
-def _bubblewrap(limits: Limits) -> list[str]:
-    tmp = ["--size", str(limits.memory_mib << 20), "--tmpfs", _TMP, "--chdir", _TMP]
+@contextmanager
+def _bubblewrap(limits: Limits) -> Iterator[tuple[list[str], tuple[int, ...]]]:
+    """Yield the start of a command line that runs a command in a sandbox, and the descriptors that it must inherit."""
+    tmp = [*empty_folder(_TMP, limits.memory_mib << 20), "--chdir", _TMP]
     places = ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev", *tmp, "--remount-ro", "/"]
-    return ["bwrap", *ISOLATED, *system_files(_ETC), *places, "--"]
+    # Buffers of loopback connections are megabytes that belong to no process.
+    with isolated(seccomp.UNIX) as (bwrap, descriptor):
+        yield [*_as_nobody(), *bwrap, *system_files(_ETC), *_own_python(), *places, "--"], (descriptor,)
+
+
+def _own_python() -> list[str]:
+    """Return the arguments of bwrap that show this Python if the command of `python_command` is not the system's."""
+    folder = Path(python_command()[0]).parent.parent
+    return [] if any(folder.is_relative_to(path) for path in SYSTEM) else ["--ro-bind", str(folder), str(folder)]
 
 
 def limits_of(limits: Limits) -> dict[str, int]:
@@ -137,9 +199,9 @@ def limits_of(limits: Limits) -> dict[str, int]:
     }
 
 
-def _limited(limits: Limits) -> list[str]:
+def _limited(prlimit: str, resources: Mapping[str, int]) -> list[str]:
     """Return the start of a command line that sets the limits of a command."""
-    return ["prlimit", *(f"--{name}={value}" for name, value in limits_of(limits).items()), "--"]
+    return [prlimit, *(f"--{name}={value}" for name, value in resources.items()), "--"]
 
 
 def communicate(
