@@ -270,6 +270,7 @@ def test_a_letter_outside_of_the_alphabet_is_named_with_its_row(tmp_path: Path) 
         ("own_agent", "0123456789:.abcdefux\\\n", "are escaped, as in "),
         ("own_agent", string.digits + string.ascii_letters + string.punctuation + " \n", None),
     ],
+    ids=["replaced", "left out", "escaped", "nothing"],
 )
 def test_usual_characters_that_the_tokenizer_lacks_are_noted_where_the_model_reads_what_others_write(
     config: str, alphabet: str | None, said: str | None
