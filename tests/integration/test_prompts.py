@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -119,7 +119,9 @@ def test_held_out_prompts_that_all_fail_for_one_reason_stop_the_run(
     evaluator.context = make_context("evaluator", *settings)
     evaluator.setup()
     publish(table, 0)
-    with pytest.raises(AllRowsFailedError, match=r"^the first 3 held-out rows") if stops else nullcontext():
+    fails = pytest.raises(AllRowsFailedError, match=r"^the first 3 held-out rows")
+    ends: AbstractContextManager[object] = fails if stops else nullcontext()
+    with ends:
         evaluator.recover(table.snapshot(evaluator.follows(evaluator.context.config)))
     assert table.count_cells(table.subjects.column("quarantined", "eval")) == (3 if stops else 2)
 
