@@ -115,7 +115,7 @@ bench-recovery: $(VENV)/.base
 	$(BIN)/python benchmarks/soak.py --picture docs/soak.png
 
 # One task: make omni TASKS=sound. Sound and omni need espeak-ng (apt install espeak-ng).
-TASKS ?= image sound video omni
+omni: TASKS ?= image sound video omni
 omni: $(VENV)/.omni
 	@$(BIN)/python examples/omni/make_data.py --tasks $(TASKS)
 	@for task in $(TASKS); do \
@@ -124,11 +124,12 @@ omni: $(VENV)/.omni
 	done
 
 # Models learn to sort by turns, to use a calculator, to look closer at a picture, and to play solver and critic.
+# One task: make agents TASKS=zoom.
+agents: TASKS ?= pick calculator zoom review
 agents: $(VENV)/.omni
-	$(BIN)/relax up examples/agents/pick.toml $(SETTINGS)
-	$(BIN)/relax up examples/agents/calculator.toml $(SETTINGS)
-	$(BIN)/relax up examples/agents/zoom.toml $(SETTINGS)
-	$(BIN)/relax up examples/agents/review.toml $(SETTINGS)
+	@for task in $(TASKS); do \
+		$(BIN)/relax up examples/agents/$$task.toml $(SETTINGS) || exit 1; \
+	done
 
 smollm2: $(VENV)/.smollm2
 	$(BIN)/python examples/smollm2/prepare.py

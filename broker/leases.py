@@ -167,10 +167,10 @@ class RunState:
                 else:
                     left[key] = len(found.data or b"")
         sizes: Counter[str] = Counter()
-        for key, size in left.items():
-            sizes[key.split(".")[1]] += size
-        renewable = (key for key in left if key.startswith(("lease.", "failure.")))
-        return excess + [key for key in renewable if sizes[key.split(".")[1]] > MAX_ROLE_BYTES]
+        renewable = {key: key.split(".")[1] for key in left if key.startswith(("lease.", "failure."))}
+        for key, role in renewable.items():
+            sizes[role] += left[key]
+        return excess + [key for key, role in renewable.items() if sizes[role] > MAX_ROLE_BYTES]
 
     async def _purge(self, key: str) -> None:
         async def purge() -> bool:

@@ -139,6 +139,7 @@ def _checks_of_model(config: Config, folder: Path, facts: ModelFacts) -> list[Ch
     """Return the checks that need the size and shape of the model."""
     from relax_actors.cli import checks
     from relax_actors.cli.check_capacity import check_disk, check_memory
+    from relax_actors.cli.check_characters import check_characters
     from relax_actors.cli.check_data import check_data
     from relax_actors.cli.check_teacher import check_teacher
     from relax_actors.cli.critic import check_critic
@@ -154,6 +155,7 @@ def _checks_of_model(config: Config, folder: Path, facts: ModelFacts) -> list[Ch
         lambda: check_critic(config, folder, facts),
         lambda: checks.check_lengths(config, facts),
         lambda: check_data(config, config.data, "data", folder, facts),
+        lambda: check_characters(config, folder),
     ]
     if (held_out := config.eval) is not None:
         found.append(lambda: check_data(config, held_out.data, "eval.data", folder, facts))

@@ -16,7 +16,8 @@ class PromptsSection(PoolSection):
     """[prompts]: admission of rows, by one actor."""
 
     max_refills: Positive = 100
-    """Replacements of one slot of a step, after dropped or quarantined rows, before the run ends with an error."""
+    """Replacements of one slot of a step since the last start, after dropped or quarantined rows, before the run ends
+    with an error."""
 
 
 class RolloutSection(PoolSection):

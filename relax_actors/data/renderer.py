@@ -4,6 +4,8 @@ A conversation with a model is one growing sequence of token ids: the prompt, th
 stop token, the tokens of the messages that reply to it, the next answer, and so on. To decode the answers and to render
 the whole conversation again would give other ids: merges over a border, reformatted tool calls, dropped whitespace.
 `Renderer.extend` therefore gives only the ids that follow the sampled ones.
+
+Characters of messages that the tokenizer cannot encode are spelled in another way (`Tokenizer.encode_any`).
 """
 
 from __future__ import annotations
@@ -79,7 +81,7 @@ class Renderer:
         Raises:
             RowError: the template refuses the messages.
         """
-        return self._tokenizer.encode(self._render(messages), special=False)
+        return self._tokenizer.encode_any(self._render(messages), special=False)
 
     def extend(self, history: Sequence[Message], answer: NDArray[Any], new: Sequence[Message]) -> Extension:
         """Return the tokens of messages that follow a sampled answer.
@@ -95,7 +97,7 @@ class Renderer:
         """
         stop, bridge = self._behind_answer(_HISTORIES[0], new)
         ended = self._stop_of(answer) if len(answer) else stop
-        added = self._tokenizer.encode(bridge if ended else stop + bridge, special=False)
+        added = self._tokenizer.encode_any(bridge if ended else stop + bridge, special=False)
         if ended and ended != stop:
             return Extension(
                 added, is_faithful=False, change=f"it ends an answer with {stop!r}, the model with {ended!r}"

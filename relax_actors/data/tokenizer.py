@@ -6,6 +6,8 @@ Also makes the tokenizer of single characters for models that start from random 
 from __future__ import annotations
 
 import json
+import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +19,7 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import Regex, decoders, models, pre_tokenizers
 
+from relax_actors.data.escapes import Escapes
 from relax_actors.data.nested_config import text_fields
 from relax_actors.data.time_limit import call_within
 from relax_actors.data.token_bytes import TokenBytes
@@ -38,6 +41,10 @@ class TemplateError(RowError):
 class Tokenizer:
     """The tokenizer of a model folder.
 
+    Attributes:
+        replaced: metrics `characters_escaped` and `characters_dropped` of the texts given to `encode_any`; empty as
+            long as all of them could be encoded.
+
     Raises:
         ConfigError: the folder has no readable tokenizer.json.
     """
@@ -50,6 +57,8 @@ class Tokenizer:
         except Exception as error:  # the Rust library raises bare Exception
             msg = f"{path} is not a tokenizer: {error}; model.path must contain a Hugging Face tokenizer.json"
             raise ConfigError(msg) from error
+        self.replaced: Counter[str] = Counter()
+        self._counting = threading.Lock()
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
@@ -112,6 +121,40 @@ class Tokenizer:
         except Exception as error:  # the Rust library raises bare Exception
             raise RowError(self._unknown_character(text) or f"{text[:80]!r} cannot be tokenized: {error}") from error
         return np.asarray(ids, np.int32)
+
+    def encode_any(self, text: str, *, special: bool = True) -> NDArray[np.int32]:
+        """Token ids of a text that was not written for this model, `[len] int32`: an observation, an agent's message.
+
+        Characters that the tokenizer cannot encode are spelled in another way (see `relax_actors.data.escapes`) and
+        counted in `replaced`.
+
+        Args:
+            text: the text.
+            special: as of `encode`.
+
+        Raises:
+            RowError: the tokenizer has tokens for the characters, but not for the words that they form.
+        """
+        try:
+            return self.encode(text, special=special)
+        except RowError:
+            spelled = self.escapes.spell(text)
+            found = self.encode(spelled.text, special=special)
+            with self._counting:
+                self.replaced.update(characters_escaped=spelled.escaped, characters_dropped=spelled.dropped)
+            return found
+
+    @cached_property
+    def escapes(self) -> Escapes:
+        """Spellings of the characters that the tokenizer cannot encode."""
+        return Escapes(self._encodes, map(str, self._inner.get_added_tokens_decoder().values()))
+
+    def _encodes(self, text: str) -> bool:
+        try:
+            self._inner.encode(text, add_special_tokens=False)
+        except Exception:  # noqa: BLE001 the Rust library raises bare Exception
+            return False
+        return True
 
     def _unknown_character(self, text: str) -> str:
         """Name the first character of a text that a tokenizer of single characters does not know; empty if none."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -43,6 +43,8 @@ RECENT_SECONDS = 300.0
 """Age of the events that count."""
 AGAIN_SECONDS = 1.0
 """Time after which rows that no actor fetches are looked at again."""
+MAX_ACTORS = 200
+"""Actors of a role whose newest metric is read."""
 READ_EVENTS = 20_000
 """Messages at the end of the log that are read."""
 
@@ -97,6 +99,7 @@ def examine(at: Connected) -> list[Finding]:
         found += _running(at, ledger)
     found += health.accounts(ledger)
     found += health.quarantine(config.run.name, quarantined_rows(table), ledger)
+    found += health.characters(call(_newest_metrics(table, ("rollout", "gateway")), CALL_DEADLINE))
     found += health.disks([at.folder.root, config.store_path])
     found += _streams(at)
     return sorted(found, key=lambda finding: not finding.is_problem)
@@ -149,6 +152,20 @@ def _recent(table: Table, config: Config) -> Progress:
             await follower.close()
 
     table.connection.call(read(), CALL_DEADLINE)
+    return found
+
+
+async def _newest_metrics(table: Table, roles: Iterable[str]) -> dict[str, dict[str, float]]:
+    """Return the numbers of the newest metric of each actor of some roles, by actor."""
+    js, stream = table.connection.js, table.subjects.log_stream
+    found: dict[str, dict[str, float]] = {}
+    for role in roles:
+        info = await js.stream_info(stream, subjects_filter=table.subjects.metric(role, "*"))
+        for subject in sorted(info.state.subjects or {})[:MAX_ACTORS]:
+            with suppress(NotFoundError):
+                message = await js.get_last_msg(stream, subject)
+                if (parsed := LogMessage.parse(subject, message.data or b"")) is not None:
+                    found[parsed.sender] = parsed.numbers()
     return found
 
 

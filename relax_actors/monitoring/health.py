@@ -139,6 +139,23 @@ def quarantine(run: str, rows: Iterable[tuple[RowId, Quarantined]], ledger: Ledg
         yield Finding(text, is_problem=many)
 
 
+def characters(counts: Mapping[str, Mapping[str, float]]) -> Iterator[Finding]:
+    """Count the characters that the tokenizer cannot encode.
+
+    Args:
+        counts: newest metrics of actors, by actor.
+    """
+    escaped = sum(int(metrics.get("characters_escaped", 0)) for metrics in counts.values())
+    dropped = sum(int(metrics.get("characters_dropped", 0)) for metrics in counts.values())
+    if escaped or dropped:
+        yield Finding(
+            f"{escaped} characters of observations and messages were escaped and {dropped} left out, because the "
+            "tokenizer cannot encode them: the model reads less than its environment or agent wrote. `relax check` "
+            "names such characters; add them to model.tokenizer.alphabet, or use a tokenizer that encodes every byte",
+            is_problem=False,
+        )
+
+
 def accounts(ledger: Ledger) -> Iterator[Finding]:
     """Find rows that are lost or trained twice."""
     for violation in ledger.violations()[:MAX_SHOWN]:

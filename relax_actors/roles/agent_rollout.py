@@ -28,7 +28,11 @@ NO_REWARD = (
     "$RELAX_RESULT_FILE, return it from agent.function, or send it to /sessions/<id>/end; or name a reward.function "
     "that scores the conversation"
 )
-AGENT_FAILED = "agent_failed"
+ALL_FAILED = (
+    "those of all samples failed, agent.retries times and once more; the events `agent_failed` say why, and the output "
+    "of commands is in the folder agents of the run"
+)
+NO_ANSWER = "no_answer"
 """Reason of a row that is dropped because no agent did anything with it."""
 
 
@@ -167,10 +171,8 @@ class AgentRollout(Rollout):
             return sessions
         try:
             samples = [sample for session in sessions if (sample := self._sample(session, row)) is not None]
-            if not samples and any(self._lacks_reward(session, row) for session in sessions):
-                return RowError(f"agents of {row.id}: {NO_REWARD}")
             if not samples:
-                return Drop(AGENT_FAILED, "no agent of the row has got an answer of the policy, or all have failed")
+                return self._end_without_samples(sessions, row)
             trajectory = Trajectory.of(row.prompt.tokens, _with_equal_metrics(samples), self._stager.served)
         except ValueError as error:
             return RowError(f"agents of {row.id}: {error}")
@@ -178,6 +180,13 @@ class AgentRollout(Rollout):
             return RowError(f"agents of {row.id}: {why}")
         self._generated_tokens += sum(len(sample.tokens) for sample in samples)
         return trajectory
+
+    def _end_without_samples(self, sessions: Sequence[Session], row: Row) -> Drop | RowError:
+        if any(self._lacks_reward(session, row) for session in sessions):
+            return RowError(f"agents of {row.id}: {NO_REWARD}")
+        if all(session.has_failed for session in sessions):
+            return RowError(f"agents of {row.id}: {ALL_FAILED}")
+        return Drop(NO_ANSWER, "no agent of the row has got an answer of the policy")
 
     def _lacks_reward(self, session: Session, row: Row) -> bool:
         """Whether the agent of a session has ended well without the reward that the row is scored by."""
@@ -194,7 +203,7 @@ class AgentRollout(Rollout):
         agent, state, forest = self.context.config.agent, session.state, session.forest
         if agent is None or state is None or not forest.leaves():
             return None
-        failed = state.reason == FinishReason.ERROR or self._lacks_reward(session, row)
+        failed = session.has_failed or self._lacks_reward(session, row)
         if failed and agent.on_error != "zero" and not row.is_eval:
             return None
         last = forest.last

@@ -81,8 +81,11 @@ class EpisodeRollout(Rollout):
         return Renderer(self._tokenizer)
 
     def tokens(self, text: str) -> NDArray[Any]:
-        """Encode text without special tokens, `[len] int32`: an observation, or the answer of a tool."""
-        return self._tokenizer.encode(text, special=False)
+        """Encode text without special tokens, `[len] int32`: an observation, or the answer of a tool.
+
+        Characters that the tokenizer cannot encode are escaped and counted, as in `Tokenizer.encode_any`.
+        """
+        return self._tokenizer.encode_any(text, special=False)
 
     def row_limit(self) -> int:
         """One: `samples` sees a single row."""

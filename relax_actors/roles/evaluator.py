@@ -7,7 +7,6 @@ remove cells, to remove those of earlier results.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from broker.subjects import CellId, RowId, Subjects
@@ -18,10 +17,10 @@ from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import CodecError, ConfigError, StoreError
 from relax_actors.messages import Evaluation, Prompt, Reward
 from relax_actors.registry.role_spec import RoleSpec
-from relax_actors.roles.prompts import first_cell
 from relax_actors.runtime import StatefulRole
 from relax_actors.runtime.cells import put_own, read_numbered
 from relax_actors.runtime.seeds import derive_seed
+from relax_actors.training.first_prompts import UNUSABLE_PROMPTS, FirstPrompts
 
 if TYPE_CHECKING:
     from broker.table import Cell
@@ -73,6 +72,7 @@ class Evaluator(StatefulRole):
         self._ended: dict[int, dict[int, float | None]] = {}
         self._done: set[int] = set()
         self._latest: tuple[int, float] | None = None
+        self._first_prompts = FirstPrompts(self.context, min(UNUSABLE_PROMPTS, self._rows))
 
     @classmethod
     def follows(cls, config: Config) -> list[str]:
@@ -138,9 +138,14 @@ class Evaluator(StatefulRole):
         self._latest = cell_id.step, value.reward
 
     def _admit(self, version: int) -> None:
-        """Write the prompts of a version's rows; existing prompts are kept."""
+        """Write the prompts of a version's rows; existing prompts are kept.
+
+        Raises:
+            AllRowsFailedError: the first prompts cannot be made, all for one reason.
+        """
         rows = [RowId(version, index, "eval") for index in range(self._rows)]
-        self.context.table.put_encoded([first_cell(self.context, row, partial(self._prompt, row)) for row in rows])
+        self.context.table.put_encoded(self._first_prompts.cells(rows, self._prompt))
+        self._first_prompts.check()
 
     def _prompt(self, row: RowId) -> Prompt:
         seed = derive_seed(self.context.config.run.seed, "eval", row.index)

@@ -74,6 +74,10 @@ class GatewayRole(ServiceRole):
         """Return the number of HTTP requests answered so far."""
         return self._answers.count
 
+    def metrics(self) -> dict[str, float]:
+        """Return the characters escaped or dropped because the tokenizer cannot encode them, if there were any."""
+        return dict(self._answers.tokenizer.replaced)
+
 
 def gateway_folder(folder: Path) -> Path:
     """Return the folder of the gateway's addresses and token, which only its owner may enter."""

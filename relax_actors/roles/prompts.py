@@ -8,23 +8,20 @@ restarted PromptSource therefore admits the same rows.
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING
 
 from broker.subjects import CellId, RowId, Subjects
 from relax_actors.config import Config
 from relax_actors.data.prompt_maker import PromptMaker, admission_of, open_data, room
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.errors import CodecError, ConfigError, RowError, StoreError, SubjectError
+from relax_actors.errors import CodecError, ConfigError, StoreError, SubjectError
 from relax_actors.messages import Dropped, DropReason, Prompt, Quarantined, Readmitted, Requeued
 from relax_actors.registry.role_spec import RoleSpec
-from relax_actors.runtime import END_COLUMNS, Context, StatefulRole
+from relax_actors.runtime import END_COLUMNS, StatefulRole
 from relax_actors.runtime.cells import observe
-from relax_actors.runtime.first_rows import FLUSH_SECONDS, MAX_ROWS, FirstRows, all_rows_failed
 from relax_actors.runtime.seeds import derive_seed, task_index
+from relax_actors.training.first_prompts import FirstPrompts
 from relax_actors.training.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -32,27 +29,8 @@ if TYPE_CHECKING:
 
 REQUEUE_COLUMNS = {"requeued": Requeued, "readmitted": Readmitted}
 """Columns of a quarantined row whose task is to be admitted again, and their types."""
-UNUSABLE_PROMPTS = 4 * MAX_ROWS
-"""Prompts that must fail at the start before the run stops; unlike rows of other roles they cost next to nothing."""
 MAX_ROWS_PER_WRITE = 256
 """Rows admitted at once, at most. In between, progress is reported and a request to stop is honoured."""
-
-
-def first_cell(context: Context, row: RowId, make: Callable[[], Prompt]) -> tuple[str, bytes]:
-    """Encode the first cell of a row: its prompt, or `quarantined` if the prompt cannot be made.
-
-    Returns:
-        The subject and the encoded content of the cell.
-    """
-    table = context.table
-    subject = table.subject(row, "prompt")
-    try:
-        return subject, table.encode(subject, make())
-    except (RowError, CodecError) as error:
-        trace = "".join(traceback.format_exception(error))
-        context.journal.event("row_quarantined", row=str(row), deliveries=1, error=str(error))
-        subject = table.subject(row, "quarantined")
-        return subject, table.encode(subject, Quarantined(context.role, 1, str(error)[:2000], trace[-8000:]))
 
 
 class PromptSource(StatefulRole):
@@ -92,7 +70,7 @@ class PromptSource(StatefulRole):
         self._ledger = Ledger(config.trainer.prompts_per_step, config.run.steps, config.staleness.max)
         # First refill of each slot by this incarnation: index of the row, by step and slot.
         self._first_refill: dict[tuple[int, int], int] = {}
-        self._first_rows = FirstRows(UNUSABLE_PROMPTS)
+        self._first_prompts = FirstPrompts(self.context)
 
     @classmethod
     def follows(cls, config: Config) -> list[str]:
@@ -178,10 +156,7 @@ class PromptSource(StatefulRole):
         """
         table = self.context.table
         requeued = dict(zip(rows, self._requeued, strict=False))
-        failed: list[Exception] = []
-        cells = [
-            first_cell(self.context, row, partial(self._try_prompt, row, requeued.get(row), failed)) for row in rows
-        ]
+        cells = self._first_prompts.cells(rows, lambda row: self._prompt(row, requeued.get(row)))
         written = table.put_encoded(cells)
         for (subject, _), is_new in zip(cells, written, strict=True):
             if is_new:
@@ -194,22 +169,8 @@ class PromptSource(StatefulRole):
             elif (cell := table.get(table.subject(row, "prompt"))) is not None:
                 # The cell is this actor's own if only the acknowledgement of the write was lost.
                 self._finish_readmission(row, cell)
-        if failed:
-            error = all_rows_failed(self.context, len(self._first_rows.rows), failed[-1])
-            self.context.journal.flush(FLUSH_SECONDS)
-            raise error
+        self._first_prompts.check()
         return any(written)
-
-    def _try_prompt(self, row: RowId, requeue_of: RowId | None, failed: list[Exception]) -> Prompt:
-        """Make the prompt of a row; append the error to `failed` if the run should stop because of it."""
-        try:
-            prompt = self._prompt(row, requeue_of)
-        except (RowError, CodecError) as error:
-            if self._first_rows.failed(row, error, final=True):
-                failed.append(error)
-            raise
-        self._first_rows.succeeded()
-        return prompt
 
     def _check_refills(self, rows: list[RowId]) -> None:
         """End the run instead of refilling a slot forever.

@@ -81,8 +81,8 @@ class Finisher:
         self._is_gone, self._release, self._fail = is_gone, release, fail
         self.handled = 0
         self._first_rows = FirstRows(first_rows(context.config.trainer.prompts_per_step))
-        # Newest cell of the role's column when the first row failed.
-        self._written_before: int | None = None
+        # Newest cell of the role's column when the first row of a kind failed, by kind.
+        self._written_before: dict[str, int] = {}
 
     async def finish(self, job: Job) -> None:
         """Write a job's result, or deal with its error, and acknowledge its message."""
@@ -102,7 +102,7 @@ class Finisher:
                     "row_dropped", row=str(job.row), reason=dropped.reason, detail=dropped.detail
                 )
         self.handled += 1
-        self._first_rows.succeeded()
+        self._first_rows.succeeded(job.row.kind)
         self._release(job)
         await ignore_errors(job.message.ack())
 
@@ -132,8 +132,10 @@ class Finisher:
         else:
             count = await self._context.state.count_failure(self._context.role, job.row, text, trace)
             final = count >= self._context.config.supervision.max_failures
-        if not self._first_rows.decided and self._written_before is None:
-            self._written_before = await self._newest_written()
+        kind = job.row.kind
+        if not self._first_rows.is_decided(kind) and kind not in self._written_before:
+            newest = await self._newest_written(kind)
+            self._written_before.setdefault(kind, newest)
         if final:
             await quarantine(self._context, job.row, count, text, trace)
             self._release(job)
@@ -142,24 +144,24 @@ class Finisher:
             self._context.journal.event("row_failed", row=str(job.row), failures=count, error=text, traceback=trace)
             self._release(job)
             await ignore_errors(job.message.nak(delay=RETRY_SECONDS * count))
-        if self._first_rows.failed(job.row, error, final=final):
-            await self._stop_run(error)
+        if count := self._first_rows.failed(job.row, error, final=final):
+            await self._stop_run(kind, count, error)
 
-    async def _newest_written(self) -> int:
-        """Return the sequence number of the newest cell in the role's column, by any actor; 0 if there is none."""
+    async def _newest_written(self, kind: str) -> int:
+        """Return the sequence number of the newest cell in the role's column of a kind of rows, by any actor, or 0."""
         if not self._role.writes:
             return 0
-        columns = [self._table.subjects.column(self._role.writes, kind) for kind in self._role.kinds]
-        cells = await asyncio.gather(*map(self._table.get_async, columns))
-        return max(cell.sequence if cell is not None else 0 for cell in cells)
+        cell = await self._table.get_async(self._table.subjects.column(self._role.writes, kind))
+        return 0 if cell is None else cell.sequence
 
-    async def _stop_run(self, error: Exception) -> None:
-        """Stop the run, unless other actors of the role have succeeded since the first failure."""
-        if await self._newest_written() > (self._written_before or 0):
-            self._first_rows.succeeded()
-        if self._first_rows.decided:
+    async def _stop_run(self, kind: str, count: int, error: Exception) -> None:
+        """Stop the run, unless other actors of the role have succeeded with such rows since the first failure."""
+        others = await self._newest_written(kind) > self._written_before[kind]
+        if self._first_rows.is_decided(kind):
             return
-        self._first_rows.decided = True
-        stop = all_rows_failed(self._context, len(self._first_rows.rows), error)
+        self._first_rows.succeeded(kind)  # judged once, so that the run is stopped once
+        if others:
+            return
+        stop = all_rows_failed(self._context, kind, count, error)
         await asyncio.to_thread(self._context.journal.flush, FLUSH_SECONDS)
         self._fail(stop)

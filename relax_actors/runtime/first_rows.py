@@ -1,8 +1,10 @@
-"""Fail fast: stop a run whose first rows all fail in a role with one error."""
+"""Fail fast: stop a run whose first training rows, or first held-out rows, all fail in a role with one error."""
 
 from __future__ import annotations
 
 import traceback
+from collections import defaultdict
+from dataclasses import dataclass, field
 
 from broker.subjects import RowId
 from relax_actors.errors import AllRowsFailedError
@@ -11,6 +13,14 @@ from relax_actors.runtime.stacks import innermost, place
 
 MIN_ROWS, MAX_ROWS = 8, 16
 FLUSH_SECONDS = 5.0
+AGAIN = {
+    "group": (
+        "new rows take the place of the quarantined ones; `relax quarantine requeue {run} --all` admits their tasks "
+        "again"
+    ),
+    "eval": "the evaluation of their version leaves the quarantined rows out",
+}
+"""What becomes of the quarantined rows of a kind when the run goes on."""
 
 
 def first_rows(prompts_per_step: int) -> int:
@@ -30,62 +40,83 @@ def signature(error: BaseException) -> tuple[str, ...]:
     return (f"{kind.__module__}.{kind.__qualname__}", *at)
 
 
-class FirstRows:
-    """Decides whether the first rows of an actor have all failed with one error.
-
-    A row counts once, however often it is retried. One row without an error, or with another error, ends the matter
-    for the life of the actor: from then on failures are those of single rows.
-
-    Args:
-        limit: rows that must have failed.
+@dataclass(slots=True)
+class _Kind:
+    """First rows of one kind.
 
     Attributes:
         rows: rows that have failed so far.
+        signature: that of their error; None before the first.
         decided: whether a row has succeeded or failed with another error.
+    """
+
+    rows: set[RowId] = field(default_factory=set)
+    signature: tuple[str, ...] | None = None
+    decided: bool = False
+
+
+class FirstRows:
+    """Decides whether the first rows of an actor have all failed with one error.
+
+    Training rows and held-out rows are judged apart: a role may treat them by different functions, as `reward.function`
+    and `eval.reward`. A row counts once, however often it is retried. One row without an error, or with another error,
+    ends the matter for its kind and the life of the actor: from then on failures are those of single rows.
+
+    Args:
+        limit: rows of a kind that must have failed.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._signature: tuple[str, ...] | None = None
-        self.rows: set[RowId] = set()
-        self.decided = False
+        self._kinds: defaultdict[str, _Kind] = defaultdict(_Kind)
 
-    def succeeded(self) -> None:
-        """Record that a row did not fail."""
-        self.decided = True
-        self.rows.clear()
+    def is_decided(self, kind: str) -> bool:
+        """Whether a row of a kind has succeeded or failed with another error."""
+        return self._kinds[kind].decided
 
-    def failed(self, row: RowId, error: BaseException, *, final: bool) -> bool:
-        """Record a failure; return whether the run should stop.
+    def succeeded(self, kind: str) -> None:
+        """Record that a row of a kind did not fail."""
+        first = self._kinds[kind]
+        first.decided = True
+        first.rows.clear()
+
+    def failed(self, row: RowId, error: BaseException, *, final: bool) -> int:
+        """Record a failure; return how many rows have failed if the run should stop, else 0.
 
         Args:
             row: row that failed.
             error: its error.
             final: whether the row has been quarantined; a row that is retried may succeed yet.
         """
-        if self.decided:
-            return False
+        first = self._kinds[row.kind]
+        if first.decided:
+            return 0
         found = signature(error)
-        self._signature = self._signature or found
-        if found != self._signature:
-            self.succeeded()
-            return False
-        self.rows.add(row)
-        return final and len(self.rows) >= self._limit
+        first.signature = first.signature or found
+        if found != first.signature:
+            self.succeeded(row.kind)
+            return 0
+        first.rows.add(row)
+        return len(first.rows) if final and len(first.rows) >= self._limit else 0
 
 
-def all_rows_failed(context: Context, count: int, error: BaseException) -> AllRowsFailedError:
+def all_rows_failed(context: Context, kind: str, count: int, error: BaseException) -> AllRowsFailedError:
     """Make the error that stops the run, and publish it as event `all_rows_failed`.
 
     The first line of its text says what to do; the last traceback follows.
+
+    Args:
+        context: context of the role.
+        kind: kind of the rows.
+        count: number of the rows.
+        error: the last error.
     """
     where = place(traceback.extract_tb(error.__traceback__))
     text = f"{type(error).__name__}: {error}".split("\n", 1)[0][:500]
     headline = (
-        f"the first {count} rows of role {context.role} all failed with the same error, so the run was stopped: "
-        f"{text}{f', in {where}' if where else ''}. Fix the cause and run the same `relax up` again: new rows take the "
-        f"place of the quarantined ones; `relax quarantine requeue {context.config.run.name} --all` admits their tasks "
-        "again"
+        f"the first {count} {'held-out ' if kind == 'eval' else ''}rows of role {context.role} all failed with the "
+        f"same error, so the run was stopped: {text}{f', in {where}' if where else ''}. Fix the cause and run the same "
+        f"`relax up` again: {AGAIN[kind].format(run=context.config.run.name)}"
     )
     trace = "".join(traceback.format_exception(error))
     context.journal.event("all_rows_failed", rows=count, error=headline, traceback=trace)

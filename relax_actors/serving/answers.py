@@ -132,7 +132,7 @@ class Answers:
 
     def _rendered(self, ask: Ask, settings: Mapping[str, Any], *, asks: bool) -> NDArray[np.int32]:
         if isinstance(ask.prompt, str):
-            return self.tokenizer.encode(ask.prompt)
+            return self.tokenizer.encode_any(ask.prompt)
         return self._dialogue.prompt(ask.messages, ask.tools, settings, asks=asks)
 
     async def complete(

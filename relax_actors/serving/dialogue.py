@@ -83,7 +83,7 @@ class Dialogue:
             text = self.tokenizer.chat(
                 [for_template(message) for message in messages], asks=asks, tools=list(tools) or None, **settings
             )
-        return self.tokenizer.encode(text, special=False)
+        return self.tokenizer.encode_any(text, special=False)
 
     def extension(
         self,

@@ -84,6 +84,11 @@ class Session:
             self.enter_end(state)
             self.unrecorded.append(state)
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the sample has ended because its agents failed."""
+        return self.state is not None and self.state.reason == FinishReason.ERROR
+
     def enter_end(self, state: SessionState) -> None:
         """Take over how the sample ended; the first end counts."""
         if self.state is None:

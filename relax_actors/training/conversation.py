@@ -64,12 +64,12 @@ class PlainConversation:
 
     def prompt(self, messages: Sequence[Message]) -> NDArray[np.int32]:
         """Encode the texts, with the special tokens that the model adds to every text."""
-        return self._tokenizer.encode(text_of(messages, self._markers))
+        return self._tokenizer.encode_any(text_of(messages, self._markers))
 
     def extend(self, history: Sequence[Message], answer: NDArray[Any], new: Sequence[Message]) -> Extension:
         """Encode the texts of the new messages alone."""
         del history, answer
-        return Extension(self._tokenizer.encode(text_of(new, self._markers), special=False), is_faithful=True)
+        return Extension(self._tokenizer.encode_any(text_of(new, self._markers), special=False), is_faithful=True)
 
     def text(self, tokens: NDArray[Any]) -> str:
         """Decode without special tokens."""

@@ -29,8 +29,8 @@ class RowEndings:
         self._first_rows = FirstRows(first_rows(context.config.trainer.prompts_per_step))
 
     def succeeded(self) -> None:
-        """Record that a row was usable."""
-        self._first_rows.succeeded()
+        """Record that a training row was usable."""
+        self._first_rows.succeeded("group")
 
     def end(self, row: RowId, ending: Dropped | Quarantined) -> str:
         """Drop or quarantine a row; return the column that was written.
@@ -52,8 +52,8 @@ class RowEndings:
             return field
         journal.event("row_quarantined", row=str(row), deliveries=ending.deliveries, error=ending.error)
         error = RowError(f"{row}: {ending.error}")
-        if self._first_rows.failed(row, error, final=True):
-            stop = all_rows_failed(self._context, len(self._first_rows.rows), error)
+        if count := self._first_rows.failed(row, error, final=True):
+            stop = all_rows_failed(self._context, row.kind, count, error)
             journal.flush(FLUSH_SECONDS)
             raise stop
         return field

@@ -121,6 +121,19 @@ def test_a_sample_whose_agent_failed_is_trained_with_reward_0(make_run: MakeRun)
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+def test_agents_that_always_fail_stop_the_run(make_run: MakeRun) -> None:
+    run = make_run("failing", "agent.function=tiny_agents.fail_always", "agent.retries=1", config=AGENTS).start()
+    code, _, said = run.finish()
+    assert code == 1, said
+    assert re.search(r"the first \d+ rows of role rollout all failed with the same error", said), said
+    assert re.search(r"RowError: agents of group\.\d+\.\d+: .*agent\.retries times and once more", said), said
+    errors = [event["error"] for event in story_of(run).of("agent_failed")]
+    assert errors
+    assert all(error.startswith("RuntimeError: no such tool in ") for error in errors)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_sample_without_a_reward_is_left_out_of_its_group_and_named(make_run: MakeRun) -> None:
     settings = ["agent.function=tiny_agents.forget_reward", "rollout.group_size=3", "run.steps=2", *REWARD]
     run = make_run("noreward", *settings, "trainer.checkpoint_every=100", config=AGENTS).start()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,10 +19,10 @@ MakeRun = Callable[..., Run]
 SCORE = "def score(completion, prompt):\n    {}\n"
 
 
-def own_config(tmp_path: Path, body: str) -> Path:
-    """A configuration in a folder of its own, whose reward function has this body."""
+def own_config(tmp_path: Path, body: str, more: str = "") -> Path:
+    """A configuration in a folder of its own, whose reward function has this body; `more` are further sections."""
     config = tmp_path / "tiny.toml"
-    config.write_text(TINY.read_text().replace("tiny_tasks.share_of_sevens", "scoring.score"))
+    config.write_text(TINY.read_text().replace("tiny_tasks.share_of_sevens", "scoring.score") + more)
     (tmp_path / "tiny_tasks.py").write_text((TINY.parent / "tiny_tasks.py").read_text())
     (tmp_path / "scoring.py").write_text(SCORE.format(body))
     return config
@@ -38,10 +40,24 @@ def test_node_that_is_not_ready_in_time_ends_the_run(make_run: MakeRun) -> None:
     assert re.search(expected, said), said
 
 
+HELD_OUT = """
+[eval]
+rows = 32
+every = 4
+reward = "exact_match"
+
+[eval.data]
+kind = "python"
+function = "tiny_tasks.make"
+size = 32
+"""
+"""Held-out rows, which a function of their own scores."""
+
+
 @pytest.mark.slow
 def test_reward_that_always_raises_stops_the_run_which_resumes_after_the_fix(make_run: MakeRun, tmp_path: Path) -> None:
-    config = own_config(tmp_path, "raise ValueError('no score for ' + completion)")
-    failed = relax("up", str(config), "run.name=raises", "supervision.max_failures=1", cwd=tmp_path)
+    config = own_config(tmp_path, "raise ValueError('no score for ' + completion)", HELD_OUT)
+    failed = relax("up", str(config), "run.name=raises", cwd=tmp_path)
     assert failed.returncode == 1, failed.stdout + failed.stderr
     headline = (
         r"the first \d+ rows of role reward all failed with the same error, so the run was stopped: ValueError: "
@@ -49,11 +65,12 @@ def test_reward_that_always_raises_stops_the_run_which_resumes_after_the_fix(mak
         r"the place of the quarantined ones; `relax quarantine requeue raises --all` admits their tasks again\n"
     )
     assert re.search(headline, failed.stdout), failed.stdout
-    assert re.search(r"^reward: \d+ rows quarantined: ValueError: no score for ", failed.stdout, re.MULTILINE)
+    assert re.search(r"^reward: \d+ rows quarantined, \d+ failures tried again: Val", failed.stdout, re.MULTILINE)
     assert "supervision gave up: reward.0" in failed.stdout
     assert "ValueError: no score for" in failed.stdout
     assert failed.stderr == ""
     assert processes_of(tmp_path / "runs" / "raises") == []
+    assert 1 <= len(quarantined(tmp_path, "raises")) <= 16
 
     (tmp_path / "scoring.py").write_text(SCORE.format("return undefined"))
     again = relax("up", str(config), "run.name=raises", "supervision.max_failures=1", "--quiet", cwd=tmp_path)
@@ -61,13 +78,35 @@ def test_reward_that_always_raises_stops_the_run_which_resumes_after_the_fix(mak
     assert "NameError: name 'undefined' is not defined, in score (scoring.py:2)" in again.stdout
     assert "no score for" not in again.stdout
 
+    before = quarantined(tmp_path, "raises")
+    told = relax("quarantine", "requeue", "raises", "--all", cwd=tmp_path)
+    assert told.stdout == f"{len(before)} rows will be admitted again\n", told.stderr
     (tmp_path / "scoring.py").write_text(SCORE.format("return completion.count('7') / 6"))
-    run = make_run("raises", "supervision.max_failures=1", config=config)
-    result = run.complete()
-    assert (result["trained"], result["in_flight"]) == (32, 0)
-    assert 16 <= result["quarantined"] <= 64
+    result = make_run("raises", config=config).complete()
+    assert (result["trained"], result["in_flight"], result["quarantined"]) == (32, 0, len(before))
     assert result["admitted"] == result["trained"] + result["dropped"] + result["quarantined"]
     assert "the ledger is complete" in relax("ledger", "raises", cwd=tmp_path).stdout
+    assert len({row["readmitted"] for row in quarantined(tmp_path, "raises")} - {None}) == min(32, len(before))
+
+
+@pytest.mark.slow
+def test_run_that_used_up_its_refills_goes_on_after_the_fix(make_run: MakeRun, tmp_path: Path) -> None:
+    settings = ("supervision.max_failures=1", "prompts.max_refills=2")
+    config = own_config(tmp_path, "raise (ValueError, TypeError)[prompt.seed % 2](completion)", HELD_OUT)
+    failed = relax("up", str(config), "run.name=refills", *settings, cwd=tmp_path)
+    assert failed.returncode == 1, failed.stdout + failed.stderr
+    assert re.search(r"a slot of step \d was refilled 2 times, .* raise prompts\.max_refills", failed.stdout)
+    (tmp_path / "scoring.py").write_text(SCORE.format("return completion.count('7') / 6"))
+    result = make_run("refills", *settings, config=config).complete()
+    assert (result["trained"], result["in_flight"]) == (32, 0)
+    assert "the ledger is complete" in relax("ledger", "refills", cwd=tmp_path).stdout
+
+
+def quarantined(folder: Path, run: str) -> list[dict[str, Any]]:
+    """The quarantined rows of a run, as `relax quarantine list` prints them."""
+    listed = relax("quarantine", "list", run, "--json", cwd=folder)
+    assert listed.returncode == 0, listed.stderr
+    return [json.loads(line) for line in listed.stdout.splitlines()]
 
 
 def test_wrong_number_of_rewards_names_the_role_that_returned_them(tmp_path: Path) -> None:

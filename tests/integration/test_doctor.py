@@ -132,6 +132,17 @@ def test_missing_consumer_is_named(patient: Patient) -> None:
     )
 
 
+def test_characters_that_the_tokenizer_lacks_are_counted_over_actors(patient: Patient) -> None:
+    for role, n, escaped in (("rollout", 0, 390), ("rollout", 1, 8), ("gateway", 0, 0)):
+        journal = Journal(patient.connection, SUBJECTS, role, n)
+        for dropped in (1, 2):
+            journal.metric({"rows": 1, "characters_escaped": escaped, "characters_dropped": dropped})
+        journal.flush(10)
+    (found,) = patient.findings()
+    assert found.startswith("note: 398 characters of observations and messages were escaped and 6 left out")
+    assert "model.tokenizer.alphabet" in found
+
+
 def test_class_of_a_users_role_is_not_imported(patient: Patient) -> None:
     roles = {"shaped": RoleSection(actor="only_elsewhere.Shaped")}
     config = patient.config.model_copy(update={"roles": roles})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from broker.subjects import CellId, RowId
 from broker.table import Cell, Table
 from relax_actors.errors import AllRowsFailedError, ConfigError
 from relax_actors.messages import Prompt, Quarantined, Readmitted, Requeued, Trajectory, Weights
+from relax_actors.roles.evaluator import Evaluator
 from relax_actors.roles.prompts import PromptSource
 from relax_actors.roles.rollout import Rollout
 from relax_actors.runtime import Row
@@ -104,6 +106,24 @@ def test_prompts_that_all_fail_for_one_reason_stop_the_run(make_source: MakeSour
         make_source(stray, "prompts.max_refills=1000")
     headline = str(caught.value).split("\n", 1)[0]
     assert headline.startswith("the first 64 rows of role prompts all failed with the same error, so the run was ")
+
+
+@pytest.mark.parametrize(("first", "stops"), [("1x2>", True), ("12>", False)])
+def test_held_out_prompts_that_all_fail_for_one_reason_stop_the_run(
+    make_context: MakeContext, table: Table, tmp_path: Path, first: str, *, stops: bool
+) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text("".join(f'{{"prompt": "{prompt}"}}\n' for prompt in (first, "3y>", "4z>")))
+    evaluator = Evaluator()
+    settings = ("eval.rows=8", "eval.data.kind=jsonl", f"eval.data.path={tasks}")
+    evaluator.context = make_context("evaluator", *settings)
+    evaluator.setup()
+    publish(table, 0)
+    fails = pytest.raises(AllRowsFailedError, match=r"^the first 3 held-out rows")
+    ends: AbstractContextManager[object] = fails if stops else nullcontext()
+    with ends:
+        evaluator.recover(table.snapshot(evaluator.follows(evaluator.context.config)))
+    assert table.count_cells(table.subjects.column("quarantined", "eval")) == (3 if stops else 2)
 
 
 def test_row_with_a_version_that_is_gone_gets_an_error_and_no_other_version(

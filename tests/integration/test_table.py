@@ -6,6 +6,7 @@ import asyncio
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from broker.address import Address
 from broker.connection import Connection
 from broker.errors import BrokerError, BrokerUnreachableError
-from broker.leases import Failures, RunState
+from broker.leases import LARGE_BYTES, Failures, RunState
 from broker.ordered_consumer import OrderedConsumer
 from broker.pull import Delivery, PullSubscription, nak_deliveries
 from broker.server import Server, ServerSettings
@@ -22,6 +23,7 @@ from broker.streams import ensure_bucket, ensure_consumer, ensure_streams, pool_
 from broker.subjects import RowId, Subjects
 from broker.table import Table
 from relax_actors.messages import Dropped, Reward
+from relax_actors.training.strays import allowed_bytes
 from tests.support.running import wait_until
 
 ROW = RowId(3, 4)
@@ -225,6 +227,22 @@ def test_failure_counts_of_purged_rows_are_forgotten(table: Table) -> None:
     none, one, restarted, incarnation = table.connection.call(work(), 20)
     assert (none.count, one.count) == (0, 1)
     assert (restarted, incarnation) == (1, 1)
+
+
+def test_bucket_with_many_failures_is_swept_and_keeps_the_settings_of_the_run(table: Table) -> None:
+    """The settings are stored under `run`, a key of one part."""
+
+    async def work() -> tuple[int, Any, int]:
+        state = RunState(table.connection, await ensure_bucket(table.connection, table.subjects))
+        await state.put("run", {"version": 1})
+        rows = [RowId(0, index) for index in range(LARGE_BYTES // 8000 + 1)]
+        for start in range(0, len(rows), 64):
+            counts = (state.count_failure("reward", row, "error", "t" * 8000) for row in rows[start : start + 64])
+            await asyncio.gather(*counts)
+        removed = await state.enforce(lambda key: allowed_bytes(key, ["reward"]))
+        return removed, await state.get("run"), (await state.failures("reward", rows[0])).count
+
+    assert table.connection.call(work(), 60) == (0, {"version": 1}, 1)
 
 
 def test_incarnation_numbers_never_repeat(table: Table) -> None:

@@ -15,11 +15,14 @@ SPECIAL = re.compile(r"<[|\uff5c][^|\uff5c{}\n]+[|\uff5c]>|</?(?:s|think|bos|eos
 """Special tokens in the text of a template."""
 
 
-def make_chat_folder(folder: Path, template: str, stops: Sequence[str]) -> Path:
-    """Write the tokenizer of a template whose answers end with one of `stops`; returns the folder."""
+def make_chat_folder(folder: Path, template: str, stops: Sequence[str], unknown: str = "\x0b") -> Path:
+    """Write the tokenizer of a template whose answers end with one of `stops`; returns the folder.
+
+    Characters that are not printable ASCII become the token `unknown`; without such a token they cannot be encoded.
+    """
     special = sorted({*SPECIAL.findall(template), *stops})
     vocabulary = {token: i for i, token in enumerate([*string.printable, *special])}
-    inner = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="\x0b"))  # noqa: S106
+    inner = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))
     inner.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
     inner.decoder = decoders.Fuse()
     inner.add_special_tokens(special)

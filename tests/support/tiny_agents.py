@@ -33,6 +33,12 @@ async def fail_once(task: AgentTask) -> AgentResult:
     return AgentResult(result.reward, {"held_out": float(task.task["held_out"])})
 
 
+async def fail_always(task: AgentTask) -> AgentResult:
+    """Fail before anything is asked."""
+    msg = f"no such tool in {task.session}"
+    raise RuntimeError(msg)
+
+
 async def forget_reward(task: AgentTask) -> AgentResult:
     """Play, but report no reward of the first sample of each row."""
     result = await play(task)

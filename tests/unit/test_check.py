@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
+import string
 import subprocess
 import sys
 from importlib.metadata import version
@@ -254,6 +256,31 @@ def test_a_letter_outside_of_the_alphabet_is_named_with_its_row(tmp_path: Path) 
         f"trainer.warm_start skips 1 of the first 3 rows; the first: {tasks} line 1: answer: character 'x' at position "
         f"2 of '1x' {remedy}"
     ) in found
+
+
+@pytest.mark.parametrize(
+    ("config", "alphabet", "said"),
+    [
+        (
+            "calculator",
+            None,
+            r"cannot encode 79 of 96 usual characters \('abcdefghijkl\.\.\.'\): .* 79 are replaced by '\?'",
+        ),
+        ("own_agent", None, r"57 are left out\. Add them to model\.tokenizer\.alphabet"),
+        ("own_agent", "0123456789:.abcdefux\\\n", "are escaped, as in "),
+        ("own_agent", string.digits + string.ascii_letters + string.punctuation + " \n", None),
+    ],
+    ids=["replaced", "left out", "escaped", "nothing"],
+)
+def test_usual_characters_that_the_tokenizer_lacks_are_noted_where_the_model_reads_what_others_write(
+    config: str, alphabet: str | None, said: str | None
+) -> None:
+    path = DEMO.parents[1] / "agents" / f"{config}.toml"
+    overrides = [] if alphabet is None else [f"model.tokenizer.alphabet={json.dumps(alphabet)}"]
+    findings = examine(load_config(path, overrides))
+    found = [note for note in findings.notes if "cannot encode" in note]
+    assert len(found) == (said is not None)
+    assert said is None or re.search(said, found[0]), found
 
 
 def test_letters_of_timestamps_are_needed_only_where_a_row_has_a_video(tmp_path: Path) -> None:

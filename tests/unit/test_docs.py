@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 import shlex
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -135,6 +136,21 @@ def test_make_targets_exist(page: Path) -> None:
     targets = re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     used = re.findall(r"(?:^|`)make ([a-z][\w-]*)", page.read_text(), re.MULTILINE)
     assert set(used) <= set(targets)
+
+
+@pytest.mark.parametrize("target", ["omni", "agents"])
+def test_make_trains_all_tasks_or_those_that_are_named(target: str) -> None:
+    def tasks(*settings: str) -> list[str]:
+        command = ["make", "-n", target, *settings]
+        told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=20, check=True).stdout
+        found = re.search(rf"^for task in (.*); do .*\n\t*.* up examples/{target}/\$task\.toml ", told, re.MULTILINE)
+        assert found is not None, told
+        return found[1].split()
+
+    every = tasks()
+    assert len(every) == 4
+    assert all((ROOT / "examples" / target / f"{task}.toml").is_file() for task in every)
+    assert tasks(f"TASKS={every[2]} {every[0]}") == [every[2], every[0]]
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from broker.codec import decode, encode
 from relax_actors.data.renderer import Extension, Message
-from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.data.tokenizer import Tokenizer, make_character_tokenizer
 from relax_actors.errors import RowError
 from relax_actors.messages import EnvironmentAnswer, FinishReason, Trajectory, Turn, Turns
 from relax_actors.rewards.credit import discounted, environment_reward
-from relax_actors.training.conversation import ChatConversation, text_of
+from relax_actors.training.conversation import ChatConversation, PlainConversation, text_of
 from relax_actors.training.episode import Episode, State
 from relax_actors.training.episode_input import Limits, Start
 from relax_actors.training.turn_log import repeat_turns
@@ -247,6 +247,37 @@ def test_a_recorded_attempt_begins_at_once() -> None:
     again = episode()
     assert not again.repeat(turn)
     assert again.attempt == 1 << 60
+
+
+def test_an_observation_that_the_tokenizer_lacks_is_read_escaped_and_repeated_with_the_same_tokens(
+    tmp_path: Path,
+) -> None:
+    make_character_tokenizer("0123456789abcdefux\\>#", "#", tmp_path)
+    story = ["Error: \u2713", "no such file"]
+
+    def begin() -> tuple[Episode, Tokenizer]:
+        """Begin as an actor that has not seen any text."""
+        tokenizer = Tokenizer(tmp_path)
+        return Episode(Start(0, 1, PROMPT), Limits(4, 5, 500), PlainConversation(tokenizer)), tokenizer
+
+    one, tokenizer = begin()
+    turns = []
+    for number, text in enumerate(story):
+        one.observe(answer(text, number - 1))
+        assert one.state is State.READY
+        one.begin()
+        said = tokenizer.encode("12")
+        turns.append(one.generated(said, np.zeros(2, np.float32), np.zeros(2, np.int32), FinishReason.STOP))
+    assert tokenizer.decode(one.sample().sequences[0].token_ids[len(PROMPT) :]) == (
+        r"\x45\x72\x72\x6f\x72\x3a\x20\u271312\x6e\x6f\x20\x73uc\x68\x20f\x69\x6ce12"
+    )
+    assert tokenizer.replaced == {"characters_escaped": 16, "characters_dropped": 0}
+
+    other, fresh = begin()
+    assert repeat_turns([other], turns[:1]) == 1
+    other.observe(answer(story[1], 0))
+    np.testing.assert_array_equal(other.tokens, one.tokens[: len(other.tokens)])
+    assert fresh.replaced == {"characters_escaped": 8, "characters_dropped": 0}, "recorded tokens are not encoded again"
 
 
 CHAT = (

@@ -42,12 +42,17 @@ def test_limit_is_a_step_within_bounds(prompts: int, limit: int) -> None:
     assert first_rows(prompts) == limit
 
 
-def test_run_stops_once_all_of_the_first_rows_failed_and_one_for_good() -> None:
+KINDS = pytest.mark.parametrize(("kind", "other"), [("group", "eval"), ("eval", "group")])
+
+
+@KINDS
+def test_run_stops_once_all_of_the_first_rows_failed_and_one_for_good(kind: str, other: str) -> None:
+    del other
     rows = FirstRows(LIMIT)
     for attempt in range(2):
-        assert [rows.failed(RowId(0, i), failure(f"{attempt}{i}x"), final=False) for i in range(LIMIT)] == [False] * 4
-    assert rows.failed(RowId(0, 0), failure(), final=True)
-    assert len(rows.rows) == LIMIT
+        failed = [rows.failed(RowId(0, i, kind), failure(f"{attempt}{i}x"), final=False) for i in range(LIMIT)]
+        assert failed == [0] * LIMIT
+    assert rows.failed(RowId(0, 0, kind), failure(), final=True) == LIMIT
 
 
 def test_row_that_is_retried_counts_once() -> None:
@@ -60,8 +65,22 @@ def test_one_row_that_succeeds_keeps_the_run_up(before: int, after: int) -> None
     rows = FirstRows(LIMIT)
     for i in range(min(before, LIMIT - 1)):
         assert not rows.failed(RowId(0, i), failure(), final=True)
-    rows.succeeded()
+    rows.succeeded("group")
     assert not any(rows.failed(RowId(1, i), failure(), final=True) for i in range(after))
+
+
+@KINDS
+@given(st.lists(st.sampled_from(["fails", "succeeds", "fails otherwise"]), max_size=3 * LIMIT))
+def test_rows_of_the_other_kind_do_not_matter(kind: str, other: str, others: list[str]) -> None:
+    """Held-out rows are scored by a function of their own, and are handled before the first training rows."""
+    rows = FirstRows(LIMIT)
+    for i, what in enumerate(others):
+        if what == "succeeds":
+            rows.succeeded(other)
+        else:
+            rows.failed(RowId(0, i, other), failure() if what == "fails" else error_of(lambda: parse("{")), final=True)
+    failed = [rows.failed(RowId(0, i, kind), failure(), final=True) for i in range(LIMIT)]
+    assert failed == [0] * (LIMIT - 1) + [LIMIT]
 
 
 def test_another_error_keeps_the_run_up() -> None:
