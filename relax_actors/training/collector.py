@@ -130,9 +130,9 @@ class Collector:
                 table.purge((f"{prefix}.{name}" for name in todo.bulk), before=self._first_needed(extent, end))
             table.purge((f"{prefix}.{name}" for name in todo.filters), before=end)
             table.remove_subjects(malformed, before=end)
+            self._remove_keys()
             if first is not None:
                 self._remove_files(todo, first, extent)
-            self._remove_keys()
             self._swept = table.fill()
             self._report(todo, before, culprits)
             return todo
