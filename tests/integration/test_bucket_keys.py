@@ -20,22 +20,8 @@ from relax_actors.training.strays import allowed_bytes
 from tests.support.contexts import context_of
 
 ROLES = ("rollout", "trainer")
-TOKENS = (
-    "failure",
-    "lease",
-    "incarnation",
-    "run",
-    "note",
-    *ROLES,
-    "node",
-    "owner",
-    "group",
-    "0",
-    "17",
-    "é",
-    "x" * 90,
-    "=",
-)
+NAMES = ("failure", "lease", "incarnation", "run", "note", *ROLES, "node", "owner", "group")
+TOKENS = (*NAMES, "0", "17", "é", "x" * 90, "=")
 NODE = {"name": "a", "where": "host:/work"}
 ROW = RowId(0, 0)
 
