@@ -23,6 +23,7 @@ def sentence(event: LogMessage) -> str:
     who = role if event.kind in ("down", "repaired") else event.sender  # the broker or a node has no number
     texts = {
         "strays_removed": f"{body.get('cells')} stray cells by {body.get('by')} removed, {body.get('mib')} MiB",
+        "sweep_failed": f"{who} cannot clean the table up, and tries again: {why}",
         "table_full": f"the table is {full_table(body)}",
         "fault": f"relax chaos hits {body.get('target')}",
         "waiting_for_room": f"{who} waits for free disk space: {why}",

@@ -18,6 +18,8 @@ from relax_actors.runtime import Context
 from relax_actors.training.collector import Collector
 from relax_actors.training.strays import allowed_bytes
 from tests.support.contexts import context_of
+from tests.support.faults import log_of
+from tests.support.running import wait_until
 
 ROLES = ("rollout", "trainer")
 NAMES = ("failure", "lease", "incarnation", "run", "note", *ROLES, "node", "owner", "group")
@@ -92,3 +94,33 @@ def test_keys_of_one_part_are_measured_in_a_large_bucket(
     left = keys_of(connection, subjects)
     assert "run" in left
     assert len(left) == len(rows) + 1
+
+
+class Broken(frozenset[str]):
+    """Roles whose look-up fails once, as a fault of the program would."""
+
+    fails = True
+
+    def __contains__(self, name: object) -> bool:
+        if self.fails:
+            msg = "no such luck"
+            raise IndexError(msg)
+        return super().__contains__(name)
+
+
+def test_a_sweep_that_fails_is_reported_and_repeated(
+    connection: Connection, subjects: Subjects, context: Context
+) -> None:
+    write(connection, subjects, ["failure.1"])
+    roles = Broken(ROLES)
+    collector = Collector(context, roles)
+    collector.sweep_or_report()
+    collector.start()
+    try:
+        key = wait_until(lambda: log_of(context.table, "event.trainer.0.sweep_failed"), "event")[-1]
+        assert key["error"] == "IndexError: no such luck"
+        assert "allowed_bytes" in key["traceback"]
+        roles.fails = False
+        wait_until(lambda: keys_of(connection, subjects) == set(), "a later look at the keys")
+    finally:
+        collector.close()
