@@ -183,7 +183,7 @@ def test_server_on_a_loaded_machine_is_told_from_a_dead_one(own: tuple[Server, A
 
 def test_server_that_never_gets_a_turn_is_killed_in_the_end(own: tuple[Server, Address]) -> None:
     server, address = own
-    health = BrokerHealth(server, address, heartbeat=0.2, patience=60, report=lambda _: None)
+    health = BrokerHealth(server, address, heartbeat=0.5, patience=60, report=lambda _: None)
     assert server.process is not None
     pid = server.process.pid
     assert health(pid) is None
