@@ -52,8 +52,8 @@ class BrokerHealth:
 
     def __call__(self, pid: int) -> Verdict | None:
         """Return why the server, process `pid`, must be killed now, or None."""
-        now = time.monotonic()
         answers = self._answered is None or is_jetstream_ready(self._address)
+        now = time.monotonic()
         starved = max(self._of_server.measure(pid), self._own.measure(os.getpid()))
         if self._answered is None or answers:
             self._answered, self._unanswered, self._starved = now, 0, 0.0
