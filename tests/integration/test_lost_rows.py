@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,16 @@ from broker.subjects import RowId, Subjects
 from broker.table import Table
 from relax_actors.config import load_config
 from relax_actors.messages import Batch, Weights
-from relax_actors.supervision.lost_rows import LostRows
+from relax_actors.runtime import Role, Row
+from relax_actors.runtime.join import Join
+from relax_actors.supervision.lost_rows import LostRows, lost_rows_of
+from relax_actors.supervision.root_status import RootStatusPublisher
 from relax_actors.supervision.streams import ensure_run_streams
+from tests.support.contexts import context_of
+from tests.support.faults import log_of
 from tests.support.fuzzing import samples
 from tests.support.guarded import Guarded, MakeGuarded
-from tests.support.running import TINY
+from tests.support.running import TINY, wait_until
 
 RUN = "lost"
 SUBJECTS = Subjects(RUN)
@@ -175,6 +181,59 @@ def test_a_root_killed_in_the_middle_leaves_nothing_undone(
         LostRows(table, CONFIG, events).check()
         assert sorted(rollout.take(9, 3.0)) == [f"{row}.redeliver-rollout" for row in ROWS]
         assert "row_quarantined" not in {kind for kind, _ in events.seen}
+
+
+class Scores(Role):
+    """Stands for a role whose first delivery was acknowledged without a result."""
+
+    reads = ("prompt", "trajectory")
+    writes = "reward"
+
+    def handle(self, row: Row) -> int:
+        return len(row.prompt.tokens)
+
+
+def test_a_redelivery_is_joined_like_an_input_and_a_late_result_is_kept(
+    table: Table, guarded: Guarded, tmp_path: Path
+) -> None:
+    """A column that a slow actor writes before the redelivery is a result; it is no reason to quarantine the row."""
+    slow, lost = ROWS[:2]
+    table.put_all((SUBJECTS.cell(row, "trajectory"), samples()["trajectory"]) for row in (slow, lost))
+    role = Scores()
+    with consumer(guarded, "reward") as reward:
+        own = Table(reward.connection, SUBJECTS, table.store, "reward.0#1")
+        role.context = context_of(own, tmp_path, "reward", tuple(SETTINGS), 1)
+        reward.acknowledge(*reward.take(2).values())
+        LostRows(table, CONFIG, Events()).check()
+        table.put(SUBJECTS.cell(slow, "reward"), samples()["reward"])
+        again = reward.take(2)
+        assert sorted(again) == [f"{slow}.redeliver-reward", f"{lost}.redeliver-reward"]
+        join = Join(role, role.context)
+        jobs = {name: reward.connection.call(join.join(message), 20) for name, message in again.items()}
+    assert jobs[f"{slow}.redeliver-reward"] is None
+    job = jobs[f"{lost}.redeliver-reward"]
+    assert job is not None
+    assert sorted(job.cells) == ["prompt", "trajectory"]
+    trajectory = table.get(SUBJECTS.cell(lost, "trajectory"))
+    assert trajectory is not None
+    assert job.stored_at == trajectory.sequence
+    assert table.list_cells(f"{SUBJECTS.prefix}.*.*.*.quarantined") == []
+
+
+def test_the_root_looks_for_lost_rows_while_it_publishes_its_status(table: Table, guarded: Guarded) -> None:
+    with consumer(guarded, "rollout") as rollout:
+        rollout.acknowledge(*rollout.take(8).values())
+    config = load_config(TINY, [*SETTINGS, f"run.folder={table.store.root}"])
+    repair = partial(lost_rows_of, config)
+    root = RootStatusPublisher(guarded.address(OPERATOR), config, dict, repair=repair)
+    root.start()
+    try:
+        wait_until(lambda: redelivered(table) == [str(row) for row in ROWS], "all rows delivered again", 30)
+        events = wait_until(lambda: log_of(table, "event.root.0.row_lost"), "events")
+        assert {event["by"] for event in events} == {"rollout"}
+    finally:
+        root.close()
+        root.join(20)
 
 
 def test_rows_of_a_step_that_is_trained_are_not_needed(table: Table, guarded: Guarded) -> None:
