@@ -14,13 +14,12 @@ from typing import Any
 
 import xxhash
 
-from broker.subjects import ROW_KINDS
+from broker.bucket_keys import lease_kind
 
 MAX_LEASE_TTL = 3600.0
 """Longest time to live, in seconds."""
 MAX_LEASE_BYTES = 1 << 20
 CHECKSUM = "checksum"
-_KEY = re.compile(r"lease\.([A-Za-z0-9_-]{1,64})\.(0|[1-9][0-9]{0,8}|[A-Za-z_-][A-Za-z0-9_-]{0,63})")
 _SECONDS = re.compile(r"[1-9][0-9]{0,8}")
 Check = Callable[[Any], bool]
 
@@ -83,8 +82,8 @@ def lease_of(key: str, data: bytes, headers: dict[str, str] | None) -> dict[str,
         data: content of the message.
         headers: headers of the message.
     """
-    kind = _KEY.fullmatch(key)
-    if kind is None or kind[1] in ROW_KINDS:
+    kind = lease_kind(key)
+    if kind is None:
         return "its key names no lease"
     ttl = (headers or {}).get("Nats-TTL", "")
     if not _SECONDS.fullmatch(ttl) or int(ttl) > MAX_LEASE_TTL:
@@ -98,7 +97,7 @@ def lease_of(key: str, data: bytes, headers: dict[str, str] | None) -> dict[str,
     found = body.pop(CHECKSUM, None)
     if found != _checksum(key, body):
         return "its checksum does not match its key and content"
-    required, optional = _KINDS.get(kind[1], (_ACTOR, {}))
+    required, optional = _KINDS.get(kind, (_ACTOR, {}))
     known = required | optional
     if not required.keys() <= body.keys() <= known.keys() or not all(known[name](body[name]) for name in body):
         return "it has not the fields of a lease"

@@ -14,8 +14,8 @@ from nats.js.api import RawStreamMsg
 from nats.js.errors import APIError, KeyNotFoundError, KeyWrongLastSequenceError, NotFoundError
 from nats.js.kv import KeyValue
 
+from broker.bucket_keys import failed_row, failure_key, incarnation_key, lease_key, role_of
 from broker.connection import Connection
-from broker.errors import SubjectError
 from broker.lease_entries import MAX_LEASE_TTL, lease_of, signed
 from broker.subjects import RowId
 
@@ -89,11 +89,11 @@ class RunState:
         Numbers begin at 1 and never repeat. A malformed entry counts as its KV revision, which is at least as large as
         any earlier count.
         """
-        return await self._increment(f"incarnation.{role}.{n}", "count", {}, default=lambda revision: revision)
+        return await self._increment(incarnation_key(role, n), "count", {}, default=lambda revision: revision)
 
     async def incarnations(self, role: str, n: int) -> int:
         """Return the number of the latest incarnation of an actor; 0 if there was none."""
-        key = f"incarnation.{role}.{n}"
+        key = incarnation_key(role, n)
         value, _ = await self._entry(key)
         return int(_verified(key, value).get("count", 0))
 
@@ -111,11 +111,11 @@ class RunState:
         """
         name = "external_kills" if external_kill else "count"
         last = {"error": error[:2000], "traceback": traceback[-8000:]}
-        return await self._increment(f"failure.{role}.{row}", name, last, default=lambda _: 0)
+        return await self._increment(failure_key(role, row), name, last, default=lambda _: 0)
 
     async def failures(self, role: str, row: RowId) -> Failures:
         """Return the failures counted for a row in a role; malformed entries are ignored."""
-        key = f"failure.{role}.{row}"
+        key = failure_key(role, row)
         value, _ = await self._entry(key)
         entry = _verified(key, value)
         texts = (str(entry.get(name, "")) for name in ("error", "traceback"))
@@ -124,10 +124,9 @@ class RunState:
     async def forget_failures(self, gone: Callable[[RowId], bool]) -> None:
         """Purge the failure counts of the rows for which `gone` is true."""
         for key in await self._keys("failure"):
-            row = key.split(".", 2)[2]
-            with suppress(SubjectError):
-                if gone(RowId.parse(row)):
-                    await self._purge(key)
+            row = failed_row(key)
+            if row is not None and gone(row):
+                await self._purge(key)
 
     async def enforce(self, allowed: Callable[[str], int]) -> int:
         """Purge keys that are unknown, too large or too many, and return their number.
@@ -167,10 +166,10 @@ class RunState:
                 else:
                     left[key] = len(found.data or b"")
         sizes: Counter[str] = Counter()
-        renewable = {key: key.split(".")[1] for key in left if key.startswith(("lease.", "failure."))}
-        for key, role in renewable.items():
-            sizes[role] += left[key]
-        return excess + [key for key, role in renewable.items() if sizes[role] > MAX_ROLE_BYTES]
+        for key, size in left.items():
+            sizes[role_of(key)] += size
+        renewable = (key for key in left if key.startswith(("lease.", "failure.")))
+        return excess + [key for key in renewable if sizes[role_of(key)] > MAX_ROLE_BYTES]
 
     async def _purge(self, key: str) -> None:
         async def purge() -> bool:
@@ -243,7 +242,7 @@ class RunState:
 
         The holder may be the caller itself: an earlier attempt may have succeeded although its reply was lost.
         """
-        key = f"lease.{role}.{n}"
+        key = lease_key(role, n)
         found, revision = await self._lease(key)
         if isinstance(found, dict):
             return False
@@ -272,7 +271,7 @@ class RunState:
 
         It expires after `ttl` seconds, rounded down to whole seconds, from 1 to `MAX_LEASE_TTL`.
         """
-        key = f"lease.{role}.{n}"
+        key = lease_key(role, n)
         await self._connection.js.publish(self._subject(key), signed(key, state), msg_ttl=_ttl(ttl))
 
     async def renew_held_lease(self, role: str, n: int | str, state: dict[str, Any], ttl: float) -> bool:
@@ -285,11 +284,11 @@ class RunState:
 
     async def release_lease(self, role: str, n: int | str) -> None:
         """Delete a lease before it expires."""
-        await self._kv.delete(f"lease.{role}.{n}")
+        await self._kv.delete(lease_key(role, n))
 
     async def lease(self, role: str, n: int | str) -> dict[str, Any] | None:
         """Return the state of a current lease; None if nobody holds it."""
-        found, _ = await self._lease(f"lease.{role}.{n}")
+        found, _ = await self._lease(lease_key(role, n))
         return found if isinstance(found, dict) else None
 
     async def leases(self, role: str = "") -> dict[str, dict[str, Any]]:

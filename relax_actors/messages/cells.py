@@ -208,6 +208,15 @@ class Requeued:
 
 
 @dataclass(frozen=True, slots=True)
+class Redelivery:
+    """Column `redeliver-<role>` of a row that the role lost: the row is delivered to the role again."""
+
+    role: str
+    stored_at: int
+    """Stream sequence of the input whose message was acknowledged."""
+
+
+@dataclass(frozen=True, slots=True)
 class Readmitted:
     """Column `readmitted` of a requeued row: the new row with its task."""
 

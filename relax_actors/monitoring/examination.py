@@ -21,7 +21,7 @@ from broker.permissions import OPERATOR, follow_names
 from broker.schema import SCHEMA
 from broker.store import Store
 from broker.streams import open_bucket
-from broker.subjects import Subjects
+from broker.subjects import RowId, Subjects
 from broker.table import CALL_DEADLINE, Table
 from relax_actors.config import Config, validate
 from relax_actors.errors import ConfigError
@@ -35,6 +35,7 @@ from relax_actors.monitoring.quarantine import quarantined_rows
 from relax_actors.monitoring.summary import read_ledger
 from relax_actors.roles import role_names
 from relax_actors.runtime import logs
+from relax_actors.runtime.row import redelivery_column
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.streams import fetch_run_record
 from relax_actors.training.ledger import Ledger
@@ -97,6 +98,7 @@ def examine(at: Connected) -> list[Finding]:
     found: list[Finding] = []
     if not (record is not None and record.finished):
         found += _running(at, ledger)
+        found += health.lost(_lost_rows(at))
     found += health.accounts(ledger)
     found += health.quarantine(config.run.name, quarantined_rows(table), ledger)
     found += health.characters(call(_newest_metrics(table, ("rollout", "gateway")), CALL_DEADLINE))
@@ -128,6 +130,12 @@ def _why_down(at: Connected, ledger: Ledger) -> str:
         body = json.loads(at.folder.report.read_text())
         text += f"; it ended since {body['child']} failed: {body['reason']}"
     return f"{text}. Start it again with the same `relax up`, which resumes it"
+
+
+def _lost_rows(at: Connected) -> dict[str, list[RowId]]:
+    """Return the rows by the role that they were delivered to again; see `supervision/lost_rows.py`."""
+    columns = {role: f"{at.table.subjects.prefix}.*.*.*.{redelivery_column(role)}" for role in role_names(at.config)}
+    return {role: [cell.row for cell in at.table.list_cells(column)] for role, column in columns.items()}
 
 
 def _recent(table: Table, config: Config) -> Progress:

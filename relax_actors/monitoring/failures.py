@@ -23,6 +23,7 @@ def sentence(event: LogMessage) -> str:
     who = role if event.kind in ("down", "repaired") else event.sender  # the broker or a node has no number
     texts = {
         "strays_removed": f"{body.get('cells')} stray cells by {body.get('by')} removed, {body.get('mib')} MiB",
+        "sweep_failed": f"{who} cannot clean the table up, and tries again: {why}",
         "table_full": f"the table is {full_table(body)}",
         "fault": f"relax chaos hits {body.get('target')}",
         "waiting_for_room": f"{who} waits for free disk space: {why}",
@@ -32,6 +33,7 @@ def sentence(event: LogMessage) -> str:
         "waiting_for_import": f"packages are being imported, since {body.get('seconds')} s",
         "row_quarantined": f"{row} failed for good in {role}: {why}",
         "row_dropped": f"{row} dropped ({body.get('reason')}): {_first_line(body.get('detail'))}",
+        "row_lost": f"{row} is delivered to {body.get('by')} again: {why}",
         "row_failed": f"{row} failed in {role} and is tried again: {why}",
         "agent_without_reward": f"the agent of session {body.get('session')} ended without a reward",
         "all_rows_failed": f"{who} stopped the run: {why}",
@@ -84,10 +86,11 @@ class FailureCounts:
             count = self._count(role, "", text)
             count.crashes += n
             count.actor = role if kind == "down" else event.sender
-        elif kind in ("row_quarantined", "row_failed"):
+        elif kind in ("row_quarantined", "row_failed", "row_lost"):
+            role = str(body.get("by"))[:64] if kind == "row_lost" and role == "root" else role
             count = self._count(role, text.split(":", 1)[0] if text else self._last_error(role), text)
             count.quarantined += n if kind == "row_quarantined" else 0
-            count.retried += n if kind == "row_failed" else 0
+            count.retried += n if kind != "row_quarantined" else 0
 
     def ignored(self, message: LogMessage) -> None:
         """Count a message that claims to be what it is not."""

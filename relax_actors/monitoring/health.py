@@ -6,7 +6,7 @@ import shutil
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -28,7 +28,7 @@ STALL_SECONDS, STALL_STEPS = 60.0, 10
 QUARANTINED_SHARE = 0.01
 """Share of quarantined rows from which they are a problem."""
 MIN_FREE = 1 << 30
-MAX_SHOWN = 20
+MAX_SHOWN, MAX_ROWS = 20, 3
 LEASE_KINDS = ("node", "root", "owner")
 Leases = Mapping[str, dict[str, Any]]
 
@@ -123,6 +123,23 @@ def table(fill: Fill, stall: str) -> Iterator[Finding]:
     if fill.max_size and fill.size > FULL * fill.max_size:
         share = round(100 * fill.size / fill.max_size)
         yield Finding(f"stalled: {stall}" if stall else f"the table is {share} % full; raise broker.max_bytes")
+
+
+def lost(rows: Mapping[str, Collection[RowId]]) -> Iterator[Finding]:
+    """Find roles that acknowledged rows without writing their column.
+
+    Args:
+        rows: rows that were delivered to each role again.
+    """
+    for role, of_role in rows.items():
+        if of_role:
+            count = "1 row" if len(of_role) == 1 else f"{len(of_role)} rows"
+            shown = ", ".join(map(str, sorted(of_role)[:MAX_ROWS])) + (" ..." if len(of_role) > MAX_ROWS else "")
+            yield Finding(
+                f"role {role} acknowledged {count} without writing its column: {shown}. Each was delivered again, and "
+                "is quarantined if it is lost again; look for an error in the role, or for another program with its "
+                "credentials"
+            )
 
 
 def quarantine(run: str, rows: Iterable[tuple[RowId, Quarantined]], ledger: Ledger) -> Iterator[Finding]:

@@ -80,7 +80,8 @@ def _operator(subjects: Subjects) -> Permissions:
 def _node(config: Config, subjects: Subjects) -> Permissions:
     """Publish events about actors and their supervisors, count failures, return rows of dead actors; write no cell."""
     table, log, bucket = _streams(subjects)
-    keys = tuple(bucket_key(subjects, f"{kind}.>") for kind in ("failure", "lease.node", "lease.root", "lease.owner"))
+    leases = [f"lease.{kind}.*" for kind in ("node", "root", "owner")]
+    keys = tuple(bucket_key(subjects, name) for name in [*_failures("*"), *leases])
     metrics = (subjects.metric("node", "*"), subjects.metric("root", "*"))
     # "server": SGLang's servers, children of nodes beside the actors.
     names = (*role_names(config), NODE, "root", "server", "zygote")
@@ -89,10 +90,15 @@ def _node(config: Config, subjects: Subjects) -> Permissions:
     return Permissions(published) | allow_read(table, log, bucket)
 
 
+def _failures(role: str) -> list[str]:
+    """Patterns of the keys that count failures of rows; with all tokens, so that no other key can be written."""
+    return [f"failure.{role}.{kind}.*.*" for kind in ROW_KINDS]
+
+
 def _role(config: Config, subjects: Subjects, role: str) -> Permissions:
     table, _, bucket = _streams(subjects)
     spec = spec_of(config, role)
-    keys = [f"incarnation.{role}.*", f"lease.{role}.*", f"failure.{role}.>", *spec.notes]
+    keys = [f"incarnation.{role}.*", f"lease.{role}.*", *_failures(role), *spec.notes]
     published = [
         subjects.event(role, "*", "*"),
         subjects.metric(role, "*"),

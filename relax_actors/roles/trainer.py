@@ -69,7 +69,7 @@ class Trainer(StatefulRole):
         self._ledger = Ledger(config.trainer.prompts_per_step, config.run.steps, lead, has_critic=has_critic)
         self._collector = Collector(self.context, role_names(config))
         # Before the history is read, so that a flood of strays does not fill the memory.
-        self._collector.sweep()
+        self._collector.sweep_or_report()
         self._collector.start()
         self._publisher = Publisher(self.context, self._engine, self._collector.remove_void)
         self._version = -1
@@ -81,7 +81,7 @@ class Trainer(StatefulRole):
         # Indices of the rows that have a required column, by step and column.
         self._arrived: dict[int, dict[str, set[int]]] = {}
         self._malformed: list[Cell] = []
-        coverage = TrainedRows(self._publisher, self._ledger, self._collector.sweep)
+        coverage = TrainedRows(self._publisher, self._ledger, self._collector.sweep_or_report)
         folder, own = self.context.folder.checkpoints, self._feed.statistics
         self._checkpoints = Checkpointer(self.context, self._engine, coverage, "checkpoint", folder, own)
         self._metrics: dict[str, float] = {}

@@ -10,7 +10,6 @@ from typing import Any
 
 import nats.errors
 
-from broker.pull import delivery_of
 from broker.subjects import RowId
 from broker.table import Cell
 from relax_actors.errors import CodecError, RowError, RowTakenError
@@ -111,11 +110,9 @@ class Finisher:
         subject = self._table.subject(job.row, job.field)
         while not await self._table.put_async(subject, data):
             existing = await self._table.get_async(subject, direct=False)
-            delivery = delivery_of(job.message)
             if existing is None and not self._is_gone(job.row):
                 continue  # the trainer has removed a stray cell
-            input_at = delivery.stream_sequence if delivery is not None else 0
-            if job.field == self._role.writes and existing is not None and existing.sequence < input_at:
+            if job.field == self._role.writes and existing is not None and existing.sequence < job.stored_at:
                 error = f"column {job.field} was written before {job.message.subject.rpartition('.')[2]}"
                 await quarantine(self._context, job.row, 1, f"MalformedRow: {error}, which it is made of", "")
             return False

@@ -29,6 +29,8 @@ class Job:
     message: Msg
     row: RowId
     cells: dict[str, bytes]
+    stored_at: int = 0
+    """Stream sequence of the input that completed the row."""
     field: str = ""
     data: bytes | None = None
     error: Exception | None = None

@@ -11,14 +11,13 @@ from nats.aio.msg import Msg
 
 from broker.pull import delivery_of, is_redelivery
 from broker.subjects import CellId, RowId
-from broker.table import Cell
 from relax_actors.errors import CodecError, SubjectError
 from relax_actors.messages import Checkpoint
 from relax_actors.runtime.context import Context
 from relax_actors.runtime.finish import ends_row, ignore_errors, quarantine
 from relax_actors.runtime.handler import Job
 from relax_actors.runtime.role import Role
-from relax_actors.runtime.row import FAILURES
+from relax_actors.runtime.row import FAILURES, REDELIVERY
 
 # Columns that must exist once the key exists, so their own arrival need not trigger the row.
 IMPLIED = {
@@ -84,27 +83,33 @@ class Join:
             await ignore_errors(message.term())
             return None
         row = cell.row
-        again = is_redelivery(message)
+        is_lost = cell.field.startswith(REDELIVERY)
+        again = is_lost or is_redelivery(message)
         over = self.is_below_floor(row)
         if over and not again:
             self._context.journal.event("stray_cell", subject=message.subject, error="the rows of its step are gone")
         if over or (again and not await self._still_wanted(row, message.subject)):
             await ignore_errors(message.ack())
             return None
-        cells = {cell.field: message.data}
+        cells = {} if is_lost else {cell.field: message.data}
         others = [name for name in self.inputs if name != cell.field]
-        done = [self._role.writes] if len(self.triggers) > 1 and self._role.writes else []
+        done = [self._role.writes] if (is_lost or len(self.triggers) > 1) and self._role.writes else []
         found = await asyncio.gather(
             *(self._table.get_async(self._table.subject(row, name)) for name in [*others, *done])
         )
         missing = [name for name, other in zip(others, found, strict=False) if other is None]
-        if missing or (done and _is_later(found[-1], message)):
+        delivery = delivery_of(message)
+        stored_at = delivery.stream_sequence if delivery is not None and not is_lost else 0
+        if is_lost:
+            inputs = zip(others, found, strict=False)
+            stored_at = max((c.sequence for name, c in inputs if c is not None and name in self.triggers), default=0)
+        if missing or (done and (column := found[-1]) is not None and column.sequence > stored_at):
             if early := sorted(IMPLIED.get(cell.field, set()) & set(missing)):
                 await self._report_early(cell, early)
             await ignore_errors(message.ack())
             return None
         cells |= {name: other.data for name, other in zip(others, found, strict=False) if other is not None}
-        return Job(message, row, cells)
+        return Job(message, row, cells, stored_at)
 
     async def _report_early(self, cell: CellId, missing: list[str]) -> None:
         """Quarantine a row whose column exists before the columns it is made of; nothing would trigger it again.
@@ -145,9 +150,3 @@ class Join:
             await quarantine(self._context, row, failed.count + failed.external_kills, failed.error, failed.traceback)
             return False
         return True
-
-
-def _is_later(cell: Cell | None, message: Msg) -> bool:
-    """Whether a cell was stored after a message; an older one is not made of it."""
-    delivery = delivery_of(message)
-    return cell is not None and (delivery is None or cell.sequence > delivery.stream_sequence)

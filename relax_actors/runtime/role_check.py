@@ -7,7 +7,7 @@ import inspect
 from broker.subjects import NUMBERED_KINDS, check_name
 from relax_actors.errors import ConfigError, SubjectError
 from relax_actors.runtime.role import Role
-from relax_actors.runtime.row import END_COLUMNS
+from relax_actors.runtime.row import END_COLUMNS, REDELIVERY
 from relax_actors.runtime.service_role import ServiceRole
 from relax_actors.runtime.stateful_role import StatefulRole
 
@@ -67,7 +67,7 @@ def check_role(cls: object, where: str) -> type[Role]:
             check_name(cls.writes, f"{where}: column")
         except SubjectError as error:
             raise ConfigError(str(error)) from error
-    if cls.writes in cls.reads or cls.writes in END_COLUMNS:
+    if cls.writes in cls.reads or cls.writes in END_COLUMNS or cls.writes.startswith(REDELIVERY):
         msg = f"{where}: {cls.__name__} cannot write column {cls.writes!r}; choose a column of its own"
         raise ConfigError(msg)
     if (cls.handle, cls.handle_many, cls.stream) == (Role.handle, Role.handle_many, Role.stream):

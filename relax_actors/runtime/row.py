@@ -27,6 +27,13 @@ FAILURES = ("dropped", "quarantined")
 """Columns by which a row leaves the run untrained; `finish.ends_row` says which of their cells do."""
 END_COLUMNS = (*FAILURES, "requeued", "readmitted")
 """Columns that record the end of a row. Only the engine writes them; a user's role must not."""
+REDELIVERY = "redeliver-"
+"""Begin of the columns whose cells have a row delivered to a role again; see `supervision/lost_rows.py`."""
+
+
+def redelivery_column(role: str) -> str:
+    """Name the column whose cell has its row delivered to a role again."""
+    return f"{REDELIVERY}{role}"
 
 
 class Row:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -12,16 +13,23 @@ from broker.address import Address
 from broker.server import Server, is_jetstream_ready
 from relax_actors.supervision.outcome import Verdict
 from relax_actors.supervision.spec import Blame
+from relax_actors.supervision.starvation import Starvation
 
 # After a failed write, e.g. on a full disk, the server answers no further writes to that stream until it is restarted.
 _CANNOT_WRITE = b"critical write error"
 ROOM = 16 << 20
 ASK_SECONDS = 1.5
 """Upper bound for the time between two unanswered requests."""
+MOST_STARVED = 10.0
+"""Heartbeats without an answer after which a server is killed even if the machine gave it no time to answer."""
 
 
 class BrokerHealth:
     """Health check of one incarnation of the server; create it just before the server starts.
+
+    A server that does not answer is dead only if it could have answered. Time in which it waited for the processor or
+    the disk does not count, nor time in which this process did: a restart would help neither. A stopped or deadlocked
+    server waits for neither of them, and one that spins has the processor.
 
     Args:
         server: the server.
@@ -38,20 +46,26 @@ class BrokerHealth:
         self._heartbeat, self._patience = heartbeat, patience
         self._read = server.log.stat().st_size if server.log.exists() else 0
         self._answered: float | None = None
-        self._unanswered = 0
+        self._unanswered, self._starved = 0, 0.0
+        self._of_server, self._own = Starvation(), Starvation()
         self._broken_since: float | None = None
 
-    def __call__(self) -> Verdict | None:
-        """Return why the server must be killed now, or None."""
+    def __call__(self, pid: int) -> Verdict | None:
+        """Return why the server, process `pid`, must be killed now, or None."""
+        answers = self._answered is None or is_jetstream_ready(self._address)
         now = time.monotonic()
-        if self._answered is None or is_jetstream_ready(self._address):
-            self._answered, self._unanswered = now, 0
+        starved = max(self._of_server.measure(pid), self._own.measure(os.getpid()))
+        if self._answered is None or answers:
+            self._answered, self._unanswered, self._starved = now, 0, 0.0
         else:
             self._unanswered += 1
+            self._starved += starved
         silent = now - self._answered
+        is_dead = silent - self._starved > self._heartbeat or silent > MOST_STARVED * self._heartbeat
         # Elapsed time alone is not enough: it also passes while the whole machine is paused and no server can answer.
-        if silent > self._heartbeat and self._unanswered >= max(2.0, self._heartbeat / ASK_SECONDS):
-            return Verdict(f"no answer for {silent:.1f} s (supervision.heartbeat)", blame=Blame.NONE)
+        if is_dead and self._unanswered >= max(2.0, self._heartbeat / ASK_SECONDS):
+            waited = f", {self._starved:.1f} s of them without processor or disk" if self._starved >= 1 else ""
+            return Verdict(f"no answer for {silent:.1f} s{waited} (supervision.heartbeat)", blame=Blame.NONE)
         if self._broken_since is None and self._cannot_write():
             self._broken_since = now
         return None if self._broken_since is None else self._wait_for_room(now - self._broken_since)

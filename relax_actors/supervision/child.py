@@ -71,7 +71,7 @@ class ChildProcess:
             verdict = Verdict(f"no progress for {silent:.1f} s{doing}: no sign of life (supervision.heartbeat)")
         elif self.launch.health_check is not None and now - self.checked_at > CHECK_SECONDS:
             self.checked_at = now
-            verdict = self.launch.health_check()
+            verdict = self.launch.health_check(self.process.pid)
         if verdict is None or verdict.final or not is_stopped(self.process.pid):
             return verdict
         reason = verdict.reason.replace("supervision.heartbeat", "it was stopped by a signal")

@@ -51,7 +51,8 @@ class Launch:
         environment: variables added to the supervisor's environment.
         secrets: names of the secrets in the supervisor's environment that the child gets; no others.
         probe: for a child without a status pipe: polled during the start until the child is ready.
-        health_check: for a child without a black box: called once a second while it is ready; a verdict kills it.
+        health_check: for a child without a black box: called once a second, with its process, while it is ready; a
+            verdict kills it.
         fork: starts the process in place of `command`, given descriptors for its output and its status pipe.
         can_start: polled before the start, until the child can be started.
     """
@@ -62,7 +63,7 @@ class Launch:
     environment: dict[str, str] = field(default_factory=dict)
     secrets: Collection[str] = ()
     probe: Callable[[], bool] | None = None
-    health_check: Callable[[], Verdict | None] | None = None
+    health_check: Callable[[int], Verdict | None] | None = None
     fork: Callable[[int, int], Process] | None = None
     can_start: Callable[[], bool] | None = None
 

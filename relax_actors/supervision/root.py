@@ -29,6 +29,7 @@ from relax_actors.supervision.assignment import whole
 from relax_actors.supervision.broker_health import BrokerHealth
 from relax_actors.supervision.discard import discard, finish_discarding, has_trained
 from relax_actors.supervision.launch import Launch
+from relax_actors.supervision.lost_rows import lost_rows_of
 from relax_actors.supervision.pools import children_of, secrets_of
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.resume import MAY_CHANGE, Effect, absolute, compare, listed, needs_new_start
@@ -278,7 +279,11 @@ class Root:
         # An embedded broker starts only now, as a child.
         prepare = None if self._server is None else self._prepare_run
         self._observer.status_publisher = status_publisher = RootStatusPublisher(
-            self.address.for_user(OPERATOR), self.config, self.tree.states, prepare=prepare
+            self.address.for_user(OPERATOR),
+            self.config,
+            self.tree.states,
+            prepare=prepare,
+            repair=partial(lost_rows_of, self.config),
         )
         status_publisher.start()
         self._janitor = janitor = TreeJanitor()

@@ -38,6 +38,7 @@ class RootStatusPublisher(threading.Thread):
         states: returns the states of the root's children.
         number: number of the root's node.
         prepare: called with each new connection; returns the run's state, by default that of the existing bucket.
+        repair: makes what repairs the run's table, called every second; by default nothing does.
     """
 
     def __init__(
@@ -47,10 +48,11 @@ class RootStatusPublisher(threading.Thread):
         states: Callable[[], dict[str, Any]],
         number: int = 0,
         prepare: Callable[[Connection], RunState] | None = None,
+        repair: Callable[[Connection, Journal], Callable[[], None]] | None = None,
     ) -> None:
         super().__init__(name="root-status", daemon=True)
         self._address, self._config, self._states, self._number = address, config, states, number
-        self._prepare = prepare or self._open_state
+        self._prepare, self._repair = prepare or self._open_state, repair
         self._events: queue.SimpleQueue[tuple[str, str, dict[str, Any]]] = queue.SimpleQueue()
         self._halt = threading.Event()
 
@@ -87,6 +89,7 @@ class RootStatusPublisher(threading.Thread):
         journal = Journal(connection, subjects, "root", self._number, patience=None)
         began, ttl = time.time(), max(2.0, self._config.supervision.heartbeat)
         state: RunState | None = None
+        repair: Callable[[], None] | None = None
         while not self._halt.wait(BEAT_SECONDS if state is not None else START_SECONDS):
             while not self._events.empty():
                 kind, child, fields = self._events.get()
@@ -103,5 +106,8 @@ class RootStatusPublisher(threading.Thread):
                 journal.metric(supervision_metric({f"{name}{of_node}": c for name, c in children.items()}))
                 lease = {"pid": os.getpid(), "since": began, "children": children}
                 connection.call(state.renew_lease("root", self._number, lease, ttl), CONNECT_SECONDS)
+                if self._repair is not None:
+                    repair = repair or self._repair(connection, journal)
+                    repair()
             except (BrokerError, nats.errors.Error) as error:
                 log.debug("lease_not_renewed", error=str(error))

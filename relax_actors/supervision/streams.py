@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nats.js.api import ConsumerConfig
+from nats.js.errors import NotFoundError
 
 from broker.connection import Connection
 from broker.files import check_private_folder, make_private_folder
@@ -22,6 +23,7 @@ from relax_actors.errors import BrokerError, ConfigError, UnsafePathError
 from relax_actors.roles import make_role, role_names
 from relax_actors.runtime import Role, StatefulRole
 from relax_actors.runtime.join import trigger_columns
+from relax_actors.runtime.row import redelivery_column
 from relax_actors.runtime.service_role import ServiceRole
 
 LOG_AGE = 7 * 86400.0
@@ -59,6 +61,33 @@ def consumers_of(config: Config, name: str, role: Role) -> list[ConsumerConfig]:
     return [pool_spec(name, filters, config.supervision.ack_wait)]
 
 
+def redelivery_filters(subjects: Subjects, name: str, role: Role) -> list[str]:
+    """Return the subjects of cells that have a row delivered to a role of a pool again.
+
+    They are added to its consumer with the first such cell, since each further filter costs the server time.
+    """
+    if isinstance(role, StatefulRole | ServiceRole):
+        return []
+    return [subjects.column(redelivery_column(name), kind) for kind in role.kinds]
+
+
+async def _with_redeliveries(
+    connection: Connection, stream: str, consumer: ConsumerConfig, filters: list[str]
+) -> ConsumerConfig:
+    """Keep the filters of redeliveries that a pool's consumer has already."""
+
+    async def known() -> list[str]:
+        with suppress(NotFoundError):
+            info = await connection.js.consumer_info(stream, str(consumer.durable_name))
+            return list(info.config.filter_subjects or [])
+        return []
+
+    if not filters:
+        return consumer
+    added = set(filters) & set(await connection.retry(known, f"look at consumer {consumer.durable_name}"))
+    return consumer.evolve(filter_subjects=[*(consumer.filter_subjects or []), *sorted(added)])
+
+
 async def ensure_run_streams(connection: Connection, config: Config) -> RunState:
     """Create or update the run's table, log and bucket, and the consumers of its roles, whose classes are imported."""
     subjects, broker = Subjects(config.run.name), config.broker
@@ -68,8 +97,11 @@ async def ensure_run_streams(connection: Connection, config: Config) -> RunState
     ]
     await ensure_streams(connection, specs)
     for name in role_names(config):
-        for consumer in consumers_of(config, name, make_role(config, name)):
-            await ensure_consumer(connection, subjects.table_stream, consumer)
+        role = make_role(config, name)
+        for consumer in consumers_of(config, name, role):
+            filters = redelivery_filters(subjects, name, role)
+            kept = await _with_redeliveries(connection, subjects.table_stream, consumer, filters)
+            await ensure_consumer(connection, subjects.table_stream, kept)
     return RunState(connection, await ensure_bucket(connection, subjects, broker.replicas))
 
 

@@ -11,6 +11,7 @@ import asyncio
 import shutil
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Awaitable, Collection, Iterable
 from contextlib import suppress
@@ -55,6 +56,9 @@ T = TypeVar("T")
 class Collector:
     """Sweeps the table and the bucket of one run. `sweep` may be called from any thread.
 
+    A sweep that fails by an error of its own is reported (event `sweep_failed`) and repeated later: a new incarnation
+    of the trainer would fail, too, and the run needs its sweeps only in the long run.
+
     Args:
         context: context of the trainer.
         roles: roles of the run.
@@ -80,7 +84,7 @@ class Collector:
         self._closing.set()
         if self._thread is not None:
             self._thread.join(CHECK_SECONDS + 1)
-        self.sweep()
+        self.sweep_or_report()
         self._table.store.close()  # folders of steps that are being removed still link to media
         self._remove_media(0.0)
 
@@ -94,13 +98,16 @@ class Collector:
                 grown = fill.size - self._swept.size > GROWTH_BYTES or fill.cells - self._swept.cells > GROWTH_CELLS
                 is_due = time.monotonic() - swept_at > self._sweep_seconds()
                 if grown or is_due or fill.size > FULL * fill.max_size:
-                    self.sweep()
+                    self.sweep_or_report()
                     swept_at = time.monotonic()
                 elif time.monotonic() > keys_due:
                     self._remove_keys()
                     keys_due = time.monotonic() + KEYS_SECONDS
             except (RelaxError, nats.errors.Error, OSError) as error:
                 log.warning("sweep_failed", error=f"{type(error).__name__}: {error}")
+            except Exception as error:  # noqa: BLE001 the thread must not end without a word
+                self._report_failed(error)
+                keys_due = time.monotonic() + KEYS_SECONDS
 
     def _sweep_seconds(self) -> float:
         """Return the longest time between two sweeps."""
@@ -109,6 +116,20 @@ class Collector:
             if disk.used > FULL * (disk.used + disk.free):
                 return FULL_STORE_SECONDS
         return SWEEP_SECONDS
+
+    def sweep_or_report(self) -> None:
+        """Sweep; report an error other than one of the broker or the file system instead of raising it."""
+        try:
+            self.sweep()
+        except (RelaxError, nats.errors.Error, OSError):
+            raise
+        except Exception as error:  # noqa: BLE001 the same error would end each incarnation of the trainer
+            self._report_failed(error)
+
+    def _report_failed(self, error: Exception) -> None:
+        text, trace = f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
+        log.error("sweep_failed", error=text, traceback=trace)
+        self._context.journal.event("sweep_failed", error=text[:2000], traceback=trace[-8000:])
 
     def sweep(self) -> Removal:
         """Remove all strays and finished rows that the table holds now."""
@@ -130,9 +151,9 @@ class Collector:
                 table.purge((f"{prefix}.{name}" for name in todo.bulk), before=self._first_needed(extent, end))
             table.purge((f"{prefix}.{name}" for name in todo.filters), before=end)
             table.remove_subjects(malformed, before=end)
+            self._remove_keys()
             if first is not None:
                 self._remove_files(todo, first, extent)
-            self._remove_keys()
             self._swept = table.fill()
             self._report(todo, before, culprits)
             return todo

@@ -24,7 +24,7 @@ from broker.table import Table
 from relax_actors.config import load_config
 from relax_actors.config.pools import RoleSection
 from relax_actors.errors import ConfigError
-from relax_actors.messages import Batch, Quarantined, Weights
+from relax_actors.messages import Batch, Quarantined, Redelivery, Weights
 from relax_actors.monitoring.connection import connected
 from relax_actors.monitoring.examination import connected_by_address, examine, operator_of
 from relax_actors.runtime.journal import Journal
@@ -227,6 +227,14 @@ def test_quarantined_rows_and_a_broken_ledger_are_counted(patient: Patient) -> N
         "problem: 2 rows are quarantined in reward: ValueError: no number 1; `relax quarantine list patient` shows them"
         in patient.findings()
     )
+
+
+def test_role_that_acknowledged_rows_without_a_result_is_named(patient: Patient) -> None:
+    rows = [RowId(0, 1), RowId(0, 2, "eval")]
+    patient.table.put_all((SUBJECTS.cell(row, "redeliver-reward"), Redelivery("reward", 7)) for row in rows)
+    (found,) = patient.findings()
+    assert found.startswith("problem: role reward acknowledged 2 rows without writing its column: ")
+    assert all(str(row) in found for row in rows)
 
 
 def test_entry_that_is_no_lease_is_named(patient: Patient) -> None:

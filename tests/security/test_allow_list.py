@@ -87,6 +87,11 @@ KEYS = (
     "lease.node.1",
     "lease.owner.trainer",
     "failure.rollout.group.0.0",
+    "failure.1",
+    "failure.rollout.0",
+    "failure.rollout.group.0.0.0",
+    "lease.node",
+    "lease.node.1.1",
     "note.weights_sender",
 )
 

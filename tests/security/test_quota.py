@@ -263,7 +263,11 @@ def test_keys_of_one_role_do_not_fill_the_bucket(guarded: Guarded, collector: Co
     with closing(Connection(guarded.address("rollout"), "rollout")) as rollout:
         state = RunState(rollout, rollout.call(open_bucket(rollout, SUBJECTS), 20))
         assert [rollout.call(state.next_incarnation("rollout", 7), 10) for _ in range(3)] == [1, 2, 3]
-        wild = ["incarnation.rollout.*", "incarnation.rollout.>", "failure.rollout.>", "failure.rollout.group.0.x"]
+        odd = ["failure.rollout.>", "failure.rollout", "failure.rollout.group.0", "failure.rollout.group.0.x.y"]
+        assert flood(rollout, [prefix + key for key in odd], b"x") == 0
+        wild = [f"incarnation.rollout.{token}" for token in "*>"] + [
+            f"failure.rollout.group.0.{token}" for token in "*x"
+        ]
         leases = [f"lease.rollout.{n}" for n in range(1000, 3200)]
         assert flood(rollout, [prefix + key for key in wild], b"x" * (100 << 10)) == len(wild)
         for start in range(0, len(leases), 200):

@@ -34,6 +34,10 @@ def shown(progress: Progress) -> str:
             "group.1.2 failed in reward and is tried again: ValueError: no",
         ),
         (
+            event("row_lost", "root", row="group.1.2", by="reward", error="RowLost: it was acknowledged"),
+            "group.1.2 is delivered to reward again: RowLost: it was acknowledged",
+        ),
+        (
             event("row_dropped", row="group.1.2", reason="no_signal", detail="all 4 samples scored 0"),
             "group.1.2 dropped (no_signal): all 4 samples scored 0",
         ),
@@ -48,6 +52,13 @@ def shown(progress: Progress) -> str:
 )
 def test_event_is_a_sentence(body: LogMessage, text: str) -> None:
     assert sentence(body) == text
+
+
+def test_lost_rows_count_for_the_role_that_the_root_names() -> None:
+    counts = FailureCounts()
+    counts.take(event("row_lost", "root", row="group.1.2", by="reward", error="RowLost: it was acknowledged"))
+    counts.take(event("row_lost", "rollout", row="group.1.3", by="reward", error="RowLost: forged"))
+    assert [line.partition(":")[0] for line in counts.lines()] == ["reward", "rollout"]
 
 
 def test_failures_of_one_error_are_one_line_that_is_printed_now_and_then() -> None:

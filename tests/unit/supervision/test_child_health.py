@@ -98,7 +98,7 @@ def test_child_stopped_by_a_signal_is_killed_and_restarted(run: RunTree) -> None
 
 def test_child_that_fails_its_health_check_is_killed_and_restarted(tmp_path: Path) -> None:
     verdicts = iter([None, Verdict("ill", blame=Blame.NONE), None, Verdict("worse", final=True)])
-    launch = Launch(python(WAITS), tmp_path / "log", health_check=lambda: next(verdicts, None))
+    launch = Launch(python(WAITS), tmp_path / "log", health_check=lambda _pid: next(verdicts, None))
     made = Supervisor([ChildSpec("a")], Strategy.ONE_FOR_ONE, Limits(5, 60), Backoff(0.01, 0.01), random.Random(1))
     recorder = Recorder()
     running = TreeThread(ProcessTree({"p": made}, lambda _: launch, recorder, 60.0), recorder)

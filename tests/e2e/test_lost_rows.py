@@ -1,0 +1,78 @@
+"""A run goes on although a client acknowledges its rows with a role's credentials, and writes nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from broker.address import Address
+from broker.connection import Connection
+from broker.pull import PullSubscription
+from broker.streams import wait_for_consumer
+from broker.subjects import Subjects
+from tests.support.faults import kill_root, story_of
+from tests.support.running import Run, relax, wait_until
+
+MakeRun = Callable[..., Run]
+SETTINGS = ("supervision.ack_wait=1", "run.deterministic=true")
+
+
+def lose(run: Run, role: str, number: int) -> list[str]:
+    """Acknowledge messages of a role in competition with its actors, and write nothing; return their subjects."""
+    run.table  # noqa: B018 waits for the broker
+    subjects, found = Subjects(run.name), []
+    with closing(Connection(Address.load(run.folder.address).for_user(role), role)) as connection:
+
+        async def work() -> None:
+            await wait_for_consumer(connection, subjects.table_stream, role)
+            pull = PullSubscription(connection, subjects.table_stream, role, 4)
+            await pull.start()
+            end = time.monotonic() + 100
+            while len(found) < number and time.monotonic() < end:
+                for message in await pull.fetch(1, 1.0):
+                    await message.ack_sync()
+                    found.append(message.subject)
+            for message in pull.drain():
+                await message.nak()
+            await pull.close()
+
+        connection.call(work(), 120)
+    assert len(found) == number
+    return found
+
+
+def lost(run: Run) -> list[dict[str, Any]]:
+    return story_of(run).of("row_lost")
+
+
+def test_a_run_goes_on_after_rows_were_acknowledged_without_a_result(make_run: MakeRun) -> None:
+    run = make_run("thief", *SETTINGS).start()
+    stolen = lose(run, "reward", 6)
+    event = wait_until(lambda: lost(run), "event row_lost", 60)[0]
+    assert (event["role"], event["by"]) == ("root", "reward")
+    assert any(f".{event['row']}." in subject for subject in stolen)
+    code, result, output = run.finish()
+    assert code == 0, output
+    assert result["trained"] == 32
+    assert result["in_flight"] == 0
+
+
+@pytest.mark.slow
+def test_a_run_resumes_with_rows_that_were_acknowledged_without_a_result(make_run: MakeRun) -> None:
+    """The root is killed before it has found them, or between the steps of their repair."""
+    run = make_run("thief", *SETTINGS, "supervision.ack_wait=3").start()
+    for _ in range(2):
+        lose(run, "reward", 3)
+        kill_root(run)
+        run.start()
+        wait_until(lambda: lost(run), "event row_lost", 90)
+        kill_root(run)
+        run.start()
+    code, result, output = run.finish()
+    assert code == 0, output
+    assert (result["trained"], result["in_flight"]) == (32, 0)
+    assert "the ledger is complete" in relax("ledger", str(run.folder.root), cwd=run.cwd).stdout

@@ -1,0 +1,256 @@
+"""Rows that a role acknowledges without writing its column, on a real server: delivered again, then quarantined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nats.aio.msg import Msg
+
+from broker.connection import Connection
+from broker.permissions import OPERATOR
+from broker.pull import PullSubscription
+from broker.store import Store
+from broker.subjects import RowId, Subjects
+from broker.table import Table
+from relax_actors.config import load_config
+from relax_actors.messages import Batch, Weights
+from relax_actors.runtime import Role, Row
+from relax_actors.runtime.join import Join
+from relax_actors.supervision.lost_rows import LostRows, lost_rows_of
+from relax_actors.supervision.root_status import RootStatusPublisher
+from relax_actors.supervision.streams import ensure_run_streams
+from tests.support.contexts import context_of
+from tests.support.faults import log_of
+from tests.support.fuzzing import samples
+from tests.support.guarded import Guarded, MakeGuarded
+from tests.support.running import TINY, wait_until
+
+RUN = "lost"
+SUBJECTS = Subjects(RUN)
+SETTINGS = [f"run.name={RUN}", "staleness.max=1", "supervision.ack_wait=60"]
+CONFIG = load_config(TINY, SETTINGS)
+ROWS = [RowId(step, index) for step in (0, 1) for index in range(4)]
+
+
+@pytest.fixture
+def guarded(make_guarded: MakeGuarded) -> Guarded:
+    found = make_guarded(SETTINGS)
+    found.make()
+    found.start()
+    with closing(Connection(found.address(OPERATOR), "root")) as operator:
+        operator.call(ensure_run_streams(operator, CONFIG), 60)
+    return found
+
+
+@pytest.fixture
+def table(guarded: Guarded, tmp_path: Path) -> Iterator[Table]:
+    """The table of a run that has published weights 0 and admitted steps 0 and 1, as its operator."""
+    with closing(Connection(guarded.address(OPERATOR), "operator")) as operator:
+        table = Table(operator, SUBJECTS, Store(tmp_path / "store"), "test.0#1")
+        table.put(SUBJECTS.numbered("weights", 0), Weights(0, "f" * 32, [], 1))
+        table.put_all((SUBJECTS.cell(row, "prompt"), samples()["prompt"]) for row in ROWS)
+        yield table
+
+
+class Consumer:
+    """What a client does with the credentials of a role."""
+
+    def __init__(self, connection: Connection, role: str) -> None:
+        self.connection = connection
+        self._pull = PullSubscription(connection, SUBJECTS.table_stream, role, 64, prefetch=False)
+        connection.call(self._pull.start(), 10)
+
+    def take(self, number: int, seconds: float = 10.0) -> dict[str, Msg]:
+        """Take messages; fewer if there are no more."""
+        found: dict[str, Msg] = {}
+        while len(found) < number:
+            messages = self.connection.call(self._pull.fetch(number - len(found), seconds), seconds + 5)
+            if not messages:
+                break
+            found |= {m.subject.removeprefix(f"{SUBJECTS.prefix}."): m for m in messages}
+        return found
+
+    def acknowledge(self, *messages: Msg) -> None:
+        for message in messages:
+            self.connection.call(message.ack_sync(), 10)
+
+
+@contextmanager
+def consumer(guarded: Guarded, role: str) -> Iterator[Consumer]:
+    with closing(Connection(guarded.address(role), role)) as connection:
+        yield Consumer(connection, role)
+
+
+class Events:
+    """Collects events; with `broken`, the process dies when it publishes one."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str]] = []
+
+    def __call__(self, kind: str, **fields: Any) -> None:
+        self.seen.append((kind, fields["row"]))
+
+
+def redelivered(table: Table, role: str = "rollout") -> list[str]:
+    return sorted(str(cell.row) for cell in table.list_cells(f"{SUBJECTS.prefix}.*.*.*.redeliver-{role}"))
+
+
+def test_lost_rows_are_delivered_again_and_slow_ones_are_not(table: Table, guarded: Guarded) -> None:
+    events = Events()
+    lost_rows = LostRows(table, CONFIG, events)
+    lost_rows.check()
+    with consumer(guarded, "rollout") as rollout:
+        taken = rollout.take(5)
+        lost_rows.check()
+        assert events.seen == []
+        lost = sorted(taken)[:2]
+        rollout.acknowledge(*(taken[name] for name in lost))
+        for _ in range(2):  # finds nothing new
+            lost_rows.check()
+        names = [name.removesuffix(".prompt") for name in lost]
+        assert events.seen == [("row_lost", name) for name in names]
+        assert redelivered(table) == names
+        # The other six prompts are being handled, or wait; then come the two rows, once each.
+        rest = rollout.take(8, 3.0)
+        assert {name for name in rest if "redeliver" in name} == {f"{name}.redeliver-rollout" for name in names}
+        rows = {row for name in (*rest, *sorted(taken)[2:]) for row in [name.rpartition(".")[0]]}
+        assert rows == {str(row) for row in ROWS}
+
+
+def test_a_row_that_is_lost_again_is_quarantined(table: Table, guarded: Guarded) -> None:
+    events = Events()
+    lost_rows = LostRows(table, CONFIG, events)
+    row = RowId(0, 2)
+    with consumer(guarded, "rollout") as rollout:
+        for name, message in rollout.take(8).items():
+            if name != f"{row}.prompt":
+                table.put(f"{SUBJECTS.prefix}.{name.removesuffix('prompt')}trajectory", samples()["trajectory"])
+            rollout.acknowledge(message)
+        lost_rows.check()
+        again = rollout.take(1)
+        assert list(again) == [f"{row}.redeliver-rollout"]
+        lost_rows.check()
+        assert [kind for kind, _ in events.seen] == ["row_lost"]
+        rollout.acknowledge(*again.values())
+        for _ in range(2):
+            lost_rows.check()
+    assert events.seen == [("row_lost", str(row)), ("row_quarantined", str(row))]
+    cell = table.get(SUBJECTS.cell(row, "quarantined"))
+    assert cell is not None
+    fields = table.read_envelope(cell.data).fields
+    assert (fields["role"], fields["deliveries"]) == ("rollout", 2)
+    assert "acknowledged it twice" in fields["error"]
+
+
+class KilledError(Exception):
+    """The root was killed."""
+
+
+@pytest.mark.parametrize("fatal", ["event", "consumer", "cell"])
+def test_a_root_killed_in_the_middle_leaves_nothing_undone(
+    table: Table, guarded: Guarded, monkeypatch: pytest.MonkeyPatch, fatal: str
+) -> None:
+    """Each successor begins as `relax up` does, which must not undo what is half done."""
+
+    def dying(function: Callable[..., Any], *, after: bool) -> Callable[..., Any]:
+        def call(*arguments: Any, **more: Any) -> Any:
+            if after:
+                function(*arguments, **more)
+            raise KilledError
+
+        return call
+
+    events = Events()
+    first = LostRows(table, CONFIG, dying(events, after=False) if fatal == "event" else events)
+    with consumer(guarded, "rollout") as rollout:
+        rollout.acknowledge(*rollout.take(8).values())
+        with monkeypatch.context() as patch:
+            if fatal != "event":
+                patch.setattr(table, "put", dying(table.put, after=fatal == "cell"))
+            with pytest.raises(KilledError):
+                first.check()
+        table.connection.call(ensure_run_streams(table.connection, CONFIG), 60)
+        LostRows(table, CONFIG, events).check()
+        assert redelivered(table) == [str(row) for row in ROWS]
+        table.connection.call(ensure_run_streams(table.connection, CONFIG), 60)
+        LostRows(table, CONFIG, events).check()
+        assert sorted(rollout.take(9, 3.0)) == [f"{row}.redeliver-rollout" for row in ROWS]
+        assert "row_quarantined" not in {kind for kind, _ in events.seen}
+
+
+class Scores(Role):
+    """Stands for a role whose first delivery was acknowledged without a result."""
+
+    reads = ("prompt", "trajectory")
+    writes = "reward"
+
+    def handle(self, row: Row) -> int:
+        return len(row.prompt.tokens)
+
+
+def test_a_redelivery_is_joined_like_an_input_and_a_late_result_is_kept(
+    table: Table, guarded: Guarded, tmp_path: Path
+) -> None:
+    """A column that a slow actor writes before the redelivery is a result; it is no reason to quarantine the row."""
+    slow, lost = ROWS[:2]
+    table.put_all((SUBJECTS.cell(row, "trajectory"), samples()["trajectory"]) for row in (slow, lost))
+    role = Scores()
+    with consumer(guarded, "reward") as reward:
+        own = Table(reward.connection, SUBJECTS, table.store, "reward.0#1")
+        role.context = context_of(own, tmp_path, "reward", tuple(SETTINGS), 1)
+        reward.acknowledge(*reward.take(2).values())
+        LostRows(table, CONFIG, Events()).check()
+        table.put(SUBJECTS.cell(slow, "reward"), samples()["reward"])
+        again = reward.take(2)
+        assert sorted(again) == [f"{slow}.redeliver-reward", f"{lost}.redeliver-reward"]
+        join = Join(role, role.context)
+        jobs = {name: reward.connection.call(join.join(message), 20) for name, message in again.items()}
+    assert jobs[f"{slow}.redeliver-reward"] is None
+    job = jobs[f"{lost}.redeliver-reward"]
+    assert job is not None
+    assert sorted(job.cells) == ["prompt", "trajectory"]
+    trajectory = table.get(SUBJECTS.cell(lost, "trajectory"))
+    assert trajectory is not None
+    assert job.stored_at == trajectory.sequence
+    assert table.list_cells(f"{SUBJECTS.prefix}.*.*.*.quarantined") == []
+
+
+def test_the_root_looks_for_lost_rows_while_it_publishes_its_status(table: Table, guarded: Guarded) -> None:
+    with consumer(guarded, "rollout") as rollout:
+        rollout.acknowledge(*rollout.take(8).values())
+    config = load_config(TINY, [*SETTINGS, f"run.folder={table.store.root}"])
+    repair = partial(lost_rows_of, config)
+    root = RootStatusPublisher(guarded.address(OPERATOR), config, dict, repair=repair)
+    root.start()
+    try:
+        wait_until(lambda: redelivered(table) == [str(row) for row in ROWS], "all rows delivered again", 30)
+        events = wait_until(lambda: log_of(table, "event.root.0.row_lost"), "events")
+        assert {event["by"] for event in events} == {"rollout"}
+    finally:
+        root.close()
+        root.join(20)
+
+
+def test_rows_of_a_step_that_is_trained_are_not_needed(table: Table, guarded: Guarded) -> None:
+    table.put(SUBJECTS.numbered("batch", 0), Batch([0, 1, 2, 3], 5, 1, 0.5, 0, 20, 1e9))
+    events = Events()
+    with consumer(guarded, "rollout") as rollout:
+        rollout.acknowledge(*rollout.take(8).values())
+    LostRows(table, CONFIG, events).check()
+    assert redelivered(table) == [str(row) for row in ROWS if row.step == 1]
+
+
+def test_a_run_that_makes_progress_is_not_checked(table: Table, guarded: Guarded) -> None:
+    config = load_config(TINY, [*SETTINGS, "supervision.ack_wait=1"])
+    events = Events()
+    lost_rows = LostRows(table, config, events)
+    lost_rows.check_when_due()
+    with consumer(guarded, "rollout") as rollout:
+        rollout.acknowledge(*rollout.take(8).values())
+    lost_rows.check_when_due()
+    assert events.seen == []
