@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker.subjects import RowId
-from relax_actors.errors import ConfigError, RelaxError, RowError, RowTakenError
+from relax_actors.errors import ConfigError, RelaxError, RowError, RowTakenError, TooLongError
 from relax_actors.messages import FinishReason
 from relax_actors.messages.generate import GenerateAnswer, GenerateCall, Refusal, SessionAnswer, SessionCall
 from relax_actors.runtime.context import Context
@@ -217,7 +217,8 @@ class AgentSessions:
         except RowTakenError as error:
             return GenerateAnswer(refusal=Refusal.ELSEWHERE, detail=str(error))
         except (ConfigError, RowError) as error:  # of the template
-            return GenerateAnswer(refusal=Refusal.INVALID, detail=str(error)[:500])
+            refusal = Refusal.TOO_LONG if isinstance(error, TooLongError) else Refusal.INVALID
+            return GenerateAnswer(refusal=refusal, detail=str(error)[:500])
         except RelaxError as error:
             return GenerateAnswer(refusal=Refusal.FAILED, detail=self._failed(call.session, error), call=call.call)
 

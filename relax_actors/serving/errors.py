@@ -17,6 +17,7 @@ _KINDS = {
     411: "invalid_request_error",
     413: "request_too_large",
     421: "invalid_request_error",
+    422: "invalid_request_error",
     429: "rate_limit_error",
     503: "overloaded_error",
     504: "timeout_error",
