@@ -96,7 +96,7 @@ class Answers:
             ApiError: too many requests run.
         """
         if self._running >= self._limits.max_concurrent:
-            msg = f"{self._running} requests run (gateway.max_concurrent); try again"
+            msg = f"{self._running} requests run, the most that are worked on at once; try again"
             raise ApiError(429, msg, "too_many_requests", 1.0)
         self._running += 1
         try:

@@ -11,6 +11,7 @@ _KINDS = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    405: "invalid_request_error",
     408: "timeout_error",
     409: "conflict_error",
     410: "not_found_error",
@@ -19,6 +20,7 @@ _KINDS = {
     421: "invalid_request_error",
     422: "invalid_request_error",
     429: "rate_limit_error",
+    431: "invalid_request_error",
     503: "overloaded_error",
     504: "timeout_error",
 }

@@ -261,7 +261,7 @@ class RunPolicy:
 
 
 def _unanswered(seconds: float) -> ApiError:
-    msg = f"no rollout actor answered within {seconds:g} s; see `relax tree` for the state of the run"
+    msg = f"no rollout actor answered within {seconds:g} s; send the request again later"
     return ApiError(504, msg, "timeout", 1.0)
 
 

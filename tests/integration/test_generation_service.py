@@ -56,6 +56,6 @@ def test_request_that_waits_while_the_broker_is_killed_is_asked_again(ends: Serv
 def test_request_that_the_engine_does_not_finish_is_refused_within_its_own_time(ends: ServiceEnds) -> None:
     with pytest.raises(ApiError) as found:
         ends.connection.call(ends.policy.generate(GenerateCall("late", tokens=PROMPT, seconds=0.5)), 10)
-    text = "no rollout actor answered within 0.5 s; see `relax tree` for the state of the run"
+    text = "no rollout actor answered within 0.5 s; send the request again later"
     assert (found.value.status, found.value.message) == (504, text)
     wait_until(lambda: not len(ends.guests), "removal of the request")
