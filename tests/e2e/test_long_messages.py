@@ -78,3 +78,27 @@ def test_messages_of_megabytes_are_refused_at_once_and_kill_no_actor(make_run: C
     state = run.table.snapshot([run.table.subjects.column("quarantined")])
     assert not list(state)
     run.end_in_order()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_request_that_kills_two_actors_is_refused_and_the_row_of_its_session_goes_on(
+    make_run: Callable[..., Run],
+) -> None:
+    settings = (*SETTINGS, "rollout.actor=tiny_poison.FragileRollout", "supervision.intensity=20")
+    run = make_run("poison", *settings, config=SUPPORT / "tiny_agents.toml").start()
+    url, own = address_of(run.folder.root / "gateway")
+    (base, agent), (other_base, other) = (session_of(url, own) for _ in range(2))
+
+    def ask(at: str, head: dict[str, str], text: str) -> tuple[int, str]:
+        body = {"messages": [{"role": "user", "content": text}]}
+        answer = httpx.post(f"{at}/chat/completions", headers=head, json=body, timeout=300)
+        return answer.status_code, str((answer.json().get("error") or {}).get("code", ""))
+
+    for _ in range(2):
+        assert ask(base, agent, "poison") == (422, "request_killed_actors")
+        assert ask(other_base, other, "say 7") == (200, "")
+    said = (run.folder.root / "logs" / "node.log").read_text()
+    assert said.count("event='crashed' role='rollout'") == 2
+    assert not list(run.table.snapshot([run.table.subjects.column("quarantined")]))
+    run.end_in_order()
