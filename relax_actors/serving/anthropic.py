@@ -39,12 +39,12 @@ class MessagesBody(Undistorted):
         Raises:
             ApiError: a block or a setting is not supported.
         """
+        if self.tools and (self.tool_choice or {}).get("disable_parallel_tool_use"):
+            refuse_parallel("tool_choice.disable_parallel_tool_use = true")
         check_messages(self.messages)
         messages = [{"role": "system", "content": _text(self.system)}] if self.system else []
         for message in self.messages:
             messages += messages_of(message)
-        if self.tools and (self.tool_choice or {}).get("disable_parallel_tool_use"):
-            refuse_parallel("tool_choice.disable_parallel_tool_use = true")
         kind = str((self.tool_choice or {}).get("type", "auto"))
         return Ask(
             messages=messages,

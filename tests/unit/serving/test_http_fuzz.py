@@ -48,7 +48,7 @@ def is_alive(url: str) -> bool:
             CHAT,
             '{"a": "é数",\n "é": x}'.encode(),
             400,
-            "the body is not JSON: Expecting value in line 2, column 7 (byte 22)",
+            "the body is not JSON: Expecting value in line 2, column 7 (byte 23)",
         ),
         (
             CHAT,
