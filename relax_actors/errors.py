@@ -49,6 +49,10 @@ class RowTakenError(RelaxError):
     """Another actor has the row, because this one was presumed dead: this one releases the row."""
 
 
+class TooLongError(RowError):
+    """Text that has more tokens than the model's context, refused before it is tokenized."""
+
+
 class SlowRowError(RowError):
     """Row whose prompt took too long to make."""
 

@@ -21,6 +21,14 @@ from relax_actors.messages import MediaSource
 
 _REDIRECTS = 5
 _OK, _TOO_MANY, _SERVER_ERROR = 200, 429, 500
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+"""Public addresses of IPv4 in networks of IPv6 alone; the last 32 bits are the address that is reached."""
+_TUNNELS = tuple(
+    ipaddress.IPv6Network(network)
+    for network in ("::/96", "::ffff:0:0/96", "::ffff:0:0:0/96", "64:ff9b:1::/48", "2001::/32", "2002::/16")
+)
+"""Other forms in which IPv6 carries addresses of IPv4: compatible, mapped, translated, local NAT64, Teredo, 6to4. No
+public server has one of these alone."""
 
 
 class DownloadError(Exception):
@@ -156,9 +164,18 @@ def _address(host: str, port: int, *, private: bool) -> str:
     """
     found = [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     for text in found:
-        address = ipaddress.ip_address(text.partition("%")[0])
-        mapped = getattr(address, "ipv4_mapped", None) or address
-        if not private and (not mapped.is_global or mapped.is_multicast):
+        if not private and not _is_public(ipaddress.ip_address(text.partition("%")[0])):
             msg = f"host {host} has the address {text}, which is not public; set media.urls.private = true to allow it"
             raise RowError(msg)
     return found[0]
+
+
+def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Whether an address, and that of IPv4 which a gateway would reach by it, are public."""
+    if not address.is_global or address.is_multicast:
+        return False
+    if isinstance(address, ipaddress.IPv4Address):
+        return True
+    if any(address in network for network in _TUNNELS):
+        return False
+    return address not in _NAT64 or _is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))

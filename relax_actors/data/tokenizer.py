@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -23,9 +24,12 @@ from relax_actors.data.escapes import Escapes
 from relax_actors.data.nested_config import text_fields
 from relax_actors.data.time_limit import call_within
 from relax_actors.data.token_bytes import TokenBytes
-from relax_actors.errors import ConfigError, RowError
+from relax_actors.errors import ConfigError, RowError, SlowRowError, TooLongError
 
 LOAD_SECONDS = 120.0
+LONG_BYTES, LONG_SECONDS = 256 << 10, 60.0
+"""Texts of more bytes are tokenized one at a time, since each takes seconds and 100 times its size in memory; time that
+a text waits for its turn."""
 PAD = "<pad>"
 UNKNOWN = "<unknown>"
 
@@ -59,6 +63,7 @@ class Tokenizer:
             raise ConfigError(msg) from error
         self.replaced: Counter[str] = Counter()
         self._counting = threading.Lock()
+        self._turn = threading.Lock()
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
@@ -110,17 +115,62 @@ class Tokenizer:
         """The tokenizer of the Rust library."""
         return self._inner
 
+    @cached_property
+    def context_length(self) -> int | None:
+        """Largest number of tokens that the model reads, from config.json; None if that does not say it."""
+        found = text_fields(_json_object(self._folder / "config.json")).get("max_position_embeddings")
+        return found if type(found) is int and found > 0 else None
+
+    @cached_property
+    def max_bytes(self) -> int | None:
+        """Bytes of text that the model's context holds at most: each of its tokens stands for the longest one."""
+        if self.context_length is None:
+            return None
+        return self.context_length * max(len(token.encode()) for token in self._inner.get_vocab())
+
     def encode(self, text: str, *, special: bool = True) -> NDArray[np.int32]:
         """Token ids of a text, `[len] int32`; with `special`, the special tokens that the model adds to every text.
 
+        A text that cannot fit the model's context is refused before it is tokenized.
+
         Raises:
+            TooLongError: the text has more bytes than the context of the model holds.
+            SlowRowError: other long texts are being tokenized for `LONG_SECONDS`.
             RowError: the tokenizer has no token for a part of it.
         """
+        size = len(text.encode(errors="surrogatepass"))
+        if self.max_bytes is not None and size > self.max_bytes:
+            msg = (
+                f"the text has {size} bytes, more than the {self.max_bytes} that the model's context of "
+                f"{self.context_length} tokens holds at most; shorten it"
+            )
+            raise TooLongError(msg)
+        with self._turn_of(size):
+            try:
+                # `encode` of one text holds the GIL until it is done, and with it all signs of life of the process.
+                (found,) = self._inner.encode_batch_fast([text], add_special_tokens=special)
+            except Exception as error:  # the Rust library raises bare Exception
+                why = self._unknown_character(text) or f"{text[:80]!r} cannot be tokenized: {error}"
+                raise RowError(why) from error
+        return np.asarray(found.ids, np.int32)
+
+    @contextmanager
+    def _turn_of(self, size: int) -> Iterator[None]:
+        """Wait until a text of this many bytes may be tokenized.
+
+        Raises:
+            SlowRowError: its turn has not come.
+        """
+        if size <= LONG_BYTES:
+            yield
+            return
+        if not self._turn.acquire(timeout=LONG_SECONDS):
+            msg = f"a text of {size} bytes was not tokenized: others have taken {LONG_SECONDS:g} s; shorten it"
+            raise SlowRowError(msg)
         try:
-            ids = self._inner.encode(text, add_special_tokens=special).ids
-        except Exception as error:  # the Rust library raises bare Exception
-            raise RowError(self._unknown_character(text) or f"{text[:80]!r} cannot be tokenized: {error}") from error
-        return np.asarray(ids, np.int32)
+            yield
+        finally:
+            self._turn.release()
 
     def encode_any(self, text: str, *, special: bool = True) -> NDArray[np.int32]:
         """Token ids of a text that was not written for this model, `[len] int32`: an observation, an agent's message.
@@ -133,10 +183,13 @@ class Tokenizer:
             special: as of `encode`.
 
         Raises:
+            TooLongError, SlowRowError: as of `encode`.
             RowError: the tokenizer has tokens for the characters, but not for the words that they form.
         """
         try:
             return self.encode(text, special=special)
+        except (TooLongError, SlowRowError):
+            raise
         except RowError:
             spelled = self.escapes.spell(text)
             found = self.encode(spelled.text, special=special)

@@ -10,12 +10,14 @@ from typing import Any
 import av
 import av.error
 
-from relax_actors.media.headers import container_of, image_header
+from relax_actors.media.headers import container_of, image_header, unread_image
 from relax_actors.media.source import Source
 
 _HEAD = 1024
 LATE, LATE_SECONDS = 0.02, 0.25
 """What may be missing at the end of a file: a part of its length, and seconds."""
+_FAULTS = (ArithmeticError, AttributeError, LookupError, TypeError, UnicodeError)
+"""What PyAV and the arithmetic on its numbers raise for fields that a damaged file lacks or has out of range."""
 _RIFF, _STREAMED = b"RIFF", (0, 0xFFFFFFFF)
 """First bytes of AVI and WAV, and their sizes in a file that was written to a pipe."""
 
@@ -30,6 +32,8 @@ def opened(source: Source, kind: str) -> Iterator[Any]:
         RowError: it is no container that is read, or damaged, or too long.
     """
     name = container_of(source.data[:_HEAD])
+    if unread := unread_image(source.data[:_HEAD]):
+        source.refuse(f"{kind} is expected, and this is an image in {unread}")
     if name is None:
         image = image_header(source.data)
         what = f"a {image.format} image" if image else "no container that is read (mp4, webm, mkv, wav, mp3, ...)"
@@ -45,6 +49,20 @@ def opened(source: Source, kind: str) -> Iterator[Any]:
             yield container
     except av.error.FFmpegError as error:
         source.refuse(f"the file cannot be decoded as {name}: {error.strerror}; it is damaged or truncated", error)
+    except _FAULTS as error:
+        what = f"{type(error).__name__}: {error}"[:200]
+        source.refuse(f"the file cannot be decoded as {name} ({what}); it is damaged or truncated", error)
+
+
+def decoder_of(source: Source, stream: Any) -> Any:
+    """Return the decoder of a stream.
+
+    Raises:
+        RowError: FFmpeg knows none for it, e.g. because the name of its codec is damaged.
+    """
+    if stream.codec_context is None:
+        source.refuse(f"stream {stream.index} of the file has no codec that is read; convert it, or it is damaged")
+    return stream.codec_context
 
 
 def check_end(source: Source, seconds: float, expected: float, step: float = 0.0) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import av
 import numpy as np
 
-from relax_actors.media.container import check_end, opened
+from relax_actors.media.container import check_end, decoder_of, opened
 from relax_actors.media.settings import AudioSettings
 from relax_actors.media.source import Source
 
@@ -29,7 +29,7 @@ def decode_audio(
         if not container.streams.audio:
             return None
         stream = container.streams.audio[0]
-        rate = stream.codec_context.sample_rate
+        rate = decoder_of(source, stream).sample_rate
         if not RATES[0] <= rate <= RATES[1]:
             source.refuse(f"a sample rate of {rate} Hz is outside {RATES[0]} to {RATES[1]} Hz; convert the sound")
         start, end = part

@@ -8,7 +8,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from relax_actors.media.headers import ImageHeader, container_of, image_header
+from relax_actors.media.headers import ImageHeader, container_of, image_header, unread_image
 from relax_actors.media.source import Source
 
 cv2.utils.logging.setLogLevel(0)  # what is wrong with an image is in the error of its row
@@ -35,6 +35,8 @@ def decode_image(source: Source) -> np.ndarray:
         RowError: it is no image, damaged, or too large.
     """
     header = image_header(source.data)
+    if unread := unread_image(source.data):
+        source.refuse(f"the image is {unread}, which is not read; convert it to PNG, JPEG or WebP")
     if header is None:
         found = container_of(source.data[:1024])
         what = f"a {found} file" if found else "no PNG, JPEG, GIF, WebP, TIFF or BMP"

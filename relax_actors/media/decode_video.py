@@ -10,7 +10,7 @@ import av
 import numpy as np
 from av.stream import Disposition
 
-from relax_actors.media.container import check_end, opened
+from relax_actors.media.container import check_end, decoder_of, opened
 from relax_actors.media.source import Source
 
 UNEVEN = 0.5
@@ -100,7 +100,8 @@ def _stream(source: Source, container: Any) -> Any:
     if not streams:
         source.refuse("the file has no video, only sound" if container.streams.audio else "the file has no video")
     stream = streams[0]
-    source.check_pixels(stream.codec_context.width, stream.codec_context.height)
+    decoder = decoder_of(source, stream)
+    source.check_pixels(decoder.width, decoder.height)
     return stream
 
 

@@ -57,6 +57,29 @@ def container_of(head: bytes) -> str | None:
     return None
 
 
+UNREAD: tuple[tuple[int, bytes, str], ...] = (
+    (8, b"avif", "AVIF"),
+    (8, b"avis", "AVIF"),
+    (8, b"heic", "HEIC"),
+    (8, b"heix", "HEIC"),
+    (8, b"mif1", "HEIF"),
+    (4, b"jP  \r\n\x87\n", "JPEG 2000"),
+    (0, b"\xff\x4f\xff\x51", "JPEG 2000"),
+    (4, b"JXL \r\n\x87\n", "JPEG XL"),
+    (0, b"\xff\x0a", "JPEG XL"),
+)
+"""Offset, bytes and name of formats of images that are not read."""
+
+
+def unread_image(head: bytes) -> str:
+    """Return the name of the format of an image that is not read; empty if it is none of those."""
+    for offset, magic, name in UNREAD:
+        is_brand = offset == 8  # noqa: PLR2004 of a file of boxes; AVI and WAV have their names there, too
+        if head[offset : offset + len(magic)] == magic and (not is_brand or head[4:8] == b"ftyp"):
+            return name
+    return ""
+
+
 def image_header(data: bytes) -> ImageHeader | None:
     """Return the header of an image; None if it is no PNG, JPEG, GIF, WebP, TIFF or BMP, or cut off within it."""
     try:

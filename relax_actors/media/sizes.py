@@ -30,11 +30,12 @@ def resized(height: int, width: int, factor: int, pixels: tuple[int, int], frame
     Raises:
         SizeError: the sides are too different.
     """
+    stored = f"{width} x {height}"
     if frames > 1 and min(height, width) < factor:
         scale = max(factor / height, factor / width)
         height, width = int(height * scale), int(width * scale)
     if max(height, width) / min(height, width) > LONGEST:
-        msg = f"{width} x {height} pixels: one side is more than {LONGEST} times the other; crop it"
+        msg = f"{stored} pixels: one side is more than {LONGEST} times the other; crop it"
         raise SizeError(msg)
     low, high = pixels
     rows, columns = (round(side / factor) * factor for side in (height, width))

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker.subjects import RowId
-from relax_actors.errors import ConfigError, RelaxError, RowError, RowTakenError
+from relax_actors.errors import ConfigError, RelaxError, RowError, RowTakenError, TooLongError
 from relax_actors.messages import FinishReason
 from relax_actors.messages.generate import GenerateAnswer, GenerateCall, Refusal, SessionAnswer, SessionCall
 from relax_actors.runtime.context import Context
@@ -217,7 +217,8 @@ class AgentSessions:
         except RowTakenError as error:
             return GenerateAnswer(refusal=Refusal.ELSEWHERE, detail=str(error))
         except (ConfigError, RowError) as error:  # of the template
-            return GenerateAnswer(refusal=Refusal.INVALID, detail=str(error)[:500])
+            refusal = Refusal.TOO_LONG if isinstance(error, TooLongError) else Refusal.INVALID
+            return GenerateAnswer(refusal=refusal, detail=str(error)[:500])
         except RelaxError as error:
             return GenerateAnswer(refusal=Refusal.FAILED, detail=self._failed(call.session, error), call=call.call)
 
@@ -241,7 +242,7 @@ class AgentSessions:
         if session.forest.used >= self._rules.max_turns:
             session.end(FinishReason.MAX_TURNS)
             await self._record(session)
-            why = f"it has had {self._rules.max_turns} answers (agent.max_turns)"
+            why = f"it has had {self._rules.max_turns} answers, the most of a sample"
             raise Refused(Refusal.ENDED, _over(call.session, why))
         # In a thread of its own: templates take milliseconds.
         plan = await asyncio.to_thread(self._continuations.plan, session.forest, call, keys)
@@ -290,8 +291,8 @@ class AgentSessions:
         settings, room = self._context.config.rollout, self._room - len(tokens)
         if room < 1:
             detail = (
-                f"the conversation has {len(tokens)} tokens, and a sequence at most {self._room} (the model's context, "
-                "or trainer.max_tokens_per_microbatch); shorten it, or end the session"
+                f"the conversation has {len(tokens)} tokens, and a sequence of this run at most {self._room}; shorten "
+                "the messages, or end the session"
             )
             raise Refused(Refusal.TOO_LONG, detail)
         own = replace(

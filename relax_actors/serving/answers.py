@@ -19,7 +19,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.messages.generate import GenerateCall, GeneratePiece
+from relax_actors.errors import TooLongError
+from relax_actors.messages.generate import GenerateCall, GeneratePiece, Refusal
 from relax_actors.serving.ask import Ask
 from relax_actors.serving.completion import Completed
 from relax_actors.serving.dialogue import Dialogue, answer_message, before_stop
@@ -95,7 +96,7 @@ class Answers:
             ApiError: too many requests run.
         """
         if self._running >= self._limits.max_concurrent:
-            msg = f"{self._running} requests run (gateway.max_concurrent); try again"
+            msg = f"{self._running} requests run, the most that are worked on at once; try again"
             raise ApiError(429, msg, "too_many_requests", 1.0)
         self._running += 1
         try:
@@ -126,6 +127,8 @@ class Answers:
             except TimeoutError as error:
                 msg = f"the conversation was not tokenized within {PREPARE_SECONDS:g} s; shorten it"
                 raise ApiError(400, msg, "too_slow") from error
+            except TooLongError as error:
+                raise refused(Refusal.TOO_LONG, str(error)) from error
         if not len(found):
             raise ApiError(400, "the prompt has no tokens; write one", "invalid_request")
         return found

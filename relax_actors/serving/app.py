@@ -206,5 +206,11 @@ def _error(request: Request, error: ApiError) -> Response:
 async def _plain_error(request: Request, error: Exception) -> Response:
     """Answer a path or method that does not exist in the form of the API."""
     status = error.status_code if isinstance(error, HTTPException) else 500
-    text = f"{request.method} {request.url.path[:200]}: no such route; see docs/how-to/agents.md for the routes"
-    return _error(request, ApiError(status, text, "not_found"))
+    asked, code = f"{request.method} {request.url.path[:200]}", "not_found"
+    text = f"{asked}: no such route; the routes are listed in the documentation of the gateway"
+    headers = dict(getattr(error, "headers", None) or {})
+    if allowed := headers.get("Allow"):
+        text, code = f"{asked}: this route takes {allowed} alone", "method_not_allowed"
+    response = _error(request, ApiError(status, text, code))
+    response.headers.update(headers)
+    return response

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, NoReturn, TypeVar
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -97,10 +97,22 @@ class Undistorted(Lenient):
             if name in _NEUTRAL and value not in _NEUTRAL[name]:
                 why = "log-probs would no longer be those of the policy"
                 raise ApiError(400, f"{cls.place}{name} is not supported: {why}; leave it out", "unsupported_parameter")
+            if name == "parallel_tool_calls" and value is False and body.get("tools"):
+                refuse_parallel("parallel_tool_calls = false")
             if name in _REPLACED and value:
                 msg = f"{cls.place}{name} is not supported; send {_REPLACED[name]} in its place"
                 raise ApiError(400, msg, "unsupported_parameter")
         return body
+
+
+def refuse_parallel(name: str) -> NoReturn:
+    """Refuse a setting that would allow one tool call alone.
+
+    Raises:
+        ApiError: always.
+    """
+    msg = f"{name} is not supported: the policy may call several tools in one answer; leave it out"
+    raise ApiError(400, msg, "unsupported_parameter")
 
 
 class SamplingBody(Undistorted):

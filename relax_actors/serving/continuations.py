@@ -15,7 +15,7 @@ from relax_actors.serving.generation_service import Refused
 from relax_actors.serving.states import canonical
 
 _CHANGED = (
-    'messages[{}] is not the answer that this session gave here (agent.on_rewrite = "error"); send the conversation '
+    "messages[{}] is not the answer that this session gave here; this run trains whole conversations alone: send it "
     "back as it was, or begin another one with other messages"
 )
 
@@ -72,8 +72,8 @@ class Continuations:
                 return Continuation(parent, keys[-1], found.token_ids, new)
             if self._must_continue:
                 detail = (
-                    f"the chat template does not continue the tokens of the session: {found.change} "
-                    '(agent.on_rewrite = "error"); use a template that keeps what it wrote'
+                    f"the chat template does not continue the tokens of the session: {found.change}, "
+                    "and this run trains whole conversations alone; leave out what the template drops"
                 )
                 raise Refused(Refusal.INVALID, detail)
         prompt = self._dialogue.prompt(call.messages, call.tools, call.settings)
@@ -102,7 +102,7 @@ def _check_continues(forest: Forest, messages: Sequence[dict[str, Any]], covered
             if given[at] == known[at]:
                 detail = (
                     f"messages[{at}] was given to a conversation with other tools or chat_template_kwargs "
-                    '(agent.on_rewrite = "error"); send the same ones with each request of a conversation'
+                    "in this session; send the same ones with each request of a conversation"
                 )
                 raise Refused(Refusal.INVALID, detail)
             raise Refused(Refusal.INVALID, _CHANGED.format(at))

@@ -47,7 +47,7 @@ async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
     try:
         body = json.loads(data or b"{}", parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
-        msg = f"the body is not JSON: {str(error)[:200]}"
+        msg = f"the body is not JSON: {_reason(error, data)}"
         raise ApiError(400, msg, "invalid_json") from error
     if not isinstance(body, dict):
         msg = f"the body is a {type(body).__name__}, not a JSON object"
@@ -68,8 +68,20 @@ async def _read(request: Request, max_bytes: int) -> bytes:
 
 
 def _too_large(max_bytes: int) -> ApiError:
-    msg = f"the body has more than {max_bytes} bytes (gateway.max_body_bytes); shorten the conversation"
+    msg = f"the body has more than {max_bytes} bytes; shorten the conversation"
     return ApiError(413, msg, "request_too_large")
+
+
+def _reason(error: ValueError | RecursionError, data: bytes) -> str:
+    """Return what is wrong with JSON, with the place as line, column in characters and byte."""
+    if isinstance(error, json.JSONDecodeError):
+        byte = len(error.doc[: error.pos].encode(errors="surrogatepass"))
+        return f"{error.msg} in line {error.lineno}, column {error.colno} (byte {byte + 1})"
+    if isinstance(error, UnicodeDecodeError):
+        before = data[: error.start].decode(error.encoding, errors="replace")
+        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+        return f"{error.reason} of {error.encoding} in line {line}, column {column} (byte {error.start + 1})"
+    return str(error)[:200] or type(error).__name__
 
 
 def _refuse(name: str) -> Any:

@@ -31,6 +31,7 @@ from relax_actors.serving.ended_rows import EndedRows
 from relax_actors.serving.errors import ApiError
 from relax_actors.serving.policy import OnPiece
 from relax_actors.serving.session_book import row_of
+from relax_actors.serving.suspect_calls import MAX_DEATHS, SuspectCalls
 
 Answer = TypeVar("Answer", GenerateAnswer, SessionAnswer)
 LEASE_SECONDS = 1.0
@@ -54,12 +55,13 @@ class RunPolicy:
         self._holders: dict[str, int] = {}
         self._notes: set[asyncio.Task[None]] = set()
         self._ended_rows = EndedRows(context.table)
+        self._suspects = SuspectCalls()
 
     async def generate(self, call: GenerateCall, on_piece: OnPiece | None = None) -> GenerateAnswer:
         """Return the answer of an actor; ask another one if it dies or is busy, whose pieces begin anew.
 
         Raises:
-            ApiError: no actor answered within `call.seconds`.
+            ApiError: no actor answered within `call.seconds`, or actors have died with the call.
         """
         affinity = call.affinity or call.call
         return await self._ask(call, GenerateAnswer, call.session, affinity, call.seconds, on_piece)
@@ -119,7 +121,7 @@ class RunPolicy:
                 if (holder := self._holders.get(session)) in order:
                     order.sort(key=lambda n: n != holder)
                 for n in order:
-                    answer = await self._request(n, call, kind, left, on_piece)
+                    answer = await self._send(n, call, kind, end, on_piece)
                     if answer is None or answer.refusal in _ELSEWHERE:
                         refusal = answer or refusal
                         continue
@@ -132,6 +134,42 @@ class RunPolicy:
         if refusal is not None:
             return refusal
         raise _unanswered(seconds)
+
+    async def _send(
+        self, n: int, call: GenerateCall | SessionCall, kind: type[Answer], end: float, on_piece: OnPiece | None
+    ) -> Answer | None:
+        """Send a call to an actor, unless it may have killed others; see `_request`.
+
+        Raises:
+            ApiError: it may.
+            TimeoutError: its turn has not come until `end`, a time of `time.monotonic`.
+        """
+        if not isinstance(call, GenerateCall):
+            return await self._request(n, call, kind, end - time.monotonic(), on_piece)
+        async with asyncio.timeout(end - time.monotonic()), self._suspects.turn(call):
+            if await self._may_be_cause(call):
+                msg = (
+                    f"{self._suspects.deaths(call)} actors have died while they worked on this request, so it is not "
+                    "sent again; send another conversation"
+                )
+                raise ApiError(422, msg, "request_killed_actors")
+            answer = await self._request(n, call, kind, end - time.monotonic(), on_piece)
+        if answer is not None and answer.refusal not in _ELSEWHERE:
+            self._suspects.acquit(call)
+        return answer
+
+    async def _may_be_cause(self, call: GenerateCall) -> bool:
+        """Whether a call may have killed the actors that died with it, and their rows must not die once more.
+
+        Where the row of a session tells that its actors were killed from outside, the call is not the cause.
+        """
+        limits = self._context.config.supervision
+        if self._suspects.deaths(call) < max(1, min(MAX_DEATHS, limits.max_failures - 1)):
+            return False
+        if (row := row_of(call.session)) is None:
+            return True
+        failed = await self._context.state.failures("rollout", row)
+        return failed.count > 0 or failed.external_kills > limits.max_kills // 2
 
     async def _why_over(self, session: str, end: float) -> str:
         """Return why a session that no actor holds never comes back; empty if its actor may restart.
@@ -187,7 +225,7 @@ class RunPolicy:
                             return None
                     # A server that was restarted has forgotten the reply subject.
                     is_cut_off = nc.stats["reconnects"] != reconnects or time.monotonic() - heard > ANSWER_SECONDS
-                    if is_cut_off or (await self._current(end)).get(n) != incarnation:
+                    if is_cut_off or await self._has_died(n, incarnation, call, end):
                         return None
             finally:
                 if answer is None and isinstance(call, GenerateCall):
@@ -196,6 +234,14 @@ class RunPolicy:
         except (nats.errors.Error, TimeoutError, CodecError) as error:
             self._context.journal.event("call_failed", n=n, error=f"{type(error).__name__}: {error}"[:300])
         return None
+
+    async def _has_died(self, n: int, incarnation: int | None, call: GenerateCall | SessionCall, end: float) -> bool:
+        """Whether an incarnation of an actor is gone; a call that it had is then a suspect."""
+        if (await self._current(end)).get(n) == incarnation:
+            return False
+        if incarnation is not None and isinstance(call, GenerateCall):
+            self._suspects.blame(call, n, incarnation)
+        return True
 
     async def _current(self, end: float) -> dict[int, int]:
         """Return the incarnation of each actor, from leases read at most `LEASE_SECONDS` ago.
@@ -215,7 +261,7 @@ class RunPolicy:
 
 
 def _unanswered(seconds: float) -> ApiError:
-    msg = f"no rollout actor answered within {seconds:g} s; see `relax tree` for the state of the run"
+    msg = f"no rollout actor answered within {seconds:g} s; send the request again later"
     return ApiError(504, msg, "timeout", 1.0)
 
 

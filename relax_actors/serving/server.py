@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from relax_actors.errors import ConfigError
+from relax_actors.serving.errors import ApiError
 
 IDLE_SECONDS = 15.0
 """Time that a connection may take between two requests, and for the head of a request; twice this at most."""
@@ -48,6 +51,23 @@ class _Protocol(H11Protocol):
         self._guard = self.loop.call_later(IDLE_SECONDS, self._check)
 
 
+class _HeadLimit:
+    """Application that refuses large heads: the parser limits those that arrive in pieces, but not whole ones."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        lines = [len(name) + len(value) + len(": \r\n") for name, value in scope["headers"]]
+        size = len(scope["raw_path"]) + len(scope["query_string"]) + sum(lines)
+        if size <= MAX_HEAD_BYTES:
+            await self._app(scope, receive, send)
+            return
+        msg = f"the head of the request has {size} bytes, more than {MAX_HEAD_BYTES}; send shorter headers"
+        error = ApiError(431, msg, "head_too_large")
+        await JSONResponse(error.openai(), error.status, {"Connection": "close"})(scope, receive, send)
+
+
 class HttpServer:
     """Serves an ASGI application on one address.
 
@@ -71,7 +91,7 @@ class HttpServer:
         self.url = f"{'http' if certificate is None else 'https'}://{name}:{self.port}"
         files = {} if certificate is None else {"ssl_certfile": certificate[0], "ssl_keyfile": str(certificate[1])}
         config = uvicorn.Config(
-            app,
+            _HeadLimit(app),
             http=_Protocol,
             ws="none",
             lifespan="off",

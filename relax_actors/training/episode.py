@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from relax_actors.data.media_fields import plain_messages
 from relax_actors.engines.protocols.media import PromptMedia
-from relax_actors.errors import RowError, StoreError
+from relax_actors.errors import RowError, StoreError, TooLongError
 from relax_actors.messages import EnvironmentAnswer, FinishReason, Sample, Turn
 from relax_actors.messages.samples import PLAYER_REWARD
 from relax_actors.runtime.seeds import derive_seed
@@ -152,11 +152,15 @@ class Episode:
 
     def _read(self, observed: EnvironmentAnswer, recorded: Reading | None) -> None:
         self._acting = acting = self._history(observed.player or self.player)
-        if recorded is None:
-            where = f"the observation before turn {self.turns} of sample {self.start.sample}"
-            messages, self._reading = acting.render(observed.messages, where)
-        else:
+        if recorded is not None:
             messages, self._reading = plain_messages(observed.messages), recorded
+        else:
+            where = f"the observation before turn {self.turns} of sample {self.start.sample}"
+            try:
+                messages, self._reading = acting.render(observed.messages, where)
+            except TooLongError:  # like one that is tokenized and leaves no room for an answer
+                self.end(FinishReason.TOKEN_BUDGET)
+                return
         cost = acting.read(messages, self._reading)
         if self._budget_left is not None:
             self._budget_left -= cost

@@ -244,7 +244,7 @@ def test_agents_started_elsewhere_take_samples_and_bad_requests_are_told(make_ru
         over = ask(first, [*ASK, *ASK])
         assert (over.status_code, over.json()["error"]["message"]) == (
             410,
-            f"session '{first['id']}' is over: it has had 2 answers (agent.max_turns)",
+            f"session '{first['id']}' is over: it has had 2 answers, the most of a sample",
         )
         too_long = ask(second, [{"role": "user", "content": "say " * 80}])
         assert (too_long.status_code, too_long.json()["error"]["code"]) == (400, "context_length_exceeded")

@@ -142,8 +142,8 @@ def test_conversation_that_does_not_continue_is_refused_if_so_configured(make_se
         assert (refused.refusal, refused.detail) == (
             Refusal.INVALID,
             (
-                'messages[1] is not the answer that this session gave here (agent.on_rewrite = "error"); send the '
-                "conversation back as it was, or begin another one with other messages"
+                "messages[1] is not the answer that this session gave here; this run trains whole conversations alone: "
+                "send it back as it was, or begin another one with other messages"
             ),
         )
         assert len(prompts) == 1
@@ -283,14 +283,14 @@ def test_limits_of_a_session_are_told(make_sessions: Callable[[int], Any]) -> No
         long = ask(connection, sessions, name, [{"role": "user", "content": "x" * 70}])
         assert long.refusal == Refusal.TOO_LONG
         assert long.detail == (
-            "the conversation has 72 tokens, and a sequence at most 64 (the model's context, or "
-            "trainer.max_tokens_per_microbatch); shorten it, or end the session"
+            "the conversation has 72 tokens, and a sequence of this run at most 64; shorten the messages, or end "
+            "the session"
         )
         assert ask(connection, sessions, "group-5-0-0-0", [USER]).refusal == Refusal.ELSEWHERE
         for n in range(4):
             assert not ask(connection, sessions, name, [{"role": "user", "content": str(n)}], call=f"n{n}").refusal
         over = ask(connection, sessions, name, [{"role": "user", "content": "five"}], call="n5")
-        assert over.detail == f"session {name!r} is over: it has had 4 answers (agent.max_turns)"
+        assert over.detail == f"session {name!r} is over: it has had 4 answers, the most of a sample"
         ended = ask(connection, sessions, name, [USER], call="n6")
         assert ended.detail == f"session {name!r} is over: it ended with reason 'max_turns'"
         (session, _) = connection.call(sessions.close(ROW), 20)

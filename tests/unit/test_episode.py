@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from broker.codec import decode, encode
 from relax_actors.data.renderer import Extension, Message
 from relax_actors.data.tokenizer import Tokenizer, make_character_tokenizer
-from relax_actors.errors import RowError
+from relax_actors.errors import RowError, TooLongError
 from relax_actors.messages import EnvironmentAnswer, FinishReason, Trajectory, Turn, Turns
 from relax_actors.rewards.credit import discounted, environment_reward
 from relax_actors.training.conversation import ChatConversation, PlainConversation, text_of
@@ -326,3 +326,24 @@ def test_turn_that_ended_with_another_stop_token_branches_or_ends_the_sample(tmp
         "model with '<|endoftext|>'; use a template that keeps what it wrote, or set environment.on_rewrite = "
         '"branch"'
     )
+
+
+class SmallContext(Letters):
+    """Conversation of a model whose context holds ten letters."""
+
+    def extend(self, history: Sequence[Message], answer: Any, new: Sequence[Message]) -> Extension:
+        if len(text_of(new)) > 10:
+            msg = "the text has more bytes than the context holds"
+            raise TooLongError(msg)
+        return super().extend(history, answer, new)
+
+
+def test_observation_that_is_too_long_to_be_tokenized_ends_the_sample_at_its_budget() -> None:
+    one = episode(SmallContext())
+    one.observe(answer("go"))
+    write(one, "xyz")
+    one.observe(answer("a" * 11, 1, reward=0.5))
+    assert (one.state, one.reason) == (State.ENDED, FinishReason.TOKEN_BUDGET)
+    sample = one.sample()
+    assert sample.sequences[0].token_ids.tolist() == [*PROMPT.tolist(), *map(ord, "goxyz")]
+    assert sample.metrics["environment_reward"] == 0.5

@@ -19,7 +19,7 @@ from tests.support.chat_folder import make_chat_folder
 
 TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>"
 CHANGED = (
-    'messages[{}] is not the answer that this session gave here (agent.on_rewrite = "error"); send the conversation '
+    "messages[{}] is not the answer that this session gave here; this run trains whole conversations alone: send it "
     "back as it was, or begin another one with other messages"
 )
 Message = dict[str, Any]
@@ -99,7 +99,7 @@ def test_conversation_with_other_settings_of_the_template_is_refused(talk: Talk)
         talk.plan(said("a", "b", "c"), {"enable_thinking": False})
     assert caught.value.answer.detail == (
         "messages[1] was given to a conversation with other tools or chat_template_kwargs "
-        '(agent.on_rewrite = "error"); send the same ones with each request of a conversation'
+        "in this session; send the same ones with each request of a conversation"
     )
     assert talk.plan(said("a"), {"enable_thinking": False}).parent == ROOT
 

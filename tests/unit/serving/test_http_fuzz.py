@@ -44,9 +44,33 @@ def is_alive(url: str) -> bool:
         (CHAT, b"\xff\xfe\x00", 400, "the body is not JSON: "),
         (CHAT, b"[]", 400, "the body is a list, not a JSON object"),
         (CHAT, b'{"messages": [], "temperature": NaN}', 400, "the body is not JSON: NaN is no number"),
+        (
+            CHAT,
+            '{"a": "é数",\n "é": x}'.encode(),
+            400,
+            "the body is not JSON: Expecting value in line 2, column 7 (byte 23)",
+        ),
+        (
+            CHAT,
+            b'{"a":\n "\xc3\xa9\xff"}',
+            400,
+            "the body is not JSON: invalid start byte of utf-8 in line 2, column 4 ",
+        ),
+        (
+            CHAT,
+            b'{"messages": [], "tools": [{}], "parallel_tool_calls": false}',
+            400,
+            "parallel_tool_calls = false is not",
+        ),
+        (
+            MESSAGES,
+            b'{"messages": [], "tools": [{}], "tool_choice": {"type": "auto", "disable_parallel_tool_use": true}}',
+            400,
+            "tool_choice.disable_parallel_tool_use = true is not supported: the policy may call several tools",
+        ),
         (CHAT, json.dumps({"messages": DEEP}).encode(), 400, "the body is nested deeper than 48 levels"),
         (CHAT, b'{"a":' * 5000 + b"1" + b"}" * 5000, 400, "the body is "),
-        (CHAT, b" " * (65 << 10), 413, "the body has more than 65536 bytes (gateway.max_body_bytes); shorten"),
+        (CHAT, b" " * (65 << 10), 413, "the body has more than 65536 bytes; shorten"),
         (CHAT, b'{"messages": []}', 400, "messages is empty; send at least one message"),
         (CHAT, b'{"messages": "hi"}', 400, "messages: Input should be a valid list; correct the body"),
         (CHAT, b'{"messages": [{"role": 5, "content": "x"}]}', 400, "a message has role 5; write system, user"),
@@ -107,7 +131,7 @@ def is_alive(url: str) -> bool:
             400,
             "chat_template_kwargs may not set 'asks'; give variables of the chat template alone",
         ),
-        ("/v1/nothing", b"{}", 404, "POST /v1/nothing: no such route; see docs/how-to/agents.md for the routes"),
+        ("/v1/nothing", b"{}", 404, "POST /v1/nothing: no such route; the routes are listed in the"),
     ],
 )
 def test_bad_body_is_refused_with_its_reason(url: str, path: str, body: bytes, status: int, why: str) -> None:

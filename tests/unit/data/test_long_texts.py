@@ -1,0 +1,81 @@
+"""Texts of megabytes: refused by their length, or tokenized while the other threads of the process go on."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.errors import TooLongError
+
+TEXTS = {
+    "words": "hello world, this is 1 test; " * 20_000,
+    "one letter": "a" * 600_000,
+    "Chinese": "你好世界" * 50_000,
+    "emoji": "😀" * 150_000,
+}
+SILENT_SHARE = 0.5
+"""Part of the time for which no other thread runs; with `encode` of the library it is all of it."""
+
+
+def make_folder(folder: Path, context: int) -> Path:
+    """Write a tokenizer of bytes, as those of most models are, and a model with this context."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = ["he", "ll", "hell", "hello"]
+    merges = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o")]
+    inner = tokenizers.Tokenizer(models.BPE({token: i for i, token in enumerate([*alphabet, *words])}, merges))
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    inner.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": context}))
+    return folder
+
+
+def longest_silence(work: Callable[[], object]) -> float:
+    """Return the longest time in which a thread did not run while another one did some work, as a part of all."""
+    beats, done = [time.monotonic()], threading.Event()
+
+    def beat() -> None:
+        while not done.wait(0.01):
+            beats.append(time.monotonic())
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    work()
+    done.set()
+    thread.join()
+    beats.append(time.monotonic())
+    return max(later - earlier for earlier, later in pairwise(beats)) / (beats[-1] - beats[0])
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_long_text_is_tokenized_while_other_threads_go_on(tmp_path: Path, name: str) -> None:
+    tokenizer = Tokenizer(make_folder(tmp_path, 1 << 20))
+    tokens = []
+    assert longest_silence(lambda: tokens.append(tokenizer.encode(TEXTS[name]))) < SILENT_SHARE
+    assert tokenizer.decode(tokens[0]) == TEXTS[name]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_text_that_no_context_holds_is_refused_before_it_is_tokenized(tmp_path: Path, name: str) -> None:
+    tokenizer = Tokenizer(make_folder(tmp_path, 4096))
+    began = time.thread_time()
+    with pytest.raises(TooLongError) as found:
+        tokenizer.encode(TEXTS[name])
+    assert time.thread_time() - began < 0.2
+    size = len(TEXTS[name].encode())
+    assert all(part in str(found.value) for part in (f"{size} bytes", str(4096 * len("hello")), "context of 4096"))
+
+
+def test_longest_text_that_may_fit_is_tokenized(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(make_folder(tmp_path, 3))
+    assert tokenizer.encode("hellohellohello").tolist() == [259, 259, 259]
+    with pytest.raises(TooLongError):
+        tokenizer.encode("hellohellohelloh")
