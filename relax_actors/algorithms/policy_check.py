@@ -24,6 +24,8 @@ from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.errors import ConfigError
 
 TOLERANCE = 1e-6
+TRIED_TOLERANCE = 1e-4
+"""Difference between cuts that is refused before a run: a function may compute in float32."""
 STEP = 1e-6
 """Half the difference of a log-prob in a finite difference."""
 
@@ -90,7 +92,7 @@ def try_functions(algorithm: AlgorithmSection) -> None:
 
     Raises:
         ConfigError: one raised an exception, or returned a wrong shape, no gradient, or a loss, gradient or weight that
-            is not finite.
+            is not finite; or the loss of a step depends on its cut into micro-batches.
     """
     functions, step = Functions(algorithm), _made_up(0, algorithm.ratio).in_float32()
     for example in (step, replace(step, logprobs=step.proximal, rollout=step.proximal)):
@@ -99,6 +101,22 @@ def try_functions(algorithm: AlgorithmSection) -> None:
         except ConfigError as error:
             msg = f"{error} (tried on a made-up step)"
             raise ConfigError(msg) from error
+    if functions.has_own_loss:
+        _try_cuts(functions, algorithm)
+
+
+def _try_cuts(functions: Functions, algorithm: AlgorithmSection) -> None:
+    """Refuse a policy loss whose loss or gradient of a step depends on the cut into micro-batches."""
+
+    def call(inputs: PolicyInputs) -> Tensor:
+        return functions.policy_loss(inputs).loss
+
+    source, step = f"algorithm.surrogate = {algorithm.surrogate!r}", _made_up(0, algorithm.ratio)
+    try:
+        _check_cuts(call, step, algorithm.ratio, source, wide=functions.needs_whole_step, tolerance=TRIED_TOLERANCE)
+    except AssertionError as error:
+        msg = f"{error} (tried on a made-up step)"
+        raise ConfigError(msg) from error
 
 
 def _try_step(functions: Functions, algorithm: AlgorithmSection, step: _Step) -> None:
@@ -153,7 +171,13 @@ def _check_gradient(call: Callable[[PolicyInputs], Tensor], step: _Step, level: 
 
 
 def _check_cuts(
-    call: Callable[[PolicyInputs], Tensor], step: _Step, level: RatioLevel, name: str, *, wide: bool
+    call: Callable[[PolicyInputs], Tensor],
+    step: _Step,
+    level: RatioLevel,
+    name: str,
+    *,
+    wide: bool,
+    tolerance: float = TOLERANCE,
 ) -> None:
     sequences = len(step.samples)
     whole = _loss_and_gradient(call, step, level, [list(range(sequences))], wide=wide)
@@ -163,7 +187,7 @@ def _check_cuts(
             largest = float(one.abs().max().clamp(min=1.0))
             difference = float((one - other).abs().max())
             _require(
-                difference <= TOLERANCE * largest,
+                difference <= tolerance * largest,
                 f"{name}: the {what} of a step differs by {difference:.3g} between 1 and {len(cut)} micro-batches; a "
                 "token may read others only through inputs.sample_sum, and through inputs.step_sum with @whole_step",
             )

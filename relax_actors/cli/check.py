@@ -89,6 +89,7 @@ def examine(config: Config, roles: Collection[str] | None = None, spelled: Colle
     from relax_actors.algorithms.refusals import refusals
     from relax_actors.cli import checks, machine, placement
     from relax_actors.cli.check_agents import check_agent, check_gateway
+    from relax_actors.cli.check_backends import check_ranks, unused_settings
     from relax_actors.cli.check_environment import check_environment
 
     errors: list[str] = []
@@ -115,13 +116,15 @@ def examine(config: Config, roles: Collection[str] | None = None, spelled: Colle
         attempt(lambda: check_agent(config, here))
         attempt(lambda: check_gateway(config, here))
         errors.extend(refusals(config, spelled))
+        errors.extend(unused_settings(config, spelled))
+        attempt(lambda: check_ranks(config, here))
         attempt(lambda: checks.check_isolation(config, here))
         attempt(lambda: checks.check_steps(config))
         attempt(lambda: placement.check_devices(config))
         attempt(lambda: machine.check_devices(config, here))
         attempt(lambda: machine.check_folders(config))
         attempt(lambda: machine.check_addresses(config, here))
-        for part in _checks_of_model(config, folder, facts) if facts is not None else _checks_without_model(config):
+        for part in _checks_of_model(config, folder, facts, here) if facts is not None else _checks_without_model(config):
             attempt(part)
     # Several checks may meet the same cause, such as a role that does not import.
     return Findings(tuple(dict.fromkeys(errors)), tuple(dict.fromkeys(notes)), facts)
@@ -135,7 +138,7 @@ def _checks_without_model(config: Config) -> list[Check]:
     return [partial(check_source, section) for section in sections]
 
 
-def _checks_of_model(config: Config, folder: Path, facts: ModelFacts) -> list[Check]:
+def _checks_of_model(config: Config, folder: Path, facts: ModelFacts, here: Collection[str]) -> list[Check]:
     """Return the checks that need the size and shape of the model."""
     from relax_actors.cli import checks
     from relax_actors.cli.check_capacity import check_disk, check_memory
@@ -157,7 +160,7 @@ def _checks_of_model(config: Config, folder: Path, facts: ModelFacts) -> list[Ch
     ]
     if (held_out := config.eval) is not None:
         found.append(lambda: check_data(config, held_out.data, "eval.data", folder, facts))
-    return [*found, lambda: check_memory(config, facts), lambda: check_disk(config, facts)]
+    return [*found, lambda: check_memory(config, facts, here), lambda: check_disk(config, facts)]
 
 
 def require(config: Config, roles: Collection[str] | None = None, spelled: Collection[str] = ()) -> Findings:

@@ -161,6 +161,8 @@ def test_a_gpu_beyond_those_of_the_machine_is_named(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert gpu_problem(1, 1, 2) == ""
     assert gpu_problem(0, 4, 4) == ""
+    assert gpu_problem(2, 2, 4) == ""
+    assert gpu_problem(3, 2, 4).startswith("needs 2 GPUs, from number 3, but this machine has 4")
     assert gpu_problem(2, 1, 2) == "is GPU number 2, counted from 0, but this machine has 2; set another device"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,3")
     limited = "(CUDA_VISIBLE_DEVICES = '0,3')"
