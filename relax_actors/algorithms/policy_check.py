@@ -18,8 +18,8 @@ from torch import Tensor
 from relax_actors.algorithms.first_pass import SequenceRecord, StepFacts, sum_records
 from relax_actors.algorithms.functions import Functions, checked_loss
 from relax_actors.algorithms.losses import reduce_loss
+from relax_actors.algorithms.own_options import SETTINGS, arguments_of
 from relax_actors.algorithms.policy import PolicyInputs, PolicyLoss, RatioLevel, Totals
-from relax_actors.algorithms.user_functions import settings_of
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.errors import ConfigError
 
@@ -67,13 +67,15 @@ def check_policy_loss(
     Args:
         function: the policy loss.
         ratio: value of algorithm.ratio.
-        settings: other settings of [algorithm] by name, for the function's keyword-only arguments.
+        settings: other settings of [algorithm] and options by name, for the function's keyword-only parameters.
 
     Raises:
         AssertionError: the gradient is wrong, or loss or gradient depend on the cut.
-        ConfigError: the function returned a wrong shape or a number that is not finite, or an argument is no setting.
+        ConfigError: the function returned a wrong shape or a number that is not finite, or an option is missing or of the wrong type.
     """
-    bound = settings_of(function, AlgorithmSection(ratio=ratio, **settings))
+    options = {name: value for name, value in settings.items() if name not in SETTINGS}
+    given = {name: value for name, value in settings.items() if name in SETTINGS}
+    bound = arguments_of(function, AlgorithmSection(ratio=ratio, options=options, **given))
 
     def call(inputs: PolicyInputs) -> Tensor:
         found = function(inputs, **bound)
