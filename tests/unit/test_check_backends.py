@@ -54,10 +54,10 @@ def test_more_ranks_than_cores_need_a_device_that_says_so() -> None:
     ranks = usable_cores() + 1
     wide = ["trainer.backend=megatron", f"trainer.megatron.ranks={ranks}"]
     said = [error for error in errors(*wide) if "ranks" in error]
-    assert said == [
-        f"trainer.megatron.ranks = {ranks}: this machine has no GPU and {ranks - 1} cores; set at most {ranks - 1} "
-        'ranks, or trainer.device = "cpu" for ranks that share cores'
-    ]
+    (error,) = said
+    assert f"trainer.megatron.ranks = {ranks}" in error
+    assert f"no GPU and {ranks - 1} cores" in error
+    assert 'trainer.device = "cpu"' in error
     found = examine(load_config(DEMO, [*wide, "trainer.device=cpu"]))
     assert not any("ranks" in error for error in found.errors)
     assert any(f"ranks = {ranks} on {ranks - 1} cores" in note for note in found.notes)

@@ -225,9 +225,9 @@ def test_check_names_what_is_wrong_with_a_loss() -> None:
         ConfigError, match=r"<lambda> returned nan for \d+ of 22 tokens of a micro-batch; bound logarithms"
     ):
         check_policy_loss(lambda inputs: inputs.ratio.log() / inputs.ratio.log())
-    with pytest.raises(ConfigError, match="algorithm.options.mine: is missing; with_own_option has no default"):
+    with pytest.raises(ConfigError, match=r"algorithm\.options\.mine: is missing; with_own_option has no default"):
         check_policy_loss(with_own_option)
-    with pytest.raises(ConfigError, match="algorithm.options.mine: .*number, got 'much'"):
+    with pytest.raises(ConfigError, match=r"algorithm\.options\.mine: .*number, got 'much'"):
         check_policy_loss(with_own_option, mine="much")
 
 

@@ -107,8 +107,8 @@ class SglangBackend:
         name = next(iter(fields.get("architectures") or ()), causal_model_class(facts.model_type))
         if name and served_family(model) is None and not presence.serves(name):
             msg = (
-                f'rollout.backend = "sglang" with a model of type {facts.model_type}: the installed SGLang has no model '
-                f'class {name}; use "transformers"'
+                f'rollout.backend = "sglang" with a model of type {facts.model_type}: the installed SGLang has no '
+                f'model class {name}; use "transformers"'
             )
             raise ConfigError(msg)
         yield f"{rollout.replicas} inference servers, about {SERVER_BYTES >> 20} MiB each besides the model"
