@@ -71,7 +71,8 @@ def check_policy_loss(
 
     Raises:
         AssertionError: the gradient is wrong, or loss or gradient depend on the cut.
-        ConfigError: the function returned a wrong shape or a number that is not finite, or an option is missing or of the wrong type.
+        ConfigError: the function returned a wrong shape or a number that is not finite, or an option is missing or of
+            the wrong type.
     """
     options = {name: value for name, value in settings.items() if name not in SETTINGS}
     given = {name: value for name, value in settings.items() if name in SETTINGS}

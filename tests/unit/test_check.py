@@ -282,6 +282,14 @@ def test_more_evaluated_rows_than_there_are_is_noted() -> None:
     assert not any("eval.rows" in note for note in notes("eval.rows=256"))
 
 
+def test_the_check_prints_what_it_found_and_not_the_defaults() -> None:
+    lines = check().stderr.splitlines()
+    assert len(lines) < 20
+    for words in ("model: qwen3, 0.14 M parameters", "rollout 1", "memory: about", "data: 60000 rows"):
+        assert any(words in line for line in lines), words
+    assert any(line.startswith("algorithm: no preset") and "defaults" in line for line in lines)
+
+
 def test_findings_come_without_the_resolved_configuration_unless_asked_for() -> None:
     done = check("eval.rows=300")
     assert (done.returncode, done.stdout) == (0, "")
