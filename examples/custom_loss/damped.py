@@ -7,12 +7,13 @@ from torch import Tensor
 from relax_actors.algorithms.policy import PolicyInputs
 
 
-def damped(inputs: PolicyInputs, *, clip_high: float) -> Tensor:
-    """Return `-A r / (1 + (m / clip_high)^2)` for each token, `[batch, seq]`.
+def damped(inputs: PolicyInputs, *, clip_high: float, power: float = 2.0) -> Tensor:
+    """Return `-A r / (1 + (m / clip_high)^power)` for each token, `[batch, seq]`.
 
     Args:
         inputs: tokens of a micro-batch. r is their ratio, m the mean of |log r| over the tokens of the whole sample.
         clip_high: setting algorithm.clip_high.
+        power: option algorithm.options.power.
     """
     distance = inputs.sample_sum("distance", inputs.log_ratio.abs()) / inputs.sample_tokens.clamp(min=1)[:, None]
-    return -inputs.advantages * inputs.ratio / (1 + (distance / clip_high) ** 2)
+    return -inputs.advantages * inputs.ratio / (1 + (distance / clip_high) ** power)

@@ -14,4 +14,4 @@ import sort_digits
 
 def make(*, size: int | None, seed: int) -> list[Task]:
     """Return `size` random numbers of four digits; the answer has the digits in ascending order."""
-    return [Task(task.prompt.removesuffix(">"), task.answer) for task in sort_digits.make(size=size, seed=seed)]
+    return [Task(prompt.removesuffix(">"), answer) for prompt, answer in sort_digits.make(size=size, seed=seed)]

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from relax_actors.algorithms.corrections import CorrectionKind, TokenWeights, correction_weights
+from relax_actors.algorithms.own_options import arguments_of
 from relax_actors.algorithms.policy import PolicyInputs, PolicyLoss
 from relax_actors.algorithms.surrogates.covariance import choose_clip_cov, choose_kl_cov
 from relax_actors.algorithms.user_functions import (
     call_user_function,
     load_correction,
     load_policy_loss,
-    settings_of,
 )
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.errors import ConfigError
@@ -41,16 +41,17 @@ class Functions:
         has_own_correction: whether the off-policy correction is.
 
     Raises:
-        ConfigError: a function does not import, is not callable, or has an argument that is no setting of [algorithm].
+        ConfigError: a function does not import or is not callable, or an option of it is missing or of the wrong type.
     """
 
     def __init__(self, algorithm: AlgorithmSection) -> None:
         self._algorithm = algorithm
         self._surrogate = load_policy_loss(algorithm)
-        self._settings = settings_of(self._surrogate, algorithm)
+        self._settings = arguments_of(self._surrogate, algorithm)
         self._correction = load_correction(algorithm)
         self.has_own_loss = algorithm.surrogate not in POLICY_LOSSES.built_in
         self.has_own_correction = algorithm.correction.kind not in CORRECTIONS.built_in
+        self._correction_settings = arguments_of(self._correction, algorithm) if self.has_own_correction else {}
 
     @property
     def needs_whole_step(self) -> bool:
@@ -121,7 +122,8 @@ class Functions:
             kind, low, high = cast("CorrectionKind", settings.kind), settings.low, settings.high
             return correction_weights(near, rollout, mask, kind=kind, level=settings.level, low=low, high=high)
         source = f"algorithm.correction.kind = {settings.kind!r}"
-        found = call_user_function(self._correction, source, near.detach(), rollout.detach(), mask)
+        arguments = near.detach(), rollout.detach(), mask
+        found = call_user_function(self._correction, source, *arguments, **self._correction_settings)
         weights = checked(found, mask, source).detach()
         return TokenWeights(weights, torch.zeros_like(mask))
 

@@ -18,12 +18,14 @@ from torch import Tensor
 from relax_actors.algorithms.first_pass import SequenceRecord, StepFacts, sum_records
 from relax_actors.algorithms.functions import Functions, checked_loss
 from relax_actors.algorithms.losses import reduce_loss
+from relax_actors.algorithms.own_options import SETTINGS, arguments_of
 from relax_actors.algorithms.policy import PolicyInputs, PolicyLoss, RatioLevel, Totals
-from relax_actors.algorithms.user_functions import settings_of
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.errors import ConfigError
 
 TOLERANCE = 1e-6
+TRIED_TOLERANCE = 1e-4
+"""Difference between cuts that is refused before a run: a function may compute in float32."""
 STEP = 1e-6
 """Half the difference of a log-prob in a finite difference."""
 
@@ -65,13 +67,16 @@ def check_policy_loss(
     Args:
         function: the policy loss.
         ratio: value of algorithm.ratio.
-        settings: other settings of [algorithm] by name, for the function's keyword-only arguments.
+        settings: other settings of [algorithm] and options by name, for the function's keyword-only parameters.
 
     Raises:
         AssertionError: the gradient is wrong, or loss or gradient depend on the cut.
-        ConfigError: the function returned a wrong shape or a number that is not finite, or an argument is no setting.
+        ConfigError: the function returned a wrong shape or a number that is not finite, or an option is missing or of
+            the wrong type.
     """
-    bound = settings_of(function, AlgorithmSection(ratio=ratio, **settings))
+    options = {name: value for name, value in settings.items() if name not in SETTINGS}
+    given = {name: value for name, value in settings.items() if name in SETTINGS}
+    bound = arguments_of(function, AlgorithmSection(ratio=ratio, options=options, **given))
 
     def call(inputs: PolicyInputs) -> Tensor:
         found = function(inputs, **bound)
@@ -90,7 +95,7 @@ def try_functions(algorithm: AlgorithmSection) -> None:
 
     Raises:
         ConfigError: one raised an exception, or returned a wrong shape, no gradient, or a loss, gradient or weight that
-            is not finite.
+            is not finite; or the loss of a step depends on its cut into micro-batches.
     """
     functions, step = Functions(algorithm), _made_up(0, algorithm.ratio).in_float32()
     for example in (step, replace(step, logprobs=step.proximal, rollout=step.proximal)):
@@ -99,6 +104,22 @@ def try_functions(algorithm: AlgorithmSection) -> None:
         except ConfigError as error:
             msg = f"{error} (tried on a made-up step)"
             raise ConfigError(msg) from error
+    if functions.has_own_loss:
+        _try_cuts(functions, algorithm)
+
+
+def _try_cuts(functions: Functions, algorithm: AlgorithmSection) -> None:
+    """Refuse a policy loss whose loss or gradient of a step depends on the cut into micro-batches."""
+
+    def call(inputs: PolicyInputs) -> Tensor:
+        return functions.policy_loss(inputs).loss
+
+    source, step = f"algorithm.surrogate = {algorithm.surrogate!r}", _made_up(0, algorithm.ratio)
+    try:
+        _check_cuts(call, step, algorithm.ratio, source, wide=functions.needs_whole_step, tolerance=TRIED_TOLERANCE)
+    except AssertionError as error:
+        msg = f"{error} (tried on a made-up step)"
+        raise ConfigError(msg) from error
 
 
 def _try_step(functions: Functions, algorithm: AlgorithmSection, step: _Step) -> None:
@@ -153,7 +174,13 @@ def _check_gradient(call: Callable[[PolicyInputs], Tensor], step: _Step, level: 
 
 
 def _check_cuts(
-    call: Callable[[PolicyInputs], Tensor], step: _Step, level: RatioLevel, name: str, *, wide: bool
+    call: Callable[[PolicyInputs], Tensor],
+    step: _Step,
+    level: RatioLevel,
+    name: str,
+    *,
+    wide: bool,
+    tolerance: float = TOLERANCE,
 ) -> None:
     sequences = len(step.samples)
     whole = _loss_and_gradient(call, step, level, [list(range(sequences))], wide=wide)
@@ -163,7 +190,7 @@ def _check_cuts(
             largest = float(one.abs().max().clamp(min=1.0))
             difference = float((one - other).abs().max())
             _require(
-                difference <= TOLERANCE * largest,
+                difference <= tolerance * largest,
                 f"{name}: the {what} of a step differs by {difference:.3g} between 1 and {len(cut)} micro-batches; a "
                 "token may read others only through inputs.sample_sum, and through inputs.step_sum with @whole_step",
             )

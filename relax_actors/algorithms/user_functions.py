@@ -1,18 +1,15 @@
-"""Policy loss and correction that [algorithm] names, by name or dotted path; imports torch only with a built-in one.
-
-A function's keyword-only arguments are settings of [algorithm].
-"""
+"""Functions that [algorithm] names, by name or dotted path; imports torch only with a built-in one."""
 
 from __future__ import annotations
 
-import inspect
 import traceback
 from collections.abc import Callable
 from typing import Any, cast
 
+from relax_actors.algorithms.own_options import arguments_of, check_options
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.errors import ConfigError
-from relax_actors.registry.catalog import CORRECTIONS, POLICY_LOSSES
+from relax_actors.registry.catalog import ADVANTAGES, CORRECTIONS, POLICY_LOSSES
 
 
 def load_policy_loss(algorithm: AlgorithmSection) -> Callable[..., Any]:
@@ -35,36 +32,26 @@ def load_correction(algorithm: AlgorithmSection) -> Callable[..., Any]:
 
 
 def check_user_functions(algorithm: AlgorithmSection) -> None:
-    """Check that the user's policy loss and correction import and take settings that exist.
+    """Check that the user's algorithm functions import, and that [algorithm.options] has what they take.
 
     Raises:
-        ConfigError: one of them does not.
+        ConfigError: one does not import, or an option is missing, unknown or of the wrong type.
     """
+    functions: list[Callable[..., Any]] = []
     if algorithm.surrogate not in POLICY_LOSSES.built_in:
-        settings_of(load_policy_loss(algorithm), algorithm)
+        functions.append(load_policy_loss(algorithm))
     if algorithm.correction.kind not in CORRECTIONS.built_in:
-        load_correction(algorithm)
+        functions.append(load_correction(algorithm))
+    if algorithm.advantage not in ADVANTAGES.built_in:
+        functions.append(ADVANTAGES.load(algorithm.advantage, "algorithm.advantage"))
+    check_options(algorithm, functions)
+    for function in functions:
+        arguments_of(function, algorithm)
 
 
 def has_own_functions(algorithm: AlgorithmSection) -> bool:
     """Return whether the policy loss or the correction is a function of the user or of another package."""
     return algorithm.surrogate not in POLICY_LOSSES.built_in or algorithm.correction.kind not in CORRECTIONS.built_in
-
-
-def settings_of(function: Callable[..., Any], algorithm: AlgorithmSection) -> dict[str, Any]:
-    """Return the settings of [algorithm] that a function's keyword-only arguments name.
-
-    Raises:
-        ConfigError: [algorithm] has no setting of that name.
-    """
-    names = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    if unknown := [name for name in names if name not in type(algorithm).model_fields]:
-        msg = (
-            f"{getattr(function, '__name__', function)} has the keyword-only argument {unknown[0]!r}, which is no "
-            "setting of [algorithm]; name a setting, or make it a constant of the module"
-        )
-        raise ConfigError(msg)
-    return {name: getattr(algorithm, name) for name in names}
 
 
 def call_user_function(function: Callable[..., Any], source: str, *arguments: Any, **settings: Any) -> Any:

@@ -39,7 +39,9 @@ def algorithms(
 
 
 def algorithm_lines(config: Config, set_by: Mapping[str, str]) -> Iterator[str]:
-    """Yield the settings of [algorithm] that have an effect, each with its source, for `relax check`.
+    """Yield the settings of [algorithm] that the user or the preset sets, each with its source, for `relax check`.
+
+    Settings without an effect are left out; those with their defaults are counted.
 
     Args:
         config: configuration of the run.
@@ -51,17 +53,19 @@ def algorithm_lines(config: Config, set_by: Mapping[str, str]) -> Iterator[str]:
     algorithm = config.algorithm
     hidden = {*idle(algorithm), "name"}
     preset = dict(leaves(filled({"name": algorithm.name})))
-    yield f"algorithm: {algorithm.name}" if algorithm.name else "algorithm: no preset; defaults"
     settings = [(key, value) for key, value in leaves(algorithm.model_dump()) if key not in hidden]
+    shown = []
     for key, value in settings:
-        source = set_by.get(f"algorithm.{key}")
-        if source is None:
-            source = f"preset {algorithm.name}" if key in preset else "default"
-            if key in ("length", "shaping.overlong_buffer") and value is not None:
-                source = "from rollout.max_tokens"
-                if key != "length" and config.longest_sample != config.rollout.max_tokens:
-                    source = "from environment.token_budget"
-        yield f"  {key:<28} {_shown(value):<24} {source}"
+        source = set_by.get(f"algorithm.{key}") or (f"preset {algorithm.name}" if key in preset else "")
+        if not source and key in ("length", "shaping.overlong_buffer") and value is not None:
+            source = "from rollout.max_tokens"
+            if key != "length" and config.longest_sample != config.rollout.max_tokens:
+                source = "from environment.token_budget"
+        if source:
+            shown.append(f"  {key:<28} {_shown(value):<24} {source}")
+    name = algorithm.name or "no preset"
+    yield f"algorithm: {name}; {len(settings) - len(shown)} settings have their defaults (--resolved prints them)"
+    yield from shown
 
 
 def _section(name: str) -> AlgorithmSection:

@@ -18,6 +18,7 @@ from relax_actors.printable import printable_lines
 if TYPE_CHECKING:
     from relax_actors.config import Config
     from relax_actors.data.model_folder import ModelFacts
+    from relax_actors.messages import Prompt
 
 Check = Callable[[], Iterator[str]]
 """Checks one concern: yields notes, raises ConfigError for what cannot work."""
@@ -29,6 +30,9 @@ def check(
     roles: Annotated[
         str | None, typer.Option(help="Check this machine for these roles only, as `relax up --roles` starts them.")
     ] = None,
+    calls: Annotated[
+        bool, typer.Option(help="Call rewards and the environment once, with the first row of the data.")
+    ] = True,
     resolved: Annotated[
         bool, typer.Option("--resolved", help="Also print the resolved configuration as JSON, without passwords.")
     ] = False,
@@ -43,7 +47,8 @@ def check(
 
     loaded = load_config(config, settings or [])
     spelled = set_by(config, settings or [])
-    findings = examine(loaded, None if roles is None else [role for role in roles.split(",") if role], spelled)
+    chosen = None if roles is None else [role for role in roles.split(",") if role]
+    findings = examine(loaded, chosen, spelled, calls=config.resolve().parent if calls else None)
     for error in findings.errors:
         typer.echo(printable_lines(f"error: {error}"), err=True)
     for note in findings.notes:
@@ -76,19 +81,27 @@ class Findings:
     facts: ModelFacts | None = None
 
 
-def examine(config: Config, roles: Collection[str] | None = None, spelled: Collection[str] = ()) -> Findings:
+def examine(
+    config: Config,
+    roles: Collection[str] | None = None,
+    spelled: Collection[str] = (),
+    *,
+    calls: Path | None = None,
+) -> Findings:
     """Run all checks of a configuration; write to temporary files only.
 
     Args:
         config: configuration of the run.
         roles: roles whose actors start on this machine; all if None.
         spelled: dotted names that the file or an override sets; see `relax_actors.config.load.set_by`.
+        calls: folder from which dotted paths are imported, to call rewards and the environment; None for no calls.
     """
     import tempfile
 
     from relax_actors.algorithms.refusals import refusals
     from relax_actors.cli import checks, machine, placement
     from relax_actors.cli.check_agents import check_agent, check_gateway
+    from relax_actors.cli.check_backends import check_ranks, unused_settings
     from relax_actors.cli.check_environment import check_environment
 
     errors: list[str] = []
@@ -115,13 +128,20 @@ def examine(config: Config, roles: Collection[str] | None = None, spelled: Colle
         attempt(lambda: check_agent(config, here))
         attempt(lambda: check_gateway(config, here))
         errors.extend(refusals(config, spelled))
+        errors.extend(unused_settings(config, spelled))
+        attempt(lambda: check_ranks(config, here))
         attempt(lambda: checks.check_isolation(config, here))
         attempt(lambda: checks.check_steps(config))
         attempt(lambda: placement.check_devices(config))
         attempt(lambda: machine.check_devices(config, here))
         attempt(lambda: machine.check_folders(config))
         attempt(lambda: machine.check_addresses(config, here))
-        for part in _checks_of_model(config, folder, facts) if facts is not None else _checks_without_model(config):
+        rows: dict[str, Prompt] = {}
+        for part in (
+            _checks_of_model(config, folder, facts, here, rows) if facts is not None else _checks_without_model(config)
+        ):
+            attempt(part)
+        for part in _calls(config, here, calls, rows) if calls is not None and not errors else ():
             attempt(part)
     # Several checks may meet the same cause, such as a role that does not import.
     return Findings(tuple(dict.fromkeys(errors)), tuple(dict.fromkeys(notes)), facts)
@@ -135,7 +155,18 @@ def _checks_without_model(config: Config) -> list[Check]:
     return [partial(check_source, section) for section in sections]
 
 
-def _checks_of_model(config: Config, folder: Path, facts: ModelFacts) -> list[Check]:
+def _calls(config: Config, here: Collection[str], import_path: Path, rows: dict[str, Prompt]) -> list[Check]:
+    """Return the checks that call rewards and the environment."""
+    from relax_actors.cli.check_calls import calls_of, check_call
+    from relax_actors.cli.trial_call import role_of
+
+    found = [call for call in calls_of(config) if role_of(call.setting) in here]
+    return [partial(check_call, config, call, import_path, rows) for call in found]
+
+
+def _checks_of_model(
+    config: Config, folder: Path, facts: ModelFacts, here: Collection[str], rows: dict[str, Prompt]
+) -> list[Check]:
     """Return the checks that need the size and shape of the model."""
     from relax_actors.cli import checks
     from relax_actors.cli.check_capacity import check_disk, check_memory
@@ -146,6 +177,7 @@ def _checks_of_model(config: Config, folder: Path, facts: ModelFacts) -> list[Ch
     from relax_actors.engines.backends import inference_backend, training_backend
 
     found: list[Check] = [
+        lambda: checks.describe_run(config, facts, here),
         lambda: training_backend(config).check(config, folder),
         lambda: inference_backend(config).check(config, folder),
         lambda: checks.check_scoring(config, folder),
@@ -154,12 +186,12 @@ def _checks_of_model(config: Config, folder: Path, facts: ModelFacts) -> list[Ch
         lambda: checks.check_weight_files(config),
         lambda: check_critic(config, folder, facts),
         lambda: checks.check_lengths(config, facts),
-        lambda: check_data(config, config.data, "data", folder, facts),
+        lambda: check_data(config, config.data, "data", folder, facts, rows),
         lambda: check_characters(config, folder),
     ]
     if (held_out := config.eval) is not None:
-        found.append(lambda: check_data(config, held_out.data, "eval.data", folder, facts))
-    return [*found, lambda: check_memory(config, facts), lambda: check_disk(config, facts)]
+        found.append(lambda: check_data(config, held_out.data, "eval.data", folder, facts, rows))
+    return [*found, lambda: check_memory(config, facts, here), lambda: check_disk(config, facts)]
 
 
 def require(config: Config, roles: Collection[str] | None = None, spelled: Collection[str] = ()) -> Findings:

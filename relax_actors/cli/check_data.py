@@ -14,6 +14,7 @@ from relax_actors.data.task import Task
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import ConfigError, RowError, SlowRowError
 from relax_actors.media.timestamps import missing_characters
+from relax_actors.messages import Prompt
 
 MAX_SLOW_ROWS = 2
 """Rows whose prompts may take too long before the check gives up."""
@@ -27,7 +28,14 @@ def check_source(data: DataSection) -> Iterator[str]:
     yield from ()
 
 
-def check_data(config: Config, data: DataSection, where: str, folder: Path, facts: ModelFacts) -> Iterator[str]:
+def check_data(
+    config: Config,
+    data: DataSection,
+    where: str,
+    folder: Path,
+    facts: ModelFacts,
+    first: dict[str, Prompt] | None = None,
+) -> Iterator[str]:
     """Check that a data source opens and that prompts fit the model and a micro-batch.
 
     Args:
@@ -36,6 +44,7 @@ def check_data(config: Config, data: DataSection, where: str, folder: Path, fact
         where: name of the section, for messages.
         folder: folder with the tokenizer.
         facts: size and shape of the model.
+        first: gets the first row that can be used, by `where`.
     """
     source = open_data(data, config.media)
     if config.rollout.max_tokens >= min(facts.context_length, config.trainer.max_tokens_per_microbatch):
@@ -44,7 +53,9 @@ def check_data(config: Config, data: DataSection, where: str, folder: Path, fact
     admission = admission_of(config, folder=folder)
     maker = PromptMaker(data, tokenizer, facts.context_length, config.rollout.max_tokens, admission)
     sampled = min(SAMPLED_ROWS, len(source))
-    good, longest, bad = _sample(source, maker, sampled, where)
+    good, longest, bad, row = _sample(source, maker, sampled, where)
+    if first is not None and row is not None:
+        first[where] = row
     if admission is not None and admission.family.timestamps:
         _check_timestamps(tokenizer, good, where)
     warm_start = config.trainer.warm_start is not None and data is config.data
@@ -84,18 +95,25 @@ def _check_timestamps(tokenizer: Tokenizer, tasks: Collection[Task], where: str)
         raise ConfigError(msg)
 
 
-def _sample(source: DataSource, maker: PromptMaker, count: int, where: str) -> tuple[list[Task], int, list[str]]:
-    """Make the prompts of the first rows; return the good tasks, the most tokens of a prompt, and the errors.
+def _sample(
+    source: DataSource, maker: PromptMaker, count: int, where: str
+) -> tuple[list[Task], int, list[str], Prompt | None]:
+    """Make the prompts of the first rows.
+
+    Returns:
+        The good tasks, the most tokens of a prompt, the errors, and the first prompt.
 
     Raises:
         ConfigError: prompts take too long, so that making further ones would take hours.
     """
     good: list[Task] = []
     longest, slow, bad = 0, 0, []
+    first: Prompt | None = None
     for i in range(count):
         try:
             task = source[i]
-            longest = max(longest, len(maker.make(task, seed=0, min_version=0).tokens))
+            prompt = maker.make(task, seed=0, min_version=0)
+            longest, first = max(longest, len(prompt.tokens)), first or prompt
             good.append(task)
         except RowError as error:
             bad.append(str(error))
@@ -103,7 +121,7 @@ def _sample(source: DataSource, maker: PromptMaker, count: int, where: str) -> t
             if slow == MAX_SLOW_ROWS:
                 msg = f"{where}: {slow} of the first {i + 1} rows take too long; the last: {error}"
                 raise ConfigError(msg) from error
-    return good, longest, bad
+    return good, longest, bad, first
 
 
 def _answer_problem(tokenizer: Tokenizer, task: Task) -> str:

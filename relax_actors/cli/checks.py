@@ -24,7 +24,7 @@ from relax_actors.errors import ConfigError
 from relax_actors.messages.experts import compact
 from relax_actors.registry.catalog import ALL, ROLES
 from relax_actors.rewards import load_reward, load_rewards
-from relax_actors.roles import FAILURES, built_in_spec, make_role, role_names, spec_of
+from relax_actors.roles import FAILURES, built_in_spec, make_role, replicas, role_names, spec_of
 from relax_actors.roles.scorer import Scorer
 from relax_actors.runtime import COLUMNS, Role
 from relax_actors.supervision.sandbox import check_sandbox, is_sandboxed
@@ -52,6 +52,17 @@ def check_model(config: Config, folder: Path) -> ModelFacts:
         raise ConfigError(msg)
     stops_of(tokenizer, config.rollout.stop)
     return facts
+
+
+def describe_run(config: Config, facts: ModelFacts, here: Collection[str]) -> Iterator[str]:
+    """Note the model and the actors of each role on this machine."""
+    experts = "" if facts.moe is None else f", {facts.moe.experts} experts in {facts.moe.layers} layers"
+    yield (
+        f"model: {facts.model_type}, {facts.parameters / 1e6:.2f} M parameters{experts}, context of "
+        f"{facts.context_length} tokens, vocabulary of {facts.vocabulary}"
+    )
+    names = [name for name in role_names(config) if name in here]
+    yield f"actors on this machine: {', '.join(f'{name} {replicas(config, name)}' for name in names)}"
 
 
 def check_weight_files(config: Config) -> Iterator[str]:

@@ -75,22 +75,24 @@ def _device_problem(device: str, gpus: int) -> str:
         return ""
     if problem := _cuda_problem():
         return problem
-    return gpu_problem(index, gpus, _gpu_count())
+    return gpu_problem(index, gpus, count_gpus())
 
 
 def gpu_problem(index: int, wanted: int, count: int) -> str:
     """Describe the GPUs that an actor needs and the machine lacks; empty if it has them.
 
     Args:
-        index: number of the GPU, of an actor that needs one.
-        wanted: GPUs of the actor.
+        index: number of the actor's first GPU.
+        wanted: GPUs of the actor, which follow each other.
         count: GPUs of this machine.
     """
-    if max(index + 1, wanted) <= count:
+    if index + wanted <= count:
         return ""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     limited = "" if visible is None else f" (CUDA_VISIBLE_DEVICES = {visible!r})"
-    needs = f"needs {wanted} GPUs" if wanted > 1 else f"is GPU number {index}, counted from 0"
+    needs = f"is GPU number {index}, counted from 0"
+    if wanted > 1:
+        needs = f"needs {wanted} GPUs" + (f", from number {index}" if index else "")
     return f"{needs}, but this machine has {count}{limited}; set another device"
 
 
@@ -107,9 +109,19 @@ def _cuda_problem() -> str:
     return ""
 
 
+def has_gpu() -> bool:
+    """Return whether the device "auto" may be a GPU, as far as it can be known without torch."""
+    return not _cuda_problem()
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 @cache
-def _gpu_count() -> int:
-    """Number of GPUs that torch sees, counted in a process of its own."""
+def count_gpus() -> int:
+    """Return the number of GPUs that torch sees, counted in a process of its own."""
     command = [sys.executable, "-c", _COUNT_GPUS]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)  # noqa: S603 our own code

@@ -10,6 +10,7 @@ name of the command:
 
 from __future__ import annotations
 
+import gc
 import io
 import sys
 from typing import Annotated, Any, NoReturn
@@ -20,6 +21,9 @@ import typer
 from relax_actors.errors import AddressError, BrokerError, ConfigError, RelaxError, SubjectError
 from relax_actors.printable import printable_lines
 from relax_actors.registry import Registry
+
+ALLOCATIONS = 50_000
+"""Allocations after which garbage is collected: imports make many objects that stay, and Python looks every 700."""
 
 COMMANDS: Registry[Any] = Registry(
     "command",
@@ -135,6 +139,7 @@ def run() -> None:
 
     Exit code 2 for wrong input: arguments, options, configuration and names; 1 for any other error of relax.
     """
+    gc.set_threshold(ALLOCATIONS)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8

@@ -49,8 +49,6 @@ def check_log_probs(config: Config, produced: Collection[str], read: Collection[
     if wanted["reference"]:
         where = "by the role reference, from version 0" if "reference" in config.roles else "inside the trainer"
         yield f'log-probs of the reference, for the KL (algorithm.kl.place = "{algorithm.kl.place}"): computed {where}'
-    else:
-        yield 'log-probs of a reference are not needed: algorithm.kl.place = "none"'
     proximal = {
         "rollout": "log-probs of the proximal policy: those that the tokens were sampled with",
         "trainer": "log-probs of the proximal policy: those of the trainer's own forward pass, at no further cost"

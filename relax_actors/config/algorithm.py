@@ -105,6 +105,10 @@ class AlgorithmSection(Section):
     """Policy in the denominator of the ratio: the log-probs of sampling; the trainer's own before the step (decoupled
     PPO); or the column `actor_fwd`, `[total] float32`, of a role that writes it."""
 
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of your own policy loss, correction and estimator: their keyword-only parameters that are no settings of
+    [algorithm], of the types of their annotations."""
+
     kl: KlSection = KlSection()
     entropy: EntropySection = EntropySection()
     correction: CorrectionSection = CorrectionSection()

@@ -180,20 +180,10 @@ class CriticSection(PoolSection):
     deadline: PositiveFloat = 300.0
     """Seconds without progress after which the critic counts as hung, is killed and replaced."""
 
-    @model_validator(mode="after")
-    def _layout_is_used(self) -> CriticSection:
-        if self.backend != "megatron" and self.megatron != MegatronSection():
-            msg = (
-                f'critic.megatron has no effect with critic.backend = "{self.backend}"; set critic.backend = '
-                '"megatron", or remove [critic.megatron]'
-            )
-            raise ValueError(msg)
-        return self
-
     @property
     def ranks(self) -> int:
         """Processes that train the critic."""
-        return self.megatron.ranks
+        return self.megatron.ranks if self.backend == "megatron" else 1
 
 
 class StalenessSection(Section):

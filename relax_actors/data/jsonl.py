@@ -78,7 +78,8 @@ def _index(path: Path, size: int | None, most: int) -> tuple[array[int], array[i
 
 def _parsed(line: bytes, where: str) -> object:
     try:
-        return json.loads(line.decode("utf-8-sig").rstrip("\r\n"))  # else the end of a cut row is in a line of its own
+        # Without the end of the line: an error behind it would be in column 1 of the next line.
+        return json.loads(line.decode("utf-8-sig").rstrip("\r\n\t "))
     except UnicodeDecodeError as error:
         msg = f"{where}: no UTF-8 ({error.reason} at byte {error.start + 1}); save the file as UTF-8"
     except json.JSONDecodeError as error:

@@ -123,10 +123,10 @@ async def serve(template: Template, sock: socket.socket) -> None:
             envelope = open_envelope(data)
             if envelope.type == Open.__name__:
                 opening = decode_fields(envelope, Open)
-                answer = await _guarded(session.open, opening, len(opening.actions) + OPENED)
+                answer = await guarded(session.open, opening, len(opening.actions) + OPENED)
             else:
                 action = decode_fields(envelope, Act)
-                answer = await _guarded(session.act, action, action.turn)
+                answer = await guarded(session.act, action, action.turn)
             writer.write(frame(_encoded(answer)))
             await writer.drain()
             if answer.error:
@@ -153,7 +153,7 @@ def _encoded(answer: EnvironmentAnswer) -> bytes:
         return encode(fault, AUTHOR)
 
 
-async def _guarded(work: Callable[[Any], Any], request: Open | Act, turn: int) -> EnvironmentAnswer:
+async def guarded(work: Callable[[Any], Any], request: Open | Act, turn: int) -> EnvironmentAnswer:
     """Run an operation; an exception of the environment becomes an answer with an error."""
     try:
         answer: EnvironmentAnswer = await work(request)

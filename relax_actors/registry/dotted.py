@@ -5,7 +5,11 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
+import sys
+import sysconfig
 import traceback
+from collections.abc import Iterable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -45,7 +49,7 @@ def load(path: str, setting: str) -> object:
     try:
         return getattr(module, name)
     except AttributeError:
-        close = _close(name, dir(module))
+        close = _close(name, _own_names(module))
         where = getattr(module, "__file__", None) or "built in"
         remedy = close or "; define it there or correct the name (an installed module wins over one of the same name)"
         msg = f"{setting} = {path!r}: module {module_name} ({where}) has no {name!r}{remedy}"
@@ -104,11 +108,32 @@ def _line(error: BaseException) -> str:
 
 
 def _modules(package: str) -> list[str]:
-    """Names of the modules in `package`; of all top-level modules if it is empty."""
-    search = getattr(importlib.import_module(package), "__path__", []) if package else None
-    return [module.name for module in pkgutil.iter_modules(search)]
+    """Names of the public modules in `package`; of the project's top-level modules if it is empty."""
+    search = getattr(importlib.import_module(package), "__path__", []) if package else _project_folders()
+    return [module.name for module in pkgutil.iter_modules(search) if not module.name.startswith("_")]
 
 
-def _close(name: str, known: list[str]) -> str:
-    matches = difflib.get_close_matches(name, known)
+def _project_folders() -> list[str]:
+    """Folders of `sys.path` that hold neither Python's own modules nor installed packages."""
+    installed = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return [
+        text
+        for text in sys.path
+        if Path(text).is_dir() and not any(Path(text).absolute().is_relative_to(path) for path in installed)
+    ]
+
+
+def _own_names(module: ModuleType) -> list[str]:
+    """Public names that a module defines, or takes from other modules of its package."""
+    package = module.__name__.partition(".")[0]
+
+    def is_own(value: object) -> bool:
+        origin = getattr(value, "__module__", None) or package  # a constant has none
+        return not isinstance(value, ModuleType) and origin.partition(".")[0] == package
+
+    return [name for name, value in vars(module).items() if not name.startswith("_") and is_own(value)]
+
+
+def _close(name: str, known: Iterable[str]) -> str:
+    matches = difflib.get_close_matches(name, list(known))
     return f"; did you mean {' or '.join(matches)}?" if matches else ""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import typing
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, TypeVar
 
 import pydantic
@@ -64,28 +65,59 @@ def checked_options(cls: type, base: type, given: dict[str, Any], where: str) ->
         # A role may have further options, as the roles that score have.
         own = getattr(cls, "options", None) if hasattr(base, "options") else None
         fields: dict[str, Any] = dict(options_of(cls, base) if own is None else own())
-        strict = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=True)
-        model = pydantic.create_model(cls.__name__, __config__=strict, **fields)
-    except (NameError, TypeError, pydantic.PydanticUserError) as error:
+    except (NameError, TypeError) as error:
         msg = f"{where}: the annotations of {cls.__name__} give no options: {type(error).__name__}: {error}"
+        raise ConfigError(msg) from error
+    plain = {name for name in vars(cls) if not name.startswith("_") and name not in vars(base)}
+    return validated(fields, given, where, cls.__name__, plain)
+
+
+def validated(
+    fields: Mapping[str, Any],
+    given: Mapping[str, Any],
+    where: str,
+    owner: str,
+    unannotated: Collection[str] = (),
+) -> dict[str, Any]:
+    """Return the value of every option, as its type.
+
+    Args:
+        fields: type and default of each option; the default is `...` where there is none.
+        given: option values by name.
+        where: the section they come from, for errors.
+        owner: class or function that has the options, for errors.
+        unannotated: attributes of the class that would be options with an annotation.
+
+    Raises:
+        ConfigError: an option is unknown, missing or of the wrong type, or a type cannot be checked.
+    """
+    strict = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    try:
+        model = pydantic.create_model(owner, __config__=strict, **fields)
+    except (NameError, TypeError, pydantic.PydanticUserError) as error:
+        msg = f"{where}: the annotations of {owner} give no options: {type(error).__name__}: {error}"
         raise ConfigError(msg) from error
     try:
         values = model(**given)
     except pydantic.ValidationError as error:
-        lines = [_explain(cls, base, e, where, list(fields)) for e in error.errors()]
+        lines = [_explain(owner, e, where, list(fields), unannotated) for e in error.errors()]
         raise ConfigError("\n".join(lines)) from error
     return {name: getattr(values, name) for name in fields}
 
 
-def _explain(cls: type, base: type, error: Any, where: str, options: list[str]) -> str:
+def _explain(owner: str, error: Any, where: str, options: list[str], unannotated: Collection[str]) -> str:
     """Describe an error of pydantic in one line."""
     key, name = f"{where}.{'.'.join(map(str, error['loc']))}", str(error["loc"][0])
     if error["type"] == "extra_forbidden":
-        if name in vars(cls) and not name.startswith("_") and name not in vars(base):
-            return f"{key}: {cls.__name__}.{name} is no option without an annotation; write `{name}: <type> = ...`"
-        close = difflib.get_close_matches(name, options, 1)
-        known = f"known: {', '.join(sorted(options)) or 'none'}"
-        return f"{key}: unknown option of {cls.__name__}; {f'did you mean {close[0]!r}?' if close else known}"
+        if name in unannotated:
+            return f"{key}: {owner}.{name} is no option without an annotation; write `{name}: <type> = ...`"
+        return f"{key}: unknown option of {owner}; {known_options(name, options)}"
     if error["type"] == "missing":
-        return f"{key}: is missing; {cls.__name__} has no default for it"
+        return f"{key}: is missing; {owner} has no default for it"
     return f"{key}: {error['msg'].removeprefix('Value error, ')}, got {error['input']!r:.80}"
+
+
+def known_options(name: str, options: Collection[str]) -> str:
+    """Return the remedy for an option that is not known: the option that may be meant, or all of them."""
+    close = difflib.get_close_matches(name, options, 1)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(options)) or 'none'}"

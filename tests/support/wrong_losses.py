@@ -27,6 +27,11 @@ def without_gradient(inputs: PolicyInputs) -> Tensor:
     return inputs.advantages
 
 
+def of_the_micro_batch(inputs: PolicyInputs) -> Tensor:
+    """Subtract the mean advantage of the micro-batch from each."""
+    return -(inputs.advantages - inputs.advantages.mean()) * inputs.ratio
+
+
 def failing(_: PolicyInputs) -> Tensor:
     """Raise an error of its own."""
     text = "no such baseline"

@@ -163,6 +163,8 @@ def test_a_gpu_beyond_those_of_the_machine_is_named(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert gpu_problem(1, 1, 2) == ""
     assert gpu_problem(0, 4, 4) == ""
+    assert gpu_problem(2, 2, 4) == ""
+    assert gpu_problem(3, 2, 4).startswith("needs 2 GPUs, from number 3, but this machine has 4")
     assert gpu_problem(2, 1, 2) == "is GPU number 2, counted from 0, but this machine has 2; set another device"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,3")
     limited = "(CUDA_VISIBLE_DEVICES = '0,3')"
@@ -305,6 +307,14 @@ def test_letters_of_timestamps_are_needed_only_where_a_row_has_a_video(tmp_path:
 def test_more_evaluated_rows_than_there_are_is_noted() -> None:
     assert "eval.rows = 300, but eval.data has 256 rows: 256 are evaluated" in notes("eval.rows=300")
     assert not any("eval.rows" in note for note in notes("eval.rows=256"))
+
+
+def test_the_check_prints_what_it_found_and_not_the_defaults() -> None:
+    lines = check().stderr.splitlines()
+    assert len(lines) < 20
+    for words in ("model: qwen3, 0.14 M parameters", "rollout 1", "memory: about", "data: 60000 rows"):
+        assert any(words in line for line in lines), words
+    assert any(line.startswith("algorithm: no preset") and "defaults" in line for line in lines)
 
 
 def test_findings_come_without_the_resolved_configuration_unless_asked_for() -> None:

@@ -53,15 +53,6 @@ def test_device_of_the_critic_is_checked() -> None:
     )
 
 
-def test_ranks_of_a_critic_without_megatron_are_refused() -> None:
-    with pytest.raises(ConfigError) as raised:
-        load_config(PPO, ["critic.megatron.ranks=2"])
-    assert str(raised.value) == (
-        f'{PPO}: critic: critic.megatron has no effect with critic.backend = "torch"; set critic.backend = "megatron", '
-        "or remove [critic.megatron]"
-    )
-
-
 def test_minibatches_of_unequal_size_are_refused() -> None:
     with pytest.raises(ConfigError) as raised:
         load_config(DEMO, ["trainer.minibatches=3"])

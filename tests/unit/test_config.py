@@ -502,7 +502,6 @@ def test_a_placement_that_contradicts_the_algorithm_is_refused(overrides: list[s
 @pytest.mark.parametrize(
     ("overrides", "note"),
     [
-        ([], 'log-probs of a reference are not needed: algorithm.kl.place = "none"'),
         ([KL], '(algorithm.kl.place = "loss"): computed inside the trainer'),
         ([*with_roles("reference"), KL], "computed by the role reference, from version 0"),
         (with_roles(proximal="trainer"), "those of the trainer's own forward pass, at no further cost"),

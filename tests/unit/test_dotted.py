@@ -56,6 +56,25 @@ def test_a_missing_top_module_names_the_remedy() -> None:
         load("qqxyzzy.inner.function", "data.function")
 
 
+def test_hints_name_modules_of_the_project_alone(package: str) -> None:
+    with pytest.raises(ConfigError, match=rf"module {package[:-1]} not found; did you mean {package}\?"):
+        load(f"{package[:-1]}.rewards.shortest", "reward.function")
+    for installed in ("jsom.dumps", "numpyy.array", "pydantik.BaseModel"):
+        with pytest.raises(ConfigError, match="not found") as caught:
+            load(installed, "reward.function")
+        assert "did you mean" not in str(caught.value)
+
+
+def test_hints_name_what_a_module_defines_alone(package: str, tmp_path: Path) -> None:
+    (tmp_path / package / "own.py").write_text("from json import dumps\nimport math\nROWS = 3\n")
+    for name in ("dump", "meth"):
+        with pytest.raises(ConfigError, match=f"has no '{name}'") as caught:
+            load(f"{package}.own.{name}", "reward.function")
+        assert "did you mean" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"did you mean ROWS\?"):
+        load(f"{package}.own.ROW", "reward.function")
+
+
 def test_a_plain_module_has_no_submodules(package: str) -> None:
     with pytest.raises(ConfigError, match=rf"module {package}.rewards.inner not found"):
         load(f"{package}.rewards.inner.name", "data.function")

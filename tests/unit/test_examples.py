@@ -57,6 +57,7 @@ def test_student_of_the_hint_example_reads_numbers_without_the_hint() -> None:
 def test_damped_loss_is_a_policy_loss() -> None:
     damped = runpy.run_path(str(EXAMPLES / "custom_loss" / "damped.py"))["damped"]
     check_policy_loss(damped, clip_high=0.3)
+    check_policy_loss(damped, clip_high=0.3, power=3.0)
 
 
 def test_csv_sink_writes_a_line_for_each_step(tmp_path: Path) -> None:

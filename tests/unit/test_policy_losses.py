@@ -189,8 +189,8 @@ def with_wrong_gradient(inputs: PolicyInputs) -> Tensor:
     return -inputs.advantages * inputs.logprobs + (inputs.ratio.data - inputs.ratio) * inputs.ratio.data
 
 
-def with_unknown_setting(inputs: PolicyInputs, *, mine: float) -> Tensor:
-    return inputs.ratio * mine
+def with_own_option(inputs: PolicyInputs, *, mine: float) -> Tensor:
+    return inputs.ratio * inputs.advantages * mine
 
 
 def of_the_step_unmarked(inputs: PolicyInputs) -> Tensor:
@@ -225,8 +225,14 @@ def test_check_names_what_is_wrong_with_a_loss() -> None:
         ConfigError, match=r"<lambda> returned nan for \d+ of 22 tokens of a micro-batch; bound logarithms"
     ):
         check_policy_loss(lambda inputs: inputs.ratio.log() / inputs.ratio.log())
-    with pytest.raises(ConfigError, match="has the keyword-only argument 'mine', which is no setting of"):
-        check_policy_loss(with_unknown_setting)
+    with pytest.raises(ConfigError, match=r"algorithm\.options\.mine: is missing; with_own_option has no default"):
+        check_policy_loss(with_own_option)
+    with pytest.raises(ConfigError, match=r"algorithm\.options\.mine: .*number, got 'much'"):
+        check_policy_loss(with_own_option, mine="much")
+
+
+def test_check_passes_options() -> None:
+    check_policy_loss(with_own_option, mine=2.0)
 
 
 @pytest.mark.parametrize(
@@ -259,10 +265,7 @@ def test_correction_of_the_user_gives_the_weights() -> None:
 
 def test_functions_of_the_user_are_checked_before_a_run_starts() -> None:
     of_user = "tests.support.wrong_losses"
-    unknown = (
-        r"^with_own_setting has the keyword-only argument 'strength', which is no setting of \[algorithm\]; name a"
-    )
-    with pytest.raises(ConfigError, match=unknown):
+    with pytest.raises(ConfigError, match=r"^algorithm.options.strength: is missing; with_own_setting has no default"):
         check_user_functions(AlgorithmSection.model_validate({"surrogate": f"{of_user}.with_own_setting"}))
     with pytest.raises(ConfigError, match="has no 'weight'; did you mean weights"):
         check_user_functions(AlgorithmSection.model_validate({"correction": {"kind": f"{of_user}.weight"}}))

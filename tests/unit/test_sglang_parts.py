@@ -280,6 +280,16 @@ def test_a_key_that_begins_with_a_dash_is_not_taken_for_an_option() -> None:
     assert parser.parse_known_args(arguments)[0].api_key == "-k"
 
 
+@pytest.mark.parametrize(("device", "first"), [("cuda:3", "3"), ("cuda:0", None), ("cuda", None), ("auto", None)])
+def test_a_server_computes_on_the_gpu_that_the_device_names(device: str, first: str | None) -> None:
+    config = config_of(rollout=config_of().rollout.model_dump() | {"device": device})
+    arguments = pairs(server_arguments(config, Path("model"), FACTS, 99, key="k", cuda=True))
+    assert arguments["--device"] == "cuda"
+    assert arguments.get("--base-gpu-id") == first
+    on_cpu = server_arguments(config, Path("model"), FACTS, 99, key="k", cuda=False)
+    assert "--base-gpu-id" not in on_cpu
+
+
 def test_server_arguments_follow_the_configuration() -> None:
     arguments = pairs(
         server_arguments(config_of(trainer={"precision": "bfloat16"}), Path("model"), FACTS, 99, key="k", cuda=False)

@@ -22,6 +22,7 @@ from relax_actors.algorithms.advantages.groups import (
     requirements_of,
     returns_tokens,
 )
+from relax_actors.algorithms.own_options import arguments_of
 from relax_actors.config import Config
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.errors import ConfigError, RowError
@@ -50,16 +51,19 @@ def load_advantage(name: str) -> Estimator:
 
 
 def estimator_of(algorithm: AlgorithmSection) -> tuple[Estimator, Requirements]:
-    """Return the estimator of a run with its settings bound, and what it needs.
+    """Return the estimator of a run with its settings and options bound, and what it needs.
 
     Raises:
-        ConfigError: it does not import, or is not a function.
+        ConfigError: it does not import or is not a function, or an option of it is missing or of the wrong type.
     """
     is_decoupled = algorithm.components == "decoupled"
     function: Estimator = decoupled if is_decoupled else load_advantage(algorithm.advantage)
     names = ("scale", "epsilon", "gamma", "gae_lambda", "weights")
     settings = {name: getattr(algorithm, name) for name in names}
-    return partial(function, **accepted_settings(function, settings)), requirements_of(function)
+    bound = accepted_settings(function, settings)
+    if algorithm.advantage not in ADVANTAGES.built_in and not is_decoupled:
+        bound |= arguments_of(function, algorithm)
+    return partial(function, **bound), requirements_of(function)
 
 
 def needs_greedy(algorithm: AlgorithmSection) -> bool:

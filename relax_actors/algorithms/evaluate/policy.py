@@ -15,8 +15,9 @@ from relax_actors.algorithms.evaluate.losses import aggregated, gradients_of
 from relax_actors.algorithms.first_pass import SequenceRecord, choose_tokens
 from relax_actors.algorithms.functions import Functions
 from relax_actors.algorithms.losses import MAX_LOG_RATIO
+from relax_actors.algorithms.own_options import settings_of
 from relax_actors.algorithms.policy import PolicyInputs
-from relax_actors.algorithms.user_functions import load_policy_loss, settings_of
+from relax_actors.algorithms.user_functions import load_policy_loss
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.registry.catalog import POLICY_LOSSES
 

@@ -15,6 +15,7 @@ from relax_actors.engines.protocols import InferenceEngine
 from relax_actors.engines.sglang import presence
 from relax_actors.engines.sglang.families import served_family
 from relax_actors.engines.sglang.server_record import ServerRecord
+from relax_actors.engines.torch.architectures import causal_model_class
 from relax_actors.errors import ConfigError
 from relax_actors.runtime import Context
 
@@ -85,13 +86,14 @@ class SglangBackend:
         if len(urls) not in (0, rollout.replicas):
             msg = f"rollout.replicas = {rollout.replicas}, but rollout.sglang.urls has {len(urls)}; give each actor one"
             raise ConfigError(msg)
-        if facts.moe is not None and facts.model_type not in presence.FAMILIES_WITH_EXPERTS:
+        fields = text_fields(json.loads((model / "config.json").read_text()))
+        if presence.has_experts(fields) and facts.model_type not in presence.FAMILIES_WITH_EXPERTS:
             msg = (
                 f'rollout.backend = "sglang" with a model of type {facts.model_type}: among models with experts only '
                 f'{", ".join(presence.FAMILIES_WITH_EXPERTS)} are supported; use "transformers"'
             )
             raise ConfigError(msg)
-        heads = text_fields(json.loads((model / "config.json").read_text())).get("num_attention_heads", 0)
+        heads = fields.get("num_attention_heads", 0)
         if heads % (parallel := rollout.sglang.tensor_parallel):
             msg = (
                 f"rollout.sglang.tensor_parallel = {parallel} does not divide the model's num_attention_heads = "
@@ -102,6 +104,13 @@ class SglangBackend:
             yield f"rollouts use {len(urls)} external servers"
             return
         presence.require()
+        name = next(iter(fields.get("architectures") or ()), causal_model_class(facts.model_type))
+        if name and served_family(model) is None and not presence.serves(name):
+            msg = (
+                f'rollout.backend = "sglang" with a model of type {facts.model_type}: the installed SGLang has no '
+                f'model class {name}; use "transformers"'
+            )
+            raise ConfigError(msg)
         yield f"{rollout.replicas} inference servers, about {SERVER_BYTES >> 20} MiB each besides the model"
 
     def server_module(self, config: Config) -> str:

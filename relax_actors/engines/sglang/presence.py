@@ -1,8 +1,12 @@
-"""Check whether SGLang is installed, without importing it."""
+"""Check whether SGLang is installed and which models it serves, without importing it."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 from relax_actors.errors import ConfigError
 
@@ -20,3 +24,24 @@ def require() -> None:
     if missing:
         msg = f'rollout.backend = "sglang" needs {", ".join(missing)}, which is not installed; run `make sglang`'
         raise ConfigError(msg)
+
+
+def has_experts(fields: Mapping[str, Any]) -> bool:
+    """Whether a config.json names experts, under whatever name its architecture has for them."""
+    return any("expert" in name and type(value) is int and value > 1 for name, value in fields.items())
+
+
+def serves(class_name: str, package: Path | None = None) -> bool:
+    """Whether SGLang has a model class.
+
+    Args:
+        class_name: name of the class.
+        package: folder of SGLang; that of the installed one by default.
+    """
+    if package is None:
+        spec = find_spec("sglang")
+        if spec is None or not spec.submodule_search_locations:
+            return False
+        package = Path(spec.submodule_search_locations[0])
+    definition = re.compile(rf"^class {re.escape(class_name)}\b", re.MULTILINE)
+    return any(definition.search(file.read_text()) for file in (package / "srt" / "models").glob("*.py"))

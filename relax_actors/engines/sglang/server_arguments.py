@@ -59,10 +59,17 @@ def server_arguments(config: Config, model: Path, facts: ModelFacts, port: int, 
         flags.append("enable-return-routed-experts")
     if config.run.deterministic:
         flags.append("enable-deterministic-inference")
+    if cuda and (gpu := device_index(rollout.device)):
+        values["base-gpu-id"] = gpu
     named = [part for name, value in values.items() for part in (f"--{name}", str(value))]
     # One argument, as one key in 64 begins with a dash and would be taken for an option.
     secret = f"--api-key={key}"
     return [*named, *(f"--{flag}" for flag in flags), *settings.arguments, secret]
+
+
+def device_index(device: str) -> int:
+    """Return the number of a torch device such as "cuda:3"; 0 without one."""
+    return int(device.partition(":")[2] or 0)
 
 
 def stream_interval(max_tokens: int) -> int:

@@ -51,6 +51,11 @@ def check_architecture(config: Config, folder: Path) -> None:
         raise ConfigError("\n".join(f"{where}: {problem}" for problem in found))
 
 
+def causal_model_class(model_type: str) -> str:
+    """Return the class of transformers that generates with models of a type; empty if there is none."""
+    return _table("models/auto/modeling_auto.py", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES").get(model_type, "")
+
+
 def check_value_head(folder: Path) -> None:
     """Refuse a config.json whose architecture cannot be built with a value head.
 
@@ -115,12 +120,17 @@ def _unknown(field: str, value: str, known: tuple[str, ...], kind: str, usual: t
     return f"{field} = {value!r} is not {kind} of the installed transformers; {hint}"
 
 
-@cache
 def _names(file: str, variable: str) -> tuple[str, ...]:
     """Keys of a table in a source file of transformers; empty if the table is not found."""
+    return tuple(_table(file, variable))
+
+
+@cache
+def _table(file: str, variable: str) -> dict[str, str]:
+    """Table in a source file of transformers, with the text of values that are strings; empty if it is not found."""
     table = re.search(rf"^{variable}\b[^\n]*[({{]\n(.*?)^[)}}]", _source(file), re.MULTILINE | re.DOTALL)
-    keys = re.findall(r'^\s+\(?"([^"]+)"[,:] ', table[1], re.MULTILINE) if table else []
-    return tuple(keys)
+    pairs = re.findall(r'^\s+\(?"([^"]+)"[,:] (?:"([^"]*)")?', table[1], re.MULTILINE) if table else []
+    return dict(pairs)
 
 
 @cache

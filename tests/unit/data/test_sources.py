@@ -76,7 +76,8 @@ def test_jsonl_items_are_the_same_in_any_order_of_access(
 @pytest.mark.parametrize(
     ("bad", "said"),
     [
-        (b'{"prompt": "cut', "line 3: no JSON .*; write one JSON object a line"),
+        (b'{"prompt": "cut', r"line 3: no JSON .* column 12\); write one JSON object a line"),
+        (b'{"prompt": "cut"', r"line 3: no JSON .* column 17\); write one JSON object a line"),
         (b'["prompt"]', "line 3: a list, not an object"),
         (b"null", "line 3: nothing .null., not an object"),
         (b"\xff\xfe", "line 3: no UTF-8"),

@@ -1,0 +1,141 @@
+"""`relax check` refuses settings of unused backends, and models, ranks and memory that a backend cannot have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from relax_actors.cli import check_capacity
+from relax_actors.cli.check import examine
+from relax_actors.cli.check_backends import unused_settings
+from relax_actors.cli.check_capacity import PROCESS_BYTES, memory_of_roles
+from relax_actors.cli.machine import has_gpu, usable_cores
+from relax_actors.config import load_config
+from relax_actors.data.model_folder import ModelFacts
+from relax_actors.engines.sglang.presence import has_experts, serves
+
+DEMO = Path(__file__).parents[2] / "examples" / "demo" / "demo.toml"
+PPO = DEMO.parents[1] / "ppo" / "ppo.toml"
+URLS = ["rollout.backend=sglang", "rollout.sglang.urls=['http://127.0.0.1:1']"]
+CPU = ["trainer.device=cpu", "rollout.device=cpu"]
+FACTS = ModelFacts(parameters=1 << 20, context_length=64, vocabulary=14, model_type="qwen3")
+MIB = 1 << 20
+
+
+def errors(*overrides: str, config: Path = DEMO) -> tuple[str, ...]:
+    return examine(load_config(config, list(overrides))).errors
+
+
+@pytest.mark.parametrize(
+    ("setting", "chosen", "other"),
+    [
+        ("trainer.megatron.ranks=8", 'trainer.backend = "torch"', 'trainer.backend = "megatron"'),
+        ("rollout.sglang.kv_tokens=9", 'rollout.backend = "transformers"', 'rollout.backend = "sglang"'),
+        ("critic.megatron.tensor_parallel=2", 'critic.backend = "torch"', 'critic.backend = "megatron"'),
+    ],
+)
+def test_a_setting_of_a_backend_that_is_not_in_use_is_refused(setting: str, chosen: str, other: str) -> None:
+    (error,) = errors(setting, config=PPO)
+    assert error.startswith(setting.replace("=", " = "))
+    assert f"no effect with {chosen}" in error
+    assert f"set {other}" in error
+
+
+def test_a_default_is_refused_only_where_it_is_spelled() -> None:
+    config = load_config(DEMO)
+    assert list(unused_settings(config)) == []
+    (line,) = unused_settings(config, {"trainer.megatron.ranks"})
+    assert line.startswith("trainer.megatron.ranks = 1 has no effect")
+
+
+@pytest.mark.skipif(has_gpu(), reason="this machine has a GPU")
+def test_more_ranks_than_cores_need_a_device_that_says_so() -> None:
+    ranks = usable_cores() + 1
+    wide = ["trainer.backend=megatron", f"trainer.megatron.ranks={ranks}"]
+    said = [error for error in errors(*wide) if "ranks" in error]
+    (error,) = said
+    assert f"trainer.megatron.ranks = {ranks}" in error
+    assert f"no GPU and {ranks - 1} cores" in error
+    assert 'trainer.device = "cpu"' in error
+    found = examine(load_config(DEMO, [*wide, "trainer.device=cpu"]))
+    assert not any("ranks" in error for error in found.errors)
+    assert any(f"ranks = {ranks} on {ranks - 1} cores" in note for note in found.notes)
+    assert not any("ranks" in error for error in examine(load_config(DEMO, wide), ["rollout"]).errors)
+
+
+@pytest.mark.parametrize("names", [{"n_routed_experts": 8}, {"moe_num_experts": 4}, {"num_local_experts": 2}])
+def test_experts_are_seen_under_any_name(names: dict[str, int]) -> None:
+    assert has_experts({"hidden_size": 64, **names})
+
+
+def test_a_model_without_experts_is_not_taken_for_one_with() -> None:
+    assert not has_experts({"hidden_size": 64, "num_experts": 0, "expert_dropout": 0.5, "n_shared_experts": None})
+
+
+def test_sglang_is_refused_for_experts_that_are_not_named_as_those_of_qwen() -> None:
+    deepseek = ["model.architecture.model_type=deepseek_v3", "model.architecture.n_routed_experts=8"]
+    (error,) = errors(*URLS, *deepseek)
+    assert "model of type deepseek_v3" in error
+    assert 'use "transformers"' in error
+
+
+def test_classes_of_sglang_are_found_by_their_definition(tmp_path: Path) -> None:
+    models = tmp_path / "srt" / "models"
+    models.mkdir(parents=True)
+    (models / "phi.py").write_text("from torch import nn\n\nclass PhiForCausalLM(nn.Module):\n    pass\n")
+    assert serves("PhiForCausalLM", tmp_path)
+    assert not serves("PhiFor", tmp_path)
+    assert not serves("Phi3ForCausalLM", tmp_path)
+
+
+def test_remax_is_refused_with_agents(tmp_path: Path) -> None:
+    own = ["agent.function=agents.play", "algorithm.advantage=greedy", "reward.function=exact_match"]
+    found = [line for line in errors(*own, f"run.folder={tmp_path / 'run'}") if "greedy" in line]
+    assert len(found) == 1
+    assert 'algorithm.advantage = "greedy"' in found[0]
+    assert "[agent] do not have" in found[0]
+
+
+def memory(*overrides: str, config: Path = DEMO) -> dict[str, int]:
+    """MiB a role besides its processes, for a model of 1 M parameters: bytes a parameter."""
+    sizes = memory_of_roles(load_config(config, [*CPU, *overrides]), FACTS)
+    return {role: (size % PROCESS_BYTES) // MIB for role, size in sizes.items()}
+
+
+def test_memory_follows_the_precision_of_each_role() -> None:
+    assert memory() == {"trainer": 16, "rollout": 8}
+    half = ["trainer.precision=bfloat16", "weights.delta=off"]
+    assert memory(*half) == {"trainer": 16, "rollout": 8}
+    assert memory("trainer.precision=bfloat16") == {"trainer": 16 + 4, "rollout": 8 + 2}
+    assert memory(*half, "trainer.backend=megatron")["trainer"] == 2 + 4 + 4 + 8
+    assert memory("algorithm.kl.place=loss")["trainer"] == 16 + 4
+    assert memory("rollout.device=cuda") == {"trainer": 16, "rollout": 0}
+    assert memory("critic.device=cpu", config=PPO)["critic"] == 16
+
+
+def test_memory_of_a_server_follows_its_precision() -> None:
+    def rollout(*overrides: str) -> int:
+        config = load_config(DEMO, [*CPU, "rollout.backend=sglang", "rollout.replicas=2", *overrides])
+        sizes = [memory_of_roles(config, ModelFacts(n * MIB, 64, 14, "qwen3"))["rollout"] for n in (1, 2)]
+        return (sizes[1] - sizes[0]) // MIB
+
+    assert rollout() == 2 * 8
+    assert rollout("trainer.precision=bfloat16") == 2 * 4
+    assert rollout("trainer.precision=bfloat16", "rollout.sglang.dtype=float32") == 2 * 8
+    assert rollout("rollout.sglang.urls=['http://127.0.0.1:1', 'http://127.0.0.1:2']") == 0
+
+
+def test_ranks_share_the_optimizer() -> None:
+    wide = ["trainer.backend=megatron", "trainer.megatron.ranks=4", "trainer.megatron.tensor_parallel=2"]
+    assert memory(*wide)["trainer"] == 2 * 8 + 8
+    assert memory(*wide, "trainer.megatron.distributed_optimizer=false")["trainer"] == 2 * 16
+
+
+def test_roles_of_other_machines_need_no_memory_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_capacity, "memory_of_machine", lambda: PROCESS_BYTES * 3)
+    config = load_config(DEMO, [*CPU, "rollout.replicas=4"])
+    (error,) = examine(config).errors
+    assert "on this machine need" in error
+    assert "fewer replicas" in error
+    assert examine(config, ["trainer", "prompts"]).errors == ()
