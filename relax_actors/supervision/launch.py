@@ -54,6 +54,7 @@ class Launch:
         health_check: for a child without a black box: called once a second while it is ready; a verdict kills it.
         fork: starts the process in place of `command`, given descriptors for its output and its status pipe.
         can_start: polled before the start, until the child can be started.
+        awaits: child whose readiness this one waits for while it starts; empty if none.
     """
 
     command: list[str]
@@ -65,6 +66,7 @@ class Launch:
     health_check: Callable[[], Verdict | None] | None = None
     fork: Callable[[int, int], Process] | None = None
     can_start: Callable[[], bool] | None = None
+    awaits: str = ""
 
 
 class Observer(Protocol):
