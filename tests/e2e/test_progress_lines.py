@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.running import Run, wait_until
+from tests.support.faults import story_of
+from tests.support.running import SUPPORT, Run, wait_until
 
 
 @pytest.mark.slow
@@ -40,3 +41,20 @@ def test_start_and_resumption_are_told_in_plain_lines(make_run: Callable[..., Ru
     waiting = [line for line in lines if "; waiting: " in line]
     assert waiting, lines
     assert all(re.search("resuming from|are ready|the actors start|the trainer", line) for line in waiting), waiting
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_server_that_loads_past_the_start_deadline_is_not_killed_nor_its_rollout(
+    make_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
+    settings = ["rollout.backend=slow_server.SlowServed", "supervision.start_deadline=20", "run.steps=3"]
+    run = make_run("loads", *settings)
+    result = run.complete()
+    assert (result["steps"], result["restarts"]) == (3, 0)
+    story = story_of(run)
+    assert story.of("crashed") == []
+    ready = {f"{event['role']}.{event['n']}": event["seconds"] for event in story.of("ready")}
+    assert ready["server.0"] > 20
+    assert ready["rollout.0"] > 20
