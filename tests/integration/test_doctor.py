@@ -170,6 +170,7 @@ def test_roles_of_the_user_are_judged_without_their_classes(
     del sys.modules["own_roles_of_the_patient"]
     child = {"phase": "ready", "since": time.time(), "restarts": 0, "pid": 1}
     patient.beat(**{f"{name}.0": child for name in roles})
+    patient.lease("root", 0, since=time.time() - 100, children={})
     assert patient.findings() == []
     for name in ("shaped", "counting@2"):
         patient.call(patient.connection.js.delete_consumer(SUBJECTS.table_stream, name), 10)
