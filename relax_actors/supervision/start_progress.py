@@ -43,11 +43,12 @@ class StartProgress:
     def __init__(self, deadline: float) -> None:
         self._deadline, self._window = deadline, deadline * WINDOW
         self._mark: Usage | None = None
-        self._moved_at = self._read_at = float("-inf")
+        self._moved_at = self._read_at = self._held_until = float("-inf")
 
     def is_due(self, since: float, now: float) -> bool:
         """Whether to read the usage of a child that has been starting `since` then."""
-        return now - since > self._deadline - self._window and now - self._read_at >= self._window / READINGS
+        seconds = now - max(since, self._held_until)
+        return seconds > self._deadline - self._window and now - self._read_at >= self._window / READINGS
 
     def observe(self, usage: Usage, now: float) -> None:
         """Record the usage of the child."""
@@ -56,8 +57,8 @@ class StartProgress:
             self._mark, self._moved_at = usage, now
 
     def hold(self, now: float) -> None:
-        """Record that the child waits for another one, whose start is watched by itself."""
-        self._moved_at = now
+        """Record that the child waits for another one, whose start is watched by itself; its own time begins anew."""
+        self._held_until = now
 
     def lateness(self, since: float, resumed: float, now: float) -> str:
         """Return why a start is to be ended; empty if it goes on.
@@ -67,7 +68,7 @@ class StartProgress:
             resumed: end of the last pause of the whole machine.
             now: the time.
         """
-        seconds, idle = now - since, now - max(self._moved_at, resumed)
+        seconds, idle = now - max(since, self._held_until), now - max(self._moved_at, resumed)
         remedy = "raise supervision.start_deadline if it needs longer"
         if seconds > START_LIMIT * self._deadline:
             return f"not ready within {seconds:.3g} s, {START_LIMIT} times supervision.start_deadline; {remedy}"

@@ -63,6 +63,15 @@ def test_pause_of_the_machine_is_no_lack_of_progress() -> None:
     assert ended_at({}, resumed=170.0) == 230.0
 
 
+def test_start_that_waited_for_another_one_has_its_whole_time_afterwards() -> None:
+    progress, waited = StartProgress(DEADLINE), 10 * START_LIMIT * DEADLINE
+    progress.observe(IDLE, 170.0)
+    progress.hold(waited)
+    assert not progress.is_due(0.0, waited + 1)
+    assert progress.lateness(0.0, 0.0, waited + DEADLINE) == ""
+    assert progress.lateness(0.0, 0.0, waited + DEADLINE + 1).startswith("not ready within 181 s")
+
+
 def test_reason_names_the_time_and_the_remedy() -> None:
     progress = StartProgress(DEADLINE)
     progress.observe(IDLE, 130.0)
