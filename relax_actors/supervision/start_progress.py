@@ -112,8 +112,8 @@ class ProcessUsage:
         tree = [pid]
         for process in tree:
             tree += self._children.get(process, ())
-        cpu, memory = zip(*(self._used.get(process, (0.0, 0)) for process in tree), strict=True)
+        used = [self._used.get(process, (0.0, 0)) for process in tree]
         size = 0
         with suppress(OSError):
             size = log.stat().st_size
-        return Usage(sum(cpu), sum(memory), size)
+        return Usage(sum(cpu for cpu, _ in used), sum(memory for _, memory in used), size)

@@ -292,7 +292,7 @@ EPISODES = ("environment.name=tiny_pick.Pick", "data.function=tiny_pick.make", S
 HELD_OUT = ("eval.rows=2", "eval.every=2", "eval.data.kind=python", "eval.data.size=4")
 QUESTIONS = (*HELD_OUT, "eval.data.function=tiny_tasks.questions")
 REFERENCE = ("roles.reference.actor=reference", "algorithm.kl.place=loss", "algorithm.kl.coefficient=0.1")
-RUNS = {
+RUNS: dict[str, tuple[Path, tuple[str, ...], set[str]]] = {
     "agents": (AGENTS, ("agent.function=tiny_agents.play", SCORED, *QUESTIONS), {"agent", "gateway", "evaluator"}),
     "episodes": (TINY, (*EPISODES, *REFERENCE), {"environment", "reference"}),
     "critic": (TINY, ("algorithm.name=ppo", "critic.learning_rate=1e-3", "algorithm.kl.place=none"), {"critic"}),

@@ -127,10 +127,24 @@ def test_text_of_the_model_cannot_steer_the_terminal(spoken: Spoken) -> None:
 def test_malformed_cells_are_left_out(spoken: Spoken) -> None:
     spoken.say(RowId(0, 0), ["good"], [1.0])
     counts = np.array([7, -3], np.int32)
-    odd = {"texts": ["odd"], "versions": "x", "lengths": {}, "finish_reasons": 3, "values": ["x"], "messages": [1]}
-    split = {"texts": ["split"], "lengths": counts, "sequence_counts": counts, "conversations": counts, "media": [1]}
+    odd: dict[str, Any] = {
+        "texts": ["odd"],
+        "versions": "x",
+        "lengths": {},
+        "finish_reasons": 3,
+        "values": ["x"],
+        "messages": [1],
+    }
+    split: dict[str, Any] = {
+        "texts": ["split"],
+        "lengths": counts,
+        "sequence_counts": counts,
+        "conversations": counts,
+        "media": [1],
+    }
     split["values"] = np.array([np.nan])
-    for index, fields in enumerate(({}, {"texts": 3}, odd, split), 1):
+    malformed: list[dict[str, Any]] = [{}, {"texts": 3}, odd, split]
+    for index, fields in enumerate(malformed, 1):
         cell = make_dataclass("Trajectory", fields)(**fields)
         subjects = [SUBJECTS.cell(RowId(0, index), name) for name in ("prompt", "trajectory", "reward")]
         spoken.table.put_encoded([(subject, encode(cell, "rollout.0#1")) for subject in subjects])

@@ -34,12 +34,14 @@ def child(phase: str = "ready", age: float = 3600.0, restarts: int = 0) -> dict[
     return {"phase": phase, "since": time.time() - age, "restarts": restarts, "pid": 1}
 
 
-def leases(*roles: str, age: float = 3600.0, **children: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def leases(*roles: str, **children: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Leases of a run on one node, whose actors are ready."""
-    since = time.time() - age
+    since = time.time() - 3600
     actors = {f"{role}.0": child() for role in roles} | children
     state = {"pid": 1, "incarnation": 1, "since": since, "rows": [], "waits_for": "its first row"}
-    supervisors = {"root.0": {"since": since, "children": {"broker": child(), "node": child()}}}
+    supervisors: dict[str, dict[str, Any]] = {
+        "root.0": {"since": since, "children": {"broker": child(), "node": child()}}
+    }
     supervisors["node.0"] = {"since": since, "children": actors}
     return {**supervisors, **dict.fromkeys(actors, state)}
 
