@@ -127,9 +127,9 @@ class Subjects:
         """Subject of one cell of a row."""
         return f"{self.prefix}.{row}.{check_name(field, 'field')}"
 
-    def column(self, field: str, kind: str = "group") -> str:
-        """Filter for one column of all rows of a kind."""
-        return f"{self.prefix}.{kind}.*.*.{check_name(field, 'field')}"
+    def column(self, field: str, kind: str = "group", step: int | str = "*") -> str:
+        """Filter for one column of all rows of a kind, or of those of one step."""
+        return f"{self.prefix}.{kind}.{step}.*.{check_name(field, 'field')}"
 
     def row(self, row: RowId) -> str:
         """Filter for all cells of a row."""

@@ -37,6 +37,7 @@ COMMANDS: Registry[Any] = Registry(
         "doctor": "relax_actors.cli.doctor:doctor",
         "tree": "relax_actors.cli.tree:tree",
         "ledger": "relax_actors.cli.ledger:ledger",
+        "samples": "relax_actors.cli.samples:samples",
         "monitor": "relax_actors.cli.monitor:monitor",
         "tail": "relax_actors.cli.tail:tail",
         "scale": "relax_actors.cli.scale:scale",

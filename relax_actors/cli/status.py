@@ -49,9 +49,19 @@ def _print(body: dict[str, Any]) -> None:
     screen = Screen()
     for name, value in body.items():
         if name != "actors":
-            screen.print(f"{name:13} {printable(value)}")
+            screen.print(f"{name:13} {printable(as_text(value))}")
     table = Table("actor", "pid", "incarnation", "up", "activity")
     for name, lease in sorted(body["actors"].items()):
-        cells = (name, str(lease.get("pid"))[:20], str(lease.get("incarnation"))[:20], age(lease), activity(lease))
+        numbers = (str(lease.get(field, "?"))[:20] for field in ("pid", "incarnation"))
+        cells = (name, *numbers, age(lease), activity(lease))
         table.add_row(*map(printable, cells))
     screen.print(table)
+
+
+def as_text(value: Any) -> str:
+    """Format a figure for people; what does not exist yet is said."""
+    if value is None:
+        return "none yet"
+    if isinstance(value, list):
+        return "; ".join(map(str, value)) or "none"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

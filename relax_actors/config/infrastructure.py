@@ -65,6 +65,10 @@ class StoreSection(Section):
     """Seconds to wait for space on a full disk before the run stops."""
 
 
+START_LIMIT = 5
+"""How many times `supervision.start_deadline` a start that makes progress may take."""
+
+
 class SupervisionSection(Section):
     """[supervision]: restarts, timeouts and quarantine."""
 
@@ -87,9 +91,15 @@ class SupervisionSection(Section):
     heartbeat: Annotated[float, Field(ge=1)] = 10.0
     """Seconds without a heartbeat after which an actor's process is killed."""
     start_deadline: PositiveFloat = 180.0
-    """Seconds that an actor, a node or the broker may take to become ready, and the import of an engine before."""
+    """Seconds in which an actor, a node or the broker becomes ready, and an engine is imported before. A start that
+    makes progress (log, memory or CPU time of its processes) may take five times as long."""
     patience: PositiveFloat = 600.0
     """Seconds that the run waits for a role that has no actor on any node, e.g. for `relax node`, before it ends."""
     shutdown: PositiveFloat = 5.0
     """Seconds that an actor has to stop in order. A surplus actor after `relax scale` has its role's deadline in
     addition."""
+
+    @property
+    def longest_start(self) -> float:
+        """Seconds that a start may take, at most."""
+        return START_LIMIT * self.start_deadline

@@ -17,7 +17,7 @@ from broker.address import Address, address_of
 from broker.connection import Connection
 from broker.leases import RunState
 from broker.ordered_consumer import OrderedConsumer
-from broker.permissions import OPERATOR, follow_names
+from broker.permissions import OPERATOR
 from broker.schema import SCHEMA
 from broker.store import Store
 from broker.streams import open_bucket
@@ -28,7 +28,6 @@ from relax_actors.errors import ConfigError
 from relax_actors.monitoring import health
 from relax_actors.monitoring.connection import REACH_SECONDS, Connected, require_run, run_of_credentials
 from relax_actors.monitoring.health import Finding
-from relax_actors.monitoring.leases import number
 from relax_actors.monitoring.log_message import LogMessage
 from relax_actors.monitoring.progress import Progress
 from relax_actors.monitoring.quarantine import quarantined_rows
@@ -37,7 +36,7 @@ from relax_actors.roles import role_names
 from relax_actors.runtime import logs
 from relax_actors.runtime.row import redelivery_column
 from relax_actors.runtime.run_folder import RunFolder
-from relax_actors.supervision.streams import fetch_run_record
+from relax_actors.supervision.streams import RunRecord, fetch_run_record
 from relax_actors.training.ledger import Ledger
 
 RECENT_SECONDS = 300.0
@@ -97,7 +96,7 @@ def examine(at: Connected) -> list[Finding]:
     ledger = read_ledger(table, config)
     found: list[Finding] = []
     if not (record is not None and record.finished):
-        found += _running(at, ledger)
+        found += _running(at, ledger, record)
         found += health.lost(_lost_rows(at))
     found += health.accounts(ledger)
     found += health.quarantine(config.run.name, quarantined_rows(table), ledger)
@@ -107,7 +106,7 @@ def examine(at: Connected) -> list[Finding]:
     return sorted(found, key=lambda finding: not finding.is_problem)
 
 
-def _running(at: Connected, ledger: Ledger) -> Iterator[Finding]:
+def _running(at: Connected, ledger: Ledger, record: RunRecord | None) -> Iterator[Finding]:
     """Examine a run that is not finished."""
     config, call = at.config, at.table.connection.call
     if not at.live:
@@ -119,7 +118,8 @@ def _running(at: Connected, ledger: Ledger) -> Iterator[Finding]:
     yield from health.supervision(config, leases)
     yield from health.forged(call(at.state.forged_leases(), CALL_DEADLINE))
     yield from health.progress(config, ledger, leases, time.time())
-    yield from _consumers(at, leases)
+    if record is not None:
+        yield from _consumers(at, record, leases)
     for line in log.failures.lines()[: health.MAX_SHOWN]:
         yield Finding(f"in the last {RECENT_SECONDS / 60:.0f} minutes: {line}", is_problem=False)
 
@@ -177,15 +177,13 @@ async def _newest_metrics(table: Table, roles: Iterable[str]) -> dict[str, dict[
     return found
 
 
-def _consumers(at: Connected, leases: health.Leases) -> Iterator[Finding]:
+def _consumers(at: Connected, record: RunRecord, leases: health.Leases) -> Iterator[Finding]:
     """Find consumers that are missing, and rows that wait for a role although nobody fetches them.
 
-    Classes of roles are not imported, since this machine may lack those of the user: a role without a consumer of its
-    name is one that follows columns if it has any consumer of such a role.
+    The record of the run names the consumers of each role, and is published when they exist. This machine may lack the
+    classes of the user's roles.
     """
     connection, stream = at.table.connection, at.table.subjects.table_stream
-    present = {name.rpartition(".")[0] for name in leases}
-    starts = time.time() - number(leases.get("root.0", {}).get("since"), 0.0) < health.START_SECONDS
 
     async def look(name: str) -> ConsumerInfo | None:
         try:
@@ -197,20 +195,15 @@ def _consumers(at: Connected, leases: health.Leases) -> Iterator[Finding]:
     def find(name: str) -> ConsumerInfo | None:
         return connection.call(connection.retry(partial(look, name), f"look for {name}", 10), 20)
 
-    for role in role_names(at.config):
-        found = find(role)
-        if found is None:
-            lacking = [name for name in follow_names(role) if find(name) is None]
-            missing = [role] if len(lacking) == len(follow_names(role)) else lacking
-            for name in [] if starts else missing:  # a run that starts creates its consumers
-                yield Finding(
-                    f"consumer {name} of stream {stream} is missing, so {role} gets no rows; stop the run and start it "
-                    "again, which creates it"
-                )
-        elif role in present and _is_unfetched(found):
+    names = [name for consumers in record.consumers.values() for name in consumers]
+    found = {name: info for name in names if (info := find(name)) is not None}
+    yield from health.missing_consumers(stream, record.consumers, found)
+    present = {name.rpartition(".")[0] for name in leases}
+    for role in present & found.keys():
+        if _is_unfetched(before := found[role]):
             time.sleep(AGAIN_SECONDS)  # an actor may just have acknowledged its rows, to fetch the next ones
             again = find(role)
-            if again is not None and _is_unfetched(again) and again.delivered == found.delivered:
+            if again is not None and _is_unfetched(again) and again.delivered == before.delivered:
                 yield Finding(f"{again.num_pending} rows wait for {role}, and none of its actors fetches any")
 
 

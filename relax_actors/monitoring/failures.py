@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from relax_actors.counted import counted
 from relax_actors.monitoring.log_message import LogMessage
 from relax_actors.printable import printable
 
@@ -30,7 +31,8 @@ def sentence(event: LogMessage) -> str:
         "crashed": f"{who} crashed: {why}; it is restarted",
         "down": f"{who} crashed: {why}; it is restarted",
         "repaired": f"{who} recovered after {body.get('seconds')} s",
-        "waiting_for_import": f"packages are being imported, since {body.get('seconds')} s",
+        "waiting_for_import": f"packages are still being imported after {body.get('seconds')} s",
+        "resuming": resuming(body),
         "row_quarantined": f"{row} failed for good in {role}: {why}",
         "row_dropped": f"{row} dropped ({body.get('reason')}): {_first_line(body.get('detail'))}",
         "row_lost": f"{row} is delivered to {body.get('by')} again: {why}",
@@ -42,6 +44,12 @@ def sentence(event: LogMessage) -> str:
         "evaluated": f"version {n} scored {_rounded(body.get('reward'))} on held-out prompts",
     }
     return _line(texts.get(event.kind, ""))
+
+
+def resuming(body: dict[str, Any]) -> str:
+    """Describe how a trainer catches up after its start, by event `resuming`."""
+    version, steps = int(body.get("version", 0)), int(body.get("replays", 0))
+    return f"resuming from checkpoint {version}" + (f", replaying {counted(steps, 'step')}" if steps else "")
 
 
 def full_table(body: dict[str, Any]) -> str:
@@ -128,14 +136,14 @@ class FailureCounts:
 
 def _summary(role: str, count: _Count) -> str:
     if count.ignored:
-        messages = "1 message" if count.ignored == 1 else f"{count.ignored} messages"
+        messages = counted(count.ignored, "message")
         verb = "claims" if count.ignored == 1 else "claim"
         return _line(f"ignored {messages} of {count.actor} that {verb} to be {count.text}'s")
     if count.crashes:
         times = f"crashed {count.crashes} times, the last time {count.actor}" if count.crashes > 1 else "crashed"
         return _line(f"{role if count.crashes > 1 else count.actor} {times}: {count.text}; it is restarted")
-    parts = [f"{count.quarantined} rows quarantined"] if count.quarantined else []
-    parts += [f"{count.retried} failures tried again"] if count.retried else []
+    parts = [f"{counted(count.quarantined, 'row')} quarantined"] if count.quarantined else []
+    parts += [f"{counted(count.retried, 'failure')} tried again"] if count.retried else []
     return _line(f"{role}: {', '.join(parts)}: {count.text}")
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from broker.subjects import RowId
 from broker.table import Fill
 from relax_actors.config import Config
+from relax_actors.counted import counted
 from relax_actors.messages import Quarantined
 from relax_actors.monitoring.leases import activity, age, children_of, number
 from relax_actors.supervision.absence import START, needed_roles, present_roles
@@ -63,7 +64,7 @@ def supervision(config: Config, leases: Leases) -> Iterator[Finding]:
             )
         if name.startswith(("root.", "node.")):
             of_node = "" if n == "0" else f" of node {n}"
-            yield from _processes(children_of(lease), of_node)
+            yield from _processes(children_of(lease), of_node, config.supervision.longest_start)
     if nodes:
         present = present_roles(nodes.values())
         for role, what in needed_roles(config, imports=False).items():
@@ -71,17 +72,39 @@ def supervision(config: Config, leases: Leases) -> Iterator[Finding]:
                 yield Finding(f"role {role} has no actor on any node: {what}. {START.format(role=role)}")
 
 
-def _processes(children: Mapping[str, Any], of_node: str) -> Iterator[Finding]:
+def _processes(children: Mapping[str, Any], of_node: str, longest_start: float) -> Iterator[Finding]:
     for name, state in children.items():
         if not isinstance(state, dict):
             continue
         phase, restarts = str(state.get("phase"))[:20], int(number(state.get("restarts"), 0))
         seconds = time.time() - number(state.get("since"), 0.0)
-        if phase in ("down", "backing_off") or (phase == "starting" and seconds > START_SECONDS):
+        late, log = phase == "starting" and seconds > START_SECONDS, f"logs/{name[:90]}.log"
+        if late or phase in ("down", "backing_off"):
             yield Finding(
-                f"{name[:90]}{of_node} is {phase.replace('_', ' ')} for {age(state)} after {restarts} restarts; "
-                f"its log is logs/{name[:90]}.log in the folder of the run or of the node"
+                f"{name[:90]}{of_node} has been {phase.replace('_', ' ')} for {age(state)} after "
+                f"{counted(restarts, 'restart')}; its log is {log} in the folder of the run or of the node",
+                # A server that loads a large model takes minutes, and is killed if it makes no progress.
+                is_problem=not late or seconds > longest_start,
             )
+
+
+def missing_consumers(
+    stream: str, expected: Mapping[str, Iterable[str]], present: Collection[str]
+) -> Iterator[Finding]:
+    """Find roles that get no rows since the broker lacks their consumers.
+
+    Args:
+        stream: stream of the consumers.
+        expected: consumers of each role; none for a role that answers requests and handles no rows.
+        present: consumers that the broker has.
+    """
+    for role, names in expected.items():
+        for name in names:
+            if name not in present:
+                yield Finding(
+                    f"consumer {name[:90]} of stream {stream} is missing, so {role[:80]} gets no rows; stop the run "
+                    "and start it again, which creates it"
+                )
 
 
 def forged(entries: Mapping[str, str]) -> Iterator[Finding]:
@@ -151,7 +174,7 @@ def quarantine(run: str, rows: Iterable[tuple[RowId, Quarantined]], ledger: Ledg
         errors[cell.role] = cell.error.strip().partition("\n")[0][:200]
     many = counts.total() > QUARANTINED_SHARE * max(1, ledger.account().admitted)
     for role, n in counts.most_common(MAX_SHOWN):
-        rows_ = "1 row is" if n == 1 else f"{n} rows are"
+        rows_ = f"{counted(n, 'row')} {'is' if n == 1 else 'are'}"
         text = f"{rows_} quarantined in {role[:80]}: {errors[role]}; `relax quarantine list {run}` shows them"
         yield Finding(text, is_problem=many)
 

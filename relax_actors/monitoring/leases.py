@@ -6,6 +6,7 @@ Any client of the broker can write a lease, so no field is trusted.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 MAX_NUMBER = 1e18
@@ -29,12 +30,32 @@ def age(lease: dict[str, Any]) -> str:
 
 
 def activity(lease: dict[str, Any]) -> str:
-    """Describe what an actor does: the rows it handles or what it waits for, and since when."""
+    """Describe what an actor does: the rows it handles or what it waits for, and for how long."""
     rows = lease.get("rows")
     rows = [str(row)[:40] for row in rows] if isinstance(rows, list) else []
     more = f" and {len(rows) - MAX_ROWS} more" if len(rows) > MAX_ROWS else ""
     waits_for = str(lease.get("waits_for") or "")[:200]
-    idle = f"waits for {waits_for}" if waits_for else "works"
-    text = f"handles {', '.join(rows[:MAX_ROWS])}{more}" if rows else idle
+    idle = f"waiting for {waits_for}" if waits_for else "working"
+    text = f"handling {', '.join(rows[:MAX_ROWS])}{more}" if rows else idle
     since = number(lease.get("doing_since"), 0.0)
-    return f"{text}, since {max(0.0, time.time() - since):.1f} s" if since else text
+    return f"{text} for {max(0.0, time.time() - since):.1f} s" if since else text
+
+
+def run_waits_for(nodes: Mapping[str, dict[str, Any]], trainer: dict[str, Any] | None) -> str:
+    """Describe what a run that makes no step waits for: processes that start, or what the trainer waits for.
+
+    Args:
+        nodes: leases of the nodes.
+        trainer: lease of the trainer; None if it has none.
+    """
+    states = [entry for node in nodes.values() for entry in children_of(node).items() if isinstance(entry[1], dict)]
+    starting = [str(name)[:90] for name, state in states if state.get("phase") != "ready"]
+    if not states:
+        return "the actors start"
+    if starting:
+        more = f" and {len(starting) - MAX_ROWS} more" if starting[MAX_ROWS:] else ""
+        names = ", ".join(starting[:MAX_ROWS]) + more
+        zygotes = [node["zygote"] for node in nodes.values() if isinstance(node.get("zygote"), dict)]
+        imports = ", packages are being imported" if any(z.get("phase") == "importing" for z in zygotes) else ""
+        return f"{len(states) - len(starting)} of {len(states)} actors are ready, {names} not yet{imports}"
+    return "the trainer starts" if trainer is None else f"the trainer is {activity(trainer)}"

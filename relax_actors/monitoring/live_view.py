@@ -8,6 +8,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from relax_actors.counted import counted
 from relax_actors.monitoring.progress import Progress
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -36,7 +37,8 @@ class LiveView:
         grid.add_column(style="bold")
         grid.add_column()
         grid.add_row("steps", _steps(p))
-        grid.add_row("mean reward", f"{sparkline(list(p.rewards), 48)} {p.reward:.3f}")
+        curve = [reward for _, reward in p.curve]
+        grid.add_row("mean reward", f"{sparkline(curve, 48)} {p.reward:.3f}" if curve else "none yet")
         if p.evals:
             shown = sorted(p.evals.items())[-MAX_SHOWN:]
             grid.add_row("held-out", "  ".join(f"version {version}: {value:.3f}" for version, value in shown))
@@ -51,7 +53,7 @@ class LiveView:
         grid.add_row("samples", f"{age}generation is up to {count('lead', 0)} steps ahead of training")
         worst = sorted(p.restarted.items(), key=lambda entry: -entry[1])[:MAX_SHOWN]
         names = ": " + ", ".join(f"{name} {n}" for name, n in worst) if worst else ""
-        grid.add_row("processes", Text(f"{p.alive} working, {p.restarts} restarts{names}"))
+        grid.add_row("processes", Text(f"{p.alive} working, {counted(p.restarts, 'restart')}{names}"))
         if failures := p.failures.lines()[-MAX_SHOWN:]:
             grid.add_row("failures", Text("\n".join(failures), style="red"))
         if waits := p.waits_for:

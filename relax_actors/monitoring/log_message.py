@@ -27,6 +27,7 @@ AUTHORS = {
     "run": ("run",),
     "step": ("trainer",),
     "critic": ("critic",),
+    "resuming": ("trainer",),
     "strays_removed": ("trainer",),
     "table_full": ("trainer",),
     "evaluated": ("evaluator",),

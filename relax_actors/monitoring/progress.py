@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from relax_actors.monitoring.failures import FailureCounts, full_table, sentence
+from relax_actors.monitoring.failures import FailureCounts, full_table, resuming, sentence
 from relax_actors.monitoring.log_message import LogMessage
 from relax_actors.printable import printable
 
@@ -36,24 +36,29 @@ class Progress:
         steps: its last step; 0 while unknown.
         step: number of optimizer steps done.
         reward: mean reward of the last step.
+        curve: steps with their mean rewards; a replayed step is in it once.
         supervised: by supervisor, the restarts of its children, as `relax tree` shows them.
-        actor_restarts: restarts of actors over the whole run, as far as its log was read.
+        ended_supervisors: restarts that supervisors had counted before they were restarted themselves, by process.
         failures: failures of rows and processes.
         finished: whether the run reported its end.
         notice: what the whole run waits for, except for what its events report; empty if nothing.
         stall: when the table was last reported as full, by the monotonic clock, and of what.
+        announced: what plain lines of output say at once.
+        resuming: how the trainer catches up with the steps of earlier incarnations; empty if it has.
+        waits: what the run waits for between two steps, shown if none came for a while.
+        moved_at: when the last step came, by the monotonic clock.
     """
 
     run: str
     steps: int
     step: int = 0
     reward: float = 0.0
-    rewards: deque[float] = field(default_factory=lambda: deque(maxlen=2000))
+    curve: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=2000))
     batch: dict[str, Any] = field(default_factory=dict)
     ledger: dict[str, Any] = field(default_factory=dict)
     last_seen: dict[str, float] = field(default_factory=dict)
     supervised: dict[str, dict[str, int]] = field(default_factory=dict)
-    actor_restarts: int = 0
+    ended_supervisors: Counter[str] = field(default_factory=Counter)
     failures: FailureCounts = field(default_factory=FailureCounts)
     evals: dict[int, float] = field(default_factory=dict)
     events: deque[str] = field(default_factory=lambda: deque(maxlen=5))
@@ -62,6 +67,10 @@ class Progress:
     training: dict[str, str] = field(default_factory=dict)
     notice: str = ""
     stall: tuple[float, str] = (float("-inf"), "")
+    announced: deque[str] = field(default_factory=lambda: deque(maxlen=5))
+    resuming: str = ""
+    waits: str = ""
+    moved_at: float = field(default_factory=time.monotonic)
     step_times: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=200))
 
     def take(self, message: LogMessage, *, recent: bool = True) -> None:
@@ -85,10 +94,11 @@ class Progress:
         kind, body = event.kind, event.body
         if kind == "finished":
             self.finished = True
-        if kind == "restarted":
-            self.actor_restarts += 1
         if kind == "evaluated":
             self._evaluated(body["version"], body["reward"])
+        if kind in ("resuming", "recovered") and event.role == "trainer" and recent:
+            self.resuming = resuming(body) if kind == "resuming" else ""
+            self.announced += [self.resuming] if self.resuming else []
         if kind == "table_full" and recent:
             self.stall = time.monotonic(), printable(f"the table is {full_table(body)}")[:200]
         if recent:
@@ -114,20 +124,14 @@ class Progress:
         if kind == "supervision":
             restarts = body["restarts"]
             if recent and isinstance(restarts, dict) and _has_room(self.supervised, message):
-                counted = [*restarts.items()][:MAX_ACTORS]
-                self.supervised[message.sender] = {printable(name[:80]): int(n) for name, n in counted}
+                numbers = {printable(name[:80]): int(n) for name, n in [*restarts.items()][:MAX_ACTORS]}
+                self._supervised(message.sender, numbers)
             return
         if kind == "run":
             self.steps = max(0, min(int(body["steps"]), MAX_STEPS))
             return
         if kind == "step":
-            step, reward, at = int(body["step"]), _finite(body["reward"]), _finite(body["time"])
-            if 0 <= step < (self.steps or MAX_STEPS):
-                self.step, self.reward = step + 1, reward
-                self.rewards.append(reward)
-                self.batch = {name: _short(body.get(name, 0)) for name in ("staleness", "span")}
-                self.training = {name: f"{_finite(body[name]):.4g}" for name in TRAINING if name in body}
-                self.step_times.append((at, self.step))
+            self._stepped(body, recent=recent)
             return
         if _has_room(self.last_seen, message):
             self.last_seen[message.sender] = time.monotonic()
@@ -135,6 +139,29 @@ class Progress:
             self.ledger = {name: _short(body.get(name, 0)) for name in (*ROWS, "lead")}
         if message.role == "evaluator" and "eval_version" in body:
             self._evaluated(body["eval_version"], body["eval_reward"])
+
+    def _stepped(self, body: dict[str, Any], *, recent: bool) -> None:
+        step, reward, at = int(body["step"]), _finite(body["reward"]), _finite(body["time"])
+        if not 0 <= step < (self.steps or MAX_STEPS):
+            return
+        if step < self.step:  # a replay, or a run that began anew
+            self.step_times.clear()
+        while self.curve and self.curve[-1][0] >= step:
+            self.curve.pop()
+        self.step, self.reward, self.moved_at = step + 1, reward, time.monotonic()
+        self.curve.append((step, reward))
+        self.batch = {name: _short(body.get(name, 0)) for name in ("staleness", "span")}
+        self.training = {name: f"{_finite(body[name]):.4g}" for name in TRAINING if name in body}
+        if recent:
+            self.step_times.append((at, self.step))
+
+    def _supervised(self, supervisor: str, numbers: dict[str, int]) -> None:
+        """Record the restarts that a supervisor has counted; one that was restarted itself counts from 0 again."""
+        for name, n in self.supervised.get(supervisor, {}).items():
+            known = name in self.ended_supervisors or len(self.ended_supervisors) < MAX_ACTORS
+            if numbers.get(name, 0) < n and known:
+                self.ended_supervisors[name] += n
+        self.supervised[supervisor] = numbers
 
     @property
     def alive(self) -> int:
@@ -144,13 +171,16 @@ class Progress:
 
     @property
     def restarts(self) -> int:
-        """Number of restarts of all processes by their current supervisors."""
+        """Number of restarts of all processes since this `relax up`, or since the monitor follows it."""
         return sum(self.restarted.values())
 
     @property
     def restarted(self) -> dict[str, int]:
         """Restarts of each process that was restarted."""
-        return {name: n for children in self.supervised.values() for name, n in children.items() if n > 0}
+        found = self.ended_supervisors.copy()
+        for children in self.supervised.values():
+            found.update({name: n for name, n in children.items() if n > 0})
+        return dict(found)
 
     @property
     def steps_per_second(self) -> float:
@@ -169,14 +199,21 @@ class Progress:
     @property
     def waits_for(self) -> str:
         """What the whole run waits for; empty if nothing."""
-        at, text = self.stall
-        return self.notice or (text if time.monotonic() - at < STALL_SECONDS else "")
+        now, (at, text) = time.monotonic(), self.stall
+        waits = printable(self.waits)[:200] if now - self.moved_at > SILENT_SECONDS else ""
+        return self.notice or (text if now - at < STALL_SECONDS else "") or self.resuming or waits
+
+    def lines(self, now: float) -> list[str]:
+        """Return new failures and announcements as plain lines, each to be printed at once."""
+        found = [*self.announced, *self.failures.due(now)]
+        self.announced.clear()
+        return found
 
     def line(self) -> str:
         """Format the state as one plain line, for output that is no terminal."""
         left, waits = self.seconds_left, self.waits_for
         return (
-            f"step {self.step}/{self.steps or '?'} reward {self.reward:.3f} "
+            f"step {self.step}/{self.steps or '?'} reward {f'{self.reward:.3f}' if self.curve else '?'} "
             f"in_flight {self.ledger.get('in_flight', 0)} staleness {self.batch.get('staleness', 0)} "
             f"actors {self.alive} restarts {self.restarts} "
             f"left {'?' if left is None else f'{left:.0f} s'}" + (f"; waiting: {waits}" if waits else "")

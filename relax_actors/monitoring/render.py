@@ -38,14 +38,14 @@ def fields_of(data: bytes) -> str:
 
 def _line(envelope: Envelope) -> str:
     fields = {name: _plain(value) for name, value in envelope.fields.items()}
-    shown = {"Prompt": _source, "PreparedPrompt": _features}.get(envelope.type)
+    shown = {"Prompt": source_line, "PreparedPrompt": _features}.get(envelope.type)
     if shown is not None and isinstance(media := envelope.fields.get("media"), list):
         fields["media"] = [shown(medium) if isinstance(medium, dict) else _plain(medium) for medium in media]
     return json.dumps(fields, ensure_ascii=False)
 
 
-def _source(medium: dict[str, Any]) -> str:
-    """Kind, size, part and place of a medium of a prompt."""
+def source_line(medium: dict[str, Any]) -> str:
+    """Return kind, size, part and place of a medium of a prompt."""
     size, part = medium.get("size"), [medium.get(name) for name in ("start", "end")]
     begin, end = ("" if at is None else f"{at} s" for at in part)
     seconds = f", {begin or '0 s'} to {end or 'its end'}" if begin or end else ""

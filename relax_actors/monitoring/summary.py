@@ -27,7 +27,7 @@ class Summary:
         reward_first: mean reward of the first ten steps.
         reward_last: mean reward of the last ten steps.
         seconds: duration of this `relax up`, imports and checks included.
-        restarts: number of restarts of all actors.
+        restarts: number of restarts of all processes during this `relax up`, as its view counted them.
         admitted: rows admitted; trained + dropped + quarantined + in_flight.
         trained: rows trained.
         dropped: rows dropped.

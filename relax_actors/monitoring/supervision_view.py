@@ -8,6 +8,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from relax_actors.config import Config
+from relax_actors.counted import counted
 from relax_actors.monitoring.connection import Connected
 from relax_actors.monitoring.leases import activity, age, children_of, number
 from relax_actors.printable import printable
@@ -74,8 +75,8 @@ def _with_state(name: str, state: Any) -> Text:
         return Text.assemble(printable(name), " ", ("unknown", "red"))
     restarts = int(number(state.get("restarts"), 0))
     pid = f", pid {str(state['pid'])[:20]}" if state.get("pid") else ""
-    phase = str(state.get("phase"))[:20]
-    return Text(printable(f"{name} {phase} for {age(state)}, {restarts} restarts{pid}"))
+    phase = str(state.get("phase"))[:20].replace("_", " ")
+    return Text(printable(f"{name} {phase} for {age(state)}, {counted(restarts, 'restart')}{pid}"))
 
 
 def _incarnation(lease: dict[str, Any] | None) -> str:

@@ -126,7 +126,7 @@ class _Display:
             self._printed = time.monotonic()
 
     def _print_failures(self, now: float) -> None:
-        for line in self._progress.failures.due(now):
+        for line in self._progress.lines(now):
             self._console.show(line)
 
     def _print(self, suffix: str = "") -> None:

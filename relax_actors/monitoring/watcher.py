@@ -23,6 +23,7 @@ from broker.table import CALL_DEADLINE, Table
 from relax_actors.config import Config
 from relax_actors.errors import BrokerError, CodecError, RelaxError
 from relax_actors.messages import Checkpoint, Evaluation
+from relax_actors.monitoring.leases import run_waits_for
 from relax_actors.monitoring.live_view import LiveView
 from relax_actors.monitoring.log_message import LogMessage
 from relax_actors.monitoring.phases import Phases, process_start
@@ -131,6 +132,7 @@ class Watcher(threading.Thread):
         if check.finished:
             self._finish(check.state, check.table)
             return
+        self.progress.waits = check.waits
         if check.present is not None:
             self._absence.observe(check.present, now)
         if (overdue := self._absence.overdue) is not None:
@@ -145,13 +147,13 @@ class Watcher(threading.Thread):
         return now
 
     def _print_failures(self, now: float) -> None:
-        for line in self.progress.failures.due(now):
+        for line in self.progress.lines(now):
             self._console.show(line)
 
     def _finish(self, state: RunState, table: Table) -> None:
         """Read the result, and publish that the run is finished, so that other nodes end too."""
         config, connection = self._root.config, table.connection
-        phases, restarts = self._phases, self.progress.actor_restarts
+        phases, restarts = self._phases, self.progress.restarts
         summary, curves = summarise(table, config, seconds=phases.seconds, restarts=restarts)
         ready, first_step = phases.seconds_to_ready, phases.seconds_to_first_step
         self.result = replace(summary, seconds_to_ready=ready, seconds_to_first_step=first_step), curves
@@ -193,7 +195,7 @@ class Watcher(threading.Thread):
 
 
 class _Check(threading.Thread):
-    """Thread that asks whether the run is finished, and which roles have an actor.
+    """Thread that asks whether the run is finished, which roles have an actor, and what the run waits for.
 
     The watcher itself must not block while the broker does not answer: it reports that the broker does not answer.
     """
@@ -203,6 +205,8 @@ class _Check(threading.Thread):
         self.finished = False
         self.present: set[str] | None = None
         """Roles with an actor; None if the broker did not tell."""
+        self.waits = ""
+        """What the run waits for if it makes no step."""
         self.table, self.state, self._config = table, state, config
 
     def run(self) -> None:
@@ -210,8 +214,11 @@ class _Check(threading.Thread):
         # The connection may be closed meanwhile, at the end of the run.
         with contextlib.suppress(RelaxError, nats.errors.Error, concurrent.futures.CancelledError):
             self.finished = _is_finished(self.table, self._config)
-            nodes = self.table.connection.call(self.state.leases("node"), CALL_DEADLINE)
+            call = self.table.connection.call
+            nodes = call(self.state.leases("node"), CALL_DEADLINE)
             self.present = present_roles(nodes.values())
+            trainer = call(self.state.leases("trainer"), CALL_DEADLINE)
+            self.waits = run_waits_for(nodes, trainer.get("trainer.0"))
 
 
 def _is_finished(table: Table, config: Config) -> bool:

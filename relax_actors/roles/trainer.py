@@ -137,7 +137,11 @@ class Trainer(StatefulRole):
             lead = self.context.config.staleness.max
             for version in range(max(1, self._version - lead + 1), self._version + 1):
                 self._collector.remove_void(version)
-        replayed = 0
+        replayed, end = 0, self._version
+        while end in self._ledger.batches:
+            end += 1
+        if last is not None:
+            self.context.journal.event("resuming", version=self._version, replays=end - self._version)
         while self._version in self._ledger.batches:
             self._replay(self._version, self._ledger.batches[self._version])
             replayed += 1

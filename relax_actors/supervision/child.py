@@ -17,6 +17,7 @@ from relax_actors.supervision.environment import without_secrets
 from relax_actors.supervision.launch import Launch, Process
 from relax_actors.supervision.outcome import STATUS_FD, ReportedStatus, Verdict, is_stopped, memory_kills, outcome_of
 from relax_actors.supervision.spec import Blame, Exit
+from relax_actors.supervision.start_progress import StartProgress
 
 CHECK_SECONDS = 1.0
 
@@ -35,6 +36,7 @@ class ChildProcess:
     box: BlackBox | None
     launch: Launch
     memory_kills: int | None
+    start_progress: StartProgress
     exited: bool = False
     text: bytes = b""
     status: ReportedStatus = field(default_factory=ReportedStatus)
@@ -97,8 +99,8 @@ class ChildProcess:
         return outcome_of(code, self.verdict, self.status, out_of_memory=out_of_memory, cause=cause), last
 
 
-def launch_child(launch: Launch) -> ChildProcess:
-    """Start the process of a child.
+def launch_child(launch: Launch, start_progress: StartProgress) -> ChildProcess:
+    """Start the process of a child, whose start is watched with `start_progress`.
 
     Raises:
         OSError, StartError: it cannot be started.
@@ -129,4 +131,5 @@ def launch_child(launch: Launch) -> ChildProcess:
     # A forked process may already have ended and been reaped by the zygote.
     with suppress(ProcessLookupError):
         pidfd = os.pidfd_open(process.pid)
-    return ChildProcess(process, pidfd, read, time.monotonic(), box, launch, memory_kills(), exited=pidfd is None)
+    began, kills = time.monotonic(), memory_kills()
+    return ChildProcess(process, pidfd, read, began, box, launch, kills, start_progress, exited=pidfd is None)

@@ -55,6 +55,7 @@ class Launch:
             verdict kills it.
         fork: starts the process in place of `command`, given descriptors for its output and its status pipe.
         can_start: polled before the start, until the child can be started.
+        awaits: child whose readiness this one waits for while it starts; empty if none.
     """
 
     command: list[str]
@@ -66,6 +67,7 @@ class Launch:
     health_check: Callable[[int], Verdict | None] | None = None
     fork: Callable[[int, int], Process] | None = None
     can_start: Callable[[], bool] | None = None
+    awaits: str = ""
 
 
 class Observer(Protocol):

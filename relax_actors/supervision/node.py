@@ -183,7 +183,8 @@ class Node:
         is_isolated = is_sandboxed(self._config, role)
         command = [sys.executable, "-m", KEEPER_MODULE if is_isolated else ACTOR_MODULE, *arguments]
         log, box = self._folder.log(child), self._folder.black_box(child)
-        launch = Launch(command, log, box, self._environment, secrets_of(self._config, [role]))
+        server = f"{SERVER}.{n}" if role == "rollout" else ""
+        launch = Launch(command, log, box, self._environment, secrets_of(self._config, [role]), awaits=server)
         if is_isolated or role not in self._forked:
             return launch
         return replace(launch, fork=partial(self._zygote.fork, arguments), can_start=self._zygote.ready)

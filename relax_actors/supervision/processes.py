@@ -29,6 +29,8 @@ from relax_actors.supervision.child import CHECK_SECONDS, ChildProcess, launch_c
 from relax_actors.supervision.launch import Launch, Observer, StartError
 from relax_actors.supervision.outcome import Verdict
 from relax_actors.supervision.spec import ChildSpec, Exit
+from relax_actors.supervision.start_progress import StartProgress
+from relax_actors.supervision.start_watch import late_starts
 from relax_actors.supervision.supervisor import Action, ChildState, GiveUp, Phase, Start, Stop, Supervisor
 
 TICK = 0.25
@@ -261,10 +263,8 @@ class ProcessTree:
                 since = max(self._state(child).since, self._resumed_at)
                 if (verdict := running.check(now, since, self._heartbeat)) is not None:
                     running.kill(verdict)
-        for pool in self.pools.values():
-            for child in pool.overdue(now):
-                if (late := self._running.get(child)) is not None and late.verdict is None:
-                    late.kill(Verdict("not ready in time (supervision.start_deadline)"))
+        for late, why in late_starts(self.pools.values(), self._running, self._resumed_at, now):
+            late.kill(Verdict(why))
 
     def _carry_out(self, actions: Iterable[Action]) -> None:
         """Carry out actions in order; the actions that one of them causes come directly after it."""
@@ -330,7 +330,7 @@ class ProcessTree:
         return True
 
     def _launch_child(self, child: str, launch: Launch) -> None:
-        running = launch_child(launch)
+        running = launch_child(launch, StartProgress(self._state(child).spec.start_deadline))
         if running.pidfd is not None:
             self._selector.register(running.pidfd, selectors.EVENT_READ, ("pid", child))
         self._selector.register(running.pipe, selectors.EVENT_READ, ("pipe", child))

@@ -41,6 +41,7 @@ class RunRecord:
         finished: whether it is over.
         scaled: numbers of actors set by `relax scale`, by node name and role.
         mark: identifies the run's store; see `store_mark`.
+        consumers: names of the durable consumers of each role; none for a role that handles no rows.
     """
 
     config: dict[str, Any]
@@ -48,6 +49,7 @@ class RunRecord:
     finished: bool = False
     scaled: dict[str, dict[str, int]] = field(default_factory=dict)
     mark: str = ""
+    consumers: dict[str, list[str]] = field(default_factory=dict)
 
 
 def consumers_of(config: Config, name: str, role: Role) -> list[ConsumerConfig]:
@@ -106,14 +108,19 @@ async def ensure_run_streams(connection: Connection, config: Config) -> RunState
 
 
 async def publish_run(state: RunState, config: Config, import_path: str, *, finished: bool = False) -> None:
-    """Publish the run; numbers set by `relax scale` are kept."""
+    """Publish the run, whose classes are imported; numbers set by `relax scale` are kept."""
+    names = {
+        name: [str(consumer.durable_name) for consumer in consumers_of(config, name, make_role(config, name))]
+        for name in role_names(config)
+    }
     body = config.model_dump(mode="json")
     body["broker"] = {name: value for name, value in body["broker"].items() if name not in PRIVATE}
     mark = store_mark(config.store_path)
 
     def publish(known: Any) -> dict[str, Any]:
         before = _published(known)
-        return asdict(RunRecord(body, import_path, finished, before.scaled if before is not None else {}, mark))
+        scaled = before.scaled if before is not None else {}
+        return asdict(RunRecord(body, import_path, finished, scaled, mark, names))
 
     await state.update(RUN_KEY, publish)
 
@@ -181,8 +188,8 @@ async def fetch_run_record(state: RunState) -> RunRecord | None:
 def _published(body: Any) -> RunRecord | None:
     try:
         scaled = {name: {role: int(n) for role, n in numbers.items()} for name, numbers in body["scaled"].items()}
-        return RunRecord(
-            dict(body["config"]), str(body["import_path"]), bool(body["finished"]), scaled, str(body.get("mark", ""))
-        )
+        consumers = {role: [str(name) for name in names] for role, names in body.get("consumers", {}).items()}
+        fields = str(body["import_path"]), bool(body["finished"]), scaled, str(body.get("mark", ""))
+        return RunRecord(dict(body["config"]), *fields, consumers)
     except (TypeError, KeyError, ValueError, AttributeError):
         return None

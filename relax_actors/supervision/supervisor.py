@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from relax_actors.counted import counted
 from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Limits, Restart, Strategy
 
 
@@ -94,7 +95,8 @@ class Supervisor:
         self.gave_up: GiveUp | None = None
         self.restarts = 0
         self._strategy, self._limits, self._backoff, self._random = strategy, limits, backoff, source
-        self._failures: list[float] = []
+        # Times of the failures on the clock below and on the monotonic clock.
+        self._failures: list[tuple[float, float]] = []
         self._counted_cause = ""
         # Clock that does not advance while a child starts or waits for its start; failures are stamped with it.
         self._ready_time = 0.0
@@ -168,7 +170,7 @@ class Supervisor:
             self._enter(child, Phase.ENDED, now)
             return self._give_up(child_id, outcome.reason, now)
         if self._counts(outcome, was_ready=was_ready):
-            self._failures.append(self._ready_time)
+            self._failures.append((self._ready_time, now))
         return self._restart(child, outcome, was_ready_for, now)
 
     def _counts(self, outcome: Exit, *, was_ready: bool) -> bool:
@@ -179,14 +181,10 @@ class Supervisor:
         return not known
 
     def _restart(self, child: ChildState, outcome: Exit, was_ready_for: float, now: float) -> list[Action]:
-        self._failures = [at for at in self._failures if self._ready_time - at < self._limits.period]
+        self._failures = [(at, when) for at, when in self._failures if self._ready_time - at < self._limits.period]
         if (failures := len(self._failures)) > self._limits.intensity:
             self._enter(child, Phase.ENDED, now)
-            reason = (
-                f"{failures} failure{'s' if failures > 1 else ''} within {self._limits.period:g} s, and the limit is "
-                f"{self._limits.intensity} (supervision.intensity, supervision.period). Last failure: {outcome.reason}"
-            )
-            return self._give_up(child.spec.id, reason, now)
+            return self._give_up(child.spec.id, self._excess(failures, outcome, now), now)
         # After a quiet period the back-off starts from its base again.
         child.failures = 1 if was_ready_for >= self._limits.period else child.failures + 1
         due = now + self._backoff.delay(child.failures, self._random)
@@ -201,6 +199,18 @@ class Supervisor:
             elif other.phase in (Phase.BACKING_OFF, Phase.STOPPING):
                 other.due = max(other.due, due)
         return actions
+
+    def _excess(self, failures: int, outcome: Exit, now: float) -> str:
+        """Say how many failures there were in which time, and which limit they exceed."""
+        counted_first, first = self._failures[0]
+        seconds, of_them = now - first, self._ready_time - counted_first
+        span = f" in {seconds:.0f} s" if failures > 1 else ""
+        # Starts and the waits for them take no time on the clock of the limit.
+        span += f" ({of_them:.0f} s without starts)" if failures > 1 and round(seconds) != round(of_them) else ""
+        return (
+            f"{counted(failures, 'failure')}{span}, and the limit is {self._limits.intensity} in "
+            f"{self._limits.period:g} s (supervision.intensity, supervision.period). Last failure: {outcome.reason}"
+        )
 
     def _affected_by(self, child: ChildState) -> list[ChildState]:
         everyone = list(self.children.values())
@@ -233,14 +243,6 @@ class Supervisor:
     def next_due(self) -> float | None:
         """Return when the next back-off ends; None if there is none."""
         return min((c.due for c in self.children.values() if c.phase is Phase.BACKING_OFF), default=None)
-
-    def overdue(self, now: float) -> list[str]:
-        """Return the children that have exceeded their start deadline."""
-        return [
-            c.spec.id
-            for c in self.children.values()
-            if c.phase is Phase.STARTING and now - c.since > c.spec.start_deadline
-        ]
 
     def shutdown(self, now: float) -> list[Action]:
         """Stop all children in reverse start order, each after the previous one has ended."""

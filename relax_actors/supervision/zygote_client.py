@@ -22,6 +22,7 @@ from relax_actors.runtime.blackbox import BlackBox
 from relax_actors.runtime.logs import rotate
 from relax_actors.runtime.pauses import PauseDetector, tolerated_delay
 from relax_actors.supervision.launch import StartError
+from relax_actors.supervision.start_progress import ProcessUsage, StartProgress
 from relax_actors.supervision.zygote import MAX_MESSAGE, PRELOADED
 
 REPLY_SECONDS = 10.0
@@ -64,12 +65,14 @@ class ForkedProcess:
 class ZygoteProcess:
     """One incarnation of a zygote, and what it reported about its forks."""
 
-    def __init__(self, number: int, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+    def __init__(
+        self, number: int, process: subprocess.Popen[bytes], connection: socket.socket, start_deadline: float
+    ) -> None:
         self.name = f"zygote {number}"
         self.pid = process.pid
         self.codes: dict[int, int] = {}
         self.ready_at: float | None = None
-        self.began = time.monotonic()
+        self.began, self.progress = time.monotonic(), StartProgress(start_deadline)
         self._forked: int | None = None
         self._process, self._socket = process, connection
         connection.setblocking(False)
@@ -140,7 +143,7 @@ class Zygote:
         log: file for the zygote's output.
         box: its black box.
         environment: its whole environment, inherited by the actors.
-        start_deadline: seconds to import in.
+        start_deadline: seconds to import in; an import that makes progress may take longer.
         heartbeat: seconds without a sign of life after which it is killed.
         modules: modules to import.
         on_importing: called every `REPORT_SECONDS` with the seconds that the import has taken so far.
@@ -180,7 +183,7 @@ class Zygote:
             )
         self._starts += 1
         self._verdict = ""
-        self._current = ZygoteProcess(self._starts, process, own)
+        self._current = ZygoteProcess(self._starts, process, own, self._start_deadline)
         self._reported_at = self._current.began
 
     def ready(self) -> bool:
@@ -239,9 +242,11 @@ class Zygote:
             return
         process.read_replies()
         if process.ready_at is None:
-            importing = now - max(process.began, self._resumed_at)
-            if importing > self._start_deadline:
-                self._kill(process, f"not ready within {importing:.0f} s, supervision.start_deadline")
+            since, progress = max(process.began, self._resumed_at), process.progress
+            if progress.is_due(since, now):
+                progress.observe(ProcessUsage.read().of(process.pid, self._log), now)
+            if why := progress.lateness(since, self._resumed_at, now):
+                self._kill(process, why)
             elif now - self._reported_at > REPORT_SECONDS:
                 self._reported_at = now
                 self._on_importing(round(now - process.began, 1))

@@ -38,7 +38,7 @@ def test_run_ends_with_a_complete_ledger_although_its_broker_is_killed_repeatedl
     code, result, said = run.finish()
     assert code == 0, said
     assert (result["admitted"], result["trained"], result["in_flight"]) == (4 * steps, 4 * steps, 0)
-    assert result["restarts"] == 0
+    assert story_of(run).of("restarted") == []
     assert story_of(run).of("crashed") == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -29,7 +30,8 @@ from relax_actors.monitoring.connection import connected
 from relax_actors.monitoring.examination import connected_by_address, examine, operator_of
 from relax_actors.runtime.journal import Journal
 from relax_actors.runtime.run_folder import RunFolder
-from relax_actors.supervision.streams import ensure_run_streams, publish_run
+from relax_actors.supervision.streams import ensure_run_streams, fetch_run_record, publish_run
+from tests.e2e.test_gateway import AGENTS
 from tests.support.guarded import Guarded, MakeGuarded
 from tests.support.running import TINY, Run, relax, wait_until
 
@@ -100,8 +102,8 @@ def test_dead_supervisors_and_absent_roles_are_named(patient: Patient) -> None:
     patient.lease("root", 1, children={})
     backing_off, no_lease = patient.findings()
     assert re.sub(r"\d+ s after", "N s after", backing_off) == (
-        "problem: rollout.0 is backing off for N s after 4 restarts; its log is logs/rollout.0.log in the folder of "
-        "the run or of the node"
+        "problem: rollout.0 has been backing off for N s after 4 restarts; its log is logs/rollout.0.log in the folder "
+        "of the run or of the node"
     )
     assert no_lease == (
         "problem: node 1 has no lease: its supervisor is down or cut off from the broker; its rows go to other nodes "
@@ -123,8 +125,6 @@ def test_dead_supervisors_and_absent_roles_are_named(patient: Patient) -> None:
 
 def test_missing_consumer_is_named(patient: Patient) -> None:
     patient.call(patient.connection.js.delete_consumer(SUBJECTS.table_stream, "reward"), 10)
-    assert patient.findings() == []  # a run that starts creates its consumers
-    patient.lease("root", 0, since=time.time() - 100, children={})
     (found,) = patient.findings()
     assert found == (
         f"problem: consumer reward of stream {SUBJECTS.table_stream} is missing, so reward gets no rows; stop the run "
@@ -143,15 +143,53 @@ def test_characters_that_the_tokenizer_lacks_are_counted_over_actors(patient: Pa
     assert "model.tokenizer.alphabet" in found
 
 
-def test_class_of_a_users_role_is_not_imported(patient: Patient) -> None:
-    roles = {"shaped": RoleSection(actor="only_elsewhere.Shaped")}
+OWN_ROLES = """
+from relax_actors import Role, StatefulRole
+from relax_actors.runtime.service_role import ServiceRole
+
+
+class Shaped(Role):
+    reads = ("trajectory",)
+    writes = "shaped"
+
+    def handle(self, row):
+        return 0.0
+
+
+class Counting(StatefulRole):
+    def follows(self, config):
+        return [f"relax.{config.run.name}.group.*.*.shaped"]
+
+
+class Serving(ServiceRole):
+    async def start(self):
+        pass
+"""
+
+
+def test_roles_of_the_user_are_judged_without_their_classes(
+    patient: Patient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actors = {"shaped": "Shaped", "counting": "Counting", "serving": "Serving"}
+    roles = {name: RoleSection(actor=f"own_roles_of_the_patient.{actor}") for name, actor in actors.items()}
     config = patient.config.model_copy(update={"roles": roles})
+    (tmp_path / "own_roles_of_the_patient.py").write_text(OWN_ROLES)
+    monkeypatch.syspath_prepend(tmp_path)
+    patient.call(ensure_run_streams(patient.connection, config), 60)
     patient.call(publish_run(patient.state, config, str(TINY.parent)), 30)
+    monkeypatch.undo()
+    del sys.modules["own_roles_of_the_patient"]
     child = {"phase": "ready", "since": time.time(), "restarts": 0, "pid": 1}
-    patient.beat(**{"shaped.0": child})
+    patient.beat(**{f"{name}.0": child for name in roles})
     patient.lease("root", 0, since=time.time() - 100, children={})
-    (found,) = patient.findings()
-    assert found.startswith(f"problem: consumer shaped of stream {SUBJECTS.table_stream} is missing, so shaped gets no")
+    assert patient.findings() == []
+    for name in ("shaped", "counting@2"):
+        patient.call(patient.connection.js.delete_consumer(SUBJECTS.table_stream, name), 10)
+    found = patient.findings()
+    assert [text.partition(" of stream ")[0] for text in found] == [
+        "problem: consumer shaped",
+        "problem: consumer counting@2",
+    ]
 
 
 def test_run_whose_broker_does_not_answer_is_not_said_to_be_down(tmp_path: Path) -> None:
@@ -182,7 +220,7 @@ def test_stalled_run_tells_what_its_actors_wait_for(patient: Patient) -> None:
     patient.lease("trainer", 0, incarnation=1, rows=[], waits_for="column advantage", doing_since=None)
     stalled, *_, waits = patient.findings()
     assert stalled in (f"problem: no step for {n} s, at step 0 of 8" for n in range(500, 560))
-    assert waits == "note: trainer.0: waits for column advantage"
+    assert waits == "note: trainer.0: waiting for column advantage"
 
 
 def test_run_that_was_started_again_is_healthy_before_its_next_step(patient: Patient) -> None:
@@ -266,6 +304,36 @@ def test_exit_code_and_json_tell_the_same(patient: Patient, tmp_path: Path) -> N
         "relax: no run 'nothing': neither nothing/config.json nor runs/nothing/config.json exists; give the run's "
         "folder\n"
     )
+
+
+SCORED = "reward.function=environment"
+EPISODES = ("environment.name=tiny_pick.Pick", "data.function=tiny_pick.make", SCORED, "rollout.max_tokens=2")
+HELD_OUT = ("eval.rows=2", "eval.every=2", "eval.data.kind=python", "eval.data.size=4")
+QUESTIONS = (*HELD_OUT, "eval.data.function=tiny_tasks.questions")
+REFERENCE = ("roles.reference.actor=reference", "algorithm.kl.place=loss", "algorithm.kl.coefficient=0.1")
+RUNS: dict[str, tuple[Path, tuple[str, ...], set[str]]] = {
+    "agents": (AGENTS, ("agent.function=tiny_agents.play", SCORED, *QUESTIONS), {"agent", "gateway", "evaluator"}),
+    "episodes": (TINY, (*EPISODES, *REFERENCE), {"environment", "reference"}),
+    "critic": (TINY, ("algorithm.name=ppo", "critic.learning_rate=1e-3", "algorithm.kl.place=none"), {"critic"}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_real_healthy_run_has_no_problems(make_run: Callable[..., Run], tmp_path: Path, name: str) -> None:
+    config, settings, roles = RUNS[name]
+    run = make_run(name, *settings, "run.steps=100000", config=config).start()
+    wait_until(lambda: run.table.get(f"relax.{name}.batch.3"), "batch.3", 240)
+    done = relax("doctor", name, "--json", cwd=tmp_path)
+    body = json.loads(done.stdout)
+    assert (done.returncode, body["problems"]) == (0, []), body
+    record = run.connection.call(fetch_run_record(state_of(run)), 10)
+    assert record is not None
+    assert roles <= record.consumers.keys()
+
+
+def state_of(run: Run) -> RunState:
+    return RunState(run.connection, run.connection.call(open_bucket(run.connection, Subjects(run.name)), 10))
 
 
 @pytest.mark.slow

@@ -64,14 +64,14 @@ def test_lost_rows_count_for_the_role_that_the_root_names() -> None:
 def test_failures_of_one_error_are_one_line_that_is_printed_now_and_then() -> None:
     counts = FailureCounts()
     counts.take(event("row_failed", error="ValueError: 'a'"))
-    assert counts.due(0.0) == ["reward: 1 failures tried again: ValueError: 'a'"]
+    assert counts.due(0.0) == ["reward: 1 failure tried again: ValueError: 'a'"]
     for i in range(36):
         counts.take(event("row_quarantined", error=f"ValueError: '{i}'"))
     assert counts.due(1.0) == []
-    assert counts.due(LINE_SECONDS) == ["reward: 36 rows quarantined, 1 failures tried again: ValueError: '35'"]
+    assert counts.due(LINE_SECONDS) == ["reward: 36 rows quarantined, 1 failure tried again: ValueError: '35'"]
     assert counts.due(9 * LINE_SECONDS) == []
     counts.take(event("suppressed", of="row_quarantined", count=100, seconds=5))
-    assert counts.lines() == ["reward: 136 rows quarantined, 1 failures tried again: ValueError: '35'"]
+    assert counts.lines() == ["reward: 136 rows quarantined, 1 failure tried again: ValueError: '35'"]
 
 
 def test_crashes_are_counted_by_role() -> None:
@@ -92,7 +92,7 @@ def test_number_of_lines_is_bounded() -> None:
     lines = counts.lines()
     assert len([line for line in lines if line.startswith("flooding")]) == MAX_KEYS + 1
     assert len(lines) <= MAX_KEYS + 2 * MAX_ROLES + 2
-    assert "role0: 1 rows quarantined: Error0: why" in lines
+    assert "role0: 1 row quarantined: Error0: why" in lines
 
 
 def test_live_view_says_recovered_after_crashed() -> None:
@@ -110,8 +110,8 @@ def test_live_view_says_recovered_after_crashed() -> None:
 def test_failures_of_an_earlier_attempt_are_not_shown_again() -> None:
     progress = Progress("x", 10)
     progress.take(event("row_quarantined", row="group.0.1", error="ValueError: fixed"), recent=False)
-    progress.take(event("restarted"), recent=False)
-    assert (progress.failures.lines(), list(progress.events), progress.actor_restarts) == ([], [], 1)
+    progress.take(metric("node", kind="supervision", restarts={"reward.0": 2}), recent=False)
+    assert (progress.failures.lines(), list(progress.events), progress.restarts) == ([], [], 0)
 
 
 def test_live_view_reads_without_a_glossary() -> None:
@@ -129,7 +129,7 @@ def test_live_view_reads_without_a_glossary() -> None:
         "loss 0.5, gradient norm 0.25",
         "sampled by weights up to 1 steps old; generation is up to 1 steps ahead of training",
         "1 working, 2 restarts: reward.0 2",
-        "reward: 1 rows quarantined: ValueError: no",
+        "reward: 1 row quarantined: ValueError: no",
         "group.1.2 failed for good in reward: ValueError: no",
     ):
         assert line in text, text

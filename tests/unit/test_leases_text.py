@@ -33,6 +33,6 @@ def test_absurd_numbers_are_replaced_by_the_default(value: Any) -> None:
 
 def test_activity_names_at_most_three_rows() -> None:
     rows = [f"group.1.{i}" for i in range(5)]
-    assert activity({"rows": rows}) == "handles group.1.0, group.1.1, group.1.2 and 2 more"
-    assert activity({"waits_for": "weights 3"}) == "waits for weights 3"
-    assert activity({"doing_since": time.time() - 5}).startswith("works, since 5.")
+    assert activity({"rows": rows}) == "handling group.1.0, group.1.1, group.1.2 and 2 more"
+    assert activity({"waits_for": "weights 3"}) == "waiting for weights 3"
+    assert activity({"doing_since": time.time() - 5}).startswith("working for 5.")

@@ -24,7 +24,10 @@ def test_one_failure_above_the_intensity_gives_up_and_names_the_settings(outcome
     assert stops(actions) == ["b"]
     assert made.gave_up is not None
     assert made.gave_up.child == "a"
-    assert re.match(r"3 failures within 60 s.* 2 .*supervision\.intensity, supervision\.period", made.gave_up.reason)
+    assert re.match(
+        r"3 failures in 19 s .*the limit is 2 in 60 s \(supervision\.intensity, supervision\.period\)",
+        made.gave_up.reason,
+    )
     assert made.gave_up.reason.endswith(outcome.reason)
     assert made.exited("b", DONE, 21.0) == []
     assert made.ended

@@ -1,0 +1,103 @@
+"""`relax samples`: prompts, completions and rewards of a run, by step."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from relax_actors.cli.options import Broker, Credentials, RunName
+
+if TYPE_CHECKING:
+    from relax_actors.monitoring.samples import SampleReader, ShownRow
+
+LAST = 4
+"""Rows that are shown if nothing else is asked for."""
+
+
+def samples(
+    run: RunName,
+    step: Annotated[
+        int | None, typer.Option(help="All rows of this step, and held-out rows of this version.", min=0)
+    ] = None,
+    last: Annotated[
+        int | None, typer.Option(help=f"The newest N rows. Default: {LAST}, of a step all.", min=1, metavar="N")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON a row.")] = False,
+    broker: Broker = None,
+    credentials: Credentials = None,
+) -> None:
+    """Show what the model said: prompts, completions and rewards.
+
+    Reads the rows that the table still has: those since the last checkpoint. Exit code 1 if there is none to show.
+    """
+    from relax_actors.monitoring.access import Access
+    from relax_actors.monitoring.connection import observed
+    from relax_actors.monitoring.samples import SampleReader
+
+    with observed(run, Access(broker, credentials)) as at:
+        reader = SampleReader(at, run)
+        rows = reader.rows(step, last or (LAST if step is None else 0))
+        missing = "" if rows else _why_none(reader, at.run, step)
+    if missing:
+        sys.stderr.write(f"relax: {missing}\n")
+        raise typer.Exit(1)
+    for row in rows:
+        if json:
+            sys.stdout.write(json_module.dumps({**asdict(row), "row": str(row.row)}) + "\n")
+        else:
+            _show(row)
+
+
+def _why_none(reader: SampleReader, run: str, step: int | None) -> str:
+    floor, newest = reader.floor(), reader.newest()
+    if newest is None and (step is None or step < floor):
+        collected = f"the rows of all steps below {floor} are" if floor else "none is there yet, or all are"
+        return (
+            f"run {run} has no samples now: {collected} collected. Rows stay until the next checkpoint; a larger "
+            "trainer.checkpoint_every keeps them longer"
+        )
+    if step is not None and step < floor:
+        return (
+            f"the rows of step {step} of run {run} are collected already: those of step {floor} and later are kept. "
+            "A larger trainer.checkpoint_every keeps them longer"
+        )
+    there = "none has" if newest is None else f"the newest is step {newest}"
+    return f"no row of step {step} of run {run} has samples yet; {there}"
+
+
+def _show(row: ShownRow) -> None:
+    from relax_actors.counted import counted
+    from relax_actors.monitoring.screen import Screen
+    from relax_actors.printable import printable, printable_lines
+
+    def text(name: str, said: str) -> None:
+        """Print a text: one line behind its name, or several below it."""
+        if "\n" in said:
+            screen.show(printable(f"  {name}:"))
+            screen.show(printable_lines(said, "    "))
+        else:
+            screen.show(printable(f"  {name}: {said}"))
+
+    screen, held_out = Screen(), "held-out, " if row.row.kind == "eval" else ""
+    first, newest = row.versions or (None, None)
+    versions = f"version {newest}" if first == newest else f"versions {first} to {newest}"
+    by = "" if newest is None else f", sampled by {versions}"
+    screen.show(printable(f"{row.row}: {held_out}step {row.row.step}{by}"), "bold")
+    for role, said in row.messages:
+        text(f"prompt, {role}", said)
+    if not row.messages:
+        text("prompt", row.prompt)
+    for medium in row.media:
+        text("medium", medium)
+    if row.answer:
+        text("expected answer", row.answer)
+    for i, sample in enumerate(row.samples):
+        reward = "not scored yet" if sample.reward is None else f"reward {sample.reward:.4g}"
+        facts = [reward, *([counted(sample.tokens, "token")] if sample.tokens is not None else [])]
+        screen.show(printable(f"  sample {i}: {', '.join(filter(None, [*facts, sample.finish_reason]))}"))
+        for role, said in sample.messages or [("completion", sample.text)]:
+            screen.show(printable_lines(f"{role}: {said}" if sample.messages else said, "    "))
