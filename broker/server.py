@@ -29,7 +29,7 @@ HOST = "127.0.0.1"
 MAX_PAYLOAD = 8 << 20
 MAX_CORES = 8
 """Most cores that the server uses at once; it uses at least one, and at most a quarter of the machine's."""
-HEAP_GROWTH = 400
+HEAP_GROWTH = 200
 """Growth of the heap, in percent, after which Go collects garbage. The heap of a run is some ten MiB."""
 
 
