@@ -202,35 +202,42 @@ def report(sides: dict[str, list[Figures]], console: Console) -> Figures:
         side: {name: statistics.median(r[name] for r in runs) for name in runs[0]} for side, runs in sides.items()
     }
     table = Table(title="medians (lowest to highest)")
-    for column in ("", *sides, "ratio"):
+    for column in ("", *sides, *(["ratio"] if "tq" in sides else [])):
         table.add_column(column)
     figures: Figures = {}
-    for name in medians["table"]:
-        mine, theirs = medians["table"][name], medians["tq"][name]
+    for name, mine in medians["table"].items():
         less_is_better = name in LESS_IS_BETTER
-        ratio = theirs / mine if less_is_better else mine / theirs
         spans = {side: [r[name] for r in runs] for side, runs in sides.items()}
-        shown = (f"{medians[s][name]:,.1f} ({min(v):,.1f} to {max(v):,.1f})" for s, v in spans.items())
-        table.add_row(name if less_is_better else f"{name}, samples/s", *shown, f"{ratio:.2f}")
-        key = name.removesuffix("_ms").removesuffix("_mib").removesuffix("_us")
-        figures |= {f"ratio_{key}": round(ratio, 3), f"table_{name}": round(mine, 1), f"tq_{name}": round(theirs, 1)}
+        shown = [f"{medians[s][name]:,.1f} ({min(v):,.1f} to {max(v):,.1f})" for s, v in spans.items()]
+        figures |= {f"{side}_{name}": round(medians[side][name], 1) for side in sides}
+        if "tq" in medians:
+            theirs = medians["tq"][name]
+            ratio = theirs / mine if less_is_better else mine / theirs
+            key = name.removesuffix("_ms").removesuffix("_mib").removesuffix("_us")
+            figures[f"ratio_{key}"] = round(ratio, 3)
+            shown.append(f"{ratio:.2f}")
+        table.add_row(name if less_is_better else f"{name}, samples/s", *shown)
     console.print(table)
     return figures
 
 
 def main() -> None:
-    """Run both sides interleaved and report."""
+    """Run the sides interleaved and report."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--batches", type=int, default=30)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--venv", type=Path, default=HERE.parent / ".bench" / "tq-venv")
     parser.add_argument("--tq-python", type=Path, help="interpreter with TransferQueue, instead of --venv")
     parser.add_argument("--folder", type=Path, help="folder of the table (default: a temporary folder)")
+    parser.add_argument("--table-only", action="store_true", help="leave TransferQueue out")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     console = Console(stderr=arguments.json)
-    python = arguments.tq_python or tq_python(arguments.venv)
-    sides: dict[str, list[Figures]] = {"table": [], "tq": []}
+    sides: dict[str, list[Figures]] = {"table": []}
+    python = Path(sys.executable)
+    if not arguments.table_only:
+        sides["tq"] = []
+        python = arguments.tq_python or tq_python(arguments.venv)
     for turn in range(arguments.repeats):
         for side, runs in sides.items():
             folder = Path(tempfile.mkdtemp(prefix="bus-", dir=arguments.folder if side == "table" else None))

@@ -48,7 +48,7 @@ def start_server(folder: Path) -> Server:
     }
     inboxes = {user: Permissions((), (f"{inbox_prefix(SUBJECTS.run, user)}.>",)) for user in granted}
     users = {user: permitted | inboxes[user] for user, permitted in granted.items()}
-    server = Server(folder / "broker", users=Users(SUBJECTS.run, {**users, **Users("").granted}))
+    server = Server(folder / "broker", users=Users(SUBJECTS.run, users | Users.operator(SUBJECTS.run).granted))
     connection = Connection(server.start(), "bench")
     connection.call(ensure_streams(connection, [table_spec(SUBJECTS, 2 << 30)]), 20)
     spec = pool_spec(POOL, [SUBJECTS.column(COLUMN)], 30.0, 1024)

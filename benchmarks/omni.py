@@ -103,7 +103,7 @@ def up(folder: Path, config: Path, *settings: str) -> dict[str, Any]:
     return summary
 
 
-def measure(folder: Path, task: str, seed: int, held_out: int) -> Result:
+def measure(folder: Path, task: str, seed: int, held_out: int, settings: list[str]) -> Result:
     """Train once, and answer the held-out prompts without media."""
     name = f"{task}-{seed}"
     cpu = cpu_of_children()
@@ -114,6 +114,7 @@ def measure(folder: Path, task: str, seed: int, held_out: int) -> Result:
         f"run.seed={seed}",
         f"eval.rows={held_out}",
         "eval.every=0",
+        *settings,
     )
     cpu = cpu_of_children() - cpu
     run = folder / "runs" / name
@@ -270,6 +271,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=known, default=known, metavar="TASK")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--held-out", type=int, default=512)
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the training runs")
     parser.add_argument("--results", type=Path)
     parser.add_argument("--page", type=Path, help="page of the documentation to write")
     options = parser.parse_args()
@@ -285,7 +287,7 @@ def main() -> None:
             for task in options.tasks:
                 if (task, seed) in done:
                     continue
-                results.append(measure(Path(scratch), task, seed, options.held_out))
+                results.append(measure(Path(scratch), task, seed, options.held_out, options.set))
                 console.print(f"seed {seed}, {task}: {results[-1].before:.2f} to {results[-1].after:.2f}")
                 if options.results is not None:
                     options.results.write_text(json.dumps([asdict(each) for each in results], indent=1))

@@ -145,15 +145,15 @@ def kill_once(run: LiveRun, target: str, into: Recovered) -> None:
     print(f"killed {target}: {into.seconds[-1]:.2f} s, of which load {into.load[-1]:.2f} s", file=sys.stderr)
 
 
-def measure(kills: int, seed: int, folder: Path) -> dict[str, object]:
-    """Kill every part `kills` times, in random order."""
+def measure(kills: int, seed: int, targets: list[str], folder: Path) -> dict[str, object]:
+    """Kill every target `kills` times, in random order."""
     source = random.Random(seed)  # noqa: S311 not a secret
-    found = {target: Recovered() for target in TARGETS}
+    found = {target: Recovered() for target in targets}
     run = LiveRun(folder, SETTINGS)
     try:
         run.wait_for_steps(2 * SETTLE_STEPS)
         for _ in range(kills):
-            for target in source.sample(TARGETS, len(TARGETS)):
+            for target in source.sample(targets, len(targets)):
                 time.sleep(source.uniform(0, 1))
                 kill_once(run, target, found[target])
         twice = sum(len(authors) > 1 for authors in run.seen.attempts.values())
@@ -175,11 +175,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS), metavar="PART")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     logs.configure(logging.ERROR)
     with tempfile.TemporaryDirectory() as scratch:
-        result = measure(options.kills, options.seed, Path(scratch) / "recovery")
+        result = measure(options.kills, options.seed, options.targets, Path(scratch) / "recovery")
     names = ("median_s", "p95_s", "load_s", "median_beyond_load_s", "p95_beyond_load_s", "next_step_s")
     print(f"{'killed':11}", *(f"{name[:-2].replace('_', ' '):>18}" for name in names), " rows again  steps replayed")
     for target, row in result["parts"].items():  # type: ignore[attr-defined]

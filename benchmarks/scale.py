@@ -24,6 +24,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import uvloop
 import xxhash
 
 from broker.address import Address
@@ -62,7 +63,7 @@ class LoopConnection(Connection):
         self.address, self.loop, self.on_reconnect = address, loop, []
         self.on_wait = lambda: None
         self._name, self._closing, self._options = name, False, address.connect_options()
-        self._refused_at, self._refusal = float("-inf"), ""
+        self._refused_at, self._refusal, self._signing_in_since = float("-inf"), "", None
 
     async def connect(self) -> None:
         """Connect."""
@@ -97,7 +98,7 @@ def run_actors(folder: Path, numbers: range) -> None:
     logs.configure(logging.ERROR)
     threading.stack_size(256 << 10)
     config, address = config_of(folder), Address.load(folder / "broker" / "address.json").for_user(OPERATOR)
-    loop = asyncio.new_event_loop()
+    loop = uvloop.new_event_loop()
 
     async def run_all() -> None:
         await asyncio.gather(*(run_actor(config, LoopConnection(address, f"rollout.{n}", loop), n) for n in numbers))

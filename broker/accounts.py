@@ -12,6 +12,7 @@ requests of other users exports them from its own account, and these import from
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -25,7 +26,9 @@ RESPONSE_SECONDS = 30
 """Time after which the server forgets the reply subject of a request that has several answers."""
 ANSWER_SECONDS = 60
 """The same for requests that a user answers, who must send something more often."""
-_SEVERAL_ANSWERS = (f"{API}.CONSUMER.MSG.NEXT.", f"{API}.DIRECT.GET.")
+_SEVERAL_ANSWERS = re.compile(rf"{re.escape(API)}\.(CONSUMER\.MSG\.NEXT\..+|DIRECT\.GET\.[^.]+)")
+"""Requests with several answers. `DIRECT.GET.<stream>.<subject>` has one, after which the server forgets its reply
+subject; otherwise it would keep those of all look-ups of half a minute."""
 
 
 def view_of(subject: str) -> str:
@@ -78,7 +81,7 @@ def imports(user: Permissions, owner: str, served: Mapping[str, str]) -> list[di
 
 def _service(subject: str) -> dict[str, Any]:
     claims: dict[str, Any] = {"name": subject, "subject": subject, "type": "service"}
-    if subject.startswith(_SEVERAL_ANSWERS):
+    if _SEVERAL_ANSWERS.fullmatch(subject):
         claims |= _answered_for(RESPONSE_SECONDS)
     return claims
 

@@ -19,6 +19,7 @@ log = structlog.get_logger()
 MAX_HEADER_BYTES = 4 << 10
 """Longest headers that are read; those of the server and of this project are shorter. nats-py takes seconds to parse
 the longest that a server accepts."""
+_HEADER_VERSION = "NATS/1.0"
 _REVOKED = ("authorization violation", "authentication revoked")
 CONNECTION_POLL_SECONDS = 0.02
 ASKS_FOR_NONE = "asks for no credentials, so it is not the broker"
@@ -30,6 +31,30 @@ class HeaderParser(BytesParser):
     def parsebytes(self, text: bytes | bytearray, headersonly: bool = False) -> Message:  # noqa: FBT001, FBT002 signature of email
         """Parse headers; empty if they are longer than `MAX_HEADER_BYTES`."""
         return super().parsebytes(text if len(text) <= MAX_HEADER_BYTES else b"", headersonly)
+
+
+def read_headers(raw: bytes) -> dict[str, str] | None:
+    """Parse the headers of a message, and the status of the server; None if they are too long or not UTF-8.
+
+    Of several values of one name the last counts: the server appends its own.
+    """
+    if len(raw) > MAX_HEADER_BYTES:
+        return None
+    try:
+        first, *lines = raw.decode().split("\r\n")
+    except UnicodeDecodeError:
+        return None
+    headers = {}
+    code, _, description = first.removeprefix(_HEADER_VERSION).strip().partition(" ")
+    if code.isdigit():
+        headers["Status"] = code
+        if description:
+            headers["Description"] = description
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name:
+            headers[name.strip()] = value.strip()
+    return headers
 
 
 class Client(nats.aio.client.Client):
@@ -97,9 +122,8 @@ class Client(nats.aio.client.Client):
             return
         self.stats["in_msgs"] += 1
         self.stats["in_bytes"] += len(data)
-        found = await self._process_headers(headers) if headers else None
         try:
-            handle(self._build_message(sid, subject, reply, data, found))
+            handle(self._build_message(sid, subject, reply, data, read_headers(headers) if headers else None))
         except Exception as error:  # noqa: BLE001 a malformed message must not end the connection
             log.warning("malformed_message", subject=repr(subject)[:200], error=str(error))
 
@@ -131,9 +155,4 @@ class Client(nats.aio.client.Client):
         )
 
     async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
-        if not headers or len(headers) > MAX_HEADER_BYTES:
-            return None
-        try:
-            return await super()._process_headers(headers)
-        except ValueError:
-            return None
+        return read_headers(headers) if headers else None

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import nats.errors
 import structlog
+import uvloop
 from nats.js import JetStreamContext
 from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
 
@@ -26,7 +27,7 @@ from broker.address import Address
 from broker.client import ASKS_FOR_NONE, Client, HeaderParser
 from broker.credentials import read_claims
 from broker.errors import BrokerError, BrokerUnreachableError
-from broker.publisher import ACK_TIMEOUT, Publisher
+from broker.requests import ANSWER_TIMEOUT, Requests
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -77,7 +78,7 @@ class Connection:
 
     def __init__(self, address: Address, name: str, deadline: float = 10.0) -> None:
         self.address = address
-        self.loop = asyncio.new_event_loop()
+        self.loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self.on_reconnect: list[Callable[[], Awaitable[None]]] = []
         self.on_wait: Callable[[], None] = lambda: None
         """Called periodically while a request waits for the broker, so that a watchdog does not take it for a hang."""
@@ -90,7 +91,7 @@ class Connection:
         self._thread.start()
         self.nc: Client
         self.js: JetStreamContext
-        self.publisher: Publisher
+        self.requests: Requests
         try:
             self.call(self._connect(deadline), deadline + DEADLINE_SLACK)
         except BaseException:
@@ -153,9 +154,9 @@ class Connection:
             connecting.result()
         except (OSError, nats.errors.Error, TimeoutError, ValueError) as error:
             raise self._connect_error(last_error or _describe(error), deadline) from error
-        self.js = self.nc.jetstream(timeout=ACK_TIMEOUT)
+        self.js = self.nc.jetstream(timeout=ANSWER_TIMEOUT)
         self.js._hdr_parser = HeaderParser()  # noqa: SLF001 nats-py has no public name for it
-        self.publisher = Publisher(self.nc)
+        self.requests = Requests(self.nc)
 
     def _wait_longer(self) -> None:
         """Double the pause before the next attempt to connect: the broker refused the credentials."""

@@ -55,8 +55,8 @@ class _Segment:
         self._parts: list[Any] = []
         self._count = 0
 
-    def add(self, array: Array) -> int | None:
-        """Add an array and return its offset in the file; None if the segment is full."""
+    def add(self, array: Array, data: Bytes) -> int | None:
+        """Add an array, with its bytes, and return its offset in the file; None if the segment is full."""
         name, shape, end = self._count, ",".join(map(str, array.shape)), self.size + array.nbytes
         kind = _SAFETENSORS[dtype_name(array.dtype)]
         entry = f'"{name}":{{"dtype":"{kind}","shape":[{shape}],"data_offsets":[{self.size},{end}]}},'
@@ -67,7 +67,7 @@ class _Segment:
         offset = _DATA_OFFSET + self.size
         self._header.append(entry)
         self._header_size += len(entry)
-        self._parts.append(array.reshape(-1).view(np.uint8).data)
+        self._parts.append(data)
         if pad:
             self._parts.append(bytes(pad))
         self._count += 1
@@ -105,13 +105,14 @@ class SegmentWriter:
             return None
         if array.dtype.byteorder == ">":
             array = array.astype(array.dtype.newbyteorder("<"))
-        data = np.ascontiguousarray(array)
-        offset = self._segments[-1].add(data) if self._segments else None
+        array = np.ascontiguousarray(array)
+        data = array.reshape(-1).view(np.uint8)
+        offset = self._segments[-1].add(array, data) if self._segments else None
         if offset is None:
             self._segments.append(_Segment(self._next_uri()))
-            offset = typing.cast("int", self._segments[-1].add(data))
-        sum_ = checksum(data.reshape(-1).view(np.uint8))
-        return TensorRef(self._segments[-1].uri, offset, data.nbytes, dtype_name(data.dtype), data.shape, sum_)
+            offset = typing.cast("int", self._segments[-1].add(array, data))
+        uri, kind = self._segments[-1].uri, dtype_name(array.dtype)
+        return TensorRef(uri, offset, array.nbytes, kind, array.shape, checksum(data))
 
     def close(self) -> bool:
         """Write the segments; False if no array was placed and nothing was written.

@@ -17,6 +17,7 @@ from nats.js.errors import APIError
 from broker.connection import TRANSIENT, Connection
 from broker.encoder import CellEncoder
 from broker.errors import BrokerError, BrokerFullError
+from broker.publisher import publish
 from broker.store import Store
 from broker.subjects import Subjects
 from broker.table_reader import CALL_DEADLINE, Cell, Fill, TableReader
@@ -92,12 +93,12 @@ class Table(TableReader):
             await asyncio.sleep(0.5)
 
     async def _publish(self, subject: str, data: bytes) -> bool:
-        async def publish() -> bool:
-            answer = await self.connection.publisher.publish(subject, data)
+        async def attempt() -> bool:
+            answer = await publish(self.connection.requests, subject, data)
             await asyncio.wait((answer,))
             return self._is_stored(subject, answer)
 
-        return await self.connection.retry(publish, f"write {subject}")
+        return await self.connection.retry(attempt, f"write {subject}")
 
     def _is_stored(self, subject: str, answer: asyncio.Future[dict[str, Any]]) -> bool:
         """Return whether the server stored a cell; False if it was already written."""
@@ -132,7 +133,7 @@ class Table(TableReader):
 
     async def put_encoded_async(self, cells: list[tuple[str, bytes]]) -> list[bool]:
         """Async variant of `put_encoded`: all cells leave in one write, before any acknowledgement is awaited."""
-        answers = [await self.connection.publisher.publish(subject, data) for subject, data in cells]
+        answers = [await publish(self.connection.requests, subject, data) for subject, data in cells]
         if answers:
             await asyncio.wait(answers)
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from nats.errors import NoRespondersError
 from nats.js.api import RawStreamMsg
-from nats.js.errors import APIError, NotFoundError
+from nats.js.errors import NoStreamResponseError, NotFoundError
 
 from broker.codec import Envelope, Resolver, decode_fields, open_envelope
 from broker.connection import Connection
 from broker.errors import CodecError, SubjectError
+from broker.lookups import Stored, UnreadableAnswerError, look_up, look_up_all
 from broker.ordered_consumer import OrderedConsumer
 from broker.store import Store
 from broker.subjects import CellId, RowId, Subjects
@@ -80,39 +80,42 @@ class TableReader:
     async def get_async(self, subject: str, *, direct: bool = True) -> Cell | None:
         """Return the last cell that a subject or filter matches, or None.
 
-        With `direct`, an empty message with forged status headers also gives None; `direct=False` asks the stream's
-        leader and returns it.
+        `direct=False` asks the stream's leader, and any replica may answer otherwise.
         """
+        stream = self.subjects.table_stream
 
-        async def ask(*, direct: bool) -> RawStreamMsg | None:
-            try:
-                return await self.connection.js.get_last_msg(self.subjects.table_stream, subject, direct=direct)
-            except NotFoundError:
-                return None
-
-        async def look_up() -> RawStreamMsg | None:
+        async def attempt() -> Cell | None:
             if direct and self._direct:
-                # The reply mixes the message's own headers, which may be forged, with those of the server.
-                with suppress(APIError, NoRespondersError, ValueError, KeyError):
-                    return await ask(direct=True)
-            return await ask(direct=False)
-
-        found = await self.connection.retry(look_up, f"look up {subject}")
-        if found is None:
+                with suppress(UnreadableAnswerError, NoStreamResponseError):
+                    stored = await look_up(self.connection.requests, stream, subject)
+                    return None if stored is None else Cell(*stored)
+            with suppress(NotFoundError):
+                found = await self.connection.js.get_last_msg(stream, subject)
+                return Cell(found.subject or subject, found.seq or 0, found.data or b"")
             return None
-        return Cell(found.subject or subject, found.seq or 0, found.data or b"")
+
+        return await self.connection.retry(attempt, f"look up {subject}")
 
     def get(self, subject: str, *, direct: bool = True) -> Cell | None:
         """Return the cell at a subject, or None; see `get_async`."""
         return self.connection.call(self.get_async(subject, direct=direct), CALL_DEADLINE)
 
     def get_all(self, subjects: Iterable[str]) -> list[Cell | None]:
-        """Look cells up concurrently; the results are in the order of `subjects`."""
+        """Look cells up in one request; the results are in the order of `subjects`, which have no wildcards."""
+        return self.call(self.get_all_async(list(subjects)))
 
-        async def work() -> list[Cell | None]:
-            return await asyncio.gather(*(self.get_async(subject) for subject in subjects))
+    async def get_all_async(self, subjects: list[str]) -> list[Cell | None]:
+        """Async variant of `get_all`."""
 
-        return self.connection.call(work(), CALL_DEADLINE)
+        async def attempt() -> dict[str, Stored]:
+            with suppress(UnreadableAnswerError, NoStreamResponseError):
+                return await look_up_all(self.connection.requests, self.subjects.table_stream, subjects)
+            return {}
+
+        known = await self.connection.retry(attempt, "look up cells") if self._direct and len(subjects) > 1 else {}
+        others = [subject for subject in subjects if subject not in known]
+        found = dict(zip(others, await asyncio.gather(*map(self.get_async, others)), strict=True))
+        return [Cell(*known[subject]) if subject in known else found[subject] for subject in subjects]
 
     def read(self, data: bytes, expected: type[T], *, subject: str | None = None, resolve: Resolver | None = None) -> T:
         """Decode a cell, including its arrays in the store.

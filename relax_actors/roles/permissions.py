@@ -116,6 +116,7 @@ def _role(config: Config, subjects: Subjects, role: str) -> Permissions:
         Permissions(tuple(published), subscribed)
         | _services(config, subjects, spec)
         | allow_read(table, bucket)
+        | allow_history(table)
         | rows
         | removes
     )

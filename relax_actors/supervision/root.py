@@ -16,7 +16,7 @@ from broker.address import Address, address_of
 from broker.connection import Connection
 from broker.leases import RunState
 from broker.permissions import OPERATOR
-from broker.server import Server, ServerSettings, is_listening
+from broker.server import Server, ServerSettings, go_settings, is_listening
 from broker.server_keys import Users
 from relax_actors.config import Config, validate
 from relax_actors.data.model_folder import prepare
@@ -253,7 +253,7 @@ class Root:
                 self._notice,
             )
             probe = partial(is_listening, self.address)
-            environment = self._janitor.environment
+            environment = {**self._janitor.environment, **go_settings()}
             return Launch(self._server.command, self._server.log, None, environment, probe=probe, health_check=health)
         command = [sys.executable, "-m", "relax_actors.supervision.node", str(self.folder.root)]
         log, box = self.folder.log("node"), self.folder.black_box("node")

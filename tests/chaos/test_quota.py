@@ -15,6 +15,7 @@ from broker.address import Address
 from broker.codec import MAX_CELL_BYTES, encode
 from broker.connection import Connection
 from broker.errors import BrokerError
+from broker.publisher import publish
 from relax_actors.monitoring.connection import connected
 from relax_actors.monitoring.summary import read_ledger
 from tests.support.faults import hit, story_of
@@ -53,7 +54,7 @@ class Flood(threading.Thread):
         prefix, answers = f"relax.{self._run.name}", []
         for _ in range(100):
             cell = self._random.choice(self._cells)
-            answers.append(await connection.publisher.publish(f"{prefix}.{self._subject()}", cell))
+            answers.append(await publish(connection.requests, f"{prefix}.{self._subject()}", cell))
         await asyncio.wait(answers)
         self.stored += sum(answer.exception() is None for answer in answers)
 

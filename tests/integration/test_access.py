@@ -99,7 +99,7 @@ WRITERS: dict[str, set[str]] = {
     f"$JS.API.STREAM.INFO.{TABLE}": {*ROLES, "node"},
     f"$JS.API.STREAM.MSG.GET.{TABLE}": {*ROLES, "node"},
     f"$JS.API.DIRECT.GET.{TABLE}.relax.{RUN}.weights.7": {*ROLES, "node"},
-    f"$JS.API.DIRECT.GET.{TABLE}": {"observer"},
+    f"$JS.API.DIRECT.GET.{TABLE}": {*ROLES, "observer"},
     f"$JS.API.DIRECT.GET.{LOG}": {"observer"},
     f"$JS.API.STREAM.INFO.{LOG}": {"node"},
     f"$JS.API.STREAM.MSG.GET.{BUCKET}": {*ROLES, "node"},

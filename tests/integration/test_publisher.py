@@ -13,6 +13,7 @@ from nats.aio.msg import Msg
 from nats.js.errors import APIError, NoStreamResponseError
 
 from broker.connection import Connection
+from broker.publisher import publish
 from broker.pull import Delivery, delivery_of
 from broker.server import Server
 from broker.store import Store
@@ -24,7 +25,7 @@ from relax_actors.messages import Dropped
 
 def publish_all(connection: Connection, subjects: list[str]) -> list[dict[str, object] | BaseException]:
     async def work() -> list[dict[str, object] | BaseException]:
-        answers = [await connection.publisher.publish(subject, b"x") for subject in subjects]
+        answers = [await publish(connection.requests, subject, b"x") for subject in subjects]
         return await asyncio.gather(*answers, return_exceptions=True)
 
     return connection.call(work(), 30)
@@ -40,7 +41,7 @@ def test_each_message_gets_its_own_answer(table: Table) -> None:
 
 def test_cancelled_first_message_leaves_the_publisher_usable(table: Table) -> None:
     async def cancel_first() -> None:
-        first = asyncio.ensure_future(table.connection.publisher.publish(table.subject(RowId(0, 0), "dropped"), b"x"))
+        first = asyncio.ensure_future(publish(table.connection.requests, table.subject(RowId(0, 0), "dropped"), b"x"))
         await asyncio.sleep(0)
         first.cancel()
         await asyncio.wait((first,))
@@ -58,7 +59,7 @@ def test_message_that_no_stream_takes_fails(connection: Connection) -> None:
 def test_silent_server_fails_all_messages_and_the_table_repeats_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.publisher.ACK_TIMEOUT", 0.3)
+    monkeypatch.setattr("broker.requests.ANSWER_TIMEOUT", 0.3)
     server = Server(tmp_path / "broker")
     connection = Connection(server.start(), "test")
     subjects = Subjects("silent")
