@@ -128,7 +128,7 @@ def _own_names(module: ModuleType) -> list[str]:
     package = module.__name__.partition(".")[0]
 
     def is_own(value: object) -> bool:
-        origin = getattr(value, "__module__", None) or package  # a constant has none
+        origin = str(getattr(value, "__module__", None) or package)  # a constant has none
         return not isinstance(value, ModuleType) and origin.partition(".")[0] == package
 
     return [name for name, value in vars(module).items() if not name.startswith("_") and is_own(value)]
