@@ -95,8 +95,8 @@ def check_call(config: Config, call: Call, import_path: Path, rows: Mapping[str,
             return  # the check of the sandbox has said why
         result = _called_elsewhere(config, call, import_path, prompt, where)
     row = f"the first row of {call.data}"
-    if error := result.get("error"):
-        msg = f"{where} failed for {row}: {error}; fix it or the row, {SKIP}"
+    if problem := result.get("error"):
+        msg = f"{where} failed for {row}: {problem}; fix it or the row, {SKIP}"
         raise ConfigError(msg)
     reward = result["reward"]
     what = "no reward" if reward is None else f"{reward:.4g}"
