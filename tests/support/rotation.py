@@ -18,9 +18,35 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--shuffle", metavar="SEED", help="run tests in an order that follows from SEED; parameters stay together"
     )
+    parser.addoption("--record-skipped", metavar="FILE", help="write the names of skipped tests and files to FILE")
     parser.addoption(
         "--until", type=float, metavar="TIME", help="skip tests that would start later, in seconds since 1970"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    file = config.getoption("--record-skipped")
+    if file is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Skipped(Path(file)))
+
+
+class Skipped:
+    """Names of the tests, and of the files whose tests all, were skipped."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._names: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped:
+            self._names.add(report.nodeid)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.skipped:
+            self._names.add(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        self._file.write_text("".join(f"{name}\n" for name in sorted(self._names)))
 
 
 @pytest.hookimpl(trylast=True)
@@ -33,9 +59,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def names_of(file: Path) -> tuple[str, ...]:
-    """Names of tests, files and folders in a list; a line may end with a comment."""
-    lines = (line.split("#", 1)[0].strip() for line in file.read_text().splitlines())
-    return tuple(line for line in lines if line)
+    """Names of tests and files in a list; a line that begins with `#` is a comment."""
+    lines = (line.strip() for line in file.read_text().splitlines())
+    return tuple(line for line in lines if line and not line.startswith("#"))
 
 
 def keep(config: pytest.Config, items: list[pytest.Item], names: tuple[str, ...], *, wanted: bool) -> None:

@@ -50,3 +50,18 @@ def test_tests_that_would_start_too_late_are_skipped_with_the_reason(order: Orde
     ran, said = order("--until", str(time.time() - 1))
     assert ran == []
     assert "no time was left" in said
+
+
+def test_skipped_tests_and_files_are_recorded_and_can_be_run_alone(order: Order, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_file="import pytest\npytest.skip('no package', allow_module_level=True)",
+        test_one="import pytest\n@pytest.mark.skip\n@pytest.mark.parametrize('i', 'ab')\ndef test_it(i): pass",
+    )
+    order("--record-skipped", "skipped.txt")
+    names = (pytester.path / "skipped.txt").read_text().split()
+    assert names == ["test_file.py", "test_one.py::test_it[a]", "test_one.py::test_it[b]"]
+    pytester.makepyfile(test_file="def test_now(): pass", test_one="def test_it(): pass")
+    assert order("--listed", "skipped.txt")[0] == ["test_now"]
+    ran = order("--unlisted", "skipped.txt")[0]
+    assert "test_it" in ran
+    assert "test_now" not in ran
