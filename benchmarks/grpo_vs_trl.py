@@ -204,7 +204,7 @@ def report(work: Workload, warm_up: int, sides: dict[str, list[Result]], console
     ratios = [ours / theirs for ours, theirs in zip(rates["relax"], rates["trl"], strict=True)]
     differences = [ours.last_reward - theirs.last_reward for ours, theirs in turns]
     quiet = all(result.memory.load.is_quiet for results in sides.values() for result in results)
-    figures = {
+    figures: dict[str, Any] = {
         "ratio": round(statistics.median(ratios), 3),
         "reward_difference": round(statistics.median(differences), 4),
         "quiet": quiet,
