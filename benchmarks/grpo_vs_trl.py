@@ -1,7 +1,7 @@
 """Compare GRPO in relax-actors and in TRL's GRPOTrainer without an accelerator: completions per second and memory.
 
     python benchmarks/grpo_vs_trl.py                          # creates TRL's environment first, 2 GB
-    python benchmarks/grpo_vs_trl.py --trl-python PYTHON --json
+    python benchmarks/grpo_vs_trl.py --repeats 1 --json       # one turn, about three minutes
 
 Runs `relax up` as a user does (broker, supervisor and five actor processes) and TRL's trainer in one process,
 interleaved. Both get the same model (Qwen3, hidden 128, 4 layers, 0.8 M parameters, float32, the same random weights),
@@ -9,15 +9,19 @@ the same tokenizer, the same prompts (8 per step, 16 tokens each), 8 samples per
 end token is masked out), the same reward, AdamW at 1e-3, no KL term, one torch thread per process. The clipped ratio is
 taken against the trainer's own log-probs on both sides, so it is 1 in a step's only update.
 
+A turn runs both sides, one after the other, with one setting for rate and reward. The result is the median over the
+turns of the ratio of both rates, and of the difference between the mean rewards of the last five steps. Before and
+after each run the load averages and the share of the processors that other programs keep busy are measured; if that
+share exceeds 10 %, the run is marked, the figures do not count, and the program exits with 1 (0 with `--any-load`).
+
 The figure of a run is completions per second from the end of step `--warm-up` to the end of the last step but one. It
 includes generation, reward, advantages, training, weight transfer, messages and logging; it excludes start, warm-up,
 and the files that relax-actors writes at the end (checkpoint, exported model). Memory is the peak of the summed PSS of
 all processes of a side over its lifetime, broker and supervisor included, sampled every half second.
 
-Not compared: quality of learning (the rewards are printed as a check that both learn), models and batches of a useful
-size, GPUs, TRL with vLLM, more threads (TRL with 2 threads is slower on 2 cores). By default relax-actors generates one
-step ahead of the weights (`staleness.max = 1`) and so uses two cores where the synchronous TRL uses one;
-`--staleness 0` is on-policy like TRL.
+Not compared: models and batches of a useful size, GPUs, TRL with vLLM, more threads (TRL with 2 threads is slower on 2
+cores). By default relax-actors generates one step ahead of the weights (`staleness.max = 1`) and so uses two cores
+where the synchronous TRL uses one; `--staleness 0` is on-policy like TRL.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 import venv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -44,23 +49,59 @@ from rich.table import Table
 
 HERE = Path(__file__).resolve().parent
 RUN_SECONDS = 420.0
+LOAD_SECONDS = 3.0
+QUIET_SHARE = 0.1
+"""Largest share of the processors that other programs may keep busy before and after a run."""
 REQUIREMENTS = ("torch==2.13.0", "trl==1.16.*")
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """Load average of the last minute and busy share of the processors, before and after a run."""
+
+    averages: tuple[float, float]
+    busy: tuple[float, float]
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether other programs left the processors alone."""
+        return max(self.busy) <= QUIET_SHARE
+
+
+@dataclass(frozen=True, slots=True)
+class RunMemory:
+    """Peak of the summed PSS of a run's processes, their number, and what other programs did before and after."""
+
+    peak_mib: float
+    processes: int
+    load: Load
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
-    """One run of one side. `times` are the ends of the steps in Unix seconds; `extra` is printed as it is."""
+    """One run of one side.
+
+    Attributes:
+        times: ends of the steps in Unix seconds.
+        rewards: mean reward of each step.
+        memory: what the run's processes used.
+        extra: further figures, printed as they are.
+    """
 
     times: list[float]
     rewards: list[float]
-    peak_mib: float
-    processes: int
+    memory: RunMemory
     extra: dict[str, Any]
 
     def completions_per_second(self, work: Workload, warm_up: int) -> float:
         """Rate from the end of the warm-up to the end of the last step but one."""
         counted = self.times[warm_up - 1 : -1]
         return (len(counted) - 1) * work.completions / (counted[-1] - counted[0])
+
+    @property
+    def last_reward(self) -> float:
+        """Mean reward of the last five steps."""
+        return statistics.mean(self.rewards[-5:])
 
 
 def trl_python(folder: Path, requirements: Sequence[str] = REQUIREMENTS) -> Path:
@@ -75,8 +116,23 @@ def trl_python(folder: Path, requirements: Sequence[str] = REQUIREMENTS) -> Path
     return python
 
 
-def measured(command: list[str], work: Workload, log: Path) -> PeakMemory:
+def load_now() -> tuple[float, float]:
+    """Return the load average of the last minute, and the share of the processors that is busy for some seconds."""
+    before = cpu_ticks()
+    time.sleep(LOAD_SECONDS)
+    busy, total = (now - then for now, then in zip(cpu_ticks(), before, strict=True))
+    return os.getloadavg()[0], busy / total
+
+
+def cpu_ticks() -> tuple[int, int]:
+    """Return the ticks in which the processors worked for this or another virtual machine, and all ticks."""
+    ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
+
+
+def measured(command: list[str], work: Workload, log: Path) -> RunMemory:
     """Run a side's command to its end with its output in `log`; return the memory that it used."""
+    average, busy = load_now()
     path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = os.environ | {"OMP_NUM_THREADS": str(work.threads), "PYTHONPATH": path}
     with log.open("w") as out:
@@ -90,7 +146,8 @@ def measured(command: list[str], work: Workload, log: Path) -> PeakMemory:
             memory.stop()
     if code:
         sys.exit(f"{command[0]} ended with exit code {code}; end of {log}:\n{log.read_text()[-2000:]}")
-    return memory
+    after, busy_after = load_now()
+    return RunMemory(memory.peak, memory.processes, Load((average, after), (busy, busy_after)))
 
 
 def run_relax(work: Workload, turn: int, staleness: int, algorithm: str = GRPO) -> Result:
@@ -107,7 +164,7 @@ def run_relax(work: Workload, turn: int, staleness: int, algorithm: str = GRPO) 
     if [s["step"] for s in seen] != list(range(work.steps)) or any(s["tokens"] != wanted for s in seen):
         sys.exit(f"{name}: got metrics of {len(seen)} of {work.steps} steps with {wanted} tokens each; {steps.error}")
     extra = {key: statistics.median(s[key] for s in seen) for key in ("waited_seconds", "train_seconds", "staleness")}
-    return Result([s["time"] for s in seen], [s["reward"] for s in seen], memory.peak, memory.processes, extra)
+    return Result([s["time"] for s in seen], [s["reward"] for s in seen], memory, extra)
 
 
 def run_trl(work: Workload, turn: int, python: Path, script: str = "grpo_trl_side.py") -> Result:
@@ -118,28 +175,62 @@ def run_trl(work: Workload, turn: int, python: Path, script: str = "grpo_trl_sid
     body = json.loads(result.read_text())
     if set(body["lengths"]) != {float(work.new_tokens)} or len(body["times"]) != work.steps:
         sys.exit(f"trl-{turn}: {len(body['times'])} of {work.steps} steps, mean lengths {set(body['lengths'])}")
-    return Result(body["times"], body["rewards"], memory.peak, memory.processes, body["versions"])
+    return Result(body["times"], body["rewards"], memory, body["versions"])
 
 
 def report(work: Workload, warm_up: int, sides: dict[str, list[Result]], console: Console) -> dict[str, Any]:
     """Print the figures and return them."""
     table = Table(title=f"{work.completions} completions of {work.new_tokens} tokens per step, {work.steps} steps")
-    for column in ("run", "completions/s", "peak MiB", "processes", "reward, first 5", "last 5"):
+    columns = (
+        "run",
+        "completions/s",
+        "reward, last 5",
+        "first 5",
+        "peak MiB",
+        "processes",
+        "load average",
+        "others busy",
+    )
+    for column in columns:
         table.add_column(column)
-    rates: dict[str, list[float]] = {}
+    rates = {side: [r.completions_per_second(work, warm_up) for r in results] for side, results in sides.items()}
     for side, results in sides.items():
-        rates[side] = [result.completions_per_second(work, warm_up) for result in results]
         for turn, (result, rate) in enumerate(zip(results, rates[side], strict=True)):
-            ends = (f"{statistics.mean(part):.3f}" for part in (result.rewards[:5], result.rewards[-5:]))
-            table.add_row(f"{side} {turn}", f"{rate:.1f}", f"{result.peak_mib:.0f}", str(result.processes), *ends)
+            table.add_row(f"{side} {turn}", f"{rate:.1f}", *described(result))
     console.print(table)
     for side, results in sides.items():
         console.print(f"{side}: " + ", ".join(f"{k} {v}" for k, v in results[-1].extra.items()), highlight=False)
-    relax, trl = (statistics.median(rates[side]) for side in ("relax", "trl"))
-    peaks = {f"{side}_peak_mib": round(statistics.median(r.peak_mib for r in sides[side])) for side in sides}
-    memory = ", ".join(f"{name} {value}" for name, value in peaks.items())
-    console.print(f"medians: relax {relax:.1f}, TRL {trl:.1f} completions/s, ratio {relax / trl:.2f}; {memory}")
-    return {"ratio": round(relax / trl, 3), "relax": round(relax, 1), "trl": round(trl, 1), **peaks}
+    turns = list(zip(sides["relax"], sides["trl"], strict=True))
+    ratios = [ours / theirs for ours, theirs in zip(rates["relax"], rates["trl"], strict=True)]
+    differences = [ours.last_reward - theirs.last_reward for ours, theirs in turns]
+    quiet = all(result.memory.load.is_quiet for results in sides.values() for result in results)
+    figures: dict[str, Any] = {
+        "ratio": round(statistics.median(ratios), 3),
+        "reward_difference": round(statistics.median(differences), 4),
+        "quiet": quiet,
+        "ratios": [round(ratio, 3) for ratio in ratios],
+        "reward_differences": [round(difference, 4) for difference in differences],
+        **{side: round(statistics.median(rates[side]), 1) for side in sides},
+        **{f"{side}_reward": round(statistics.median(r.last_reward for r in sides[side]), 4) for side in sides},
+        **{f"{side}_peak_mib": round(statistics.median(r.memory.peak_mib for r in sides[side])) for side in sides},
+    }
+    console.print(", ".join(f"{name} {value}" for name, value in figures.items()), highlight=False)
+    if not quiet:
+        console.print("NOT QUIET: other programs were busy before or after a run; these figures do not count")
+    return figures
+
+
+def described(result: Result) -> tuple[str, ...]:
+    """Return the cells of a run in the table."""
+    memory, load = result.memory, result.memory.load
+    return (
+        f"{result.last_reward:.3f}",
+        f"{statistics.mean(result.rewards[:5]):.3f}",
+        f"{memory.peak_mib:.0f}",
+        str(memory.processes),
+        f"{load.averages[0]:.1f}, {load.averages[1]:.1f}",
+        f"{load.busy[0]:.0%}, {load.busy[1]:.0%}" + ("" if load.is_quiet else " NOT QUIET"),
+    )
 
 
 def main() -> None:
@@ -165,11 +256,12 @@ def parse(description: str, environment: str, staleness: int = 1) -> argparse.Na
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--warm-up", type=int, default=5, help="steps left out at the start of each run")
     parser.add_argument("--staleness", type=int, default=staleness, help="staleness.max of relax-actors")
     parser.add_argument("--venv", type=Path, default=HERE.parent / ".bench" / environment)
     parser.add_argument("--trl-python", type=Path, help="interpreter of an environment with TRL, instead of --venv")
+    parser.add_argument("--any-load", action="store_true", help="exit with 0 although other programs were busy")
     parser.add_argument("--keep", action="store_true", help="keep the folder with the runs and logs")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -191,8 +283,7 @@ def compare(
     for turn in range(arguments.repeats):
         sides["relax"].append(relax_side(turn))
         sides["trl"].append(trl_side(turn))
-        load = os.getloadavg()[0]
-        console.print(f"turn {turn + 1} of {arguments.repeats} done, load average {load:.1f}", highlight=False)
+        console.print(f"turn {turn + 1} of {arguments.repeats} done", highlight=False)
     figures = report(work, arguments.warm_up, sides, console)
     if arguments.keep:
         console.print(f"kept {work.folder}", highlight=False)
@@ -200,6 +291,8 @@ def compare(
         shutil.rmtree(work.folder)
     if arguments.json:
         print(json.dumps(figures | {"steps": arguments.steps, "repeats": arguments.repeats}))
+    if not (figures["quiet"] or arguments.any_load):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
 from relax_actors.algorithms.losses import token_logprobs
 from relax_actors.engines.protocols import TrainSample
-from relax_actors.engines.protocols.samples import lengths_of
 from relax_actors.engines.torch.forward import Forward
 
 
@@ -101,7 +100,7 @@ CASES = (
 
 def padded_step(model: PreTrainedModel, sequences: Sequence[TrainSample], budget: int) -> None:
     """Forward and backward of micro-batches with rows padded on the right."""
-    lengths = lengths_of(sequences)
+    lengths = [len(sample) for sample in sequences]
     order = sorted(range(len(sequences)), key=lambda i: -lengths[i])
     parts: list[list[int]] = []
     for i in order:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 LossMode = Literal["token_mean", "sample_mean_of_means", "sample_mean_of_sums", "constant", "sample_weight_length"]
@@ -32,7 +33,7 @@ def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> Tenso
         temperature: divisor of the logits.
 
     Returns:
-        Natural log-probs, `[batch, seq] float32`.
+        Natural log-probs, `[batch, seq] float32` (float64 for float64 logits).
 
     Raises:
         ValueError: the temperature is not positive.
@@ -40,7 +41,7 @@ def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> Tenso
     if not temperature > 0:
         msg = f"temperature is {temperature}; score greedy samples at the training temperature, such as 1.0"
         raise ValueError(msg)
-    scaled = logits.float()
+    scaled = logits if logits.dtype == torch.float64 else logits.float()
     if temperature != 1.0:
         scaled = scaled / temperature
     chosen = scaled.gather(-1, targets.unsqueeze(-1)).squeeze(-1)

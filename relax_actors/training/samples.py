@@ -48,14 +48,16 @@ def without_truncated(trajectory: Trajectory) -> Trajectory | RelaxError:
 
 
 def computed_lengths(trajectory: Trajectory, *, share_prefixes: bool) -> list[int]:
-    """Return how many tokens of each sequence of a row are computed, at most; with `share_prefixes` the prompt once.
+    """Return how many tokens of each sequence of a row count in a micro-batch, at most; see `plan_micro_batches`.
 
-    Branches of a sample may share more than the prompt.
+    With `share_prefixes` the prompt counts once. Branches of a sample may share more than the prompt.
     """
-    found, longest = trajectory.sequence_lengths, 0
-    for i, prompt_tokens in enumerate(trajectory.shared.tolist() if share_prefixes else ()):
-        known = min(prompt_tokens, longest)
-        found[i] -= known if known >= LEAST_TOKENS else 0
+    found: list[int] = []
+    longest = 0
+    for length, prompt_tokens in zip(trajectory.sequence_lengths, trajectory.shared.tolist(), strict=True):
+        known = min(prompt_tokens, longest) if share_prefixes else 0
+        # A sequence's last token is no input. Behind a shared prefix every trained token counts, because of its logits.
+        found.append(length - known if known >= LEAST_TOKENS else max(length - 1, 1))
         longest = max(longest, prompt_tokens)
     return found
 

@@ -47,10 +47,10 @@ def test_every_sequence_is_in_exactly_one_micro_batch(section: dict[str, int], l
         assert batch.packed == (layout.context == 1)
         if batch.packed:
             assert batch.rows == 1
-            assert sum(lengths[i] for i in batch.indices) <= batch.length
+            assert sum(lengths[i] - 1 for i in batch.indices) <= batch.length
         else:
             assert len(batch.indices) <= batch.rows
-            assert all(lengths[i] <= batch.length for i in batch.indices)
+            assert all(lengths[i] - 1 <= batch.length for i in batch.indices)
         # Only rounding the length up to the multiple may exceed the budget.
         assert batch.rows * (batch.length - layout.length_multiple) < BUDGET
     if layout.virtual > 1:
@@ -80,7 +80,7 @@ def samples(*, experts: bool = False) -> list[TrainSample]:
 
 def test_padded_sequences_are_rows_with_positions_before_their_trained_tokens() -> None:
     found = MicroBatchTensors.of(MicroBatch([0, 1, 2], 4, 6, packed=False), samples(), torch.device("cpu"))
-    assert found.tokens.tolist() == [[7, 4, 0, 0, 0, 0], [5, 6, 1, 2, 3, 0], [8, 9, 10, 11, 0, 0], [0] * 6]
+    assert found.tokens.tolist() == [[7, 0, 0, 0, 0, 0], [5, 6, 1, 2, 0, 0], [8, 9, 10, 0, 0, 0], [0] * 6]
     assert found.scored.tolist() == [0, 7, 8, 9, 12, 14]
     assert found.targets.tolist() == [4, 1, 2, 3, 9, 11]
     assert found.mask.int().tolist() == [[1, 0, 0], [1, 1, 1], [1, 1, 0]]
@@ -88,25 +88,25 @@ def test_padded_sequences_are_rows_with_positions_before_their_trained_tokens() 
 
 
 def test_packed_sequences_are_concatenated() -> None:
-    found = MicroBatchTensors.of(MicroBatch([1, 0, 2], 1, 12), samples(experts=True), torch.device("cpu"))
-    assert found.tokens.tolist() == [[5, 6, 1, 2, 3, 7, 4, 8, 9, 10, 11, 0]]
-    assert found.scored.tolist() == [1, 2, 3, 5, 7, 9]
+    found = MicroBatchTensors.of(MicroBatch([1, 0, 2], 1, 9), samples(experts=True), torch.device("cpu"))
+    assert found.tokens.tolist() == [[5, 6, 1, 2, 7, 8, 9, 10, 0]]
+    assert found.scored.tolist() == [1, 2, 3, 4, 5, 7]
     assert found.targets.tolist() == [1, 2, 3, 4, 9, 11]
     assert found.mask.int().tolist() == [[1, 1, 1], [1, 0, 0], [1, 1, 0]]
     assert found.experts is not None
-    assert found.experts[0, :, 0, 0].tolist() == [1, 1, 1, 1, -1, 0, -1, 2, 2, 2, -1, -1]
+    assert found.experts[0, :, 0, 0].tolist() == [1, 1, 1, 1, 0, 2, 2, 2, -1]
     assert found.packing is not None
-    assert found.packing.ends.tolist() == [0, 5, 7, 11, 12]
-    assert found.packing.positions.tolist() == [[0, 1, 2, 3, 4, 0, 1, 0, 1, 2, 3, 0]]
+    assert found.packing.ends.tolist() == [0, 4, 5, 8, 9]
+    assert found.packing.positions.tolist() == [[0, 1, 2, 3, 0, 0, 1, 2, 0]]
 
 
 def test_sequences_without_recorded_experts_leave_the_choice_to_the_router() -> None:
     mixed = samples(experts=True)
     mixed[1] = replace(mixed[1], routed_experts=None)
-    found = MicroBatchTensors.of(MicroBatch([1, 0], 1, 7), mixed, torch.device("cpu"))
+    found = MicroBatchTensors.of(MicroBatch([1, 0], 1, 6), mixed, torch.device("cpu"))
     assert found.experts is not None
-    assert found.experts[0, :, 0, 0].tolist() == [-1, -1, -1, -1, -1, 0, -1]
-    assert MicroBatchTensors.of(MicroBatch([1], 1, 5), mixed, torch.device("cpu")).experts is None
+    assert found.experts[0, :, 0, 0].tolist() == [-1, -1, -1, -1, 0, -1]
+    assert MicroBatchTensors.of(MicroBatch([1], 1, 4), mixed, torch.device("cpu")).experts is None
 
 
 def test_empty_micro_batch_has_no_sequences() -> None:

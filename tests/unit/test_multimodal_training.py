@@ -20,7 +20,7 @@ from relax_actors.config import Config
 from relax_actors.config.training import CriticSection
 from relax_actors.data.model_folder import measure
 from relax_actors.engines.protocols import TrainSample, train
-from relax_actors.engines.protocols.samples import plan_micro_batches
+from relax_actors.engines.protocols.samples import input_lengths, plan_micro_batches
 from relax_actors.engines.torch.critic import TorchCritic
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.torch.model import build, tensors_of
@@ -200,10 +200,11 @@ def test_a_critic_of_another_family_is_refused(tmp_path: Path) -> None:
 def test_media_count_once_for_the_samples_of_a_row_in_a_micro_batch(tmp_path: Path) -> None:
     engine, config = begun(tmp_path, "qwen3_vl")
     samples = samples_of(engine, config)
-    tokens, media = sum(map(len, samples)), sum(sample.media.tokens for sample in samples[::2] if sample.media)
+    tokens, media = sum(input_lengths(samples)), sum(sample.media.tokens for sample in samples[::2] if sample.media)
     assert media > 0
     plans = plan_micro_batches(samples, tokens + media, share_prefixes=True)
-    computed = tokens - sum(plans[0].shared)
+    # Behind a prefix, all trained tokens count.
+    computed = tokens - sum(plans[0].shared) + np.count_nonzero(plans[0].shared)
     assert computed < tokens
     for shares, least in ((True, computed), (False, tokens)):
         assert len(plan_micro_batches(samples, least + media, share_prefixes=shares)) == 1

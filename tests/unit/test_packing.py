@@ -82,7 +82,7 @@ def test_packed_log_probs_and_gradients_equal_those_of_each_sequence_alone(
             )
 
 
-def test_linear_layers_see_no_padding() -> None:
+def test_linear_layers_see_no_padding_and_no_last_token() -> None:
     model = AutoModelForCausalLM.from_config(deepcopy(FAMILIES[0]))
     forward = Forward(torch.device("cpu"), torch.float32, 1.0)
     forward.prepare(model)
@@ -93,7 +93,7 @@ def test_linear_layers_see_no_padding() -> None:
     lengths = [(3, 9), (7, 2), (1, 1), (5, 12)]
     forward.logprobs(model, forward.micro_batch(sequences(lengths), MicroBatchPlan.of(range(4))))
     assert seen.pop("lm_head") == sum(c for _, c in lengths)
-    assert set(seen.values()) == {sum(p + c for p, c in lengths)}
+    assert set(seen.values()) == {sum(p + c - 1 for p, c in lengths)}
 
 
 def test_pack_inverts_unpack() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,10 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from relax_actors.algorithms.shared_prefixes import LEAST_TOKENS, find_shared_prefixes
 from relax_actors.engines.protocols import TrainSample
-from relax_actors.engines.protocols.samples import plan_micro_batches
+from relax_actors.engines.protocols.samples import input_lengths, plan_micro_batches
 from relax_actors.engines.torch.experts import Routers
 from relax_actors.engines.torch.forward import Forward
-from relax_actors.engines.torch.packing import Packing, cut_calls
+from relax_actors.engines.torch.packing import Packing, attend_rows, cut_calls
 from tests.unit.test_packing import FAMILIES
 
 CPU = torch.device("cpu")
@@ -81,7 +83,7 @@ def test_log_probs_and_gradients_are_those_of_sequences_that_share_nothing(
     samples = tree(5)
     shared, gradients, computed = scored(model, samples, budget, shares=True)
     alone, expected, unshared = scored(model, samples, budget, shares=False)
-    assert unshared == sum(map(len, samples))
+    assert unshared == sum(input_lengths(samples))
     assert computed < 0.6 * unshared
     for found, wanted in zip(shared, alone, strict=True):
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
@@ -139,15 +141,29 @@ def test_micro_batches_fit_the_budget_with_each_shared_prefix_counted_once(
     plans = plan_micro_batches(samples, budget, share_prefixes=True)
     assert sorted(i for plan in plans for i in plan.indices) == list(range(len(samples)))
     for plan in plans:
-        packing = Packing.of([len(samples[i]) for i in plan.indices], CPU, plan.shared)
+        read = [samples[i].inputs for i in plan.indices]
+        packing = Packing.of(read, CPU, plan.shared)
         assert packing.positions.shape[1] <= budget
         assert sum(samples[i].trained for i in plan.indices) <= budget
-        tokens = np.concatenate([samples[i].token_ids[n:] for i, n in zip(plan.indices, plan.shared, strict=True)])
+        own = zip(plan.indices, plan.shared, read, strict=True)
+        tokens = np.concatenate([samples[i].token_ids[n:length] for i, n, length in own])
         for i, path in zip(plan.indices, packing.paths, strict=True):
-            assert tokens[path].tolist() == samples[i].token_ids.tolist()
-            assert packing.positions[0, path].tolist() == list(range(len(samples[i])))
+            assert tokens[path].tolist() == samples[i].token_ids[: samples[i].inputs].tolist()
+            assert packing.positions[0, path].tolist() == list(range(samples[i].inputs))
         for before, after, n in zip(plan.indices, plan.indices[1:], plan.shared[1:], strict=False):
             assert n == 0 or samples[before].row == samples[after].row
+
+
+def test_model_reads_up_to_the_token_before_the_last_trained_one() -> None:
+    ids = np.arange(9, dtype=np.int32)
+    for trained, inputs in (([8], 8), ([3, 5], 5), ([1], 1), ([], 1)):
+        assert TrainSample(ids, np.isin(np.arange(9), trained)).inputs == inputs
+
+
+def test_equal_prompts_with_one_token_each_are_read_once() -> None:
+    samples = [TrainSample.of_completion(np.arange(6), np.array([n])) for n in range(5)]
+    (plan,) = plan_micro_batches(samples, 100, share_prefixes=True)
+    assert plan.shared == [0, 6, 6, 6, 6]
 
 
 def test_sequences_that_share_nothing_are_planned_longest_first() -> None:
@@ -164,3 +180,26 @@ def test_padding_of_attention_calls_costs_less_than_further_calls(shapes: list[t
     assert sorted(i for group in groups for i in group) == list(range(len(shapes)))
     padded = sum(len(g) * max(shapes[i][0] for i in g) * max(shapes[i][1] for i in g) for g in groups)
     assert padded <= 4 * sum(q * k for q, k in shapes) + (1 << 14) * len(shapes)
+
+
+@given(SEQUENCES, st.integers(0, 3))
+def test_lengths_for_a_varlen_kernel_describe_the_attention_of_the_rows(given_: list[list[int]], padding: int) -> None:
+    # The kernel of CUDA gets the own tokens of each sequence as queries and aligns the causal mask at the last token.
+    order, shared = find_shared_prefixes([np.array(sequence, np.int32) for sequence in given_])
+    lengths, prefixes = [len(given_[i]) for i in order], [shared[i] for i in order]
+    extra = [padding] if padding else []
+    packing = Packing.of([*lengths, *extra], CPU, [*prefixes, *(0 for _ in extra)])
+    torch.manual_seed(0)
+    total = packing.positions.shape[1]
+    query, key, value = (torch.randn(total, heads, 8, dtype=torch.float64) for heads in (4, 2, 2))
+    rows = packing.attend(query, key, value, partial(attend_rows, scale=None))
+    keys = (key, value) if packing.keys is None else (key[packing.keys], value[packing.keys])
+    expected = []
+    for (begin, end), (first, last) in zip(pairwise(packing.ends), pairwise(packing.key_ends), strict=True):
+        own, of = end - begin, last - first
+        assert own <= of <= packing.longest
+        if own:
+            mask = torch.ones(own, of, dtype=torch.bool).tril(of - own)
+            inputs = [tensor.transpose(0, 1)[None] for tensor in (query[begin:end], *(t[first:last] for t in keys))]
+            expected.append(attend_rows(inputs[0], inputs[1], inputs[2], mask, None)[0])
+    torch.testing.assert_close(rows, torch.cat(expected))

@@ -105,6 +105,13 @@ class TrainSample:
         return len(self.token_ids)
 
     @property
+    def inputs(self) -> int:
+        """Leading tokens that a model reads: those before the last trained token, and the media of a prompt."""
+        trained = np.flatnonzero(self.loss_mask)
+        placed = 0 if self.media is None else self.media.positions.shape[1]
+        return max(int(trained[-1]) if len(trained) else 1, placed)
+
+    @property
     def trained(self) -> int:
         """Number of trained tokens."""
         return int(np.count_nonzero(self.loss_mask))
@@ -132,9 +139,9 @@ class TrainSample:
         return replace(self, advantages=advantages)
 
 
-def lengths_of(samples: Iterable[TrainSample]) -> list[int]:
-    """Return the number of tokens of each sequence."""
-    return [len(sample) for sample in samples]
+def input_lengths(samples: Iterable[TrainSample]) -> list[int]:
+    """Return the number of tokens of each sequence that a model reads; an empty sequence has none."""
+    return [sample.inputs if len(sample) else 0 for sample in samples]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +168,13 @@ def plan_micro_batches(
 ) -> list[MicroBatchPlan]:
     """Split sequences into micro-batches; see `micro_batches`.
 
-    A prefix that sequences share counts once in a micro-batch. The media of a prompt count as many tokens again as they
+    The last trained token and tokens after it are no inputs and do not count. A prefix that sequences share counts once
+    in a micro-batch. The media of a prompt count as many tokens again as they
     have placeholders, once for all sequences that read them: their towers compute about as much as the decoder does for
     these tokens.
     """
     shared = shared_work(samples, share_prefixes=share_prefixes)
-    parts = micro_batches(lengths_of(samples), max_tokens=max_tokens, shared=shared)
+    parts = micro_batches(input_lengths(samples), max_tokens=max_tokens, shared=shared)
     return [MicroBatchPlan.of(part, shared) for part in parts]
 
 
@@ -176,7 +184,7 @@ def shared_work(samples: Sequence[TrainSample], *, share_prefixes: bool) -> Shar
     media = [_placeholders(sample, number) for sample in samples]
     ranks, prefixes, groups = list(range(len(samples))), [0] * len(samples), list(range(len(samples)))
     for row in _rows(samples):
-        order = sorted(row, key=lambda i: (-len(samples[i]), i))
+        order = sorted(row, key=lambda i: (-samples[i].inputs, i))
         if share_prefixes and len(row) > 1:
             order = _share_prefixes(samples, row, number, prefixes)
         of_medium: dict[int, int] = {}
@@ -212,7 +220,7 @@ def _share_prefixes(
 ) -> list[int]:
     """Order the sequences of a row by their prefixes, and set what each shares with its predecessor."""
     members = [samples[i] for i in row]
-    columns = [[np.ascontiguousarray(sample.token_ids, np.int32)] for sample in members]
+    columns = [[np.ascontiguousarray(sample.token_ids[: sample.inputs], np.int32)] for sample in members]
     if shape := next((e.shape[1:] for sample in members if (e := sample.routed_experts) is not None), None):
         for sample, own in zip(members, columns, strict=True):
             own.append(_experts(sample, shape))
@@ -226,16 +234,17 @@ def _share_prefixes(
 
 
 def _experts(sample: TrainSample, shape: tuple[int, ...]) -> Array:
-    """Return the recorded experts of each token, `[len, layers * experts_per_token] int32`, -1 where there are none."""
-    found = np.full((len(sample), *shape), MISSING, np.int32)
+    """Return the recorded experts of each token, `[inputs, layers * experts_per_token] int32`, -1 where none are."""
+    found = np.full((sample.inputs, *shape), MISSING, np.int32)
     if sample.routed_experts is not None:
-        found[: len(sample.routed_experts)] = sample.routed_experts
-    return found.reshape(len(sample), -1)
+        known = sample.routed_experts[: sample.inputs]
+        found[: len(known)] = known
+    return found.reshape(sample.inputs, -1)
 
 
 def _positions(sample: TrainSample, number: Mapping[int, int]) -> tuple[Array, Array]:
-    """Return the bits of the rotary positions, `[len, 3] int32`, and the numbers of media where they begin, `[len]`."""
-    begins, length = np.zeros(len(sample), np.int32), len(sample)
+    """Return the bits of the rotary positions, `[inputs, 3] int32`, and the numbers of media where they begin."""
+    begins, length = np.zeros(sample.inputs, np.int32), sample.inputs
     if sample.media is None:
         positions: Array = np.broadcast_to(np.arange(length), (3, length))
     else:

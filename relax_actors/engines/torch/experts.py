@@ -133,8 +133,8 @@ def pack_experts(recorded: Sequence[NDArray[Any]], paths: Sequence[NDArray[Any]]
 
     Args:
         recorded: `[len - 1, layers, experts_per_token]` of each sequence.
-        paths: `[len] int64` of each sequence, index of its tokens among `total`. Its last token, and tokens of no
-            sequence, get -1.
+        paths: `[inputs] int64` of each sequence, index of its tokens among `total`. Tokens without recorded experts
+            get -1.
         total: tokens of the micro-batch.
 
     Returns:
@@ -142,5 +142,6 @@ def pack_experts(recorded: Sequence[NDArray[Any]], paths: Sequence[NDArray[Any]]
     """
     out = np.full((total, *recorded[0].shape[1:]), MISSING, np.int64)
     for chosen, path in zip(recorded, paths, strict=True):
-        out[path[: len(chosen)]] = chosen
+        known = min(len(chosen), len(path))
+        out[path[:known]] = chosen[:known]
     return np.ascontiguousarray(out.swapaxes(0, 1))

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from relax_actors.algorithms.entropy import logprobs_and_entropies, logprobs_at, squared_probabilities
 from relax_actors.algorithms.losses import token_logprobs
-from relax_actors.engines.protocols.samples import MicroBatchPlan, TrainSample, lengths_of, plan_micro_batches
+from relax_actors.engines.protocols.samples import MicroBatchPlan, TrainSample, input_lengths, plan_micro_batches
 from relax_actors.engines.protocols.scoring import Scores
 from relax_actors.engines.torch import multimodal
 from relax_actors.engines.torch.barred import BarredIds
@@ -39,7 +39,7 @@ def device_of(name: str) -> torch.device:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Concatenated sequences, in the order of their plan.
+    """Concatenated sequences, in the order of their plan, each up to the token before its last trained one.
 
     Losses get the trained tokens of each sequence only, padded to `[batch, width]`.
 
@@ -113,13 +113,14 @@ class Forward:
     def micro_batch(self, samples: Sequence[TrainSample], plan: MicroBatchPlan) -> MicroBatch:
         """Build the micro-batch of the sequences that a plan names."""
         chosen, shared = [samples[index] for index in plan.indices], plan.shared
-        packing = Packing.of(lengths_of(chosen), self.device, shared)
+        lengths = input_lengths(chosen)
+        packing = Packing.of(lengths, self.device, shared)
         trained = [np.flatnonzero(sample.loss_mask) for sample in chosen]
         counts = np.array([len(places) for places in trained])
         mask = np.arange(counts.max()) < counts[:, None]
         scored = [path[places - 1] for path, places in zip(packing.paths, trained, strict=True)]
         targets = [sample.token_ids[places] for sample, places in zip(chosen, trained, strict=True)]
-        tokens = [sample.token_ids[prefix:] for sample, prefix in zip(chosen, shared, strict=True)]
+        tokens = [s.token_ids[prefix:length] for s, prefix, length in zip(chosen, shared, lengths, strict=True)]
         ids = [np.concatenate(arrays).astype(np.int64) for arrays in (tokens, scored, targets)]
         on = [torch.from_numpy(array).to(self.device) for array in (*ids, np.flatnonzero(mask), mask)]
         experts = self._experts(chosen, packing)
@@ -130,7 +131,7 @@ class Forward:
         self, batch: MicroBatch, family: Family, samples: Sequence[TrainSample], shared: Sequence[int]
     ) -> MicroBatch:
         """Add the rotary positions and the media of the sequences."""
-        positions = multimodal.positions_of([(len(s), s.media) for s in samples], shared)[:, None]
+        positions = multimodal.positions_of([(s.inputs, s.media) for s in samples], shared)[:, None]
         sequences = [(sample.token_ids, sample.media) for sample in samples]
         placement = Placement.of(family, sequences, batch.packing.paths, self.device)
         return replace(batch, positions=torch.from_numpy(positions).to(self.device), placement=placement)

@@ -50,7 +50,7 @@ class MicroBatchMedia:
         """
         found = np.zeros((3, 0), np.int64)
         if samples:
-            found = positions_of([(len(sample), sample.media) for sample in samples], shared)
+            found = positions_of([(sample.inputs, sample.media) for sample in samples], shared)
         padded = np.pad(found, ((0, 0), (0, length - found.shape[1])))
         sequences = [(sample.token_ids, sample.media) for sample in samples]
         placement = Placement.of(family, sequences, paths, device)

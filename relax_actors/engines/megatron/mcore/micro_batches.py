@@ -19,7 +19,7 @@ from torch import Tensor
 from relax_actors.algorithms.micro_batches import Shared, group_work, micro_batches
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore.batch_media import MicroBatchMedia
-from relax_actors.engines.protocols.samples import MicroBatchPlan, TrainSample, lengths_of, shared_work
+from relax_actors.engines.protocols.samples import MicroBatchPlan, TrainSample, input_lengths, shared_work
 from relax_actors.engines.torch.experts import pack_experts
 from relax_actors.engines.torch.packing import Packing
 from relax_actors.media.family import Family
@@ -54,13 +54,13 @@ def plan_micro_batches(
         max_tokens: largest number of tokens of a micro-batch.
         share_prefixes: whether a prefix that sequences of a row share counts once, without context parallelism.
     """
-    lengths, packed = lengths_of(samples), layout.context == 1
+    lengths, packed = input_lengths(samples), layout.context == 1
     shares = _shares(samples, layout.data, share_prefixes=share_prefixes and packed)
     cuts = []
     for share in shares:
         own = [samples[i] for i in share]
         work = shared_work(own, share_prefixes=share_prefixes and packed)
-        parts = _cut(lengths_of(own), layout, max_tokens, max(lengths), work)
+        parts = _cut(input_lengths(own), layout, max_tokens, max(lengths), work)
         cuts.append([_micro_batch(lengths, share, MicroBatchPlan.of(part, work), layout) for part in parts])
     count = max(map(len, cuts))
     if layout.virtual > 1:  # the interleaved schedule takes a multiple of the pipeline stages
@@ -80,7 +80,7 @@ def _shares(samples: Sequence[TrainSample], ranks: int, *, share_prefixes: bool)
 
     Sequences that share work stay together, unless dealing them out one by one leaves less to the busiest rank.
     """
-    lengths = lengths_of(samples)
+    lengths = input_lengths(samples)
     dealt = _dealt(lengths, ranks)
     shared = shared_work(samples, share_prefixes=share_prefixes)
     if shared is None or ranks == 1:
@@ -95,7 +95,7 @@ def _shares(samples: Sequence[TrainSample], ranks: int, *, share_prefixes: bool)
 
 def _work(samples: Sequence[TrainSample], *, share_prefixes: bool) -> int:
     shared = shared_work(samples, share_prefixes=share_prefixes)
-    lengths = lengths_of(samples)
+    lengths = input_lengths(samples)
     return sum(lengths if shared is None else group_work(lengths, shared).values())
 
 
@@ -177,14 +177,14 @@ class MicroBatchTensors:
         `family` is that of a multimodal model.
         """
         selected = [samples[index] for index in batch.indices]
-        packing = _packing(batch, lengths_of(selected), device)
-        rows = [np.arange(len(sample)) + row * batch.length for row, sample in enumerate(selected)]
+        packing = _packing(batch, input_lengths(selected), device)
+        rows = [np.arange(sample.inputs) + row * batch.length for row, sample in enumerate(selected)]
         paths = rows if packing is None else packing.paths[: len(selected)]
         tokens = np.zeros(batch.rows * batch.length, np.int64)
         mask = np.zeros((len(selected), max([1, *(sample.trained for sample in selected)])), np.bool_)
         scored, targets = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for row, (sample, path) in enumerate(zip(selected, paths, strict=True)):
-            tokens[path] = sample.token_ids
+            tokens[path] = sample.token_ids[: len(path)]
             trained = np.flatnonzero(sample.loss_mask)
             scored.append(path[trained - 1])
             targets.append(sample.token_ids[trained])
