@@ -96,7 +96,7 @@ def test_rows_that_a_client_took_and_left_go_to_others(guarded: Guarded) -> None
 
 
 def test_row_that_a_client_put_off_stays_away_until_a_node_returns_it(guarded: Guarded) -> None:
-    """The delay is the client's to choose, and outlives its connection; any sequence of the consumer returns the row."""
+    """The client chooses the delay, which outlives its connection; any sequence of the consumer returns the row."""
     with client(guarded, "rollout") as thief:
         taken = thief.take(6)
         thief.answer(taken[PROMPTS[0]], DELAY_FOR_GOOD)
