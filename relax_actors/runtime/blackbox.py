@@ -3,6 +3,10 @@
 Writing it costs no system call. The supervisor reads it for signs of life, and after a death to learn which rows the
 actor was handling and which deliveries it had taken.
 
+The record is read through the file, never through the map, and believed only as far as its types go: the actor, which
+may run hostile code, can write anything into the file and make it shorter, and access to a map behind the end of its
+file kills a process.
+
 Invariant: the time of the last sign of life and the length of the text change in one store each, through a view of
 their type. `struct.pack_into` clears its target first, and a supervisor that reads 0 there kills a healthy process.
 """
@@ -23,6 +27,8 @@ SIZE = 16 << 10
 MAX_DELIVERIES = 512
 _BEAT, _LENGTH, _TEXT = slice(0, 8), slice(8, 12), 12
 _DELIVERY = struct.Struct("<QQQ")
+_HEAD = struct.Struct("=dI")
+HEAD_READS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,7 @@ class BlackBox:
             # Allocate the blocks now: a write into a hole of a mapped file on a full disk kills the process.
             os.posix_fallocate(file.fileno(), 0, size)
             self._map = mmap.mmap(file.fileno(), size)
+            self._file = os.dup(file.fileno())
         self._beat = memoryview(self._map)[_BEAT].cast("d")
         self._length = memoryview(self._map)[_LENGTH].cast("I")
         self._taken = 0
@@ -91,21 +98,39 @@ class BlackBox:
         self.record([], "start")
 
     def read(self) -> Snapshot:
-        """Read the current record, without deliveries; safe while the actor writes."""
-        beat, length = self._beat[0], self._length[0]
+        """Read the current record, without deliveries; safe while the actor writes. Malformed parts are left out."""
+        beat, length = self._head()
         try:
-            rows, waiting_for, since = json.loads(self._map[_TEXT : _TEXT + length])
-            return Snapshot(beat, tuple(rows), waiting_for, since)
-        except (ValueError, TypeError):
+            rows, waiting_for, since = json.loads(os.pread(self._file, min(length, SIZE - _TEXT), _TEXT))
+            "".join((*rows, waiting_for)).encode()  # raises unless all of them are text, without half surrogate pairs
+            return Snapshot(beat, tuple(rows), waiting_for, float(since))
+        except (ValueError, TypeError, OverflowError, RecursionError):
             return Snapshot(beat)
+
+    def last_beat(self) -> float:
+        """Return the time of the last sign of life; 0 if the file was cut off."""
+        return self._head()[0]
+
+    def _head(self) -> tuple[float, int]:
+        """Read time and length. The kernel may copy them while they change, so read until two copies are equal."""
+        head = os.pread(self._file, _HEAD.size, 0)
+        for _ in range(HEAD_READS):
+            before, head = head, os.pread(self._file, _HEAD.size, 0)
+            if head == before:
+                break
+        beat, length = _HEAD.unpack(head) if len(head) == _HEAD.size else (0.0, 0)
+        return beat, length
 
     def read_with_deliveries(self) -> Snapshot:
         """Read the current record with its deliveries; call it after the actor's death."""
-        deliveries = tuple(Delivery(*numbers) for numbers in _DELIVERY.iter_unpack(self._map[SIZE:]) if any(numbers))
+        data = os.pread(self._file, MAX_DELIVERIES * _DELIVERY.size, SIZE)
+        whole = data[: len(data) - len(data) % _DELIVERY.size]
+        deliveries = tuple(Delivery(*numbers) for numbers in _DELIVERY.iter_unpack(whole) if any(numbers))
         return replace(self.read(), deliveries=deliveries)
 
     def close(self) -> None:
-        """Unmap the file."""
+        """Unmap and close the file."""
         self._beat.release()
         self._length.release()
         self._map.close()
+        os.close(self._file)

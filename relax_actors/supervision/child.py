@@ -20,6 +20,7 @@ from relax_actors.supervision.spec import Blame, Exit
 from relax_actors.supervision.start_progress import StartProgress
 
 CHECK_SECONDS = 1.0
+MAX_STATUS_BYTES = 1 << 20
 
 
 @dataclass(slots=True)
@@ -52,8 +53,9 @@ class ChildProcess:
             return True  # an event for the pipe of the previous incarnation
         self.text += data
         *lines, self.text = self.text.split(b"\n")
+        self.text = self.text[:MAX_STATUS_BYTES]
         for line in lines:
-            with suppress(ValueError):
+            with suppress(ValueError, TypeError, RecursionError):  # the child may run hostile code
                 message: Any = json.loads(line)
                 if isinstance(message, dict):
                     self.status.update(message)
@@ -68,8 +70,9 @@ class ChildProcess:
             heartbeat: seconds without a sign of life that are allowed.
         """
         verdict = None
-        if self.box is not None and (silent := now - max((last := self.box.read()).beat, since)) > heartbeat:
-            doing = f" while handling {enumerate_rows(last.rows)}" if last.rows else ""
+        if self.box is not None and (silent := now - max(self.box.last_beat(), since)) > heartbeat:
+            rows = self.box.read().rows
+            doing = f" while handling {enumerate_rows(rows)}" if rows else ""
             verdict = Verdict(f"no progress for {silent:.1f} s{doing}: no sign of life (supervision.heartbeat)")
         elif self.launch.health_check is not None and now - self.checked_at > CHECK_SECONDS:
             self.checked_at = now

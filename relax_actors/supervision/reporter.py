@@ -12,6 +12,7 @@ from broker.files import write_private
 from broker.leases import RunState
 from broker.pull import nak_deliveries
 from broker.subjects import RowId
+from relax_actors.errors import SubjectError
 from relax_actors.runtime.blackbox import BlackBox, Snapshot
 from relax_actors.runtime.journal import Journal
 from relax_actors.runtime.run_folder import RunFolder
@@ -63,7 +64,10 @@ class Reporter:
         """Count a death against the rows that were being handled, then return the actor's deliveries to its pool."""
         external = outcome.blame is Blame.EXTERNAL
         for text in last.rows:
-            row = RowId.parse(text)
+            try:
+                row = RowId.parse(text)
+            except SubjectError:
+                continue  # the actor writes what it likes
             await self._state.count_failure(role, row, outcome.reason, outcome.detail, external_kill=external)
         await nak_deliveries(self._connection, self._stream, role, last.deliveries)
 

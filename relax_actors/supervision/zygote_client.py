@@ -250,7 +250,7 @@ class Zygote:
             elif now - self._reported_at > REPORT_SECONDS:
                 self._reported_at = now
                 self._on_importing(round(now - process.began, 1))
-        elif (silent := now - max(self._box.read().beat, process.ready_at, self._resumed_at)) > self._heartbeat:
+        elif (silent := now - max(self._box.last_beat(), process.ready_at, self._resumed_at)) > self._heartbeat:
             self._kill(process, f"no sign of life for {silent:.1f} s, supervision.heartbeat")
 
     def _kill(self, process: ZygoteProcess, why: str) -> None:

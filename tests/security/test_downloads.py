@@ -11,6 +11,7 @@ import pytest
 from relax_actors.config.media import UrlSection
 from relax_actors.data.download import download
 from relax_actors.errors import RowError
+from tests.support.http_servers import served
 from tests.support.public_addresses import PORT, PUBLIC
 
 PRIVATE = [
@@ -61,3 +62,12 @@ def test_redirection_is_checked_like_the_url_itself() -> None:
     assert public == "secret", "a redirection to a public address is followed"
     assert [("which is not public" in error) for error in refused] == [True] * len(private), refused
     assert "neither http nor https" in file
+
+
+def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy would look the host name up by itself, and see what is downloaded."""
+    with served({}) as proxy, served({"/a.png": b"own"}) as url:
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, proxy)
+        monkeypatch.setenv("no_proxy", "")
+        assert download(f"{url}/a.png", UrlSection(allow=True, private=True, timeout=10.0)) == b"own"

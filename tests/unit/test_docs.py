@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import runpy
 import shlex
@@ -76,7 +77,8 @@ def test_code_blocks_show_tested_files_as_they_are() -> None:
     assert sum(page.read_text().count("<!-- examples/") for page in samples["pages"]()) > 5
     for page in samples["pages"]():
         assert page.read_text() == samples["filled"](page.read_text()), f"{page}: python docs/make_samples.py"
-        assert page.read_text().count("<!-- examples/") == len(samples["BLOCK"].findall(page.read_text())), page
+        markers = re.findall(r"^<!-- examples/", page.read_text(), re.MULTILINE)
+        assert len(markers) == len(samples["BLOCK"].findall(page.read_text())), page
 
 
 def test_index_lists_every_page() -> None:
@@ -151,6 +153,40 @@ def test_make_trains_all_tasks_or_those_that_are_named(target: str) -> None:
     assert len(every) == 4
     assert all((ROOT / "examples" / target / f"{task}.toml").is_file() for task in every)
     assert tasks(f"TASKS={every[2]} {every[0]}") == [every[2], every[0]]
+
+
+THREATS = (ROOT / "docs" / "threat-model.md").read_text()
+CLAIM = re.compile(
+    r"\b(cannot|never|nobody|nothing|neither|no \w+|only|alone|refuse[sd]?|ignored?|out of reach)\b", re.IGNORECASE
+)
+
+
+def notes_of(page: str) -> dict[str, str]:
+    """Footnotes of a page by name."""
+    return dict(re.findall(r"^\[\^([\w-]+)\]: (.+)$", page, re.MULTILINE))
+
+
+def test_notes_of_the_threat_model_name_tests_that_exist() -> None:
+    notes = notes_of(THREATS)
+    assert set(re.findall(r"\[\^([\w-]+)\](?!:)", THREATS)) == set(notes)
+    for name, text in notes.items():
+        files = re.findall(r"\[`([\w/.]+)`\]\(\.\./tests/\1\): ((?:`\w+`(?:, )?)+)(?:; |$)", text)
+        assert "; ".join(f"[`{file}`](../tests/{file}): {tests}" for file, tests in files) == text, name
+        for file, tests in files:
+            nodes = ast.walk(ast.parse((ROOT / "tests" / file).read_text()))
+            defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+            named = set(re.findall(r"`(\w+)`", tests))
+            assert all(test.startswith("test_") for test in named), name
+            assert named <= defined, f"{name}: {named - defined} not in {file}"
+
+
+def test_claims_of_the_threat_model_have_a_note() -> None:
+    """Each row of a table, item of a list, or paragraph that calls something impossible."""
+    claims, _, _ = THREATS.partition("\n## Not defended against")
+    _, _, claims = claims.partition("\n\n")[2].partition("\n\n")  # without the introduction
+    blocks = [block for block in re.split(r"\n\n|\n(?=[-|])", claims) if CLAIM.search(block)]
+    assert len(blocks) > 20
+    assert [block for block in blocks if "[^" not in block] == []
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))

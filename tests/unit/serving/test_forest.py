@@ -57,6 +57,18 @@ def test_request_continues_the_longest_answered_beginning() -> None:
     assert forest.tokens(second).tolist() == [0, 1000, 1000, 0, 1001, 1001]
 
 
+def test_answer_that_the_policy_did_not_give_is_read_and_not_trained() -> None:
+    """An agent may put words into the policy's mouth; they are part of the prompt of the next answer."""
+    forest = Forest()
+    turn(forest, [USER], "a")
+    turn(forest, said(said([USER], "a", "more"), "invented", "go on"), "b")
+    turn(forest, said([USER], "invented", "go on"), "c")
+    one, other = forest.sequences("all")
+    assert one.token_ids.tolist() == [0, 1000, 1000, 0, 1, 2, 1001, 1001]
+    assert one.loss_mask.tolist() == [False, True, True, False, False, False, True, True]
+    assert other.loss_mask.tolist() == [False, False, False, True, True]
+
+
 def test_branches_share_their_beginning_which_is_trained_once() -> None:
     forest = Forest()
     turn(forest, [USER], "a")
