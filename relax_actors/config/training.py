@@ -92,7 +92,8 @@ class TrainerSection(PoolSection):
     """Norm that gradients are clipped to."""
     max_tokens_per_microbatch: Positive = 8192
     """Maximum tokens of a micro-batch, prompts included; a longer sequence is refused. Placeholders of media count once
-    more for the towers, once for all sequences of a prompt. A shared prefix counts once."""
+    more for the towers, once for all sequences of a prompt. A shared prefix counts once, the last trained token of a
+    sequence not at all, since it is no input."""
     share_prefixes: bool = True
     """Compute a prefix that sequences of a row share once in a micro-batch, forward and backward, also in the roles
     that score: the prompt of a group's samples, and what branches of a sample have in common. Loss and gradient are the

@@ -204,7 +204,7 @@ def test_samples_of_a_prompt_share_its_media_in_a_message(tmp_path: Path) -> Non
 
 def test_samples_of_a_prompt_stay_on_one_rank_and_count_their_media_once() -> None:
     layout = Layout.of(MegatronSection(ranks=2))
-    given = [sample for row, tokens in enumerate((30, 5, 5, 5)) for sample in pair_with_image(row, tokens)]
+    given = [sample for row, tokens in enumerate((25, 5, 5, 5)) for sample in pair_with_image(row, tokens)]
     plans = plan_micro_batches(given, layout, 50, share_prefixes=False)
     found = [[batch.indices for batch in plan] for plan in plans]
     assert found == [[[0, 1], [6, 7]], [[2, 3, 4, 5], []]]

@@ -123,7 +123,7 @@ def test_scoring_without_weights_or_above_the_token_limit_is_refused(tmp_path: P
     trainer, config, batch = start(tmp_path)
     with pytest.raises(StoreError, match="no verified weights"):
         TorchScorer(config).score(batch, nothing)
-    long = answers([np.zeros(60, np.int32)], [0] * 41)
+    long = answers([np.zeros(60, np.int32)], [0] * 42)
     with pytest.raises(ValueError, match="max_tokens_per_microbatch"):
         scorer_of(trainer, config, tmp_path).score(long, nothing)
     empty = answers([np.zeros(3, np.int32)] * 2, [])
