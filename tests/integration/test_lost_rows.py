@@ -87,7 +87,7 @@ def consumer(guarded: Guarded, role: str) -> Iterator[Consumer]:
 
 
 class Events:
-    """Collects events; with `broken`, the process dies when it publishes one."""
+    """Collects the kind and the row of each event."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, str]] = []
@@ -231,6 +231,30 @@ def test_the_root_looks_for_lost_rows_while_it_publishes_its_status(table: Table
         wait_until(lambda: redelivered(table) == [str(row) for row in ROWS], "all rows delivered again", 30)
         events = wait_until(lambda: log_of(table, "event.root.0.row_lost"), "events")
         assert {event["by"] for event in events} == {"rollout"}
+    finally:
+        root.close()
+        root.join(20)
+
+
+def test_an_error_of_the_search_for_lost_rows_does_not_end_the_status_of_the_root(
+    table: Table, guarded: Guarded, tmp_path: Path
+) -> None:
+    calls = []
+
+    def repair() -> None:
+        calls.append(1)
+        raise ZeroDivisionError
+
+    config = load_config(TINY, [*SETTINGS, f"run.folder={tmp_path}"])
+    root = RootStatusPublisher(guarded.address(OPERATOR), config, dict, repair=lambda *_: repair)
+    root.start()
+    try:
+        event = wait_until(lambda: log_of(table, "event.root.0.repair_failed"), "event")[0]
+        assert "ZeroDivisionError" in event["error"]
+        assert "in repair" in event["traceback"]
+        known = len(calls)
+        wait_until(lambda: len(calls) > known, "another search")
+        assert root.is_alive()
     finally:
         root.close()
         root.join(20)
