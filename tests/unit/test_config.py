@@ -443,7 +443,7 @@ def test_the_memory_transport_is_saved_and_counted_as_memory(write: Write) -> No
         assert validate(config.model_dump(mode="json"), "saved") == config
     wide = ["model.architecture.hidden_size=512", "model.architecture.intermediate_size=4096"]
     needs = [
-        int(next(note for note in examine(load_config(DEMO, settings)).notes if "of memory" in note).split()[4])
+        int(next(note for note in examine(load_config(DEMO, settings)).notes if note.startswith("memory: ")).split()[2])
         for settings in ([*wide, "weights.transport=store"], [*wide, "weights.transport=torch"])
     ]
     assert needs[0] < needs[1]
