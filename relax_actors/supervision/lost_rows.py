@@ -109,10 +109,17 @@ class LostRows:
         table: the run's table, of a user that may change consumers.
         config: the run's settings; the classes of its roles are imported.
         report: publishes an event.
+        clock: returns the time in seconds.
     """
 
-    def __init__(self, table: Table, config: Config, report: Callable[..., None]) -> None:
-        self._table, self._config, self._report = table, config, report
+    def __init__(
+        self,
+        table: Table,
+        config: Config,
+        report: Callable[..., None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._table, self._config, self._report, self._clock = table, config, report, clock
         self._roles = {name: make_role(config, name) for name in role_names(config)}
         pools = (pool_of(config, name, role) for name, role in self._roles.items())
         self._pools = [pool for pool in pools if pool is not None]
@@ -125,7 +132,7 @@ class LostRows:
 
     def check_when_due(self) -> None:
         """Check at first, and then whenever the run has made no progress for `supervision.ack_wait` seconds."""
-        if (now := time.monotonic()) < self._due:
+        if (now := self._clock()) < self._due:
             return
         self._due = now + self._config.supervision.ack_wait
         seen = self._progress()
@@ -231,7 +238,7 @@ def _by_row(cells: Iterable[CellId]) -> dict[RowId, set[str]]:
 
 
 def lost_rows_of(config: Config, connection: Connection, journal: Journal) -> Callable[[], None]:
-    """Return what looks for lost rows when called, at most once every `supervision.ack_wait` seconds."""
+    """Return a function that looks for lost rows, at most once every `supervision.ack_wait` seconds."""
     direct = config.broker.replicas == 1
     table = Table(connection, Subjects(config.run.name), Store(config.store_path), "root.0#0", direct=direct)
     table.patience = ROOM_SECONDS

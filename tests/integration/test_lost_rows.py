@@ -269,12 +269,17 @@ def test_rows_of_a_step_that_is_trained_are_not_needed(table: Table, guarded: Gu
     assert redelivered(table) == [str(row) for row in ROWS if row.step == 1]
 
 
-def test_a_run_that_makes_progress_is_not_checked(table: Table, guarded: Guarded) -> None:
-    config = load_config(TINY, [*SETTINGS, "supervision.ack_wait=1"])
-    events = Events()
-    lost_rows = LostRows(table, config, events)
+def test_a_run_is_checked_after_each_ack_wait_without_progress(table: Table, guarded: Guarded) -> None:
+    times, events = iter([0.0, 59.0, 60.0, 119.0, 120.0]), Events()
+    lost_rows = LostRows(table, CONFIG, events, clock=lambda: next(times))
     lost_rows.check_when_due()
     with consumer(guarded, "rollout") as rollout:
         rollout.acknowledge(*rollout.take(8).values())
     lost_rows.check_when_due()
     assert events.seen == []
+    table.put(SUBJECTS.numbered("weights", 1), Weights(1, "f" * 32, [], 1))
+    for _ in range(2):
+        lost_rows.check_when_due()
+    assert events.seen == []
+    lost_rows.check_when_due()
+    assert events.seen == [("row_lost", str(row)) for row in ROWS if row.step == 1]
