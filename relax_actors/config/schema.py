@@ -22,6 +22,8 @@ from relax_actors.config.training import CriticSection, StalenessSection, Traine
 from relax_actors.registry.catalog import ROLES
 from relax_actors.registry.role_spec import RoleSpec
 
+MAX_ROLE_NAME = 54
+"""Longest name of a role: columns and keys contain it, and a token of a subject has at most 64 characters."""
 NOT_ROLES = ("broker", "chaos", "node", "observer", "operator", "owner", "private", "root", "run", "server", "zygote")
 """Authors of events, users, leases and folders that belong to no role: views would believe a role of such a name."""
 
@@ -99,6 +101,9 @@ class Config(Section):
                 check_name(name, "role name")
             except Exception as error:
                 raise ValueError(str(error)) from error
+            if len(name) > MAX_ROLE_NAME:
+                msg = f"roles.{name}: the name has {len(name)} characters; use at most {MAX_ROLE_NAME}"
+                raise ValueError(msg)
             if name in NOT_ROLES:
                 msg = f"roles.{name}: {name!r} names another part of a run; choose another name"
                 raise ValueError(msg)

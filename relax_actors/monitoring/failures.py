@@ -24,6 +24,7 @@ def sentence(event: LogMessage) -> str:
     who = role if event.kind in ("down", "repaired") else event.sender  # the broker or a node has no number
     texts = {
         "strays_removed": f"{body.get('cells')} stray cells by {body.get('by')} removed, {body.get('mib')} MiB",
+        "repair_failed": f"{who} cannot look for lost rows, and tries again: {why}",
         "sweep_failed": f"{who} cannot clean the table up, and tries again: {why}",
         "table_full": f"the table is {full_table(body)}",
         "fault": f"relax chaos hits {body.get('target')}",
@@ -32,7 +33,7 @@ def sentence(event: LogMessage) -> str:
         "down": f"{who} crashed: {why}; it is restarted",
         "repaired": f"{who} recovered after {body.get('seconds')} s",
         "waiting_for_import": f"packages are still being imported after {body.get('seconds')} s",
-        "resuming": resuming(body),
+        "resuming": resuming(body) if event.kind == "resuming" else "",
         "row_quarantined": f"{row} failed for good in {role}: {why}",
         "row_dropped": f"{row} dropped ({body.get('reason')}): {_first_line(body.get('detail'))}",
         "row_lost": f"{row} is delivered to {body.get('by')} again: {why}",

@@ -109,21 +109,30 @@ class LostRows:
         table: the run's table, of a user that may change consumers.
         config: the run's settings; the classes of its roles are imported.
         report: publishes an event.
+        clock: returns the time in seconds.
     """
 
-    def __init__(self, table: Table, config: Config, report: Callable[..., None]) -> None:
-        self._table, self._config, self._report = table, config, report
+    def __init__(
+        self,
+        table: Table,
+        config: Config,
+        report: Callable[..., None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._table, self._config, self._report, self._clock = table, config, report, clock
         self._roles = {name: make_role(config, name) for name in role_names(config)}
         pools = (pool_of(config, name, role) for name, role in self._roles.items())
         self._pools = [pool for pool in pools if pool is not None]
         self._due = float("-inf")
-        self._seen: tuple[int, int] | None = None
+        self._seen: list[int] | None = None
         # Stream sequences of cells that were looked up, so that rows that take long are not looked up again.
         self._stored: dict[str, int] = {}
+        # Roles whose consumer is known to deliver cells of redeliveries.
+        self._extended: set[str] = set()
 
     def check_when_due(self) -> None:
         """Check at first, and then whenever the run has made no progress for `supervision.ack_wait` seconds."""
-        if (now := time.monotonic()) < self._due:
+        if (now := self._clock()) < self._due:
             return
         self._due = now + self._config.supervision.ack_wait
         seen = self._progress()
@@ -131,12 +140,11 @@ class LostRows:
         if stalled:
             self.check()
 
-    def _progress(self) -> tuple[int, int]:
+    def _progress(self) -> list[int]:
         """Return the stream sequences of the newest weights and of the newest result of an evaluation."""
-        weights, evaluation = (self._table.subjects.numbered(kind, "*") for kind in ("weights", "evaluation"))
-        wanted = [weights, evaluation] if self._config.eval is not None else [weights]
-        found = [0 if cell is None else cell.sequence for cell in self._table.get_all(wanted)]
-        return found[0], found[-1]
+        kinds = ["weights"] if self._config.eval is None else ["weights", "evaluation"]
+        newest = [self._table.get(self._table.subjects.numbered(kind, "*")) for kind in kinds]
+        return [0 if cell is None else cell.sequence for cell in newest]
 
     def check(self) -> None:
         """Find the rows that are lost now, and have them delivered again, or quarantine them."""
@@ -212,11 +220,14 @@ class LostRows:
 
     def _ensure_filters(self, pool: Pool) -> None:
         """Let the role's consumer deliver cells of redeliveries, before the first one is written."""
+        if pool.role in self._extended:
+            return
         table, role = self._table, self._roles[pool.role]
         for consumer in consumers_of(self._config, pool.role, role):
             filters = [*(consumer.filter_subjects or []), *redelivery_filters(table.subjects, pool.role, role)]
             wanted = consumer.evolve(filter_subjects=filters)
             table.call(ensure_consumer(table.connection, table.subjects.table_stream, wanted))
+        self._extended.add(pool.role)
 
 
 def _by_row(cells: Iterable[CellId]) -> dict[RowId, set[str]]:
@@ -227,7 +238,7 @@ def _by_row(cells: Iterable[CellId]) -> dict[RowId, set[str]]:
 
 
 def lost_rows_of(config: Config, connection: Connection, journal: Journal) -> Callable[[], None]:
-    """Return what looks for lost rows when called, at most once every `supervision.ack_wait` seconds."""
+    """Return a function that looks for lost rows, at most once every `supervision.ack_wait` seconds."""
     direct = config.broker.replicas == 1
     table = Table(connection, Subjects(config.run.name), Store(config.store_path), "root.0#0", direct=direct)
     table.patience = ROOM_SECONDS

@@ -6,6 +6,7 @@ import os
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +39,7 @@ class RootStatusPublisher(threading.Thread):
         states: returns the states of the root's children.
         number: number of the root's node.
         prepare: called with each new connection; returns the run's state, by default that of the existing bucket.
-        repair: makes what repairs the run's table, called every second; by default nothing does.
+        repair: called with each new connection; returns a function that repairs the run's table, called every second.
     """
 
     def __init__(
@@ -106,8 +107,16 @@ class RootStatusPublisher(threading.Thread):
                 journal.metric(supervision_metric({f"{name}{of_node}": c for name, c in children.items()}))
                 lease = {"pid": os.getpid(), "since": began, "children": children}
                 connection.call(state.renew_lease("root", self._number, lease, ttl), CONNECT_SECONDS)
-                if self._repair is not None:
-                    repair = repair or self._repair(connection, journal)
-                    repair()
             except (BrokerError, nats.errors.Error) as error:
                 log.debug("lease_not_renewed", error=str(error))
+                continue
+            if self._repair is None:
+                continue
+            try:
+                repair = repair or self._repair(connection, journal)
+                repair()
+            except (BrokerError, nats.errors.Error) as error:
+                log.debug("table_not_repaired", error=str(error))
+            except Exception as error:  # noqa: BLE001 without this thread, the root would have neither lease nor events
+                text, trace = f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
+                journal.event("repair_failed", error=text[:2000], traceback=trace[-8000:])

@@ -87,7 +87,7 @@ def consumer(guarded: Guarded, role: str) -> Iterator[Consumer]:
 
 
 class Events:
-    """Collects events; with `broken`, the process dies when it publishes one."""
+    """Collects the kind and the row of each event."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, str]] = []
@@ -236,6 +236,30 @@ def test_the_root_looks_for_lost_rows_while_it_publishes_its_status(table: Table
         root.join(20)
 
 
+def test_an_error_of_the_search_for_lost_rows_does_not_end_the_status_of_the_root(
+    table: Table, guarded: Guarded, tmp_path: Path
+) -> None:
+    calls = []
+
+    def repair() -> None:
+        calls.append(1)
+        raise ZeroDivisionError
+
+    config = load_config(TINY, [*SETTINGS, f"run.folder={tmp_path}"])
+    root = RootStatusPublisher(guarded.address(OPERATOR), config, dict, repair=lambda *_: repair)
+    root.start()
+    try:
+        event = wait_until(lambda: log_of(table, "event.root.0.repair_failed"), "event")[0]
+        assert "ZeroDivisionError" in event["error"]
+        assert "in repair" in event["traceback"]
+        known = len(calls)
+        wait_until(lambda: len(calls) > known, "another search")
+        assert root.is_alive()
+    finally:
+        root.close()
+        root.join(20)
+
+
 def test_rows_of_a_step_that_is_trained_are_not_needed(table: Table, guarded: Guarded) -> None:
     table.put(SUBJECTS.numbered("batch", 0), Batch([0, 1, 2, 3], 5, 1, 0.5, 0, 20, 1e9))
     events = Events()
@@ -245,12 +269,17 @@ def test_rows_of_a_step_that_is_trained_are_not_needed(table: Table, guarded: Gu
     assert redelivered(table) == [str(row) for row in ROWS if row.step == 1]
 
 
-def test_a_run_that_makes_progress_is_not_checked(table: Table, guarded: Guarded) -> None:
-    config = load_config(TINY, [*SETTINGS, "supervision.ack_wait=1"])
-    events = Events()
-    lost_rows = LostRows(table, config, events)
+def test_a_run_is_checked_after_each_ack_wait_without_progress(table: Table, guarded: Guarded) -> None:
+    times, events = iter([0.0, 59.0, 60.0, 119.0, 120.0]), Events()
+    lost_rows = LostRows(table, CONFIG, events, clock=lambda: next(times))
     lost_rows.check_when_due()
     with consumer(guarded, "rollout") as rollout:
         rollout.acknowledge(*rollout.take(8).values())
     lost_rows.check_when_due()
     assert events.seen == []
+    table.put(SUBJECTS.numbered("weights", 1), Weights(1, "f" * 32, [], 1))
+    for _ in range(2):
+        lost_rows.check_when_due()
+    assert events.seen == []
+    lost_rows.check_when_due()
+    assert events.seen == [("row_lost", str(row)) for row in ROWS if row.step == 1]

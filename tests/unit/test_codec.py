@@ -247,6 +247,7 @@ OTHERS: dict[type, st.SearchStrategy[Any]] = {
     messages.Checkpoint: st.builds(messages.Checkpoint, INTEGERS, st.text(), st.text(), INTEGERS, ROW_COUNTS, INTEGERS),
     messages.Requeued: st.builds(messages.Requeued, st.floats()),
     messages.Readmitted: st.builds(messages.Readmitted, st.text()),
+    messages.Redelivery: st.builds(messages.Redelivery, st.text(), INTEGERS),
     messages.CriticVersion: st.builds(messages.CriticVersion, INTEGERS, st.text(), INTEGERS),
     messages.TeacherScores: teacher_scores(),
     messages.Evaluation: st.builds(messages.Evaluation, INTEGERS, st.floats(), INTEGERS),

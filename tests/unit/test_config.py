@@ -15,16 +15,18 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from broker.permissions import NODE, OBSERVER, OPERATOR
+from broker.subjects import check_name
 from relax_actors.algorithms.notes import notes
 from relax_actors.cli.check import examine
 from relax_actors.config import Config, load_config, validate
 from relax_actors.config.load import EXAMPLES
-from relax_actors.config.schema import NOT_ROLES
+from relax_actors.config.schema import MAX_ROLE_NAME, NOT_ROLES
 from relax_actors.engines.megatron import installation
 from relax_actors.errors import ConfigError
 from relax_actors.monitoring.log_message import AUTHORS
 from relax_actors.registry.catalog import ROLES
 from relax_actors.roles import built_in_spec, make_role, replicas, role_class, role_names, section_of
+from relax_actors.runtime.row import redelivery_column
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo" / "demo.toml"
 SMALL = """\
@@ -394,6 +396,14 @@ def test_a_role_name_that_cannot_be_part_of_a_subject_is_refused(write: Write, n
     assert f"{path}: role name '{name}' cannot be part of a subject" in refusal(path)
 
 
+def test_a_role_name_whose_columns_would_be_too_long_is_refused(write: Write) -> None:
+    longest = "r" * MAX_ROLE_NAME
+    load_config(write(f'[roles.{longest}]\nactor = "a.B"\n'))
+    assert check_name(redelivery_column(longest), "column")
+    path = write(f'[roles.{longest}r]\nactor = "a.B"\n')
+    assert f"at most {MAX_ROLE_NAME}" in refusal(path)
+
+
 def test_every_role_has_replicas_and_a_deadline() -> None:
     config = load_config(DEMO)
     for name in role_names(config):
@@ -433,7 +443,7 @@ def test_the_memory_transport_is_saved_and_counted_as_memory(write: Write) -> No
         assert validate(config.model_dump(mode="json"), "saved") == config
     wide = ["model.architecture.hidden_size=512", "model.architecture.intermediate_size=4096"]
     needs = [
-        int(next(note for note in examine(load_config(DEMO, settings)).notes if "of memory" in note).split()[4])
+        int(next(note for note in examine(load_config(DEMO, settings)).notes if note.startswith("memory: ")).split()[2])
         for settings in ([*wide, "weights.transport=store"], [*wide, "weights.transport=torch"])
     ]
     assert needs[0] < needs[1]

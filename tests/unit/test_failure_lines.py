@@ -45,6 +45,14 @@ def shown(progress: Progress) -> str:
             event("agent_without_reward", "rollout", session="group-1-2-0-0"),
             "the agent of session group-1-2-0-0 ended without a reward",
         ),
+        (
+            event("repair_failed", "root", error="KeyError: 7"),
+            "root.0 cannot look for lost rows, and tries again: KeyError: 7",
+        ),
+        (
+            event("crashed", reason="no sign of life", version="of its own"),
+            "reward.0 crashed: no sign of life; it is restarted",
+        ),
         (event("gave_up", reason="six failures"), "reward.0 cannot be kept running: six failures"),
         (event("fault", "chaos", target="rollout.0", pid=1), "relax chaos hits rollout.0"),
         (event("ready", seconds=1.0), ""),
