@@ -133,7 +133,7 @@ def test_malformed_cells_are_left_out(spoken: Spoken) -> None:
         "lengths": {},
         "finish_reasons": 3,
         "values": ["x"],
-        "messages": [1],
+        "messages": [1, {"role": "user", "content": "x", "tool_calls": 5}],
     }
     split: dict[str, Any] = {
         "texts": ["split"],
