@@ -13,28 +13,33 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from broker.address import Address
 from broker.codec import encode
 from relax_actors.cli.trial_call import ENVIRONMENT, described, reward_of_answer, role_of
 from relax_actors.config import Config
 from relax_actors.envs import bubblewrap
+from relax_actors.envs.control_group import PREFIX, control_group
 from relax_actors.errors import ConfigError
 from relax_actors.messages import Prompt
 from relax_actors.registry.catalog import REWARDS
 from relax_actors.roles import section_of
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.environment import without_secrets
-from relax_actors.supervision.sandbox import SandboxFiles, command, is_sandboxed
+from relax_actors.supervision.sandbox import SandboxFiles, command, is_sandboxed, limits
 
+END_BYTES = 1 << 16
+"""Bytes of output that are read, from its end."""
 SKIP = "or skip the calls by `relax check --no-calls`"
 REPORTED = "environment"
 """Reward that is no function of the text: what an environment or an agent reports."""
+FILES = ("row", "result", "output")
+"""Standard input, output and error output of a process that calls something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,9 @@ def check_call(config: Config, call: Call, import_path: Path, rows: Mapping[str,
         except Exception as error:  # noqa: BLE001 reported
             result = {"error": described(error)}
     else:
+        if call.setting != ENVIRONMENT and any(medium.stored for medium in prompt.media):
+            yield f"{where} is not called: a run copies the media of the first row of {call.data} to its store first"
+            return
         if is_sandboxed(config, role_of(call.setting)) and bubblewrap.problem():
             return  # the check of the sandbox has said why
         result = _called_elsewhere(config, call, import_path, prompt, where)
@@ -115,22 +123,27 @@ def _called_elsewhere(config: Config, call: Call, import_path: Path, prompt: Pro
         ConfigError: it crashed, or gave no result in time.
     """
     role, seconds = role_of(call.setting), deadline(config, call.setting)
-    with tempfile.TemporaryDirectory() as scratch, (Path(scratch) / "output").open("w+b") as output:
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
+        # Files, since processes that the code starts may hold the end of a pipe for good.
+        row, result, output = (stack.enter_context((Path(scratch) / name).open("w+b")) for name in FILES)
+        row.write(encode(prompt, "check"))
+        row.seek(0)
         folder = RunFolder(Path(scratch) / "run")
         folder.root.mkdir()
         folder.save_config(config, str(import_path))
         inner = [sys.executable, "-P", "-m", "relax_actors.cli.trial_call", str(folder.root), call.setting]
         start = partial(
             subprocess.Popen,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdin=row,
+            stdout=result,
             stderr=output,
             env=without_secrets(os.environ, section_of(config, role).secrets or ()),
             start_new_session=True,
         )
-        with _started(start, config, role, folder, inner) as process:
+        inner, inherited = stack.enter_context(_boxed(config, role, folder, inner))
+        with start(inner, pass_fds=inherited) as process:
             try:
-                written, _ = process.communicate(encode(prompt, "check"), timeout=seconds)
+                process.wait(seconds)
             except subprocess.TimeoutExpired:
                 msg = f"{where} gave no result for the first row of {call.data} within {seconds:g} s; "
                 remedy = f"bound what it waits for, raise {role}.deadline, {SKIP}"
@@ -138,11 +151,24 @@ def _called_elsewhere(config: Config, call: Call, import_path: Path, prompt: Pro
             finally:
                 with suppress(ProcessLookupError):  # children of the code, or the process itself after the deadline
                     os.killpg(process.pid, signal.SIGKILL)
-        if written:
-            found: dict[str, Any] = json.loads(written)
+        if (found := _result(_end(result))) is not None:
             return found
-        output.seek(0)
-        raise ConfigError(_crash(process.returncode, output.read(), where, call.data))
+        raise ConfigError(_crash(process.returncode, _end(output), where, call.data))
+
+
+def _end(file: BinaryIO) -> bytes:
+    file.seek(max(0, file.seek(0, os.SEEK_END) - END_BYTES))
+    return file.read()
+
+
+def _result(written: bytes) -> dict[str, Any] | None:
+    """Return what `trial_call` has written; None without that, since code in its process may write anything."""
+    with suppress(ValueError, TypeError, LookupError):
+        found = json.loads(written)
+        if "error" in found:
+            return {"error": str(found["error"])}
+        return {"reward": None if found["reward"] is None else float(found["reward"])}
+    return None
 
 
 def deadline(config: Config, setting: str) -> float:
@@ -152,20 +178,23 @@ def deadline(config: Config, setting: str) -> float:
     return config.reward.deadline
 
 
-def _started(start: Any, config: Config, role: str, folder: RunFolder, inner: list[str]) -> subprocess.Popen[bytes]:
-    """Start the process, in the sandbox of its role if it has one."""
+@contextmanager
+def _boxed(config: Config, role: str, folder: RunFolder, inner: list[str]) -> Iterator[tuple[list[str], list[int]]]:
+    """Yield a command line that runs a command in the sandbox of its role, if it has one, and descriptors for it."""
     if not is_sandboxed(config, role):
-        plain: subprocess.Popen[bytes] = start(inner)
-        return plain
+        yield inner, []
+        return
     Address("nats://127.0.0.1:1").save(folder.address)  # a call needs no broker
     box = folder.black_box(f"{role}.0")
     box.parent.mkdir(parents=True)
     box.touch()
-    with Path(os.devnull).open("w") as info:
-        boxed: subprocess.Popen[bytes] = start(
-            command(SandboxFiles(folder, role, 0), info.fileno(), inner), pass_fds=[info.fileno()]
-        )
-    return boxed
+    bounds = limits(config, role)
+    with (
+        Path(os.devnull).open("w") as info,
+        control_group(f"{PREFIX}{os.getpid()}.1", bounds) as group,
+        command(SandboxFiles(folder, role, 0), info.fileno(), inner) as (boxed, descriptor),
+    ):
+        yield [*(group.enter if bounds else ()), *boxed], [info.fileno(), descriptor]
 
 
 def _crash(code: int, output: bytes, where: str, data: str) -> str:

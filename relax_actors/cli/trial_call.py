@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import traceback
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,8 @@ def role_of(setting: str) -> str:
 def reward_of_answer(config: Config, setting: str, prompt: Prompt) -> float:
     """Score the answer of a row as if the model had written it.
 
+    Each character counts as a token, at least one; each measurement of an episode is 1, its reward 0.
+
     Args:
         config: configuration of the run.
         setting: "reward.function" or "eval.reward".
@@ -72,11 +75,11 @@ def reward_of_answer(config: Config, setting: str, prompt: Prompt) -> float:
     section, name = setting.split(".")
     scorer = RewardScorer(getattr(getattr(config, section), name), setting)
     has_episodes = config.environment is not None or config.agent is not None
-    empty = np.zeros(0, np.int32)
+    tokens = np.zeros(max(1, len(prompt.answer)), np.int32)
     sample = Sample(
-        (TokenSequence.of_completion(prompt.tokens, empty, empty.astype(np.float32), empty),),
+        (TokenSequence.of_completion(prompt.tokens, tokens, tokens.astype(np.float32), tokens),),
         prompt.answer,
-        metrics={"environment_reward": 0.0} if has_episodes else {},
+        metrics=defaultdict(lambda: 1.0, environment_reward=0.0) if has_episodes else {},
         messages=[*prompt.messages, {"role": "assistant", "content": prompt.answer}],
     )
     return scorer.score(prompt.answer, prompt, sample)[0]

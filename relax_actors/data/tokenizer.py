@@ -9,7 +9,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -63,7 +63,7 @@ class Tokenizer:
             raise ConfigError(msg) from error
         self.replaced: Counter[str] = Counter()
         self._counting = threading.Lock()
-        self._turn = threading.Lock()
+        self._turn = threading.RLock()
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
@@ -164,13 +164,15 @@ class Tokenizer:
         if size <= LONG_BYTES:
             yield
             return
-        if not self._turn.acquire(timeout=LONG_SECONDS):
-            msg = f"a text of {size} bytes was not tokenized: others have taken {LONG_SECONDS:g} s; shorten it"
-            raise SlowRowError(msg)
         try:
+            if not self._turn.acquire(timeout=LONG_SECONDS):
+                msg = f"a text of {size} bytes was not tokenized: others have taken {LONG_SECONDS:g} s; shorten it"
+                raise SlowRowError(msg)
             yield
         finally:
-            self._turn.release()
+            # `call_within` may interrupt the call of `acquire` as it succeeds. Only an owner can release the lock.
+            with suppress(RuntimeError):
+                self._turn.release()
 
     def encode_any(self, text: str, *, special: bool = True) -> NDArray[np.int32]:
         """Token ids of a text that was not written for this model, `[len] int32`: an observation, an agent's message.

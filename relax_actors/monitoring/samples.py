@@ -221,8 +221,9 @@ def _content(message: dict[str, Any]) -> str:
     content = message.get("content")
     parts = content if isinstance(content, list) else [content]
     texts = [_part(part) for part in parts if part]
-    calls = message.get("tool_calls")
-    texts += [f"[call {call.get('function', call)}]" for call in calls or () if isinstance(call, dict)]
+    found = message.get("tool_calls")
+    calls = found if isinstance(found, list) else []
+    texts += [f"[call {call.get('function', call)}]" for call in calls if isinstance(call, dict)]
     return "".join(texts)
 
 

@@ -65,6 +65,9 @@ class AgentRollout(Rollout):
     """
 
     spec: ClassVar[RoleSpec] = replace(Rollout.spec, turns=True)
+    isolates_suspects: ClassVar[bool] = False
+    """Agents that wait for their rows would leave a row that is held alone without agents. What kills an actor is a
+    request, and the gateway stops sending it (`serving.suspect_calls`)."""
 
     def setup(self) -> None:
         """Build the engine, and begin to serve sessions.

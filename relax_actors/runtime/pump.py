@@ -56,7 +56,7 @@ class PoolPump:
         self._pull: PullSubscription | None = None
         self._fetched: list[Msg] = []
         self._handler = Handler(role, context)
-        self._suspects = Suspects(context)
+        self._suspects = Suspects(context, isolates=role.isolates_suspects)
         self._jobs: list[Job] = []
         self._accepts_more = False
         self._wanted = False

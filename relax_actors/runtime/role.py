@@ -62,6 +62,7 @@ class Role:
         kinds: kinds of rows: `("group",)` for training rows, `("group", "eval")` for held-out rows too.
         max_concurrent_rows: rows handled at once, at most, unless `row_limit` is overridden.
         batch_wait: seconds to wait for further rows after the first one, to fill a batch.
+        isolates_suspects: whether a row that may have killed an actor is handled alone.
         prefetch: whether the actor fetches its next rows while it handles some. Set it to False where a row takes so
             long that an idle actor of the pool should get it instead.
         spec: permissions and place in a run. Only a `StatefulRole` needs one, which lists the cells that it writes
@@ -75,6 +76,7 @@ class Role:
     max_concurrent_rows: ClassVar[int] = 1
     batch_wait: float = 0.0
     prefetch: ClassVar[bool] = True
+    isolates_suspects: ClassVar[bool] = True
     spec: ClassVar[RoleSpec] = RoleSpec()
 
     context: Context

@@ -16,10 +16,11 @@ class Suspects:
 
     Args:
         context: context of the actor.
+        isolates: whether rows that may be the cause are handled alone.
     """
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, context: Context, *, isolates: bool) -> None:
+        self._context, self._isolates = context, isolates
         self._known: dict[Delivery, bool] = {}
 
     async def examine(self, messages: Sequence[Msg]) -> None:
@@ -34,7 +35,7 @@ class Suspects:
     def __contains__(self, message: Msg) -> bool:
         """Whether a message is handled alone; so is a redelivery that was not examined."""
         delivery = delivery_of(message)
-        return is_redelivery(message) and (delivery is None or self._known.get(delivery, True))
+        return self._isolates and is_redelivery(message) and (delivery is None or self._known.get(delivery, True))
 
     async def _may_be_cause(self, message: Msg, delivery: Delivery) -> bool:
         try:

@@ -316,7 +316,29 @@ def test_rows_of_an_actor_that_was_killed_from_outside_are_handled_together(
     table: Table, make_context: MakeContext, request: pytest.FixtureRequest
 ) -> None:
     """Agents work on all of them at once. A row that may have caused the death of an actor is still handled alone."""
-    context = make_context("counts", "supervision.ack_wait=60")
+    rows = die_with_rows(table, make_context("counts", "supervision.ack_wait=60"))
+    at_work: AtWork = request.getfixturevalue("at_work")
+    at_work.await_in_hand(*map(str, rows[:3]))
+    at_work.role.ended.update(map(str, rows[:3]))
+    for row in rows[3:]:
+        at_work.await_in_hand(str(row))
+        at_work.role.ended.add(str(row))
+
+
+def test_rows_of_a_role_that_isolates_none_are_handled_together(
+    table: Table, make_context: MakeContext, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agents of a row that is handled alone may be waiting for other rows."""
+    monkeypatch.setattr(Overlaps, "isolates_suspects", False)
+    monkeypatch.setattr(Overlaps, "max_concurrent_rows", 5)
+    rows = die_with_rows(table, make_context("counts", "supervision.ack_wait=60"))
+    at_work: AtWork = request.getfixturevalue("at_work")
+    at_work.await_in_hand(*map(str, rows))
+    at_work.role.ended.update(map(str, rows))
+
+
+def die_with_rows(table: Table, context: Context) -> list[RowId]:
+    """Leave five rows behind: three by a kill from outside, one by a crash, one by a death that nobody counted."""
     create_consumer(context, Overlaps())
     prompt = Prompt("1>", np.zeros(0, np.int32), "", {}, seed=0, min_version=0)
     rows = [RowId(0, index) for index in range(5)]
@@ -336,12 +358,7 @@ def test_rows_of_an_actor_that_was_killed_from_outside_are_handled_together(
         await nak_deliveries(table.connection, table.subjects.table_stream, "counts", taken)
 
     table.connection.call(die(), 30)
-    at_work: AtWork = request.getfixturevalue("at_work")
-    at_work.await_in_hand(*map(str, rows[:3]))
-    at_work.role.ended.update(map(str, rows[:3]))
-    for row in rows[3:]:
-        at_work.await_in_hand(str(row))
-        at_work.role.ended.add(str(row))
+    return rows
 
 
 def test_failing_row_does_not_affect_rows_that_have_ended(at_work: AtWork) -> None:

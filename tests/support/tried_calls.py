@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,20 @@ def length(completion: str, prompt: Prompt, sample: Sample) -> float:
     print('{"reward": 99}')  # noqa: T201 must not be taken for the result
     assert sample.text == completion == prompt.answer
     return float(len(completion))
+
+
+def leaving(completion: str, prompt: Prompt) -> float:
+    """Leave a process behind, as a pool of workers does."""
+    del completion, prompt
+    if os.fork() == 0:
+        time.sleep(600)
+    return 1.0
+
+
+def measuring(completion: str, prompt: Prompt, sample: Sample) -> float:
+    """Divide by what no episode has none of, and read what an environment of one's own reports."""
+    del completion, prompt
+    return sample.metrics["environment/moves"] / sample.metrics["turns"] / len(sample.tokens) / len(sample.messages)
 
 
 def raising(completion: str, prompt: Prompt) -> float:
@@ -41,6 +56,15 @@ def crashing(completion: str, prompt: Prompt) -> float:
     del completion, prompt
     os.write(2, b"no such device\n")
     os._exit(7)
+
+
+def forging(completion: str, prompt: Prompt) -> float:
+    """Write into every open file."""
+    del completion, prompt
+    for descriptor in range(3, 64):
+        with suppress(OSError):
+            os.write(descriptor, b'{"reward": "much"}')
+    os._exit(0)
 
 
 def greedy(completion: str, prompt: Prompt) -> float:

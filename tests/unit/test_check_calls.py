@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from relax_actors.cli.check import Findings, examine
+from relax_actors.cli.check_calls import calls_of, check_call
 from relax_actors.cli.main import build
 from relax_actors.config import load_config
 from relax_actors.envs import bubblewrap
+from relax_actors.messages import MediaSource, Prompt
 from tests.support.running import TINY
 
 OWN = "tried_calls"
@@ -27,6 +30,7 @@ def called(tmp_path: Path, *settings: str) -> Findings:
         ("not_finite", [], ["returned nan", "finite number"]),
         ("hanging", ["reward.deadline=4"], ["no result", "within 4 s", "reward.deadline"]),
         ("crashing", [], ["exit code 7", "no such device"]),
+        ("forging", [], ["exit code 0"]),
         ("greedy", ["reward.memory_limit_mib=800"], ["MemoryError"]),
     ],
 )
@@ -43,6 +47,28 @@ def test_the_reward_of_the_first_answer_is_noted(tmp_path: Path) -> None:
     (note,) = [note for note in found.notes if note.startswith("reward.function")]
     assert "for the answer of the first row of data" in note
     assert "gives 99 " not in note
+
+
+def test_processes_that_a_reward_leaves_behind_are_not_waited_for(tmp_path: Path) -> None:
+    found = called(tmp_path, f"reward.function={OWN}.leaving")
+    assert found.errors == ()
+    assert any('leaving" gives 1 for the answer' in note for note in found.notes)
+
+
+def test_a_reward_may_divide_by_what_each_sample_of_a_run_has(tmp_path: Path) -> None:
+    found = called(tmp_path, f"environment.name={OWN}.Echo", f"reward.function={OWN}.measuring")
+    assert found.errors == ()
+
+
+def test_a_reward_is_not_called_without_the_files_of_its_media(tmp_path: Path) -> None:
+    config = load_config(TINY, [f"reward.function={OWN}.raising"])
+    tokens = np.zeros(1, np.int32)
+    media = [MediaSource("image", "eval/0/x.raw", xxh3_128="0" * 32, size=300, stored=True)]
+    prompt = Prompt("<image>", tokens, "7", {}, seed=0, min_version=0, media=media)
+    (call,) = calls_of(config)
+    (note,) = check_call(config, call, tmp_path, {"data": prompt})
+    assert "raising" in note
+    assert "is not called" in note
 
 
 def test_a_built_in_reward_that_cannot_read_the_answer_is_refused(tmp_path: Path) -> None:

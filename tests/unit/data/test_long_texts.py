@@ -13,6 +13,8 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from relax_actors.data import tokenizer as tokenizer_module
+from relax_actors.data.time_limit import call_within
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import TooLongError
 
@@ -22,7 +24,7 @@ TEXTS = {
     "Chinese": "你好世界" * 50_000,
     "emoji": "😀" * 150_000,
 }
-SILENT_SHARE = 0.5
+SILENT_SHARE = 0.8
 """Part of the time for which no other thread runs; with `encode` of the library it is all of it."""
 
 
@@ -72,6 +74,19 @@ def test_text_that_no_context_holds_is_refused_before_it_is_tokenized(tmp_path: 
     assert time.thread_time() - began < 0.2
     size = len(TEXTS[name].encode())
     assert all(part in str(found.value) for part in (f"{size} bytes", str(4096 * len("hello")), "context of 4096"))
+
+
+def test_text_that_is_given_up_while_it_waits_does_not_keep_the_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, text = Tokenizer(make_folder(tmp_path, 1 << 24)), "hello world, this is 1 test; " * 40_000
+    monkeypatch.setattr(tokenizer_module, "LONG_SECONDS", 20)
+    before = threading.Thread(target=tokenizer.encode, args=(text * 3,))
+    before.start()
+    with pytest.raises(TimeoutError):
+        call_within(0.05, lambda: tokenizer.encode(text))
+    before.join()
+    assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def test_longest_text_that_may_fit_is_tokenized(tmp_path: Path) -> None:
