@@ -159,8 +159,8 @@ def lost(rows: Mapping[str, Collection[RowId]]) -> Iterator[Finding]:
             shown = ", ".join(map(str, sorted(of_role)[:MAX_ROWS])) + (" ..." if len(of_role) > MAX_ROWS else "")
             yield Finding(
                 f"role {role} acknowledged {counted(len(of_role), 'row')} without writing its column: {shown}. "
-                "Each was delivered again, and is quarantined if it is lost again; look for an error in the role, or for "
-                "another program with its credentials"
+                "Each was delivered again, and is quarantined if it is lost again; look for an error in the role, or "
+                "for another program with its credentials"
             )
 
 
