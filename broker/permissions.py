@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from broker.subjects import Subjects, check_name
 
 API = "$JS.API"
-FOLLOWERS = 4
+FOLLOWERS = 2
 """Consumers of a role that follows its columns. Successive incarnations use different ones: an incarnation that was
 stopped by a signal and replaced neither takes messages of its successor nor resets the successor's consumer."""
 OPERATOR, NODE, OBSERVER = "operator", "node", "observer"

@@ -93,7 +93,7 @@ WRITERS: dict[str, set[str]] = {
     **{f"$JS.API.CONSUMER.DURABLE.CREATE.{TABLE}.{name}": set() for name in CONSUMERS},
     **{f"$JS.API.CONSUMER.INFO.{TABLE}.{name}": {role} for name, role in CONSUMERS.items()},
     **{f"$JS.API.CONSUMER.MSG.NEXT.{TABLE}.{name}": {role} for name, role in CONSUMERS.items()},
-    **{f"$JS.API.CONSUMER.RESET.{TABLE}.{role}@3": {role} for role in OWNERS},
+    **{f"$JS.API.CONSUMER.RESET.{TABLE}.{role}@1": {role} for role in OWNERS},
     f"$JS.API.CONSUMER.CREATE.{TABLE}": set(),
     f"$JS.API.CONSUMER.DELETE.{TABLE}.rollout": set(),
     f"$JS.API.STREAM.INFO.{TABLE}": {*ROLES, "node"},
@@ -199,7 +199,7 @@ def test_a_user_may_do_exactly_what_is_listed(guarded: Guarded, user: str) -> No
     tried = [*WRITERS, *NOBODYS]
     may = {subject for subject, writers in WRITERS.items() if user in writers or user == "operator"}
     if user == "operator":
-        may -= {f"$JS.API.CONSUMER.RESET.{TABLE}.{role}@3" for role in OWNERS}
+        may -= {f"$JS.API.CONSUMER.RESET.{TABLE}.{role}@1" for role in OWNERS}
     refusals = Refusals(guarded.address(user))
     assert set(tried) - refusals.of_publishing(tried) == may
     hears = {subject for subject, hearers in HEARERS.items() if user in hearers}

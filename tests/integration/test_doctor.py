@@ -183,12 +183,12 @@ def test_roles_of_the_user_are_judged_without_their_classes(
     patient.beat(**{f"{name}.0": child for name in roles})
     patient.lease("root", 0, since=time.time() - 100, children={})
     assert patient.findings() == []
-    for name in ("shaped", "counting@2"):
+    for name in ("shaped", "counting@1"):
         patient.call(patient.connection.js.delete_consumer(SUBJECTS.table_stream, name), 10)
     found = patient.findings()
     assert [text.partition(" of stream ")[0] for text in found] == [
         "problem: consumer shaped",
-        "problem: consumer counting@2",
+        "problem: consumer counting@1",
     ]
 
 
