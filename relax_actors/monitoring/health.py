@@ -156,12 +156,12 @@ def lost(rows: Mapping[str, Collection[RowId]]) -> Iterator[Finding]:
     """
     for role, of_role in rows.items():
         if of_role:
-            count = "1 row" if len(of_role) == 1 else f"{len(of_role)} rows"
             shown = ", ".join(map(str, sorted(of_role)[:MAX_ROWS])) + (" ..." if len(of_role) > MAX_ROWS else "")
+            lost_ = counted(len(of_role), "row")
             yield Finding(
-                f"role {role} acknowledged {count} without writing its column: {shown}. Each was delivered again, and "
-                "is quarantined if it is lost again; look for an error in the role, or for another program with its "
-                "credentials"
+                f"role {role} acknowledged {lost_} without writing its column: {shown}. Each was "
+                "delivered again, and is quarantined if it is lost again; look for an error in the role, or for "
+                "another program with its credentials"
             )
 
 

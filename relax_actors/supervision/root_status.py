@@ -39,7 +39,7 @@ class RootStatusPublisher(threading.Thread):
         states: returns the states of the root's children.
         number: number of the root's node.
         prepare: called with each new connection; returns the run's state, by default that of the existing bucket.
-        repair: makes what repairs the run's table, called every second; by default nothing does.
+        repair: called with each new connection; returns a function that repairs the run's table, called every second.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Progress of a start: tells a child that loads slowly, e.g. on a busy machine, from one that hangs.
 
-A child is not ready in time if its start deadline has passed and its processes have done nothing that shows for a third
-of the deadline. A process that waits in a loop may use CPU time for ever, so `START_LIMIT` deadlines end every start.
+A start is ended when its deadline has passed and its processes have made no visible progress for a third of the
+deadline. A process that waits in a loop may use CPU time forever, so `START_LIMIT` deadlines end every start.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class FirstPrompts:
         """Stop the run if the first prompts have all failed; call it after their cells were written.
 
         Raises:
-            AllRowsFailedError: they have, with one error.
+            AllRowsFailedError: all of them failed with the same error.
         """
         if self._failed is not None:
             error = all_rows_failed(self._context, *self._failed)
