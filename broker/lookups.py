@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import NamedTuple
 
@@ -13,6 +12,9 @@ from broker.requests import Requests
 
 MAX_SUBJECTS = 256
 """Most subjects of one request; the server answers at most 1,024."""
+MAX_ANSWER_BYTES = 16 << 20
+"""Bytes after which an answer ends, more than the largest message has. The server closes a connection that is 64 MiB
+behind, and one answer must arrive within the time of a request."""
 _END = ("204", "404")
 
 
@@ -42,16 +44,29 @@ async def look_up(requests: Requests, stream: str, subject: str) -> Stored | Non
 async def look_up_all(requests: Requests, stream: str, subjects: list[str]) -> dict[str, Stored]:
     """Return the messages of a stream on some subjects, by subject; those that were not found are missing.
 
-    A message that is missing may exist: the server ends an answer that is too long, or skips a message whose headers
-    cannot be read.
+    A message that is missing may exist: one whose headers cannot be read is skipped.
 
     Raises:
         UnreadableAnswerError: the server refuses the request.
         nats.errors.Error: no answer; see `Requests.send`.
     """
     found: dict[str, Stored] = {}
+    for begin in range(0, len(subjects), MAX_SUBJECTS):
+        wanted = subjects[begin : begin + MAX_SUBJECTS]
+        is_whole = False
+        while wanted and not is_whole:
+            answer, is_whole = await _look_up_some(requests, stream, wanted)
+            found |= answer
+            wanted = [subject for subject in wanted if subject not in answer]
+            is_whole = is_whole or not answer
+    return found
 
-    def take(message: Msg) -> dict[str, Stored] | None:
+
+async def _look_up_some(requests: Requests, stream: str, subjects: list[str]) -> tuple[dict[str, Stored], bool]:
+    """Return the messages of one answer, and whether the server left none out because it would be too long."""
+    found: dict[str, Stored] = {}
+
+    def take(message: Msg) -> tuple[dict[str, Stored], bool] | None:
         headers = message.headers
         if headers is None:
             return None  # of a stored message, as those of the end are short
@@ -62,14 +77,10 @@ async def look_up_all(requests: Requests, stream: str, subjects: list[str]) -> d
             return None
         if headers.get("Status") not in _END:
             raise UnreadableAnswerError(headers.get("Description", "no status"))
-        return found
+        return found, headers.get("Nats-Num-Pending", "0") == "0"
 
-    sent = []
-    for begin in range(0, len(subjects), MAX_SUBJECTS):
-        wanted = json.dumps({"multi_last": subjects[begin : begin + MAX_SUBJECTS]}).encode()
-        sent.append(await requests.send(f"{API}.DIRECT.GET.{stream}", wanted, take))
-    await asyncio.gather(*sent)
-    return found
+    wanted = json.dumps({"multi_last": subjects, "max_bytes": MAX_ANSWER_BYTES}).encode()
+    return await (await requests.send(f"{API}.DIRECT.GET.{stream}", wanted, take))
 
 
 def _stored(message: Msg) -> Stored | None:

@@ -157,10 +157,11 @@ def lost(rows: Mapping[str, Collection[RowId]]) -> Iterator[Finding]:
     for role, of_role in rows.items():
         if of_role:
             shown = ", ".join(map(str, sorted(of_role)[:MAX_ROWS])) + (" ..." if len(of_role) > MAX_ROWS else "")
+            number = counted(len(of_role), "row")
             yield Finding(
-                f"role {role} acknowledged {counted(len(of_role), 'row')} without writing its column: {shown}. "
-                "Each was delivered again, and is quarantined if it is lost again; look for an error in the role, or "
-                "for another program with its credentials"
+                f"role {role} acknowledged {number} without writing its column: {shown}. Each was "
+                "delivered again, and is quarantined if it is lost again; look for an error in the role, or for "
+                "another program with its credentials"
             )
 
 

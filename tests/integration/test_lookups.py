@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.client import read_headers
+from broker.streams import ensure_streams, table_spec
 from broker.subjects import RowId
 from broker.table import Table
 from relax_actors.messages import Dropped
@@ -24,6 +25,20 @@ def test_one_request_answers_for_many_cells(table: Table) -> None:
     assert [cell.subject for cell in cells if cell is not None] == written
     assert [cell is None for cell in cells] == [False, True] * 300
     assert table.read(cells[2].data, Dropped).reason == subjects[2]  # type: ignore[union-attr]
+
+
+def test_cells_of_more_bytes_than_the_server_holds_for_a_client_are_all_read(table: Table) -> None:
+    subjects = [table.subject(RowId(0, index), "value") for index in range(240)]
+    body = bytes(1 << 20)
+    table.connection.call(ensure_streams(table.connection, [table_spec(table.subjects, 1 << 29)]), 20)
+    for begin in range(0, len(subjects), 20):
+        table.put_encoded([(subject, body) for subject in subjects[begin : begin + 20]])
+    stats = table.connection.nc.stats
+    sent, reconnects = stats["out_msgs"], stats["reconnects"]
+    cells = table.get_all([*subjects, table.subject(RowId(0, 240), "value")])
+    assert [cell is not None and len(cell.data) == len(body) for cell in cells] == [True] * 240 + [False]
+    assert stats["out_msgs"] - sent < len(subjects)
+    assert stats["reconnects"] == reconnects
 
 
 @pytest.mark.parametrize("data", [b"", b"x"])
