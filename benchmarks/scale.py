@@ -24,7 +24,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-import uvloop
 import xxhash
 
 from broker.address import Address
@@ -98,7 +97,7 @@ def run_actors(folder: Path, numbers: range) -> None:
     logs.configure(logging.ERROR)
     threading.stack_size(256 << 10)
     config, address = config_of(folder), Address.load(folder / "broker" / "address.json").for_user(OPERATOR)
-    loop = uvloop.new_event_loop()
+    loop = asyncio.new_event_loop()
 
     async def run_all() -> None:
         await asyncio.gather(*(run_actor(config, LoopConnection(address, f"rollout.{n}", loop), n) for n in numbers))

@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 
 import nats.errors
 import structlog
-import uvloop
 from nats.js import JetStreamContext
 from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
 
@@ -78,7 +77,7 @@ class Connection:
 
     def __init__(self, address: Address, name: str, deadline: float = 10.0) -> None:
         self.address = address
-        self.loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+        self.loop: asyncio.AbstractEventLoop = asyncio.new_event_loop()
         self.on_reconnect: list[Callable[[], Awaitable[None]]] = []
         self.on_wait: Callable[[], None] = lambda: None
         """Called periodically while a request waits for the broker, so that a watchdog does not take it for a hang."""

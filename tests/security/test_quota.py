@@ -16,6 +16,7 @@ from broker.connection import Connection
 from broker.errors import BrokerError
 from broker.leases import RunState
 from broker.permissions import OPERATOR
+from broker.publisher import publish
 from broker.pull import PullSubscription
 from broker.store import Store
 from broker.streams import open_bucket
@@ -83,7 +84,7 @@ def flood(connection: Connection, subjects: list[str], cell: bytes) -> int:
     """Write a cell on every subject; return how many the server stored."""
 
     async def work() -> int:
-        answers = [await connection.publisher.publish(subject, cell) for subject in subjects]
+        answers = [await publish(connection.requests, subject, cell) for subject in subjects]
         await asyncio.wait(answers)
         return sum(answer.exception() is None for answer in answers)
 

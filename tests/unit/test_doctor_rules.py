@@ -74,19 +74,19 @@ def test_rules_are_silent_on_a_healthy_run_with_every_role(config: Config) -> No
 
 
 @pytest.mark.parametrize(
-    ("state", "kinds"),
+    ("phase", "age", "restarts", "kinds"),
     [
-        (child("starting", 30), []),
-        (child("starting", 100), ["note"]),
-        (child("starting", 800), ["note"]),
-        (child("starting", 1000), ["problem"]),
-        (child("backing_off", 1, 1), ["problem"]),
+        ("starting", 30, 0, []),
+        ("starting", 100, 0, ["note"]),
+        ("starting", 800, 0, ["note"]),
+        ("starting", 1000, 0, ["problem"]),
+        ("backing_off", 1, 1, ["problem"]),
     ],
 )
 def test_long_start_is_a_note_and_one_beyond_the_limit_a_problem(
-    config: Config, state: dict[str, Any], kinds: list[str]
+    config: Config, phase: str, age: float, restarts: int, kinds: list[str]
 ) -> None:
-    found = list(health.supervision(config, leases(*BUILT_IN, **{"server.0": state})))
+    found = list(health.supervision(config, leases(*BUILT_IN, **{"server.0": child(phase, age, restarts)})))
     assert ["problem" if finding.is_problem else "note" for finding in found] == kinds
     assert all("server.0 has been " in finding.text and "restart" in finding.text for finding in found)
 

@@ -28,7 +28,7 @@ REQUESTS = [request("12>", 1), request("9081>", 2), request("5>", 3, temperature
 
 
 def config_of(tmp_path: Path, **sections: dict[str, Any]) -> Config:
-    trainer = {"learning_rate": 1e-2, "max_tokens_per_microbatch": 100, **sections.pop("trainer", {})}
+    trainer = {"learning_rate": 1e-2, "max_tokens_per_microbatch": 80, **sections.pop("trainer", {})}
     return models.config_of(tmp_path / "run", QWEN3, trainer=trainer, **sections)
 
 
