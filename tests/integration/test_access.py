@@ -20,6 +20,7 @@ from broker.address import Address
 from broker.connection import Connection
 from broker.errors import BrokerError
 from broker.leases import RunState
+from broker.permissions import FOLLOWERS
 from broker.server import MAX_PAYLOAD
 from broker.store import Store
 from broker.streams import ensure_bucket, ensure_consumer, ensure_streams, log_spec, pool_spec, table_spec
@@ -48,7 +49,7 @@ POOLS = ("rollout", "reward", "advantages", "reference", "actor_fwd", "shaped")
 OWNERS = ("prompts", "trainer", "evaluator")
 ROLES = (*POOLS, *OWNERS)
 USERS = (*ROLES, "node", "operator", "observer")
-CONSUMERS = {**{role: role for role in POOLS}, **{f"{role}@{n}": role for role in OWNERS for n in range(4)}}
+CONSUMERS = {**{role: role for role in POOLS}, **{f"{role}@{n}": role for role in OWNERS for n in range(FOLLOWERS)}}
 COLUMN_OF = {
     "prompt": "prompts",
     "trajectory": "rollout",
