@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from broker.leases import Failures, RunState
 from broker.streams import ensure_bucket
 from broker.subjects import RowId
@@ -24,6 +26,7 @@ EVALUATED = (
 )
 
 
+@pytest.mark.slow
 def test_rows_below_the_floor_and_of_evaluated_versions_are_removed(make_run: MakeRun, tmp_path: Path) -> None:
     quick = ("run.steps=24", "supervision.intensity=50", "supervision.ack_wait=1")
     run = make_run("lean", *EVALUATED, *quick).start()

@@ -60,6 +60,7 @@ def test_a_row_with_a_token_reward_of_nan_is_quarantined_and_replaced(
     assert all("token_values of a reward is not finite" in event["error"] for event in quarantined)
 
 
+@pytest.mark.slow
 def test_rows_of_a_run_with_episodes_hold_branches_and_masks(tmp_path: Path, make_run: Callable[..., Run]) -> None:
     run = make_run("branches", *ON_POLICY, *EPISODES, "run.steps=2")
     run.start()

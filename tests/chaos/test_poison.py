@@ -52,7 +52,7 @@ def finished_with_quarantine(run: Run) -> list[Quarantined]:
 @pytest.mark.parametrize(
     ("reward", "error"),
     [
-        ("poison_nan", "nan"),
+        pytest.param("poison_nan", "nan", marks=pytest.mark.slow),
         pytest.param("poison_string", "good", marks=pytest.mark.slow),
         pytest.param("poison_raise", "RuntimeError: this reward cannot", marks=pytest.mark.slow),
         pytest.param("poison_exit", "SystemExit", marks=pytest.mark.slow),

@@ -54,6 +54,7 @@ def lost(run: Run) -> list[dict[str, Any]]:
     return story_of(run).of("row_lost")
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_after_rows_were_acknowledged_without_a_result(make_run: MakeRun) -> None:
     run = make_run("thief", *SETTINGS).start()
     stolen = lose(run, "reward", 6)
