@@ -60,10 +60,12 @@ def set_by(path: Path, overrides: list[str] | None = None) -> dict[str, str]:
         path: TOML file that `load_config` reads.
         overrides: as in `load_config`.
     """
+    tree = _read_toml(path)
     given: dict[str, Any] = {}
     for override in overrides or []:
+        _apply(tree, override)  # an override of a table replaces that of the file
         _apply(given, override)
-    return dict.fromkeys(_keys(_read_toml(path)), "file") | dict.fromkeys(_keys(given), "override")
+    return dict.fromkeys(_keys(tree), "file") | dict.fromkeys(_keys(given), "override")
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

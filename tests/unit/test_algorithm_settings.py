@@ -97,6 +97,12 @@ def test_settings_of_the_file_are_named_as_such(tmp_path: Path) -> None:
     }
 
 
+def test_override_of_a_table_replaces_the_settings_of_the_file_in_it(tmp_path: Path) -> None:
+    file = tmp_path / "distil.toml"
+    file.write_text('[algorithm.distil]\nplace = "loss"\ntop_k = 12\n')
+    assert set_by(file, ['algorithm.distil={place="advantage"}']) == {"algorithm.distil.place": "override"}
+
+
 def test_check_prints_the_settings_and_refuses_what_makes_no_sense() -> None:
     result = CliRunner().invoke(build(["check"]), ["check", str(DEMO), "algorithm.whiten=samples"])
     assert result.exit_code == 2
