@@ -156,6 +156,7 @@ def throttled(pid: int) -> Iterator[None]:
         group.rmdir()
 
 
+@pytest.mark.slow
 def test_server_on_a_loaded_machine_is_told_from_a_dead_one(own: tuple[Server, Address]) -> None:
     server, address = own
     health = BrokerHealth(server, address, heartbeat=2.0, patience=60, report=lambda _: None)
@@ -175,6 +176,7 @@ def test_server_on_a_loaded_machine_is_told_from_a_dead_one(own: tuple[Server, A
     os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_server_that_never_gets_a_turn_is_killed_in_the_end(own: tuple[Server, Address]) -> None:
     server, address = own
     health = BrokerHealth(server, address, heartbeat=0.5, patience=60, report=lambda _: None)
