@@ -1,4 +1,4 @@
-"""A reward of one's own: the nearer the last number of a completion to the answer, the better."""
+"""A custom reward: the nearer the last number of a completion to the answer, the better."""
 
 from __future__ import annotations
 
