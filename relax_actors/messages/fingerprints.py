@@ -17,10 +17,9 @@ def sampling_versions(versions: Array) -> list[int]:
     Args:
         versions: `[total]` integers, -1 where no policy sampled the token.
     """
-    sampled = versions[versions >= 0]
-    if len(sampled) and (sampled == sampled[0]).all():
-        return [int(sampled[0])]
-    found: list[int] = np.unique(sampled).tolist()
+    if len(versions) and versions[0] >= 0 and (versions == versions[0]).all():
+        return [int(versions[0])]
+    found: list[int] = np.unique(versions[versions >= 0]).tolist()
     return found
 
 

@@ -115,6 +115,8 @@ class Trajectory:
     @property
     def trained_lengths(self) -> Array:
         """Number of trained tokens of each sample, `[n] int64`."""
+        if self.loss_mask is None:
+            return self.sample_lengths
         so_far = np.concatenate([[0], np.cumsum(self.trained)])
         ends = np.concatenate([[0], np.cumsum(self.sample_lengths)])
         found: Array = np.diff(so_far[ends])

@@ -16,6 +16,7 @@ Flat: TypeAlias = Any
 MAX_SEQUENCES = 1 << 16
 MAX_TOKENS = 1 << 26
 """Most sequences of a row, and most tokens of all of them, counting the prompt once for each."""
+_FINISH_REASONS = frozenset(map(str, FinishReason))
 _METRIC_NAME = re.compile(r"[\w./-]{1,64}", re.ASCII)
 
 
@@ -63,18 +64,21 @@ def _size(flat: Flat) -> None:
     if len(flat.lengths) > MAX_SEQUENCES:
         msg = f"a trajectory has {len(flat.lengths)} sequences, more than {MAX_SEQUENCES}"
         raise ValueError(msg)
-    tokens = int(flat.lengths.sum(dtype=np.int64)) + int(flat.shared.sum(dtype=np.int64))
+    # Lists: a row has few sequences, for which NumPy needs several times as long.
+    shared = flat.shared_lengths
+    prompts = len(flat.prompt_tokens) * len(flat.lengths) if shared is None else sum(shared.tolist())
+    tokens = sum(flat.lengths.tolist()) + prompts
     if tokens > MAX_TOKENS:
         msg = f"the sequences of a trajectory have {tokens} tokens with their prompts, more than {MAX_TOKENS}"
         raise ValueError(msg)
 
 
 def _samples(flat: Flat) -> None:
-    n, lengths, counts = len(flat.texts), flat.lengths, flat.counts
+    n, lengths = len(flat.texts), flat.lengths.tolist()
     if len(flat.finish_reasons) != n or any(len(values) != n for values in flat.metrics.values()):
         msg = f"{n} texts, {len(flat.finish_reasons)} finish reasons and the metrics differ in number"
         raise ValueError(msg)
-    if unknown := set(flat.finish_reasons) - set(FinishReason):
+    if unknown := set(flat.finish_reasons) - _FINISH_REASONS:
         msg = f"unknown finish reasons {sorted(unknown)}; use one of {', '.join(FinishReason)}"
         raise ValueError(msg)
     for name, values in flat.metrics.items():
@@ -84,23 +88,26 @@ def _samples(flat: Flat) -> None:
         if not np.isfinite(values).all():
             msg = f"metric {name!r} of a sample is not finite"
             raise ValueError(msg)
-    if len(counts) != n or (counts < 1).any():
-        msg = f"sequence_counts {counts[:8].tolist()} must give each of {n} samples at least one sequence"
+    counts = [1] * n if flat.sequence_counts is None else flat.sequence_counts.tolist()
+    if len(counts) != n or min(counts, default=1) < 1:
+        msg = f"sequence_counts {counts[:8]} must give each of {n} samples at least one sequence"
         raise ValueError(msg)
-    if int(counts.sum(dtype=np.int64)) != len(lengths) or (lengths < 0).any():
-        msg = f"{n} samples have {int(counts.sum(dtype=np.int64))} sequences, but there are {len(lengths)} lengths"
+    if sum(counts) != len(lengths) or min(lengths, default=0) < 0:
+        msg = f"{n} samples have {sum(counts)} sequences, but there are {len(lengths)} lengths"
         raise ValueError(msg)
     if not 0 <= flat.greedy_samples < n:
         msg = f"greedy_samples is {flat.greedy_samples}; of {n} samples, at least one must be no baseline"
         raise ValueError(msg)
-    shared = flat.shared
-    if len(shared) != len(lengths) or (shared < 0).any() or (shared > len(flat.prompt_tokens)).any():
-        msg = f"shared_lengths {shared[:8].tolist()} must give each sequence from 0 to all prompt tokens"
+    shared = None if flat.shared_lengths is None else flat.shared_lengths.tolist()
+    if shared is not None and (
+        len(shared) != len(lengths) or min(shared, default=0) < 0 or max(shared, default=0) > len(flat.prompt_tokens)
+    ):
+        msg = f"shared_lengths {shared[:8]} must give each sequence from 0 to all prompt tokens"
         raise ValueError(msg)
 
 
 def _tokens(flat: Flat) -> None:
-    total, mask = int(flat.lengths.sum(dtype=np.int64)), flat.loss_mask
+    total, mask = sum(flat.lengths.tolist()), flat.loss_mask
     found = {
         len(flat.token_ids),
         len(flat.logprobs),
@@ -121,10 +128,12 @@ def _tokens(flat: Flat) -> None:
         msg = "a token of a greedy baseline sample is trained; set its loss_mask to False"
         raise ValueError(msg)
     foreign = flat.versions < 0
-    if (foreign if mask is None else foreign & mask).any():
+    if not foreign.any():
+        foreign = None
+    if foreign is not None and (mask is None or (foreign & mask).any()):
         msg = "loss_mask is true for a token that no policy sampled (version -1)"
         raise ValueError(msg)
-    if mask is not None and flat.logprobs[foreign].any():
+    if foreign is not None and flat.logprobs[foreign].any():
         msg = "a token that no policy sampled (version -1) has a log-prob other than 0"
         raise ValueError(msg)
     if flat.shared_lengths is not None or not len(flat.prompt_tokens):

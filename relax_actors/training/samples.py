@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -94,30 +96,63 @@ def samples_of(
             flat["returns"] = advantage.returns
     if teacher is not None and distil is not None and distil.place == "loss":
         flat |= teacher_fields(teacher, trajectory)
-    mask, recorded = trajectory.trained, trajectory.expanded_experts() if replays else None
-    sample_tokens = np.repeat(trajectory.trained_lengths, trajectory.counts).tolist()
-    numbers = np.repeat(np.arange(len(trajectory.counts)), trajectory.counts).tolist()
-    found, start = [], 0
-    for i, (own, shared) in enumerate(zip(trajectory.lengths.tolist(), trajectory.shared.tolist(), strict=True)):
-        part = slice(start, start + own)
-        start += own
-        if not mask[part].any():
+    layout, recorded = _Layout(trajectory), trajectory.expanded_experts() if replays else None
+    tokens, mask = layout.tokens(trajectory), layout.spread(trajectory.trained)
+    arrays = {name: layout.spread(array) for name, array in flat.items()}
+    arrays["versions"] = layout.spread(trajectory.versions, NOT_SAMPLED)
+    sample_tokens, counts = trajectory.trained_lengths.tolist(), trajectory.counts.tolist()
+    numbers = [sample for sample, count in enumerate(counts) for _ in range(count)]
+    found = []
+    for i, (part, own) in enumerate(zip(layout.parts, layout.own_parts, strict=True)):
+        if not (own.stop > own.start if trajectory.loss_mask is None else mask[part].any()):
             continue
-        arrays: dict[str, Any] = {name: _after_prompt(shared, array[part]) for name, array in flat.items()}
         found.append(
             TrainSample(
-                np.concatenate([trajectory.prompt_tokens[:shared], trajectory.token_ids[part]]),
-                _after_prompt(shared, mask[part]),
-                versions=_after_prompt(shared, trajectory.versions[part], NOT_SAMPLED),
-                **arrays,
-                routed_experts=None if recorded is None else join_experts(recorded, i, shared, part),
+                tokens[part],
+                mask[part],
+                **{name: array[part] for name, array in arrays.items()},
+                routed_experts=None if recorded is None else join_experts(recorded, i, layout.shared[i], own),
                 media=None if media is None else media[i],
                 row=row,
                 sample=numbers[i],
-                sample_tokens=sample_tokens[i],
+                sample_tokens=sample_tokens[numbers[i]],
             )
         )
     return found
+
+
+class _Layout:
+    """Places of a row's tokens when each sequence begins with its prompt tokens.
+
+    Args:
+        trajectory: samples of the row.
+
+    Attributes:
+        shared: number of prompt tokens of each sequence.
+        parts: tokens of each sequence, prompt included, in the arrays that `tokens` and `spread` return.
+        own_parts: own tokens of each sequence in arrays of the trajectory.
+    """
+
+    def __init__(self, trajectory: Trajectory) -> None:
+        lengths, self.shared = trajectory.lengths.tolist(), trajectory.shared.tolist()
+        ends, own_ends = accumulate(map(add, self.shared, lengths)), accumulate(lengths)
+        self.parts = [slice(begin, end) for begin, end in pairwise([0, *ends])]
+        self.own_parts = [slice(begin, end) for begin, end in pairwise([0, *own_ends])]
+        counts = [count for both in zip(self.shared, lengths, strict=True) for count in both]
+        self._is_own = np.repeat([False, True] * len(lengths), counts)
+
+    def spread(self, array: Array, fill: int = 0) -> Array:
+        """Place an array over own tokens, `[total, ...]`, with `fill` at the tokens of prompts."""
+        whole = np.full((len(self._is_own), *array.shape[1:]), fill, array.dtype)
+        whole[self._is_own] = array
+        return whole
+
+    def tokens(self, trajectory: Trajectory) -> Array:
+        """Return the tokens of all sequences, prompts included."""
+        whole = np.empty(len(self._is_own), np.result_type(trajectory.token_ids, trajectory.prompt_tokens))
+        whole[self._is_own] = trajectory.token_ids
+        whole[~self._is_own] = np.concatenate([trajectory.prompt_tokens[:shared] for shared in self.shared])
+        return whole
 
 
 def in_layout(trajectory: Trajectory, scored: Iterator[Array]) -> Array:
@@ -137,11 +172,3 @@ def in_layout(trajectory: Trajectory, scored: Iterator[Array]) -> Array:
             found[part] = next(scored)[-own:]
         start += own
     return found
-
-
-def _after_prompt(prompt_tokens: int, own: Array, fill: int = 0) -> Array:
-    """Extend an array over a sequence's own tokens to its whole length, with `fill` for the prompt."""
-    whole = np.empty((prompt_tokens + len(own), *own.shape[1:]), own.dtype)
-    whole[:prompt_tokens] = fill
-    whole[prompt_tokens:] = own
-    return whole

@@ -16,10 +16,12 @@ from relax_actors.engines.protocols.media import PromptMedia
 from relax_actors.messages.experts import MISSING
 
 Array = NDArray[Any]
+_TOP = ("teacher_top_ids", "teacher_top_logprobs")
 PER_TOKEN = (
     *("logprobs", "versions", "advantages", "returns", "values", "proximal_logprobs", "reference_logprobs"),
-    *("teacher_logprobs", "teacher_top_ids", "teacher_top_logprobs"),
+    *("teacher_logprobs", *_TOP),
 )
+_CHECKED = ("loss_mask", *PER_TOKEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +75,9 @@ class TrainSample:
 
     def __post_init__(self) -> None:
         length = len(self.token_ids)
-        for name in ("loss_mask", *PER_TOKEN):
+        for name in _CHECKED:
             array = getattr(self, name)
-            if array is not None and (array.shape[:1] != (length,) or array.ndim != 1 + name.startswith("teacher_top")):
+            if array is not None and (len(array) != length or array.ndim != (2 if name in _TOP else 1)):
                 msg = f"{name} of a sequence has shape {list(array.shape)}; it has {length} tokens"
                 raise ValueError(msg)
         if length and self.loss_mask[0]:

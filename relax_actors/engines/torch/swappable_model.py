@@ -124,6 +124,9 @@ class SwappableModel(SwappableWeights):
         self._device = torch.device(device)
         self._model = build(path, dtype=dtype, device=self._device)
         self._model.train(mode=False)
+        # Swapping replaces the data of parameters, never the parameters.
+        self._known: dict[str, Tensor] = self._model.state_dict(keep_vars=True)
+        self._shapes: dict[str, torch.Size] = {}
 
     @property
     def model(self) -> PreTrainedModel:
@@ -131,9 +134,11 @@ class SwappableModel(SwappableWeights):
         return self._model
 
     def _parameters(self) -> Mapping[str, Tensor]:
-        parameters: dict[str, Tensor] = self._model.state_dict(keep_vars=True)
-        return parameters
+        return self._known
 
     def _fitted(self, version: int, tensors: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:
-        check_fit(self._model, tensors, f"version {version}")
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        if shapes != self._shapes:
+            check_fit(self._model, tensors, f"version {version}")
+            self._shapes = shapes
         return tensors.items()
