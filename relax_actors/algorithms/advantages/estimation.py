@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -15,55 +15,33 @@ from relax_actors.algorithms.advantages.groups import (
     Array,
     Estimator,
     Group,
-    Requirements,
-    accepted_settings,
     check_advantages,
     per_sample_sums,
-    requirements_of,
     returns_tokens,
 )
+from relax_actors.algorithms.named_functions import load_advantage, needs_whole_step
 from relax_actors.algorithms.own_options import arguments_of
+from relax_actors.algorithms.specs import AdvantageSpec, advantage_spec
 from relax_actors.config import Config
 from relax_actors.config.algorithm import AlgorithmSection
-from relax_actors.errors import ConfigError, RowError
+from relax_actors.errors import RowError
 from relax_actors.messages import Advantage, FinishReason, Reward, Trajectory
 from relax_actors.messages.player_parts import parts_of
-from relax_actors.registry.catalog import ADVANTAGES
 
 REFERENCE, VALUES, SQUARES = "reference", "values", "squares"
 """Columns: log-probs of the reference model, values of the critic, sums of squared probabilities."""
-COMPARING = ("group", "turn", "rloo", "length_weighted", "passk", "mean_ratio")
-"""Estimators whose advantages are 0 where all samples of a row have the same reward."""
 _TOKEN_INPUTS = frozenset({"tokens", "values", "logprobs", "squares"})
 
 
-def load_advantage(name: str) -> Estimator:
-    """Load an estimator by its registered name or dotted path.
-
-    Raises:
-        ConfigError: it does not import, or is not a function.
-    """
-    function = ADVANTAGES.load(name, "algorithm.advantage")
-    if not callable(function):
-        msg = f"algorithm.advantage = {name!r} is a {type(function).__name__}; name a function of a Group"
-        raise ConfigError(msg)
-    return cast("Estimator", function)
-
-
-def estimator_of(algorithm: AlgorithmSection) -> tuple[Estimator, Requirements]:
-    """Return the estimator of a run with its settings and options bound, and what it needs.
+def estimator_of(algorithm: AlgorithmSection) -> tuple[Estimator, AdvantageSpec]:
+    """Return the estimator of a run with its settings and options bound, and its facts.
 
     Raises:
         ConfigError: it does not import or is not a function, or an option of it is missing or of the wrong type.
     """
     is_decoupled = algorithm.components == "decoupled"
     function: Estimator = decoupled if is_decoupled else load_advantage(algorithm.advantage)
-    names = ("scale", "epsilon", "gamma", "gae_lambda", "weights")
-    settings = {name: getattr(algorithm, name) for name in names}
-    bound = accepted_settings(function, settings)
-    if algorithm.advantage not in ADVANTAGES.built_in and not is_decoupled:
-        bound |= arguments_of(function, algorithm)
-    return partial(function, **bound), requirements_of(function)
+    return partial(function, **arguments_of(function, algorithm)), advantage_spec(function)
 
 
 def needs_greedy(algorithm: AlgorithmSection) -> bool:
@@ -93,13 +71,16 @@ class RowEstimation:
         self._has_episodes = config.environment is not None
         self._has_players = config.environment is not None and bool(config.environment.players)
         self._by_branch = config.environment is not None and config.environment.credit == "branch"
-        self._function, self._requirements = estimator_of(config.algorithm)
+        self._function, self._spec = estimator_of(config.algorithm)
+        self._in_trainer = needs_whole_step(config.algorithm)
+        # Equal rewards then leave no signal but penalties of lengths or a KL, which alone keep no row.
+        self._compares = config.algorithm.components == "sum" and self._spec.equal_rewards == "zero"
         if config.algorithm.components == "decoupled" and isinstance(config.reward.function, dict):
             self._function = partial(self._function, weights=config.reward.function | config.algorithm.weights)
         self.columns = self._columns()
 
     def _columns(self) -> tuple[str, ...]:
-        algorithm, needs = self._algorithm, self._requirements.needs
+        algorithm, needs = self._algorithm, frozenset(self._spec.needs)
         shapes, in_reward = algorithm.shaping, algorithm.kl.place == "reward"
         by_length = shapes.overlong or shapes.length_penalty > 0 or shapes.mask_truncated
         found = {
@@ -127,11 +108,6 @@ class RowEstimation:
                 return f"all {trained} samples were cut off at rollout.max_tokens and are masked"
         return ""
 
-    @property
-    def _compares(self) -> bool:
-        """Whether equal rewards leave no signal but penalties of lengths or a KL, which alone keep no row."""
-        return self._algorithm.advantage in COMPARING and self._algorithm.components == "sum"
-
     def is_without_signal(self, advantage: Advantage) -> bool:
         """Return whether a row is to be dropped because all of its advantages are 0."""
         return self._algorithm.shaping.filter_zero_variance and not advantage.values.any()
@@ -139,7 +115,7 @@ class RowEstimation:
     def _player_rewards(self, reward: Reward, columns: Mapping[str, Any]) -> list[Reward]:
         """Return the rewards of the players that have acted in enough samples to be compared."""
         parts = parts_of(columns["trajectory"])
-        return [part.reward(reward) for part in parts if len(part.samples) >= self._requirements.min_samples]
+        return [part.reward(reward) for part in parts if len(part.samples) >= self._spec.min_samples]
 
     @property
     def adapts_kl(self) -> bool:
@@ -173,9 +149,9 @@ class RowEstimation:
             msg = f"{source}: {why}"
             raise RowError(msg)
         values, kls = np.zeros(len(whole.token_ids)), []
-        returns = np.zeros(len(values), np.float32) if "values" in self._requirements.needs else None
+        returns = np.zeros(len(values), np.float32) if "values" in self._spec.needs else None
         for part in parts_of(whole):
-            if len(part.samples) < self._requirements.min_samples:
+            if len(part.samples) < self._spec.min_samples:
                 continue  # nobody to compare with
             own = {
                 name: column[part.tokens] for name, column in columns.items() if name not in ("prompt", "trajectory")
@@ -188,7 +164,7 @@ class RowEstimation:
                 returns[part.tokens] = found.returns
             kls += [] if found.kl is None else [found.kl]
         return Advantage(
-            values if self._algorithm.needs_whole_step else values.astype(np.float32),
+            values if self._in_trainer else values.astype(np.float32),
             float(np.asarray(reward.values, np.float64).mean()),
             returns=returns,
             lengths=whole.sample_lengths.astype(np.int32),
@@ -218,11 +194,11 @@ class RowEstimation:
 
     def _trained(self, samples: int) -> int:
         """Number of samples of a row without the greedy one, which is the last."""
-        return samples - 1 if "greedy" in self._requirements.needs else samples
+        return samples - 1 if "greedy" in self._spec.needs else samples
 
     def _whole_group(self, reward: Reward, columns: Mapping[str, Any], kl: Array | None, coefficient: float) -> Group:
         """Build the group of all samples, the greedy one included: shaped rewards with the KL."""
-        needs = self._requirements.needs
+        needs = self._spec.needs
         trajectory: Trajectory | None = columns.get("trajectory")
         rewards, token_rewards = self._shaped(reward, trajectory), reward.token_values
         lengths = reward.lengths if trajectory is None else trajectory.sample_lengths
@@ -231,7 +207,7 @@ class RowEstimation:
             raise ValueError(msg)
         if trajectory is not None and kl is not None:
             penalty = -coefficient * kl
-            if self._requirements.per_token:
+            if self._spec.per_token:
                 token_rewards = penalty if token_rewards is None else token_rewards + penalty
             else:
                 rewards = rewards + per_sample_sums(penalty, trajectory.sample_lengths)
@@ -292,18 +268,17 @@ class RowEstimation:
 
     def _advantage(self, reward: Reward, group: Group, values: Array) -> Advantage:
         """Build the cell of advantages that are 0 for the greedy sample."""
-        n, in_trainer = group.n, self._algorithm.needs_whole_step
-        returns = None
-        if "values" in self._requirements.needs and len(values) == len(group.mask):
+        n, returns = group.n, None
+        if "values" in self._spec.needs and len(values) == len(group.mask):
             returns = np.where(group.mask, values + group.input("values"), 0.0).astype(np.float32)
         return Advantage(
             # Statistics of the step follow: they are computed in float64, and rounded once after them.
-            values if in_trainer else values.astype(np.float32),
+            values if self._in_trainer else values.astype(np.float32),
             float(np.asarray(reward.values[:n], np.float64).mean()),
             returns=returns,
             lengths=reward.lengths,
             components={name: float(part[:n].astype(np.float64).mean()) for name, part in reward.components.items()},
-            rewards=np.append(group.totals, np.zeros(len(reward) - n)) if in_trainer else None,
+            rewards=np.append(group.totals, np.zeros(len(reward) - n)) if self._in_trainer else None,
             role=group.role,
         )
 

@@ -1,42 +1,23 @@
-"""Input of advantage estimators: the samples of one prompt, and what an estimator needs to know of them.
+"""Input of advantage estimators: the samples of one prompt.
 
 An estimator is a pure function `f(group, **settings)` that returns one advantage for each sample, `[n] float64`, or for
-each token, `[total] float64`. A keyword-only parameter that has the name of a setting of [algorithm] gets its value.
+each token, `[total] float64`; an `AdvantageSpec`, as its decorator, declares what it needs. A keyword-only parameter
+that has the name of a setting of [algorithm] gets its value.
 The role `advantages` rounds the result to float32 once.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array: TypeAlias = NDArray[Any]
 Estimator: TypeAlias = Callable[..., Array]
-F = TypeVar("F", bound=Estimator)
-INPUTS = ("tokens", "values", "logprobs", "squares", "greedy", "components", "role")
-"""Inputs that an estimator can need besides the rewards."""
 _FULL = ("token_rewards", "values", "logprobs", "squares", "turns")
-
-
-@dataclass(frozen=True, slots=True)
-class Requirements:
-    """What an estimator needs.
-
-    Attributes:
-        needs: of `INPUTS`; the fields of `Group` that must not be None. "tokens" are `lengths` and `loss_mask`.
-        min_samples: smallest group that can have an advantage other than 0.
-        per_token: whether token rewards give advantages of tokens. The KL in the reward is then a reward of single
-            tokens; else it is summed into the reward of the sample.
-    """
-
-    needs: frozenset[str] = frozenset()
-    min_samples: int = 1
-    per_token: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,38 +182,6 @@ class Group:
             role=self.role,
             **cut,
         )
-
-
-def requires(*needs: str, min_samples: int = 1, per_token: bool = False) -> Callable[[F], F]:
-    """Declare what an estimator needs; see `Requirements`.
-
-    Raises:
-        ValueError: a name is not one of `INPUTS`.
-    """
-    if unknown := set(needs) - set(INPUTS):
-        msg = f"{', '.join(sorted(unknown))} cannot be needed by an estimator; choose of {', '.join(INPUTS)}"
-        raise ValueError(msg)
-
-    def declare(function: F) -> F:
-        function.requirements = Requirements(frozenset(needs), min_samples, per_token)  # type: ignore[attr-defined]
-        return function
-
-    return declare
-
-
-def requirements_of(function: Estimator) -> Requirements:
-    """Return what an estimator needs: nothing but the rewards unless it was declared with `requires`."""
-    found: Requirements = getattr(function, "requirements", Requirements())
-    return found
-
-
-def accepted_settings(function: Estimator, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Select the settings that an estimator has a keyword-only parameter for."""
-    parameters = inspect.signature(function).parameters.values()
-    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
-        return dict(settings)
-    names = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
-    return {name: value for name, value in settings.items() if name in names}
 
 
 def check_advantages(found: Array, group: Group, source: str) -> None:

@@ -12,10 +12,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from relax_actors.algorithms.advantages.groups import Array, Group, requires, sample_slices
+from relax_actors.algorithms.advantages.groups import Array, Group, sample_slices
+from relax_actors.algorithms.specs import AdvantageSpec
 
 
-@requires("tokens", per_token=True)
+@AdvantageSpec(
+    needs=("tokens",),
+    per_token=True,
+    equal_rewards="signal",
+    formula="G_t = r_t + gamma G_(t+1)",
+    latex=r"G_t = r_t + \gamma G_{t+1}",
+)
 def returns(group: Group, *, gamma: float = 1.0) -> Array:
     r"""Use the discounted return of each token: REINFORCE++ (arXiv 2501.03262).
 
@@ -32,7 +39,13 @@ def returns(group: Group, *, gamma: float = 1.0) -> Array:
     return discounted_sums(group, time_step_rewards(group), gamma)
 
 
-@requires("tokens", "values", per_token=True)
+@AdvantageSpec(
+    needs=("tokens", "values"),
+    per_token=True,
+    equal_rewards="signal",
+    formula="d_t + gamma gae_lambda A_(t+1), with d_t = r_t + gamma V_(t+1) - V_t",
+    latex=r"\delta_t + \gamma \lambda A_{t+1}, \quad \delta_t = r_t + \gamma V_{t+1} - V_t",
+)
 def gae(group: Group, *, gamma: float = 1.0, gae_lambda: float = 1.0) -> Array:
     r"""Estimate advantages from the values of a critic: GAE (arXiv 1506.02438).
 

@@ -10,16 +10,25 @@ from __future__ import annotations
 
 import numpy as np
 
-from relax_actors.algorithms.advantages.groups import Array, Group, requires, sample_slices
+from relax_actors.algorithms.advantages.groups import Array, Group, sample_slices
 from relax_actors.algorithms.advantages.returns import discounted_sums, time_step_rewards
+from relax_actors.algorithms.specs import AdvantageSpec
 
 EPSILON = 1e-8
 """Added to the sum of the weights of a position."""
 
 
-@requires("tokens", "logprobs", "squares", min_samples=2, per_token=True)
+@AdvantageSpec(
+    needs=("tokens", "logprobs", "squares"),
+    min_samples=2,
+    per_token=True,
+    formula="G_t - sum(G_t W_t) / sum(W_t) over samples with a token at t, W_t = sum over s <= t of (1 - 2 p_s + sum_v "
+    "p_s(v)^2)",
+    latex=r"G_{i,t} - \frac{\sum_j G_{j,t} W_{j,t}}{\sum_j W_{j,t}}, "
+    r"\quad W_{i,t} = \sum_{s \leq t} \left(1 - 2 \pi_s + \sum_v \pi_s(v)^2\right)",
+)
 def optimal_token(group: Group, *, gamma: float = 1.0) -> Array:
-    r"""Subtract the optimal baseline of each position, counted in tokens of the sample.
+    r"""Subtract the optimal baseline of each position, counted in tokens of the sample (arXiv 2602.07078).
 
     $b_t = \frac{\sum_i G_{i,t} W_{i,t}}{\sum_i W_{i,t} + 10^{-8}}$ over the samples with a trained token at t, and
     $A_{i,t} = G_{i,t} - b_t$. A position that only one sample has a token at has baseline 0 there: it would be the
@@ -36,12 +45,20 @@ def optimal_token(group: Group, *, gamma: float = 1.0) -> Array:
     return _with_baseline(group, gamma, places)
 
 
-@requires("tokens", "logprobs", "squares", min_samples=2, per_token=True)
+@AdvantageSpec(
+    needs=("tokens", "logprobs", "squares"),
+    min_samples=2,
+    per_token=True,
+    formula="G_k - sum(G_k W_k) / sum(W_k) over samples with k trained tokens or more, at the k-th trained token, W_k "
+    "= sum over trained tokens up to it of (1 - 2 p_s + sum_v p_s(v)^2)",
+    latex=r"G_{i,k} - \frac{\sum_j G_{j,k} W_{j,k}}{\sum_j W_{j,k}}, \quad W_{i,k} = \sum_{s \leq k} "
+    r"\left(1 - 2 \pi_s + \sum_v \pi_s(v)^2\right), \quad t \text{ the } k\text{-th trained token}",
+)
 def optimal_turn(group: Group, *, gamma: float = 1.0) -> Array:
-    r"""Subtract the optimal baseline of each position, counted in trained tokens: for samples of several turns.
+    r"""Subtract the optimal baseline of each position, counted in trained tokens (arXiv 2602.07078).
 
-    As `optimal_token`, but samples are aligned without the tokens that the model did not write, such as the answers of
-    tools, whose lengths differ.
+    For samples of several turns: as `optimal_token`, but samples are aligned without the tokens that the model did not
+    write, such as the answers of tools, whose lengths differ.
 
     Args:
         group: as in `optimal_token`.

@@ -12,14 +12,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from relax_actors.algorithms.advantages.baselines import Scale, divisor
-from relax_actors.algorithms.advantages.groups import Array, Group, requires
+from relax_actors.algorithms.advantages.groups import Array, Group
 from relax_actors.algorithms.advantages.returns import discounted_sums, time_step_rewards
+from relax_actors.algorithms.specs import AdvantageSpec
 
 TOLERANCE = 1e-6
 """Returns that differ by less, relative to the largest, are equal: sums of float32 rewards of tokens are not exact."""
 
 
-@requires("tokens", min_samples=2, per_token=True)
+@AdvantageSpec(
+    needs=("tokens",),
+    min_samples=2,
+    per_token=True,
+    by_turn=True,
+    equal_rewards="zero",
+    formula="G_k - mean(G_k of the group)",
+    latex=r"G_{i,k} - \bar{G}_k, \quad t \in \text{turn } k",
+)
 def turn(group: Group, *, scale: Scale = "group_std", epsilon: float = 1e-6) -> Array:
     r"""Subtract the mean return of the turns of the same number, and divide by the pooled standard deviation.
 
@@ -56,7 +65,14 @@ def turn(group: Group, *, scale: Scale = "group_std", epsilon: float = 1e-6) -> 
     )
 
 
-@requires("tokens", min_samples=2, per_token=True)
+@AdvantageSpec(
+    needs=("tokens",),
+    min_samples=2,
+    per_token=True,
+    by_turn=True,
+    formula="G_k - mean(G of all turns of the group)",
+    latex=r"G_{i,k} - \bar{G}, \quad t \in \text{turn } k",
+)
 def all_turns(group: Group, *, scale: Scale = "group_std", epsilon: float = 1e-6) -> Array:
     r"""Subtract the mean return of all turns of the group, and divide by their standard deviation.
 
