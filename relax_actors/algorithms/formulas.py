@@ -45,7 +45,7 @@ _NEEDS = {"values": "critic", "greedy": "greedy rollout", "squares": "squared pr
 def needs(algorithm: AlgorithmSection) -> list[str]:
     """List what an algorithm needs beyond rewards: a reference, a critic, a teacher, reward components and so on."""
     advantage = named_advantage(algorithm)
-    found = [
+    inputs = [
         ("reference", algorithm.kl.place != "none"),
         *((name, need in advantage.needs) for need, name in _NEEDS.items()),
         ("state across steps", advantage.running_mean),
@@ -53,7 +53,7 @@ def needs(algorithm: AlgorithmSection) -> list[str]:
         ("reward components", algorithm.components == "decoupled"),
         ("on-policy data", named_loss(algorithm).ratio == "none" and algorithm.correction.kind == "none"),
     ]
-    return [name for name, is_needed in found if is_needed]
+    return [name for name, is_needed in inputs if is_needed]
 
 
 def formulas(algorithm: AlgorithmSection) -> Iterator[Formula]:
@@ -67,14 +67,14 @@ def constants(algorithm: AlgorithmSection) -> dict[str, Any]:
     """Return the set values of the settings that the formulas of an algorithm mention, by the name of the setting."""
     text = " ".join(formula.plain for formula in formulas(algorithm))
     words = set(re.findall(r"[a-z_]+", text))
-    found = {name: getattr(algorithm, name) for name in AlgorithmSection.model_fields if name in words}
+    values = {name: getattr(algorithm, name) for name in AlgorithmSection.model_fields if name in words}
     if "overlong_factor" in words:
-        found["shaping.overlong_factor"] = algorithm.shaping.overlong_factor
+        values["shaping.overlong_factor"] = algorithm.shaping.overlong_factor
     if algorithm.kl.place != "none":
-        found["kl.coefficient"] = algorithm.kl.coefficient
+        values["kl.coefficient"] = algorithm.kl.coefficient
     if algorithm.distil.place != "none":
-        found["distil.coefficient"] = algorithm.distil.coefficient
-    return {name: value for name, value in found.items() if isinstance(value, int | float | tuple)}
+        values["distil.coefficient"] = algorithm.distil.coefficient
+    return {name: value for name, value in values.items() if isinstance(value, int | float | tuple)}
 
 
 def _rewards(algorithm: AlgorithmSection) -> Iterator[Formula]:

@@ -113,8 +113,8 @@ def call_user_function(function: Callable[..., Any], source: str, *arguments: An
 
 
 def _load(registry: Registry[Function], name: str, setting: str, kind: str = "a function") -> Function:
-    found = registry.load(name, f"algorithm.{setting}")
-    if not callable(found):
-        msg = f"algorithm.{setting} = {name!r} is a {type(found).__name__}; name {kind}"
+    function = registry.load(name, f"algorithm.{setting}")
+    if not callable(function):
+        msg = f"algorithm.{setting} = {name!r} is a {type(function).__name__}; name {kind}"
         raise ConfigError(msg)
-    return found
+    return function

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, assert_never
+from typing import TYPE_CHECKING, Any, Literal, assert_never
 
 from relax_actors.algorithms.losses import MAX_LOG_RATIO, check_same_shape
 
@@ -212,13 +212,6 @@ class PolicyInputs:
             `[] float64`, without gradient.
         """
         return self.totals.step_sum(name, values, self.mask)
-
-
-class PolicyLossFunction(Protocol):
-    """Policy loss by name or dotted path; keyword-only arguments are settings of [algorithm]."""
-
-    def __call__(self, inputs: PolicyInputs, **settings: float) -> PolicyLoss | Tensor:
-        """Return the loss of each token, `[batch, seq]`."""
 
 
 def log_ratio(

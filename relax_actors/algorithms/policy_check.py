@@ -80,8 +80,8 @@ def check_policy_loss(
     bound = arguments_of(function, AlgorithmSection(ratio=ratio, options=options, **given))
 
     def call(inputs: PolicyInputs) -> Tensor:
-        found = function(inputs, **bound)
-        return checked_loss(found, inputs.mask, _name(function))
+        loss = function(inputs, **bound)
+        return checked_loss(loss, inputs.mask, _name(function))
 
     for seed in range(3):
         step = _made_up(seed, ratio)

@@ -79,18 +79,18 @@ class PolicyFunctions:
         """
         source = f"algorithm.surrogate = {self._algorithm.surrogate!r}"
         if self.has_own_loss:
-            found = call_user_function(self._surrogate, source, inputs, **self._settings)
+            result = call_user_function(self._surrogate, source, inputs, **self._settings)
         else:
-            found = self._surrogate(inputs, **self._settings)
-        if isinstance(found, Tensor):
+            result = self._surrogate(inputs, **self._settings)
+        if isinstance(result, Tensor):
             ratio = inputs.log_ratio.detach().exp()
-            found = PolicyLoss(found, torch.zeros_like(inputs.mask), ratio)
+            result = PolicyLoss(result, torch.zeros_like(inputs.mask), ratio)
         if self.has_own_loss:
-            loss = checked_loss(found, inputs.mask, source)
+            loss = checked_loss(result, inputs.mask, source)
             if torch.is_grad_enabled() and not loss.requires_grad:
                 msg = f"{source} returned a loss without gradient; compute it from inputs.logprobs or inputs.ratio"
                 raise ConfigError(msg)
-        return cast("PolicyLoss", found)
+        return cast("PolicyLoss", result)
 
     def weights(self, near: Tensor, rollout: Tensor, mask: Tensor) -> TokenWeights:
         """Compute the weights of the off-policy correction.
@@ -109,25 +109,25 @@ class PolicyFunctions:
             return correction_weights(near, rollout, mask, kind=kind, level=settings.level, low=low, high=high)
         source = f"algorithm.correction.kind = {settings.kind!r}"
         arguments = near.detach(), rollout.detach(), mask
-        found = call_user_function(self._correction, source, *arguments, **self._correction_settings)
-        weights = checked(found, mask, source).detach()
+        result = call_user_function(self._correction, source, *arguments, **self._correction_settings)
+        weights = checked(result, mask, source).detach()
         return TokenWeights(weights, torch.zeros_like(mask))
 
 
-def checked_loss(found: object, mask: Tensor, source: str) -> Tensor:
+def checked_loss(result: object, mask: Tensor, source: str) -> Tensor:
     """Return the loss of each token from what a user's policy loss returned, if all of it is usable.
 
     Args:
-        found: what it returned.
+        result: what it returned.
         mask: `[batch, seq] bool`, tokens that count.
         source: setting that names the function, for errors.
 
     Raises:
         ConfigError: as `checked`, or `clipped` or `ratio` of a `PolicyLoss` do not fit the tokens.
     """
-    if not isinstance(found, PolicyLoss):
-        return checked(found, mask, source)
-    for name, part in (("clipped", found.clipped), ("ratio", found.ratio)):
+    if not isinstance(result, PolicyLoss):
+        return checked(result, mask, source)
+    for name, part in (("clipped", result.clipped), ("ratio", result.ratio)):
         is_fit = (
             isinstance(part, Tensor) and part.shape == mask.shape and (part.dtype == torch.bool) == (name != "ratio")
         )
@@ -136,7 +136,7 @@ def checked_loss(found: object, mask: Tensor, source: str) -> Tensor:
             needed = "bool" if name == "clipped" else "float32"
             msg = f"{source} returned a PolicyLoss with {name} {what}; give one {needed} for each token, {_shape(mask)}"
             raise ConfigError(msg)
-    return checked(found.loss, mask, source)
+    return checked(result.loss, mask, source)
 
 
 def checked(values: object, mask: Tensor, source: str) -> Tensor:

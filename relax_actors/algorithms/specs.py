@@ -136,17 +136,17 @@ def accepted(function: Callable[..., Any], settings: Mapping[str, Any]) -> dict[
 @cache
 def settings_read(function: Callable[..., Any]) -> frozenset[str]:
     """Names of the settings that are read for a built-in function, in it or outside of it."""
-    found: FunctionSpec = function.spec  # type: ignore[attr-defined]
-    return frozenset(keyword_only(function)) | found.further_settings
+    spec: FunctionSpec = function.spec  # type: ignore[attr-defined]
+    return frozenset(keyword_only(function)) | spec.further_settings
 
 
 def advantage_spec(function: Callable[..., Any]) -> AdvantageSpec:
     """Return the facts of an estimator; without a decorator it reads nothing but the rewards."""
-    found: AdvantageSpec = getattr(function, "spec", AdvantageSpec())
-    return found
+    spec: AdvantageSpec = getattr(function, "spec", AdvantageSpec())
+    return spec
 
 
 def loss_spec(function: Callable[..., Any]) -> LossSpec:
     """Return the facts of a policy loss; those of a function without a decorator are not known."""
-    found: LossSpec = getattr(function, "spec", LossSpec())
-    return found
+    spec: LossSpec = getattr(function, "spec", LossSpec())
+    return spec

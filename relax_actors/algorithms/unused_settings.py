@@ -56,14 +56,14 @@ def written(algorithm: AlgorithmSection, spelled: Collection[str] = ()) -> dict[
         spelled: dotted names that the file or an override sets; without them, the settings that differ from those of
             the preset and its defaults. What only repeats a setting of the preset is left out.
     """
-    found = dict(leaves(algorithm.model_dump(exclude={"name"})))
+    values = dict(leaves(algorithm.model_dump(exclude={"name"})))
     preset = dict(leaves(filled({"name": algorithm.name})))
     unset = dict(leaves(AlgorithmSection.model_validate({"name": algorithm.name}).model_dump()))
 
     def is_written(key: str, value: Any) -> bool:
         return value != unset.get(key) or (f"algorithm.{key}" in spelled and key not in preset)
 
-    return {key: value for key, value in found.items() if is_written(key, value)}
+    return {key: value for key, value in values.items() if is_written(key, value)}
 
 
 def idle(algorithm: AlgorithmSection) -> dict[str, Idle]:

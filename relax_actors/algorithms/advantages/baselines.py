@@ -186,8 +186,8 @@ def mean_ratio(group: Group) -> Array:
     mean = totals.mean()
     if totals.min() == totals.max() or not mean > 0:
         return np.zeros(group.n)
-    found: Array = (totals - mean) / mean
-    return found
+    advantages: Array = (totals - mean) / mean
+    return advantages
 
 
 @AdvantageSpec(
@@ -254,8 +254,8 @@ def subtract(group: Group, baseline: Array, *, scale: Scale, epsilon: float) -> 
     if not group.has_token_rewards:
         if totals.min() == totals.max():
             return np.zeros(group.n)
-        found: Array = (totals - baseline) / divisor(totals, scale, epsilon)
-        return found
+        advantages: Array = (totals - baseline) / divisor(totals, scale, epsilon)
+        return advantages
     return (_returns(group) - group.spread(baseline)) / divisor(totals, scale, epsilon)
 
 
@@ -281,7 +281,7 @@ def _returns(group: Group) -> Array:
     """Return of each sample `[n]`, or of each token `[total]` if tokens have rewards."""
     if group.token_rewards is None or not group.has_token_rewards:
         return group.rewards
-    found = np.zeros(len(group.token_rewards))
+    returns = np.zeros(len(group.token_rewards))
     for part, own in zip(sample_slices(group.token_counts), group.rewards, strict=True):
-        found[part] = own + np.cumsum(group.token_rewards[part][::-1])[::-1]
-    return found
+        returns[part] = own + np.cumsum(group.token_rewards[part][::-1])[::-1]
+    return returns

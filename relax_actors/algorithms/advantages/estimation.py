@@ -83,7 +83,7 @@ class RowEstimation:
         algorithm, needs = self._algorithm, frozenset(self._spec.needs)
         shapes, in_reward = algorithm.shaping, algorithm.kl.place == "reward"
         by_length = shapes.overlong or shapes.length_penalty > 0 or shapes.mask_truncated
-        found = {
+        columns = {
             "prompt": "role" in needs,
             "trajectory": bool(needs & _TOKEN_INPUTS) or in_reward or by_length or self._has_players,
             "actor_fwd": in_reward and algorithm.proximal == "actor_fwd",
@@ -91,7 +91,7 @@ class RowEstimation:
             VALUES: "values" in needs,
             SQUARES: "squares" in needs,
         }
-        return tuple(name for name, is_read in found.items() if is_read)
+        return tuple(name for name, is_read in columns.items() if is_read)
 
     def without_signal(self, reward: Reward, columns: Mapping[str, Any]) -> str:
         """Return why a row is to be dropped before its advantages are computed; empty if it is not."""
@@ -157,12 +157,12 @@ class RowEstimation:
                 name: column[part.tokens] for name, column in columns.items() if name not in ("prompt", "trajectory")
             }
             own = {**columns, **own, "trajectory": part.trajectory}
-            found = self._of_samples(part.reward(reward), own, f"{source}, player {part.player}", kl_coefficient)
+            own_part = self._of_samples(part.reward(reward), own, f"{source}, player {part.player}", kl_coefficient)
             lengths = part.trajectory.sample_lengths
-            values[part.tokens] = found.values if found.per_token else np.repeat(found.values, lengths)
-            if returns is not None and found.returns is not None:
-                returns[part.tokens] = found.returns
-            kls += [] if found.kl is None else [found.kl]
+            values[part.tokens] = own_part.values if own_part.per_token else np.repeat(own_part.values, lengths)
+            if returns is not None and own_part.returns is not None:
+                returns[part.tokens] = own_part.returns
+            kls += [] if own_part.kl is None else [own_part.kl]
         return Advantage(
             values if self._in_trainer else values.astype(np.float32),
             float(np.asarray(reward.values, np.float64).mean()),
@@ -181,15 +181,15 @@ class RowEstimation:
             coefficient = self._algorithm.kl.coefficient if kl_coefficient is None else kl_coefficient
             whole = self._whole_group(reward, columns, kl, coefficient)
             group = self._without_greedy(whole)
-            found = np.asarray(self._function(group))
-            check_advantages(found, group, f"algorithm.advantage = {self._algorithm.advantage!r}")
-            per_token = returns_tokens(self._function, group, found)
+            advantages = np.asarray(self._function(group))
+            check_advantages(advantages, group, f"algorithm.advantage = {self._algorithm.advantage!r}")
+            per_token = returns_tokens(self._function, group, advantages)
         except ValueError as error:
             msg = f"{source}: {error}"
             raise RowError(msg) from error
         padding = int(whole.token_counts[group.n :].sum()) if per_token else whole.n - group.n
         measured = None if kl is None else float(per_sample_sums(kl, whole.token_counts)[: group.n].mean())
-        values = np.append(found.astype(np.float64), np.zeros(padding))
+        values = np.append(advantages.astype(np.float64), np.zeros(padding))
         return replace(self._advantage(reward, group, values), kl=measured, per_token=per_token)
 
     def _trained(self, samples: int) -> int:
@@ -238,19 +238,21 @@ class RowEstimation:
         if trajectory is None:
             return values
         sampled = per_sample_sums(trajectory.versions >= 0, trajectory.sample_lengths)
-        found = values
+        shaped = values
         if shapes.overlong:
             buffer = shapes.overlong_buffer or max(1, self._max_tokens // 5)
             # The budget of an episode counts observations, too.
             lengths = trajectory.sample_lengths if self._has_episodes else sampled
-            found = found + shaping.overlong_penalty(
+            shaped = shaped + shaping.overlong_penalty(
                 lengths, max_tokens=self._max_tokens, buffer=buffer, factor=shapes.overlong_factor
             )
         if shapes.length_penalty:
             trained = self._trained(len(values))
-            found = found.copy()
-            found[:trained] += shaping.length_penalty(values[:trained], sampled[:trained], factor=shapes.length_penalty)
-        return found
+            shaped = shaped.copy()
+            shaped[:trained] += shaping.length_penalty(
+                values[:trained], sampled[:trained], factor=shapes.length_penalty
+            )
+        return shaped
 
     def _kl(self, columns: Mapping[str, Any]) -> Array | None:
         """Return the KL at each token before its coefficient, `[total] float64`; None if the reward has none."""

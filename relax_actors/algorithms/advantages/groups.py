@@ -70,9 +70,9 @@ class Group:
         self._check_tokens()
 
     def _check_components(self) -> None:
-        found = {name: np.asarray(part, np.float64) for name, part in self.components.items()}
-        object.__setattr__(self, "components", found)
-        for name, part in found.items():
+        components = {name: np.asarray(part, np.float64) for name, part in self.components.items()}
+        object.__setattr__(self, "components", components)
+        for name, part in components.items():
             if part.shape != self.rewards.shape or not np.isfinite(part).all():
                 msg = f"component {name!r} has shape {list(part.shape)} or is not finite; give {self.n} finite numbers"
                 raise ValueError(msg)
@@ -152,8 +152,8 @@ class Group:
         if array is None:
             msg = f"a group has no {name}, which the estimator reads; declare that it needs {name!r}"
             raise ValueError(msg)
-        found: Array = array
-        return found
+        values: Array = array
+        return values
 
     def spread(self, values: Array) -> Array:
         """Repeat values of samples `[n]` over their tokens, `[total]`."""
@@ -184,11 +184,11 @@ class Group:
         )
 
 
-def check_advantages(found: Array, group: Group, source: str) -> None:
+def check_advantages(advantages: Array, group: Group, source: str) -> None:
     """Check what an estimator returned for a group.
 
     Args:
-        found: what it returned.
+        advantages: what it returned.
         group: the group.
         source: what names the estimator, for the message.
 
@@ -196,30 +196,31 @@ def check_advantages(found: Array, group: Group, source: str) -> None:
         ValueError: it is not one finite number for each sample or each token.
     """
     total = None if group.lengths is None else int(group.lengths.sum())
-    if found.ndim != 1 or found.dtype.kind not in "fiu" or len(found) not in (group.n, total):
+    if advantages.ndim != 1 or advantages.dtype.kind not in "fiu" or len(advantages) not in (group.n, total):
         tokens = "" if total is None else f" or [{total}], one per token"
         msg = (
-            f"{source} returned {found.dtype}{list(found.shape)}; it must return [{group.n}], "
+            f"{source} returned {advantages.dtype}{list(advantages.shape)}; it must return [{group.n}], "
             f"one number per sample{tokens}"
         )
         raise ValueError(msg)
-    if not np.isfinite(found).all():
-        index = int(np.flatnonzero(~np.isfinite(found))[0])
-        msg = f"{source} returned {found[index]} at index {index} of {len(found)}; it must return finite numbers"
+    if not np.isfinite(advantages).all():
+        index = int(np.flatnonzero(~np.isfinite(advantages))[0])
+        where = f"at index {index} of {len(advantages)}"
+        msg = f"{source} returned {advantages[index]} {where}; it must return finite numbers"
         raise ValueError(msg)
 
 
-def returns_tokens(function: Estimator, group: Group, found: Array) -> bool:
+def returns_tokens(function: Estimator, group: Group, advantages: Array) -> bool:
     """Return whether an estimator gave one number for each token of a group, and not for each sample.
 
     Args:
         function: the estimator, with its settings bound.
         group: the group.
-        found: what the estimator returned for it.
+        advantages: what the estimator returned for it.
     """
-    if group.lengths is None or len(found) != int(group.lengths.sum()):
+    if group.lengths is None or len(advantages) != int(group.lengths.sum()):
         return False
-    if len(found) != group.n:
+    if len(advantages) != group.n:
         return True
     other = np.flatnonzero(group.lengths != 1)
     if not len(other):

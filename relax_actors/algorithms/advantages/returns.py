@@ -75,7 +75,7 @@ def time_step_rewards(group: Group) -> Array:
         group: rewards `[n]`, tokens, and token rewards `[total]` if there are any.
     """
     mask = group.mask
-    found = np.zeros(len(mask))
+    rewards = np.zeros(len(mask))
     for part, reward in zip(sample_slices(group.token_counts), group.rewards, strict=True):
         steps = np.flatnonzero(mask[part])
         if not len(steps):
@@ -85,9 +85,9 @@ def time_step_rewards(group: Group) -> Array:
             owner = np.cumsum(mask[part]) - 1
             counted = owner >= 0
             own = np.bincount(owner[counted], weights=group.token_rewards[part][counted], minlength=len(steps))
-            found[part.start + steps] = own
-        found[part.start + steps[-1]] += reward
-    return found
+            rewards[part.start + steps] = own
+        rewards[part.start + steps[-1]] += reward
+    return rewards
 
 
 def discounted_sums(group: Group, per_step: Array, discount: float) -> Array:
@@ -98,14 +98,14 @@ def discounted_sums(group: Group, per_step: Array, discount: float) -> Array:
         per_step: `[total] float64`.
         discount: factor of a time step.
     """
-    mask, found = group.mask, np.zeros(len(per_step))
+    mask, sums = group.mask, np.zeros(len(per_step))
     for part in sample_slices(group.token_counts):
         steps = np.flatnonzero(mask[part]) + part.start
         if discount == 1.0:
-            found[steps] = np.cumsum(per_step[steps][::-1])[::-1]
+            sums[steps] = np.cumsum(per_step[steps][::-1])[::-1]
             continue
         total = 0.0
         for at in steps[::-1]:
             total = per_step[at] + discount * total
-            found[at] = total
-    return found
+            sums[at] = total
+    return sums

@@ -79,9 +79,9 @@ def _with_baseline(group: Group, gamma: float, positions: list[Array]) -> Array:
         gamma: discount of a trained token.
         positions: position of each trained token of each sample, ascending.
     """
-    found = np.zeros(len(group.mask))
+    advantages = np.zeros(len(group.mask))
     if not group.has_token_rewards and group.rewards.min() == group.rewards.max():
-        return found
+        return advantages
     totals = discounted_sums(group, time_step_rewards(group), gamma)
     energy = 1.0 - 2.0 * np.exp(group.input("logprobs")) + group.input("squares")
     width = max((int(own[-1]) + 1 for own in positions if len(own)), default=0)
@@ -94,5 +94,5 @@ def _with_baseline(group: Group, gamma: float, positions: list[Array]) -> Array:
         reached[own] += 1
     baseline = np.where(reached > 1, weighted / (weights + EPSILON), 0.0)
     for at, own in zip(steps, positions, strict=True):
-        found[at] = totals[at] - baseline[own]
-    return found
+        advantages[at] = totals[at] - baseline[own]
+    return advantages

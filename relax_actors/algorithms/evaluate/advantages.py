@@ -69,15 +69,15 @@ def advantage(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluat
     whole = _with_kl(_whole(name, spec, inputs), inputs, step, per_token=spec.per_token)
     parts = _groups(inputs, whole.n)
     groups = [_group(whole, index, spec.needs, inputs) for index in parts]
-    found = [_checked(np.asarray(estimator(group)), group, name) for group in groups]
-    per_token = [returns_tokens(estimator, group, one) for group, one in zip(groups, found, strict=True)]
-    rows = [_row(group, one, of) for group, one, of in zip(groups, found, per_token, strict=True)]
+    advantages = [_checked(np.asarray(estimator(group)), group, name) for group in groups]
+    per_token = [returns_tokens(estimator, group, one) for group, one in zip(groups, advantages, strict=True)]
+    rows = [_row(group, one, of) for group, one, of in zip(groups, advantages, per_token, strict=True)]
     rows = _completed(spec, rows, settings, step)
     outputs = {"advantages": _ordered(rows, parts)}
     if "values" in spec.needs:
         targets = [
             replace(row, values=one + np.where(group.mask, group.input("values"), 0.0))
-            for row, one, group in zip(rows, found, groups, strict=True)
+            for row, one, group in zip(rows, advantages, groups, strict=True)
         ]
         outputs["returns"] = _ordered(targets, parts)
     return Evaluation(outputs)
@@ -127,10 +127,10 @@ def _check_settings(name: str, function: Estimator, settings: Mapping[str, Any])
     check_settings(f"advantage {name!r}", settings, read)
 
 
-def _checked(found: Array, group: Group, name: str) -> Array:
+def _checked(advantages: Array, group: Group, name: str) -> Array:
     """Return the numbers of an estimator if there is a finite one for each sample or token of the group, float64."""
-    check_advantages(found, group, f"advantage {name!r}")
-    return found.astype(np.float64)
+    check_advantages(advantages, group, f"advantage {name!r}")
+    return advantages.astype(np.float64)
 
 
 def _whole(name: str, spec: AdvantageSpec, inputs: Inputs) -> Group:
@@ -178,10 +178,10 @@ def _groups(inputs: Inputs, samples: int) -> list[list[int]]:
     if len(ids) != samples:
         msg = f"groups has {len(ids)} ids for {samples} samples; give one for each"
         raise ValueError(msg)
-    found: dict[Any, list[int]] = {}
+    groups: dict[Any, list[int]] = {}
     for i, group in enumerate(ids):
-        found.setdefault(group, []).append(i)
-    return list(found.values())
+        groups.setdefault(group, []).append(i)
+    return list(groups.values())
 
 
 def _group(whole: Group, index: list[int], needs: Collection[str], inputs: Inputs) -> Group:
@@ -191,8 +191,8 @@ def _group(whole: Group, index: list[int], needs: Collection[str], inputs: Input
         if of_samples is not None and (not isinstance(of_samples, list) or len(of_samples) != whole.n):
             msg = f"input {name!r} must be a list with one entry for each of {whole.n} samples"
             raise ValueError(msg)
-    found = whole.select(index, greedy_reward=None if greedy is None else float(greedy[index[0]]))
-    return found if roles is None else replace(found, role=str(roles[index[0]]))
+    part = whole.select(index, greedy_reward=None if greedy is None else float(greedy[index[0]]))
+    return part if roles is None else replace(part, role=str(roles[index[0]]))
 
 
 def _row(group: Group, values: Array, per_token: bool) -> RowAdvantages:  # noqa: FBT001 a property of the values
@@ -237,5 +237,5 @@ def _ordered(rows: list[RowAdvantages], parts: list[list[int]]) -> Tensor:
 
 def _present(lengths: Array) -> Array:
     """Return which positions of `[samples, width]` hold a token."""
-    found: Array = np.arange(max([1, *lengths.tolist()])) < lengths[:, None]
-    return found
+    present: Array = np.arange(max([1, *lengths.tolist()])) < lengths[:, None]
+    return present

@@ -44,9 +44,9 @@ def correction(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evalua
     unused = idle(section)
     own = ["normalise"] if name not in CORRECTIONS.built_in else ["level", "low", "high", "normalise"]
     check_settings(function, settings, [each for each in own if f"correction.{each}" not in unused])
-    found = PolicyFunctions(section).weights(proximal, rollout, mask)
-    weights = _normalised(found.weight, mask, over=section.correction.normalise)
-    return Evaluation({"weights": weights * mask, "bounded": found.bounded & mask})
+    corrected = PolicyFunctions(section).weights(proximal, rollout, mask)
+    weights = _normalised(corrected.weight, mask, over=section.correction.normalise)
+    return Evaluation({"weights": weights * mask, "bounded": corrected.bounded & mask})
 
 
 def _normalised(weights: Tensor, mask: Tensor, *, over: str) -> Tensor:

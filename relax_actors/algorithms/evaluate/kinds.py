@@ -77,6 +77,6 @@ def _result(case: Any) -> tuple[Inputs, Evaluation]:
     function: Any = load(KINDS[kind], "kind")
     inputs, name = Inputs(case["inputs"]), str(case.get("name", ""))
     evaluator: Evaluator = function
-    found = evaluator(name, settings, inputs)
+    result = evaluator(name, settings, inputs)
     check_inputs(f"{kind} {name!r}", inputs.raw, inputs.read)
-    return inputs, found
+    return inputs, result

@@ -48,8 +48,8 @@ def logprobs(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluati
     if ((targets != targets.long()) | (targets < 0) | (targets >= logits.shape[-1])).any():
         msg = f"input 'targets' must be the ids of tokens, from 0 to {logits.shape[-1] - 1}"
         raise ValueError(msg)
-    found, _ = logprobs_and_entropies(logits, targets.long(), float(settings.get("temperature", 1.0)))
-    return mean_over_tokens(-found if name == "cross_entropy" else found, mask, {"logits": logits})
+    per_token, _ = logprobs_and_entropies(logits, targets.long(), float(settings.get("temperature", 1.0)))
+    return mean_over_tokens(-per_token if name == "cross_entropy" else per_token, mask, {"logits": logits})
 
 
 def entropy(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluation:
@@ -63,8 +63,8 @@ def entropy(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluatio
         return _most_uncertain(EntropySection.model_validate(settings).quantile, inputs)
     logits, mask = inputs.vocabulary("logits", gradient=True), inputs.mask
     targets = torch.zeros(mask.shape, dtype=torch.int64)
-    _, found = logprobs_and_entropies(logits, targets, float(settings.get("temperature", 1.0)))
-    return mean_over_tokens(found, mask, {"logits": logits})
+    _, per_token = logprobs_and_entropies(logits, targets, float(settings.get("temperature", 1.0)))
+    return mean_over_tokens(per_token, mask, {"logits": logits})
 
 
 def _most_uncertain(share: float, inputs: Inputs) -> Evaluation:
@@ -84,8 +84,8 @@ def value_loss(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evalua
     check_settings("value_loss 'clip'", settings, ("clip",))
     values, mask = inputs.token("values", gradient=True), inputs.mask
     clip = float(settings.get("clip", CriticSection().value_clip))
-    found = critic_loss(values, inputs.token("old_values"), inputs.token("returns"), clip=clip)
-    return mean_over_tokens(found.loss, mask, {"values": values}, {"clipped": found.clipped & mask})
+    critic = critic_loss(values, inputs.token("old_values"), inputs.token("returns"), clip=clip)
+    return mean_over_tokens(critic.loss, mask, {"values": values}, {"clipped": critic.clipped & mask})
 
 
 def aggregation(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluation:
@@ -125,5 +125,5 @@ def mean_over_tokens(
 
 def gradients_of(loss: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the gradient of a loss in each of the inputs."""
-    found = torch.autograd.grad(loss, list(leaves.values()))
-    return dict(zip(leaves, found, strict=True))
+    gradients = torch.autograd.grad(loss, list(leaves.values()))
+    return dict(zip(leaves, gradients, strict=True))

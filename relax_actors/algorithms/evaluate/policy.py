@@ -57,14 +57,14 @@ def policy_loss(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evalu
         plain = PolicyInputs.of(logprobs, old, advantages, mask, **given)
         given["selected"] = _selected(functions, plain, int(settings.get("seed", 0)))
     step = PolicyInputs.of(logprobs, old, advantages, mask, **given)
-    found = functions.policy_loss(step)
-    per_token = found.loss if found.weighted else found.loss * step.weights
+    policy = functions.policy_loss(step)
+    per_token = policy.loss if policy.weighted else policy.loss * step.weights
     if algorithm.log_ratio_penalty:
         delta = (logprobs - old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         per_token = per_token + algorithm.log_ratio_penalty * delta.square()
     loss = aggregated(per_token, mask, algorithm)
-    outputs = {"loss": loss.item(), "per_token": per_token * mask, "clipped": found.clipped & mask}
-    return Evaluation({**outputs, "ratio": found.ratio * mask}, gradients_of(loss, {"logprobs": logprobs}))
+    outputs = {"loss": loss.item(), "per_token": per_token * mask, "clipped": policy.clipped & mask}
+    return Evaluation({**outputs, "ratio": policy.ratio * mask}, gradients_of(loss, {"logprobs": logprobs}))
 
 
 def _check(name: str, settings: Mapping[str, Any]) -> None:

@@ -105,8 +105,8 @@ def clip_cov(inputs: PolicyInputs, *, clip_low: float = 1.0, clip_high: float = 
     Raises:
         ValueError: a bound is out of range, or `selected` is missing.
     """
-    found, selected = clip(inputs, clip_low=clip_low, clip_high=clip_high), _selected(inputs)
-    return PolicyLoss(found.loss.masked_fill(selected, 0.0), found.clipped | selected, found.ratio)
+    clipped, selected = clip(inputs, clip_low=clip_low, clip_high=clip_high), _selected(inputs)
+    return PolicyLoss(clipped.loss.masked_fill(selected, 0.0), clipped.clipped | selected, clipped.ratio)
 
 
 @LossSpec(
