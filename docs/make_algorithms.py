@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import ast
+import inspect
 import json
 from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from relax_actors.algorithms.formula_tables import ADVANTAGES, AGGREGATES, KL, RATIOS, SURROGATES
 from relax_actors.algorithms.formulas import formulas, needs
+from relax_actors.algorithms.kl import KL
+from relax_actors.algorithms.losses import AGGREGATES
+from relax_actors.algorithms.policy import RATIOS
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.config.presets import PRESETS, leaves
 from relax_actors.registry import catalog
@@ -37,13 +39,14 @@ def page() -> str:
     for name in PRESETS:
         lines += ["", *_preset(name)]
     functions = {
-        "Advantages": ("advantage", ADVANTAGES, catalog.ADVANTAGES.built_in),
-        "Policy losses": ("surrogate", SURROGATES, catalog.POLICY_LOSSES.built_in),
+        "Advantages": ("advantage", catalog.ADVANTAGES),
+        "Policy losses": ("surrogate", catalog.POLICY_LOSSES),
     }
-    for title, (setting, table, paths) in functions.items():
+    for title, (setting, registry) in functions.items():
         lines += ["", f"## {title}", "", f"Values of `algorithm.{setting}`."]
-        for name in table:
-            lines += ["", f"### `{name}`", "", f"$${table[name][1]}$$", "", *_docstring(paths.get(name, ""))]
+        for name in registry.built_in:
+            function: Any = registry.load(name, "")
+            lines += ["", f"### `{name}`", "", f"$${function.spec.latex}$$", "", *_description(function)]
     choices = {"Ratios": ("ratio", RATIOS), "Aggregation": ("aggregate", AGGREGATES), "KL": ("kl.kind", KL)}
     for title, (setting, table) in choices.items():
         lines += ["", f"## {title}", "", f"| `algorithm.{setting}` | formula | |", "| --- | --- | --- |"]
@@ -89,13 +92,9 @@ def _link(paper: str) -> str:
     return f"[arXiv {paper}](https://arxiv.org/abs/{paper})"
 
 
-def _docstring(path: str) -> list[str]:
-    """Description of a function from its source, without importing it: its docstring up to the arguments."""
-    module, _, name = path.partition(":")
-    spec = find_spec(module)
-    tree = ast.parse(Path(spec.origin).read_text() if spec is not None and spec.origin else "")
-    function = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
-    text = ast.get_docstring(function) or ""
+def _description(function: Any) -> list[str]:
+    """The docstring of a function up to the arguments."""
+    text = inspect.getdoc(function) or ""
     return text.partition("\n\nArgs:")[0].partition("\n\nReturns:")[0].splitlines()
 
 

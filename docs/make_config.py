@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections.abc import Iterator
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -12,10 +13,13 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from relax_actors.algorithms.named_functions import readers
 from relax_actors.config import Config
+from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.config.pools import RoleSection
 from relax_actors.config.sections import Named
 from relax_actors.config.simulate import Distribution
+from relax_actors.registry.catalog import ADVANTAGES, POLICY_LOSSES
 
 TARGET = Path(__file__).parent / "config.md"
 PACKAGE = "relax_actors.config"
@@ -79,6 +83,19 @@ def type_of(info: FieldInfo) -> str:
     return ", ".join(f"`{name!r}`" for name in registry.built_in) + f" or another {registry.kind}"
 
 
+def facts_of_functions(model: type[BaseModel], name: str) -> Iterator[str]:
+    """What the built-in functions of [algorithm] say of a setting: which values it has, or which functions read it."""
+    if model is not AlgorithmSection:
+        return
+    for setting, registry in (("advantage", ADVANTAGES), ("surrogate", POLICY_LOSSES)):
+        if name == setting:
+            for each in registry.built_in:
+                summary = (inspect.getdoc(registry.load(each, "")) or "").partition("\n\n")[0]
+                yield f"`{each}`: {' '.join(summary.split())}"
+        elif names := readers(registry, name):
+            yield f"Read by {', '.join(f'`{each}`' for each in names)}."
+
+
 def lines_of(model: type[BaseModel], path: str) -> list[str]:
     """The table of a section, and the tables of the sections in it."""
     notes = inherited_notes(model)
@@ -98,7 +115,8 @@ def lines_of(model: type[BaseModel], path: str) -> list[str]:
             default = default.constant
         shown = str(default).lower() if isinstance(default, bool) else default
         text = "" if default is None else f"`{shown}`" if default != "required" else "required"
-        rows.append(f"| `{name}` | {type_of(info)} | {text} | {notes.get(name, '')} |")
+        meaning = " ".join(filter(None, [notes.get(name, ""), *facts_of_functions(model, name)]))
+        rows.append(f"| `{name}` | {type_of(info)} | {text} | {meaning} |")
     lines = []
     if rows:
         text = intro.removeprefix(f"[{path}]").lstrip(": ")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_actors.algorithms.advantages import Group, requires
+from relax_actors.algorithms.advantages import AdvantageSpec, Group
 
 
-@requires(min_samples=2)
+@AdvantageSpec(min_samples=2)
 def ranked(group: Group) -> NDArray[np.float64]:
     """Return ranks scaled to -1 to 1, `[n] float64`; equal rewards share their mean rank.
 

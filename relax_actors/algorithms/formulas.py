@@ -1,6 +1,8 @@
-"""Formulas of an algorithm from those of its settings, and what it needs.
+"""Formulas of an algorithm from those of its functions and settings, as plain text and as LaTeX, and what it needs.
 
-Imports neither torch nor the functions themselves, so that `relax algorithms` starts at once.
+Notation: r, reward of a sample; y, its trained tokens; A, advantage; lp, log-prob of the trained policy; old, ref, log-
+probs of the proximal policy and of the reference model; rollout, log-prob that the token was sampled with; R, ratio of
+trained to proximal policy; sg, stop gradient; V, value of the critic.
 """
 
 from __future__ import annotations
@@ -10,17 +12,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from relax_actors.algorithms.formula_tables import (
-    ADVANTAGES,
-    AGGREGATES,
-    DIVERGENCES,
-    KL,
-    P3O_RATIO,
-    RATIOS,
-    SCALES,
-    SURROGATES,
-)
+from relax_actors.algorithms.advantages.baselines import SCALES
+from relax_actors.algorithms.advantages.components import decoupled
+from relax_actors.algorithms.kl import KL
+from relax_actors.algorithms.losses import AGGREGATES
+from relax_actors.algorithms.named_functions import named_advantage, named_loss, readers
+from relax_actors.algorithms.policy import RATIOS, ROLLOUT_RATIO
+from relax_actors.algorithms.specs import advantage_spec
+from relax_actors.algorithms.surrogates.weighted import DIVERGENCES
 from relax_actors.config.algorithm import AlgorithmSection
+from relax_actors.registry.catalog import POLICY_LOSSES
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,25 +39,21 @@ class Formula:
     latex: str
 
 
-_NEEDS = {
-    "gae": "critic",
-    "greedy": "greedy rollout",
-    "optimal_token": "squared probabilities",
-    "optimal_turn": "squared probabilities",
-    "ema": "state across steps",
-}
+_NEEDS = {"values": "critic", "greedy": "greedy rollout", "squares": "squared probabilities"}
 
 
 def needs(algorithm: AlgorithmSection) -> list[str]:
     """List what an algorithm needs beyond rewards: a reference, a critic, a teacher, reward components and so on."""
-    found = [
+    advantage = named_advantage(algorithm)
+    inputs = [
         ("reference", algorithm.kl.place != "none"),
-        (_NEEDS.get(algorithm.advantage, ""), algorithm.advantage in _NEEDS),
+        *((name, need in advantage.needs) for need, name in _NEEDS.items()),
+        ("state across steps", advantage.running_mean),
         ("teacher", algorithm.distil.place != "none"),
         ("reward components", algorithm.components == "decoupled"),
-        ("on-policy data", algorithm.surrogate == "score" and algorithm.correction.kind == "none"),
+        ("on-policy data", named_loss(algorithm).ratio == "none" and algorithm.correction.kind == "none"),
     ]
-    return [name for name, is_needed in found if is_needed]
+    return [name for name, is_needed in inputs if is_needed]
 
 
 def formulas(algorithm: AlgorithmSection) -> Iterator[Formula]:
@@ -70,14 +67,14 @@ def constants(algorithm: AlgorithmSection) -> dict[str, Any]:
     """Return the set values of the settings that the formulas of an algorithm mention, by the name of the setting."""
     text = " ".join(formula.plain for formula in formulas(algorithm))
     words = set(re.findall(r"[a-z_]+", text))
-    found = {name: getattr(algorithm, name) for name in AlgorithmSection.model_fields if name in words}
+    values = {name: getattr(algorithm, name) for name in AlgorithmSection.model_fields if name in words}
     if "overlong_factor" in words:
-        found["shaping.overlong_factor"] = algorithm.shaping.overlong_factor
+        values["shaping.overlong_factor"] = algorithm.shaping.overlong_factor
     if algorithm.kl.place != "none":
-        found["kl.coefficient"] = algorithm.kl.coefficient
+        values["kl.coefficient"] = algorithm.kl.coefficient
     if algorithm.distil.place != "none":
-        found["distil.coefficient"] = algorithm.distil.coefficient
-    return {name: value for name, value in found.items() if isinstance(value, int | float | tuple)}
+        values["distil.coefficient"] = algorithm.distil.coefficient
+    return {name: value for name, value in values.items() if isinstance(value, int | float | tuple)}
 
 
 def _rewards(algorithm: AlgorithmSection) -> Iterator[Formula]:
@@ -106,7 +103,7 @@ def _advantages(algorithm: AlgorithmSection) -> Iterator[Formula]:
     distil, is_plain = algorithm.distil.place == "advantage", algorithm.advantage != "none"
     if is_plain or algorithm.components == "decoupled" or not distil:
         yield _advantage(algorithm)
-    if algorithm.advantage == "gae" and algorithm.components != "decoupled":
+    if "values" in named_advantage(algorithm).needs and algorithm.components != "decoupled":
         yield Formula(
             "critic",
             "loss 1/2 max((V - G)^2, (V_old + clip(V - V_old, -value_clip, value_clip) - G)^2), G = A + V_old before "
@@ -140,8 +137,9 @@ def _losses(algorithm: AlgorithmSection) -> Iterator[Formula]:
     name = algorithm.surrogate
     if ratio := _ratio(algorithm):
         yield Formula("ratio", *ratio)
-    yield Formula("loss", *SURROGATES.get(name, (name, rf"\text{{{name}}}")))
-    if name == "divergence_mask":
+    spec = named_loss(algorithm)
+    yield Formula("loss", spec.formula or name, spec.latex or rf"\text{{{name}}}")
+    if name in readers(POLICY_LOSSES, "divergence"):
         plain, latex = DIVERGENCES[algorithm.divergence]
         yield Formula("dropped", f"tokens with {plain}", latex)
     if algorithm.log_ratio_penalty:
@@ -157,26 +155,21 @@ def _losses(algorithm: AlgorithmSection) -> Iterator[Formula]:
 
 def _ratio(algorithm: AlgorithmSection) -> tuple[str, str] | None:
     """Return the formula of R in the policy loss; None if the loss has no R."""
-    match algorithm.surrogate:
-        case "score" | "geometric":
-            return None
-        case "gamma":
-            return RATIOS["sequence_product"]
-        case "p3o":
-            return P3O_RATIO
-        case _:
-            return RATIOS.get(algorithm.ratio)
+    spec = named_loss(algorithm)
+    if spec.ratio == "rollout":
+        return ROLLOUT_RATIO
+    is_set = spec.ratio == "setting" or algorithm.surrogate not in POLICY_LOSSES.built_in
+    return RATIOS.get(algorithm.ratio if is_set else spec.ratio)
 
 
 def _advantage(algorithm: AlgorithmSection) -> Formula:
-    name = algorithm.advantage
     if algorithm.components == "decoupled":
-        plain = "A = sum over components k of w_k (r_k - mean(r_k)) / (std(r_k) + epsilon)"
-        latex = r"A_i = \sum_k w_k \frac{r_{k,i} - \bar{r}_k}{\operatorname{std}(r_k) + \epsilon}"
-        return Formula("advantage", plain, latex)
-    if name not in ADVANTAGES:
+        spec = advantage_spec(decoupled)
+        return Formula("advantage", f"A = {spec.formula}", f"A_i = {spec.latex}")
+    spec, scale, name = named_advantage(algorithm), SCALES.get(algorithm.scale), algorithm.advantage
+    plain, latex = spec.formula, spec.latex
+    if not plain:
         return Formula("advantage", f"A = {name}", rf"A = \text{{{name}}}")
-    (plain, latex), scale = ADVANTAGES[name], SCALES.get(algorithm.scale)
     symbol = "A_t" if "t}" in latex or "_t" in latex or r"\quad t" in latex else "A_i"
     if scale is not None:
         plain, latex = f"({plain}) / ({scale[0]})", rf"\frac{{{latex}}}{{{scale[1]}}}"

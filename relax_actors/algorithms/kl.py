@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal, assert_never
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal, assert_never
 
 from relax_actors.algorithms.losses import MAX_LOG_RATIO, check_same_shape
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 KLKind = Literal["k1", "k2", "k3"]
+KL = {
+    "k1": ("x", "x"),
+    "k2": ("x^2 / 2", r"\frac{x^2}{2}"),
+    "k3": ("exp(-x) - 1 + x", r"e^{-x} - 1 + x"),
+}
+"""Formulas of the estimators, with x = lp - ref."""
 
 
 def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, kind: KLKind) -> Tensor:
@@ -41,7 +47,7 @@ def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, kind: KLKind) -> T
             return delta.square() / 2
         case "k3":
             bounded = delta.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-            return torch.expm1(-bounded) + bounded
+            return (-bounded).expm1() + bounded
         case _:
             assert_never(kind)
 

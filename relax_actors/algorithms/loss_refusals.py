@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from relax_actors.algorithms.effective import LOSS_SETTINGS
+from relax_actors.algorithms.named_functions import named_loss, readers
 from relax_actors.config import Config
 from relax_actors.registry.catalog import POLICY_LOSSES
 
@@ -22,24 +22,24 @@ def loss_refusals(config: Config) -> Iterator[str]:
 
 
 def _loss(config: Config) -> Iterator[str]:
-    algorithm = config.algorithm
-    sequence = algorithm.ratio.startswith("sequence") and algorithm.surrogate != "gamma"
+    algorithm, spec = config.algorithm, named_loss(config.algorithm)
+    sequence = algorithm.ratio.startswith("sequence") and spec.ratio != "sequence_product"
     if sequence and algorithm.aggregate not in MEAN_OF_SAMPLES:
         yield (
             f'algorithm.ratio = "{algorithm.ratio}" with algorithm.aggregate = "{algorithm.aggregate}" weighs samples '
             'by their length; set algorithm.aggregate = "sample_mean_of_means", or "sample_weight_length" for LUSPO'
         )
-    if algorithm.surrogate == "geometric" and algorithm.aggregate != "sample_mean_of_means":
+    if spec.over_sample == "mean" and algorithm.aggregate != "sample_mean_of_means":
         yield (
-            f'algorithm.surrogate = "geometric" with algorithm.aggregate = "{algorithm.aggregate}" weighs samples by '
-            'their length; set algorithm.aggregate = "sample_mean_of_means"'
+            f'algorithm.surrogate = "{algorithm.surrogate}" with algorithm.aggregate = "{algorithm.aggregate}" weighs '
+            'samples by their length; set algorithm.aggregate = "sample_mean_of_means"'
         )
     elif algorithm.aggregate == "sample_weight_length" and not algorithm.ratio.startswith("sequence"):
         yield (
             f'algorithm.aggregate = "sample_weight_length" with algorithm.ratio = "{algorithm.ratio}" is the mean of '
             'sums; set algorithm.ratio = "sequence_mean" for LUSPO, or algorithm.aggregate = "sample_mean_of_sums"'
         )
-    if algorithm.ratio == "none" and "ratio" in LOSS_SETTINGS.get(algorithm.surrogate, ()):
+    if algorithm.ratio == "none" and spec.ratio == "setting":
         yield (
             f'algorithm.surrogate = "{algorithm.surrogate}" reads a ratio, and algorithm.ratio is "none"; set '
             'algorithm.ratio = "token", or algorithm.surrogate = "score"'
@@ -50,30 +50,31 @@ def _loss(config: Config) -> Iterator[str]:
 def _stale_score(config: Config) -> Iterator[str]:
     """Refuse a loss without a ratio for data that the trained weights did not sample."""
     algorithm, updates = config.algorithm, config.trainer.updates
-    if algorithm.surrogate != "score" or algorithm.correction.kind != "none":
+    if named_loss(algorithm).ratio != "none" or algorithm.correction.kind != "none":
         return
     if config.staleness.max > 0:
         yield (
-            f'algorithm.surrogate = "score" has no ratio, and staleness.max = {config.staleness.max} trains samples of '
-            'older weights; set staleness.max = 0, algorithm.correction.kind = "tis", or algorithm.surrogate = "clip"'
+            f'algorithm.surrogate = "{algorithm.surrogate}" has no ratio, and staleness.max = {config.staleness.max} '
+            'trains samples of older weights; set staleness.max = 0, algorithm.correction.kind = "tis", or '
+            'algorithm.surrogate = "clip"'
         )
     elif updates > 1:
         yield (
-            f'algorithm.surrogate = "score" has no ratio, and {updates} updates of a batch train samples of older '
-            "weights; set trainer.minibatches = 1 and trainer.epochs = 1, algorithm.correction.kind = "
+            f'algorithm.surrogate = "{algorithm.surrogate}" has no ratio, and {updates} updates of a batch train '
+            "samples of older weights; set trainer.minibatches = 1 and trainer.epochs = 1, algorithm.correction.kind = "
             '"tis", or algorithm.surrogate = "clip"'
         )
 
 
 def _bounds(config: Config) -> Iterator[str]:
     algorithm = config.algorithm
-    if algorithm.clip_low > 1 and algorithm.surrogate in ("clip", "clip_weight", "clip_cov"):
+    if algorithm.clip_low > 1 and named_loss(algorithm).clips_ratio:
         yield (
             f"algorithm.clip_low = {algorithm.clip_low:g} is the distance of the lower bound from 1, which is then "
             "below 0; set it to 1 for no lower bound, or to less"
         )
     low, high = algorithm.covariance_bounds
-    if algorithm.surrogate == "clip_cov" and low >= high:
+    if low >= high and algorithm.surrogate in readers(POLICY_LOSSES, "covariance_bounds"):
         yield (
             f"algorithm.covariance_bounds = [{low:g}, {high:g}] has no covariance between its bounds, so that no token "
             "would be chosen; write the lower bound first"
@@ -97,17 +98,19 @@ def _kl(config: Config) -> Iterator[str]:
 def _correction(config: Config) -> Iterator[str]:
     algorithm = config.algorithm
     correction, reject = algorithm.correction, algorithm.reject
-    if correction.kind != "none" and algorithm.surrogate == "p3o":
+    spec = named_loss(algorithm)
+    if correction.kind != "none" and spec.ratio == "rollout":
         yield (
-            f'algorithm.correction.kind = "{correction.kind}" with algorithm.surrogate = "p3o" counts the distance '
-            'from the rollout twice: the ratio of p3o is to the rollout already; set algorithm.correction.kind = "none"'
+            f'algorithm.correction.kind = "{correction.kind}" with algorithm.surrogate = "{algorithm.surrogate}" '
+            f"counts the distance from the rollout twice: the ratio of {algorithm.surrogate} is to the rollout "
+            'already; set algorithm.correction.kind = "none"'
         )
-    elif correction.kind != "none" and algorithm.proximal == "rollout" and algorithm.surrogate != "score":
+    elif correction.kind != "none" and algorithm.proximal == "rollout" and spec.ratio != "none":
         yield (
             f'algorithm.correction.kind = "{correction.kind}" weighs by the proximal policy over the rollout policy, '
             'which are the same here; set algorithm.proximal to "trainer" or "actor_fwd"'
         )
-    if correction.normalise != "none" and algorithm.surrogate in ("gamma", "geometric"):
+    if correction.normalise != "none" and spec.over_sample:
         yield (
             f'algorithm.correction.normalise = "{correction.normalise}" with algorithm.surrogate = '
             f'"{algorithm.surrogate}" would scale the weights inside a number of the whole sample, before their mean '

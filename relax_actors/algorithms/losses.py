@@ -10,15 +10,33 @@ gradients of the micro-batches therefore add up to those of the step, however it
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LossMode = Literal["token_mean", "sample_mean_of_means", "sample_mean_of_sums", "constant", "sample_weight_length"]
+AGGREGATES = {
+    "token_mean": (
+        "sum over all tokens of the step / number of tokens",
+        r"\frac{1}{\sum_i |y_i|} \sum_i \sum_t L_{i,t}",
+    ),
+    "sample_mean_of_means": (
+        "mean over samples of the mean over their tokens",
+        r"\frac{1}{N} \sum_i \frac{1}{|y_i|} \sum_t L_{i,t}",
+    ),
+    "sample_mean_of_sums": ("mean over samples of the sum over their tokens", r"\frac{1}{N} \sum_i \sum_t L_{i,t}"),
+    "constant": ("sum over all tokens / (samples of the step x length)", r"\frac{1}{N\,T} \sum_i \sum_t L_{i,t}"),
+    "sample_weight_length": (
+        "mean over samples of |y| x the sample's loss",
+        r"\frac{1}{N} \sum_i |y_i| \cdot \frac{1}{|y_i|} \sum_t L_{i,t}",
+    ),
+}
+"""Formulas of the loss of a step from the losses L of its tokens."""
 
 # exp(20) = 4.9e8. Without a bound, float32 overflows to inf and 0 * inf makes the gradient nan.
 MAX_LOG_RATIO = 20.0
+FLOAT64_BYTES = 8
 
 
 def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
@@ -41,7 +59,7 @@ def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> Tenso
     if not temperature > 0:
         msg = f"temperature is {temperature}; score greedy samples at the training temperature, such as 1.0"
         raise ValueError(msg)
-    scaled = logits if logits.dtype == torch.float64 else logits.float()
+    scaled = logits if logits.element_size() == FLOAT64_BYTES else logits.float()
     if temperature != 1.0:
         scaled = scaled / temperature
     chosen = scaled.gather(-1, targets.unsqueeze(-1)).squeeze(-1)

@@ -4,38 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from relax_actors.algorithms.effective import idle
+from relax_actors.algorithms.named_functions import named_advantage, readers
+from relax_actors.algorithms.unused_settings import idle
 from relax_actors.config import Config
-
-SUMMED = ("group", "rloo", "length_weighted", "passk", "mean_ratio")
-"""Advantages of samples, for which the KL in the reward is summed over tokens."""
+from relax_actors.registry.catalog import POLICY_LOSSES
 
 
 def notes(config: Config) -> Iterator[str]:
     """Yield a note for `relax check` on each unusual combination."""
-    algorithm = config.algorithm
-    if algorithm.advantage == "rloo" and algorithm.scale != "none":
+    algorithm, advantage = config.algorithm, named_advantage(config.algorithm)
+    if advantage.unscaled and algorithm.scale != "none":
         yield (
-            f'algorithm.advantage = "rloo" with algorithm.scale = "{algorithm.scale}" divides by a standard deviation, '
-            'which RLOO (arXiv 2402.14740) does not; set algorithm.scale = "none" for RLOO'
+            f'algorithm.advantage = "{algorithm.advantage}" with algorithm.scale = "{algorithm.scale}" divides by a '
+            f'standard deviation, which {advantage.unscaled} does not; set algorithm.scale = "none" for it'
         )
     if algorithm.clip_high < algorithm.clip_low and not {"clip_low", "clip_high"} & idle(algorithm).keys():
         yield (
             f"algorithm.clip_high = {algorithm.clip_high:g} is below algorithm.clip_low = {algorithm.clip_low:g}: "
             "tokens may lose more probability than they may gain"
         )
-    if algorithm.advantage in ("length_weighted", "greedy") and (extra := _exploration(config)):
+    if advantage.plain_gradient and (extra := _exploration(config)):
         yield (
             f'algorithm.advantage = "{algorithm.advantage}" is meant for the plain policy gradient, without {extra} '
-            "(arXiv 2505.23585, 2310.10505)"
+            f"({advantage.plain_gradient})"
         )
-    if algorithm.surrogate == "kl_cov" and config.staleness.max == 0 and config.trainer.updates == 1:
+    no_ratio = config.staleness.max == 0 and config.trainer.updates == 1
+    if no_ratio and algorithm.surrogate in readers(POLICY_LOSSES, "covariance_coefficient"):
         yield (
-            'algorithm.surrogate = "kl_cov" with staleness.max = 0 and one update of a batch is the plain policy '
-            "gradient: log-ratios are 0, and so is the gradient of their penalty; set trainer.minibatches or "
-            "trainer.epochs above 1, or staleness.max above 0"
+            f'algorithm.surrogate = "{algorithm.surrogate}" with staleness.max = 0 and one update of a batch is the '  # noqa: S608 no query
+            "plain policy gradient: log-ratios are 0, and so is the gradient of their penalty; set trainer.minibatches "
+            "or trainer.epochs above 1, or staleness.max above 0"
         )
-    if algorithm.kl.place == "reward" and algorithm.advantage in SUMMED and algorithm.components == "sum":
+    if algorithm.kl.place == "reward" and advantage.compares_samples and algorithm.components == "sum":
         yield (
             'algorithm.kl.place = "reward" with algorithm.advantage = '
             f'"{algorithm.advantage}" subtracts the sum of a sample\'s KL from its reward, before the group is compared'

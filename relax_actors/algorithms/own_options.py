@@ -13,6 +13,7 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from relax_actors.algorithms.specs import accepted, keyword_only
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.errors import ConfigError
 from relax_actors.registry.options import known_options, validated
@@ -24,7 +25,7 @@ SETTINGS = frozenset(AlgorithmSection.model_fields) - {"name", "options"}
 
 def settings_of(function: Callable[..., Any], algorithm: AlgorithmSection) -> dict[str, Any]:
     """Return the settings of [algorithm] that a function's keyword-only parameters name."""
-    return {name: getattr(algorithm, name) for name in _keyword_only(function) if name in SETTINGS}
+    return accepted(function, {name: getattr(algorithm, name) for name in sorted(SETTINGS)})
 
 
 def arguments_of(function: Callable[..., Any], algorithm: AlgorithmSection) -> dict[str, Any]:
@@ -69,7 +70,7 @@ def _options(function: Callable[..., Any]) -> dict[str, Any]:
     Raises:
         ConfigError: an annotation is no type.
     """
-    options = {name: p for name, p in _keyword_only(function).items() if name not in SETTINGS}
+    options = {name: p for name, p in keyword_only(function).items() if name not in SETTINGS}
     written = {name: p.annotation for name, p in options.items() if p.annotation is not p.empty}
     # Annotations of other parameters may name what is imported for type checkers only.
     names = getattr(inspect.unwrap(function), "__globals__", {})
@@ -79,11 +80,6 @@ def _options(function: Callable[..., Any]) -> dict[str, Any]:
         msg = f"{TABLE}: the annotations of {_name(function)} give no options: {type(error).__name__}: {error}"
         raise ConfigError(msg) from error
     return {name: (hints.get(name, Any), ... if p.default is p.empty else p.default) for name, p in options.items()}
-
-
-def _keyword_only(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    parameters = inspect.signature(function).parameters
-    return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -11,16 +11,32 @@ sample may consist of several sequences in different micro-batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar, assert_never
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Literal, assert_never
 
 from relax_actors.algorithms.losses import MAX_LOG_RATIO, check_same_shape
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 RatioLevel = Literal["token", "sequence_mean", "sequence_product", "none"]
+RATIOS = {
+    "token": ("R = exp(lp - old), of each token", r"\rho_t = \exp(\ell_t - \ell^{\text{old}}_t)"),
+    "sequence_mean": (
+        "R = exp(mean over the sample of (lp - old))",
+        r"\rho = \exp\left(\frac{1}{|y|} \sum_t (\ell_t - \ell^{\text{old}}_t)\right)",
+    ),
+    "sequence_product": (
+        "R = exp(sum over the sample of (lp - old))",
+        r"\rho = \exp\left(\sum_t (\ell_t - \ell^{\text{old}}_t)\right)",
+    ),
+}
+"""Formulas of the importance ratios."""
+ROLLOUT_RATIO = (
+    "R = exp(lp - rollout), of each token",
+    r"\rho_t = \exp(\ell_t - \ell^{\text{rollout}}_t)",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +64,8 @@ class Totals:
         recorded: sums over the tokens of each sequence by name, `[batch] float64`, filled while a function runs.
         terms: terms of the sums over samples by name, `[batch, seq]`, filled while a function runs.
         samples: sums over each sequence's sample by name, `[batch] float64`; missing names are sums of the sequence.
-        step: sums over the step by name; missing names are sums of the micro-batch; None if the function is not marked
-            `whole_step`.
+        step: sums over the step by name; missing names are sums of the micro-batch; None if the function does not
+            declare `whole_step`.
     """
 
     recorded: dict[str, Tensor] = field(default_factory=dict)
@@ -67,16 +83,16 @@ class Totals:
         """Return the sum over all trained tokens of the step, `[] float64`.
 
         Raises:
-            ValueError: the function is not marked `whole_step`.
+            ValueError: the function does not declare `whole_step`.
         """
         if self.step is None:
-            msg = f"step_sum({name!r}) needs the whole step; mark the policy loss with relax_actors' @whole_step"
+            msg = f"step_sum({name!r}) needs the whole step; mark the policy loss with @LossSpec(whole_step=True)"
             raise ValueError(msg)
         own = self._record(name, values, mask)
         return own.new_tensor(self.step[name]) if name in self.step else own.sum()
 
     def _record(self, name: str, values: Tensor, mask: Tensor) -> Tensor:
-        own = values.detach().masked_fill(~mask, 0.0).sum(-1, dtype=torch.float64)
+        own = values.detach().masked_fill(~mask, 0.0).double().sum(-1)
         self.recorded[name] = own
         return own
 
@@ -155,11 +171,16 @@ class PolicyInputs:
             spread.expand_as(logprobs),
             mask,
             log_ratio(logprobs, proximal, mask, counts, level=level, totals=totals),
-            torch.ones_like(proximal) if weights is None else weights.detach(),
+            proximal.new_ones(proximal.shape) if weights is None else weights.detach(),
             counts,
             others.get("selected"),
             totals,
         )
+
+    @property
+    def no_token(self) -> Tensor:
+        """False for each token, `[batch, seq] bool`: nothing was clipped."""
+        return self.mask.new_zeros(self.mask.shape)
 
     @property
     def ratio(self) -> Tensor:
@@ -179,7 +200,7 @@ class PolicyInputs:
         return self.totals.sample_sum(name, values, self.mask)
 
     def step_sum(self, name: str, values: Tensor) -> Tensor:
-        """Return the sum of `values` over all trained tokens of the step; needs a function marked `whole_step`.
+        """Return the sum of `values` over all trained tokens of the step; needs a function that declares `whole_step`.
 
         In the pass that collects the sums it is that of the micro-batch, and 0 if this has no token.
 
@@ -191,26 +212,6 @@ class PolicyInputs:
             `[] float64`, without gradient.
         """
         return self.totals.step_sum(name, values, self.mask)
-
-
-class PolicyLossFunction(Protocol):
-    """Policy loss by name or dotted path; keyword-only arguments are settings of [algorithm]."""
-
-    def __call__(self, inputs: PolicyInputs, **settings: float) -> PolicyLoss | Tensor:
-        """Return the loss of each token, `[batch, seq]`."""
-
-
-Function = TypeVar("Function", bound=Callable[..., object])
-
-
-def whole_step(function: Function) -> Function:
-    """Mark a policy loss that reads `PolicyInputs.step_sum`: its backward starts when all rows of the step are there.
-
-    @whole_step
-    def my_loss(inputs: PolicyInputs) -> Tensor: ...
-    """
-    function.needs_whole_step = True  # type: ignore[attr-defined]
-    return function
 
 
 def log_ratio(

@@ -15,11 +15,12 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from relax_actors.algorithms.first_pass import SequenceRecord, StepFacts, sum_records
-from relax_actors.algorithms.functions import Functions, checked_loss
 from relax_actors.algorithms.losses import reduce_loss
 from relax_actors.algorithms.own_options import SETTINGS, arguments_of
 from relax_actors.algorithms.policy import PolicyInputs, PolicyLoss, RatioLevel, Totals
+from relax_actors.algorithms.policy_functions import PolicyFunctions, checked_loss
+from relax_actors.algorithms.sequence_records import SequenceRecord, StepFacts, sum_records
+from relax_actors.algorithms.specs import loss_spec
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.errors import ConfigError
 
@@ -79,13 +80,13 @@ def check_policy_loss(
     bound = arguments_of(function, AlgorithmSection(ratio=ratio, options=options, **given))
 
     def call(inputs: PolicyInputs) -> Tensor:
-        found = function(inputs, **bound)
-        return checked_loss(found, inputs.mask, _name(function))
+        loss = function(inputs, **bound)
+        return checked_loss(loss, inputs.mask, _name(function))
 
     for seed in range(3):
         step = _made_up(seed, ratio)
         _check_gradient(call, step, ratio, _name(function))
-        _check_cuts(call, step, ratio, _name(function), wide=getattr(function, "needs_whole_step", False))
+        _check_cuts(call, step, ratio, _name(function), wide=loss_spec(function).needs_whole_step)
 
 
 def try_functions(algorithm: AlgorithmSection) -> None:
@@ -97,7 +98,7 @@ def try_functions(algorithm: AlgorithmSection) -> None:
         ConfigError: one raised an exception, or returned a wrong shape, no gradient, or a loss, gradient or weight that
             is not finite; or the loss of a step depends on its cut into micro-batches.
     """
-    functions, step = Functions(algorithm), _made_up(0, algorithm.ratio).in_float32()
+    functions, step = PolicyFunctions(algorithm), _made_up(0, algorithm.ratio).in_float32()
     for example in (step, replace(step, logprobs=step.proximal, rollout=step.proximal)):
         try:
             _try_step(functions, algorithm, example)
@@ -108,7 +109,7 @@ def try_functions(algorithm: AlgorithmSection) -> None:
         _try_cuts(functions, algorithm)
 
 
-def _try_cuts(functions: Functions, algorithm: AlgorithmSection) -> None:
+def _try_cuts(functions: PolicyFunctions, algorithm: AlgorithmSection) -> None:
     """Refuse a policy loss whose loss or gradient of a step depends on the cut into micro-batches."""
 
     def call(inputs: PolicyInputs) -> Tensor:
@@ -116,14 +117,16 @@ def _try_cuts(functions: Functions, algorithm: AlgorithmSection) -> None:
 
     source, step = f"algorithm.surrogate = {algorithm.surrogate!r}", _made_up(0, algorithm.ratio)
     try:
-        _check_cuts(call, step, algorithm.ratio, source, wide=functions.needs_whole_step, tolerance=TRIED_TOLERANCE)
+        _check_cuts(
+            call, step, algorithm.ratio, source, wide=functions.spec.needs_whole_step, tolerance=TRIED_TOLERANCE
+        )
     except AssertionError as error:
         msg = f"{error} (tried on a made-up step)"
         raise ConfigError(msg) from error
 
 
-def _try_step(functions: Functions, algorithm: AlgorithmSection, step: _Step) -> None:
-    every, totals = list(range(len(step.samples))), Totals(step={} if functions.needs_whole_step else None)
+def _try_step(functions: PolicyFunctions, algorithm: AlgorithmSection, step: _Step) -> None:
+    every, totals = list(range(len(step.samples))), Totals(step={} if functions.spec.needs_whole_step else None)
     leaf = step.logprobs.clone().requires_grad_()
     inputs = _inputs(step, every, algorithm.ratio, totals, leaf)
     if functions.has_own_correction:
@@ -192,7 +195,8 @@ def _check_cuts(
             _require(
                 difference <= tolerance * largest,
                 f"{name}: the {what} of a step differs by {difference:.3g} between 1 and {len(cut)} micro-batches; a "
-                "token may read others only through inputs.sample_sum, and through inputs.step_sum with @whole_step",
+                "token may read others only through inputs.sample_sum, and through inputs.step_sum with "
+                "@LossSpec(whole_step=True)",
             )
 
 

@@ -5,19 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator
 
-from relax_actors.algorithms.advantages.estimation import COMPARING, estimator_of
-from relax_actors.algorithms.advantages.groups import Requirements
-from relax_actors.algorithms.effective import idle, written
+from relax_actors.algorithms.advantages.estimation import estimator_of
 from relax_actors.algorithms.loss_refusals import loss_refusals
+from relax_actors.algorithms.named_functions import advantages_with, named_advantage
+from relax_actors.algorithms.specs import AdvantageSpec
+from relax_actors.algorithms.unused_settings import idle, written
 from relax_actors.config import Config
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.errors import ConfigError
 from relax_actors.registry.catalog import ADVANTAGES
-
-UNCOMPARED = ("reward", "returns", "gae", "ema", "none")
-"""Estimators that do not compare the samples of a row."""
-WHOLE_SAMPLES = ("rloo", "length_weighted", "greedy", "passk", "mean_ratio", "ema")
-"""Estimators with one baseline for all turns of a sample; "group" becomes "turn" by itself."""
 
 
 def refusals(config: Config, spelled: Collection[str] = ()) -> Iterator[str]:
@@ -51,15 +47,15 @@ def _idle(config: Config, spelled: Collection[str]) -> Iterator[str]:
 
 
 def _advantages(config: Config) -> Iterator[str]:
-    advantage, n = config.algorithm.advantage, config.rollout.group_size
+    advantage, n, named = config.algorithm.advantage, config.rollout.group_size, named_advantage(config.algorithm)
     try:
         required = estimator_of(config.algorithm)[1]
     except ConfigError:  # reported by the check that loads the function
-        required = Requirements()
+        required = AdvantageSpec()
     if n < required.min_samples:
         yield (
             f'rollout.group_size = {n} leaves algorithm.advantage = "{advantage}" no other sample to compare with; set '
-            'rollout.group_size to 2 or more, or algorithm.advantage to "greedy", "ema", "returns" or "gae"'
+            f"rollout.group_size to 2 or more, or algorithm.advantage to {advantages_with(_takes_one_sample)}"
         )
     if "values" in required.needs and config.critic is None:
         yield f'algorithm.advantage = "{advantage}" needs the values of a critic; add the section [critic]'
@@ -69,7 +65,7 @@ def _advantages(config: Config) -> Iterator[str]:
             "[roles.squares]"
         )
     credit = "episode" if config.environment is None else config.environment.credit
-    if credit != "episode" and advantage in WHOLE_SAMPLES:
+    if credit != "episode" and named.has_sample_baseline:
         yield (
             f'environment.credit = "{credit}" gives every {credit} its own return, which algorithm.advantage = '
             f'"{advantage}" would compare with whole samples; set algorithm.advantage = "turn" or "all_turns", or '
@@ -86,8 +82,12 @@ def _advantages(config: Config) -> Iterator[str]:
             f'algorithm.advantage = "{advantage}" needs one more, greedy sample of each prompt, which episodes with '
             f"[{section}] do not have; choose another algorithm.advantage"
         )
-    if advantage == "mean_ratio" or config.algorithm.scale == "group_mean":
-        yield from _negative_rewards(config)
+    if named.needs_positive or config.algorithm.scale == "group_mean":
+        yield from _negative_rewards(config, "advantage" if named.needs_positive else "scale")
+
+
+def _takes_one_sample(spec: AdvantageSpec) -> bool:
+    return spec.min_samples == 1 and bool(spec.needs)
 
 
 def _players(config: Config) -> Iterator[str]:
@@ -96,7 +96,7 @@ def _players(config: Config) -> Iterator[str]:
     if environment is None or not environment.players:
         return
     whole = {
-        'algorithm.advantage = "ema"': algorithm.advantage == "ema",
+        f'algorithm.advantage = "{algorithm.advantage}"': named_advantage(algorithm).running_mean,
         'algorithm.scale = "batch_std"': algorithm.scale == "batch_std",
         "algorithm.signal_scale = true": algorithm.signal_scale,
         'algorithm.components = "decoupled"': algorithm.components == "decoupled",
@@ -110,9 +110,8 @@ def _players(config: Config) -> Iterator[str]:
             )
 
 
-def _negative_rewards(config: Config) -> Iterator[str]:
+def _negative_rewards(config: Config, setting: str) -> Iterator[str]:
     algorithm = config.algorithm
-    setting = "advantage" if algorithm.advantage == "mean_ratio" else "scale"
     reasons = {
         "algorithm.shaping.overlong = true": algorithm.shaping.overlong,
         "algorithm.shaping.length_penalty": algorithm.shaping.length_penalty > 0,
@@ -144,10 +143,10 @@ def _normalisation(config: Config) -> Iterator[str]:
             f'algorithm.whiten = "samples" needs one advantage for each sample, and algorithm.advantage = '
             f'"{algorithm.advantage}" has one for each token; set algorithm.whiten = "tokens" or "none"'
         )
-    if algorithm.advantage == "rloo":
+    if named_advantage(algorithm).unscaled:
         yield (
             f'algorithm.whiten = "{algorithm.whiten}" puts back the standard deviation that algorithm.advantage = '
-            '"rloo" leaves out; set algorithm.whiten = "none", or algorithm.advantage = "group"'
+            f'"{algorithm.advantage}" leaves out; set algorithm.whiten = "none", or algorithm.advantage = "group"'
         )
 
 
@@ -170,8 +169,8 @@ def _before_teacher(algorithm: AlgorithmSection) -> Iterator[str]:
 def _signal(config: Config) -> Iterator[str]:
     """Refuse statistics of rows without a signal where no row lacks one, or where the trainer alone can tell."""
     algorithm = config.algorithm
-    is_own = algorithm.advantage not in ADVANTAGES.built_in
-    compares = algorithm.components == "sum" and (algorithm.advantage in COMPARING or is_own)
+    equal_rewards, is_own = named_advantage(algorithm).equal_rewards, algorithm.advantage not in ADVANTAGES.built_in
+    compares = algorithm.components == "sum" and (equal_rewards == "zero" or (is_own and not equal_rewards))
     if algorithm.signal_scale and algorithm.advantage != "none" and not compares:
         which = (
             'algorithm.components = "decoupled"'
@@ -190,7 +189,7 @@ def _signal(config: Config) -> Iterator[str]:
             f'distil.place = "{algorithm.distil.place}") has a signal; set algorithm.shaping.filter_zero_variance = '
             "false"
         )
-    elif algorithm.advantage in UNCOMPARED:
+    elif equal_rewards == "signal":
         yield (
             "algorithm.shaping.filter_zero_variance = true drops rows of equal rewards, and algorithm.advantage = "
             f'"{algorithm.advantage}" has a signal in them; set algorithm.shaping.filter_zero_variance = false'
@@ -234,8 +233,9 @@ def _components(config: Config) -> Iterator[str]:
 
 def _has_token_advantages(algorithm: AlgorithmSection) -> bool:
     """Whether the built-in estimators give the tokens of a sample different advantages."""
-    by_kl = algorithm.advantage == "greedy" and algorithm.kl.place == "reward"
-    return by_kl or algorithm.advantage in ("returns", "gae", "optimal_token", "optimal_turn", "turn", "all_turns")
+    spec = named_advantage(algorithm)
+    by_kl = "greedy" not in spec.needs or algorithm.kl.place == "reward"
+    return algorithm.advantage in ADVANTAGES.built_in and spec.per_token and by_kl
 
 
 def _shaping(config: Config) -> Iterator[str]:

@@ -47,7 +47,7 @@ def algorithm_lines(config: Config, set_by: Mapping[str, str]) -> Iterator[str]:
         config: configuration of the run.
         set_by: "file" or "override" for each setting that one of them sets; see `relax_actors.config.load.set_by`.
     """
-    from relax_actors.algorithms.effective import idle
+    from relax_actors.algorithms.unused_settings import idle
     from relax_actors.config.presets import filled, leaves
 
     algorithm = config.algorithm

@@ -12,8 +12,8 @@ import numpy as np
 
 from relax_actors.algorithms.advantages.estimation import REFERENCE, VALUES, RowEstimation, estimator_of
 from relax_actors.algorithms.advantages.examples import try_advantage
+from relax_actors.algorithms.named_functions import check_user_functions, has_own_functions
 from relax_actors.algorithms.notes import notes as algorithm_notes
-from relax_actors.algorithms.user_functions import check_user_functions, has_own_functions
 from relax_actors.cli.critic import check_values_are_read
 from relax_actors.cli.placement import check_log_probs
 from relax_actors.config import Config

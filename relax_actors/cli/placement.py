@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from relax_actors.algorithms.named_functions import advantages_with
 from relax_actors.config import Config
 from relax_actors.errors import ConfigError
 from relax_actors.roles import replicas, spec_of
@@ -29,8 +30,8 @@ def check_log_probs(config: Config, produced: Collection[str], read: Collection[
     remedies = {
         "reference": 'algorithm.kl.place is "none"; set it to "loss" or "reward", or remove the section',
         "actor_fwd": f'algorithm.proximal is "{algorithm.proximal}"; set it to "actor_fwd", or remove the section',
-        "squares": f'algorithm.advantage is "{algorithm.advantage}"; set it to "optimal_token" or "optimal_turn", or '
-        "remove the section",
+        "squares": f'algorithm.advantage is "{algorithm.advantage}"; set it to '
+        f"{advantages_with(lambda spec: 'squares' in spec.needs)}, or remove the section",
     }
     for name, is_wanted in wanted.items():
         if name in config.roles and not is_wanted and name not in read:

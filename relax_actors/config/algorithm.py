@@ -27,15 +27,7 @@ class AlgorithmSection(Section):
     GRPO with the loss averaged over tokens."""
 
     advantage: Annotated[str, Named(ADVANTAGES)] = "group"
-    """Advantage estimator. What is subtracted from the reward: `group`, the mean of the group (arXiv 2402.03300);
-    `rloo`, the mean of the other samples (arXiv 2402.14740); `length_weighted`, the mean weighted by length (arXiv
-    2505.23585); `turn`, the mean of the group's turns of the same number, in place of `group` with `environment.credit
-    = "turn"`; `all_turns`, the mean of all turns of the group; `greedy`, the reward of an additional greedy sample
-    (arXiv 2310.10505); `ema`, the running mean of the role in `metadata["role"]` of the task (arXiv 2506.24119);
-    `optimal_token` or `optimal_turn`, the optimal baseline of each position (arXiv 2602.07078); or nothing: `reward`.
-    `passk` trains the best sample only (arXiv 2503.19595), `mean_ratio` divides by the mean (arXiv 2602.02710),
-    `returns` and `gae` are discounted (arXiv 2501.03262, 1506.02438), `none` is 0. Or the dotted path of your own
-    function."""
+    """Advantage estimator, or the dotted path of your own function."""
     scale: Literal["none", "group_std", "batch_std", "group_mean"] = "group_std"
     """Divisor of the advantages: none, the standard deviation of the rewards of the group or of the step, or the mean
     reward of the group."""
@@ -53,43 +45,42 @@ class AlgorithmSection(Section):
     """Multiply advantages by the samples of the step over those in groups with unequal rewards (GPG, arXiv
     2504.02546)."""
     gamma: Fraction = 1.0
-    """Discount of later token rewards, for `returns` and `gae`."""
+    """Discount of later token rewards."""
     gae_lambda: Fraction = 1.0
-    """Lambda of `gae` (arXiv 1506.02438)."""
+    """Lambda of generalised advantage estimation (arXiv 1506.02438)."""
     ema_decay: Fraction = 0.95
-    """Decay of the running mean reward that `ema` subtracts (arXiv 2506.24119)."""
+    """Decay of the running mean reward that is subtracted (arXiv 2506.24119)."""
 
     ratio: Literal["token", "sequence_mean", "sequence_product", "none"] = "token"
     """Ratio of the trained to the proximal policy: of each token; of a sample, as the geometric mean or the product
     over its tokens; or none."""
     surrogate: Annotated[str, Named(POLICY_LOSSES)] = "clip"
-    """Policy loss: `clip` (PPO, arXiv 1707.06347), or the dotted path of your own function."""
+    """Policy loss, or the dotted path of your own function."""
     clip_low: NonNegative = 0.2
-    """Lower clip bound, as its distance from 1; for `divergence_mask` a difference of probabilities, for `geometric` of
-    log-probs."""
+    """Lower clip bound: distance of the ratio from 1, unless the policy loss bounds something else."""
     clip_high: PositiveFloat = 0.2
-    """Upper clip bound, as its distance from 1; for `divergence_mask` and `geometric` as `clip_low`."""
+    """Upper clip bound, as `clip_low`."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     """Bound of the ratio for negative advantages (arXiv 1912.09729); off if not set."""
     divergence: Literal["tv", "kl"] = "tv"
-    """Divergence of a token that `divergence_mask` bounds: the difference of its probabilities, or the binary KL, which
-    `clip_low` (advantage below 0) and `clip_high` then bound (arXiv 2602.04879)."""
+    """Divergence of a token that `clip_low` (advantage below 0) and `clip_high` bound: the difference of its
+    probabilities, or the binary KL (arXiv 2602.04879)."""
     ratio_cap: Annotated[float, Field(ge=1)] | None = None
-    """Largest ratio in `divergence_mask`; unbounded if not set."""
+    """Largest ratio; unbounded if not set."""
     tau_pos: PositiveFloat = 1.0
-    """Temperature of `gate` for positive advantages (arXiv 2511.20347)."""
+    """Temperature for positive advantages (arXiv 2511.20347)."""
     tau_neg: PositiveFloat = 1.05
-    """Temperature of `gate` for other advantages."""
+    """Temperature for other advantages."""
     gamma_pos: tuple[PositiveFloat, PositiveFloat] = (2.0, 3.0)
-    """k and lambda of `gamma` for advantages of 0 and more (arXiv 2602.10693)."""
+    """k and lambda for advantages of 0 and more (arXiv 2602.10693)."""
     gamma_neg: tuple[PositiveFloat, PositiveFloat] = (3.0, 2.0)
-    """k and lambda of `gamma` for negative advantages."""
+    """k and lambda for negative advantages."""
     covariance_share: Fraction = 2e-4
-    """Share of the tokens that `clip_cov` and `kl_cov` choose by covariance (arXiv 2505.22617)."""
+    """Share of the tokens that are chosen by covariance (arXiv 2505.22617)."""
     covariance_bounds: tuple[float, float] = (1.0, 5.0)
-    """Covariances among which `clip_cov` chooses."""
+    """Covariances among which tokens are chosen."""
     covariance_coefficient: PositiveFloat = 0.1
-    """Factor of |log-ratio| of the chosen tokens in `kl_cov`."""
+    """Factor of |log-ratio| of the chosen tokens."""
     log_ratio_penalty: NonNegative = 0.0
     """Factor of the squared log-ratio of each trained token, added to the loss (arXiv 2602.02276)."""
     aggregate: Literal[
@@ -136,8 +127,3 @@ class AlgorithmSection(Section):
     def needs_reference(self) -> bool:
         """Whether log-probs of the reference model are needed."""
         return self.kl.place != "none"
-
-    @property
-    def needs_whole_step(self) -> bool:
-        """Whether advantages need the whole step in order, so that its backward cannot start before."""
-        return self.whiten != "none" or self.scale == "batch_std" or self.signal_scale or self.advantage == "ema"

@@ -1,5 +1,7 @@
 """All registries, with the built-in entries: the one line that a new built-in extension adds.
 
+Advantage estimators and policy losses are the functions with a spec in their modules, and add no line.
+
 Packages register theirs as entry points, e.g. in their pyproject.toml:
 
     [project.entry-points."relax_actors.rewards"]
@@ -37,39 +39,14 @@ ROLES: Registry[type] = Registry(
 ADVANTAGES: Registry[Callable[..., Any]] = Registry(
     "advantage estimator",
     "relax_actors.advantage_estimators",
-    {
-        "group": "relax_actors.algorithms.advantages.baselines:group",
-        "rloo": "relax_actors.algorithms.advantages.baselines:rloo",
-        "passk": "relax_actors.algorithms.advantages.baselines:passk",
-        "mean_ratio": "relax_actors.algorithms.advantages.baselines:mean_ratio",
-        "length_weighted": "relax_actors.algorithms.advantages.baselines:length_weighted",
-        "greedy": "relax_actors.algorithms.advantages.baselines:greedy",
-        "turn": "relax_actors.algorithms.advantages.turns:turn",
-        "all_turns": "relax_actors.algorithms.advantages.turns:all_turns",
-        "ema": "relax_actors.algorithms.advantages.baselines:ema",
-        "reward": "relax_actors.algorithms.advantages.baselines:reward",
-        "none": "relax_actors.algorithms.advantages.baselines:none",
-        "returns": "relax_actors.algorithms.advantages.returns:returns",
-        "gae": "relax_actors.algorithms.advantages.returns:gae",
-        "optimal_token": "relax_actors.algorithms.advantages.token_baseline:optimal_token",
-        "optimal_turn": "relax_actors.algorithms.advantages.token_baseline:optimal_turn",
-    },
+    modules=[
+        f"relax_actors.algorithms.advantages.{name}" for name in ("baselines", "turns", "returns", "token_baseline")
+    ],
 )
 POLICY_LOSSES: Registry[Callable[..., Any]] = Registry(
     "policy loss",
     "relax_actors.policy_losses",
-    {
-        "clip": "relax_actors.algorithms.surrogates.clipped:clip",
-        "clip_weight": "relax_actors.algorithms.surrogates.clipped:clip_weight",
-        "gate": "relax_actors.algorithms.surrogates.smooth:gate",
-        "gamma": "relax_actors.algorithms.surrogates.smooth:gamma",
-        "geometric": "relax_actors.algorithms.surrogates.smooth:geometric",
-        "divergence_mask": "relax_actors.algorithms.surrogates.weighted:divergence_mask",
-        "score": "relax_actors.algorithms.surrogates.weighted:score",
-        "p3o": "relax_actors.algorithms.surrogates.weighted:p3o",
-        "clip_cov": "relax_actors.algorithms.surrogates.covariance:clip_cov",
-        "kl_cov": "relax_actors.algorithms.surrogates.covariance:kl_cov",
-    },
+    modules=[f"relax_actors.algorithms.surrogates.{name}" for name in ("clipped", "smooth", "weighted", "covariance")],
 )
 CORRECTIONS: Registry[Callable[..., Any]] = Registry(
     "off-policy correction",

@@ -1,7 +1,7 @@
 """Map the names of one kind of extension to the objects that implement them.
 
 A name is looked up among the built-in entries, then among the entry points of installed packages. A dotted path names
-an object of any importable module. Nothing is imported before it is used, so listing names never imports torch.
+an object of any importable module. Nothing that imports torch is imported before it is used.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar, cast
 
 from relax_actors.errors import ConfigError
@@ -26,13 +28,31 @@ class Registry(Generic[T]):
         kind: what the entries are, in the singular, as errors call it: "reward function".
         group: entry point group in which installed packages register theirs: "relax_actors.rewards".
         built_in: dotted path (`package.module:name`) of each built-in entry.
+        modules: modules whose functions with an attribute `spec` are further built-in entries, by their names.
         attributes: attributes that an object must have to be usable.
     """
 
-    def __init__(self, kind: str, group: str, built_in: Mapping[str, str], *, attributes: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        kind: str,
+        group: str,
+        built_in: Mapping[str, str] = MappingProxyType({}),
+        *,
+        modules: Sequence[str] = (),
+        attributes: Sequence[str] = (),
+    ) -> None:
         self.kind, self.group = kind, group
-        self.built_in = dict(built_in)
-        self._attributes = tuple(attributes)
+        self._paths, self._modules, self._attributes = dict(built_in), tuple(modules), tuple(attributes)
+
+    @cached_property
+    def built_in(self) -> Mapping[str, str]:
+        """Dotted path of each built-in entry; imports `modules`."""
+        found = dict(self._paths)
+        for module in self._modules:
+            functions = vars(import_module(module)).items()
+            own = [name for name, each in functions if hasattr(each, "spec") and each.__module__ == module]
+            found |= {name: f"{module}:{name}" for name in own}
+        return found
 
     def __contains__(self, name: object) -> bool:
         """Whether a name is built in or registered by an installed package; dotted paths are not looked up."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from relax_actors.algorithms.controllers import adapted_kl
+from relax_actors.algorithms.named_functions import named_advantage, needs_whole_step
 from relax_actors.algorithms.step_statistics import (
     RowAdvantages,
     scale_by_reward_std,
@@ -37,20 +38,21 @@ class StepAdvantages:
         algorithm: section [algorithm] of the run.
 
     Attributes:
-        means: running mean reward by role, with `algorithm.advantage = "ema"`.
+        means: running mean reward by role, for an estimator that subtracts it.
         kl_coefficient: coefficient of the KL in the reward for rows that the next version samples; None unless it
             adapts to `algorithm.kl.target`.
     """
 
     def __init__(self, algorithm: AlgorithmSection) -> None:
-        self._algorithm = algorithm
+        self._algorithm, self._needs_whole_step = algorithm, needs_whole_step(algorithm)
+        self._subtracts_means = named_advantage(algorithm).running_mean
         self.means: dict[str, float] = {}
         kl = algorithm.kl
         self.kl_coefficient = kl.coefficient if kl.place == "reward" and kl.target is not None else None
 
     @property
     def _has_state(self) -> bool:
-        return self._algorithm.advantage == "ema" or self.kl_coefficient is not None
+        return self._subtracts_means or self.kl_coefficient is not None
 
     def apply(self, rows: StepRows) -> StepRows:
         """Return a copy of a step's rows with complete advantages, float32; update the state.
@@ -59,7 +61,7 @@ class StepAdvantages:
         """
         algorithm = self._algorithm
         self._adapt_kl(rows)
-        if not algorithm.needs_whole_step:
+        if not self._needs_whole_step:
             return rows
         found = [
             RowAdvantages(
@@ -72,7 +74,7 @@ class StepAdvantages:
             )
             for advantage, trajectory in zip(rows.advantages, rows.trajectories, strict=True)
         ]
-        if algorithm.advantage == "ema":
+        if self._subtracts_means:
             found, self.means = subtract_running_means(found, self.means, decay=algorithm.ema_decay)
         if algorithm.scale == "batch_std":
             found = scale_by_reward_std(found, epsilon=algorithm.epsilon)

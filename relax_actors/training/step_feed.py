@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 from broker.codec import Array
 from relax_actors.algorithms.micro_batches import split_rows
+from relax_actors.algorithms.named_functions import needs_whole_step
 from relax_actors.engines.protocols import StepResult
 from relax_actors.engines.protocols.training import AccumulatesSteps, Score
 from relax_actors.errors import ConfigError
@@ -50,7 +51,7 @@ class StepFeed:
         self._section: Section = section
         self._max_tokens, self._in_slot_order = config.trainer.max_tokens_per_microbatch, config.run.deterministic
         # Statistics over a whole step, and its minibatches, are known only when its last row has arrived.
-        whole = config.algorithm.needs_whole_step or config.trainer.updates > 1
+        whole = needs_whole_step(config.algorithm) or config.trainer.updates > 1
         self._streams = config.trainer.stream and not whole
         # Steps in which the policy waits for its critic.
         self._skipped = 0 if config.critic is None else config.critic.warmup_steps

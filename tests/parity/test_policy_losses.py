@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from relax_actors.algorithms.corrections import CorrectionKind, CorrectionLevel, correction_weights
-from relax_actors.algorithms.first_pass import SequenceRecord, most_uncertain
 from relax_actors.algorithms.losses import add_metrics
+from relax_actors.algorithms.sequence_records import SequenceRecord, most_uncertain
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.engines.torch.loss_inputs import LossInputs
 from relax_actors.engines.torch.objective import StepObjective

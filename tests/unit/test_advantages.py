@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from relax_actors.algorithms import shaping
-from relax_actors.algorithms.advantages import Group, requirements_of
+from relax_actors.algorithms.advantages import Group
 from relax_actors.algorithms.advantages.baselines import (
     ema,
     greedy,
@@ -26,6 +26,7 @@ from relax_actors.algorithms.advantages.baselines import (
     rloo,
 )
 from relax_actors.algorithms.advantages.components import decoupled
+from relax_actors.algorithms.specs import advantage_spec
 from relax_actors.testing import check_advantage, example_groups
 
 Array = NDArray[Any]
@@ -175,9 +176,9 @@ def test_malformed_groups_are_refused(fields: dict[str, Any], message: str) -> N
 
 
 def test_needs_are_declared() -> None:
-    assert requirements_of(greedy).needs == {"greedy"}
-    assert requirements_of(group).min_samples == 2
-    assert requirements_of(lambda group: group.rewards).needs == frozenset()
+    assert advantage_spec(greedy).needs == ("greedy",)
+    assert advantage_spec(group).min_samples == 2
+    assert advantage_spec(lambda group: group.rewards).needs == ()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import tomllib
 from collections.abc import Iterator
@@ -12,11 +11,10 @@ from typing import Any, NamedTuple
 import pytest
 from typer.testing import CliRunner
 
-from relax_actors.algorithms.effective import ADVANTAGE_SETTINGS, LOSS_SETTINGS
-from relax_actors.algorithms.formula_tables import ADVANTAGES, SURROGATES
 from relax_actors.algorithms.formulas import formulas, needs
 from relax_actors.algorithms.notes import notes
 from relax_actors.algorithms.refusals import refusals
+from relax_actors.algorithms.specs import settings_read
 from relax_actors.cli.algorithms import algorithm_lines
 from relax_actors.cli.main import build
 from relax_actors.config import load_config
@@ -480,27 +478,34 @@ def test_preset_is_not_refused_with_what_it_needs(name: str) -> None:
     assert list(refusals(load_config(DEMO, overrides))) == []
 
 
-ELSEWHERE = {
-    "ema": {"ema_decay"},
-    "clip_cov": {"covariance_share", "covariance_bounds"},
-    "kl_cov": {"covariance_share"},
-}
-"""Settings that a step-wide function reads for the one that is named."""
+@pytest.mark.parametrize("registry", [catalog.ADVANTAGES, catalog.POLICY_LOSSES], ids=["advantages", "losses"])
+def test_functions_have_formulas_and_read_settings_of_the_section(registry: Registry[Any]) -> None:
+    for name in registry.built_in:
+        function = registry.load(name, "")
+        assert function.spec.formula, name
+        assert function.spec.latex, name
+        assert settings_read(function) <= set(AlgorithmSection.model_fields), name
 
 
 @pytest.mark.parametrize(
-    ("registry", "formulas_of", "settings"),
-    [(catalog.ADVANTAGES, ADVANTAGES, ADVANTAGE_SETTINGS), (catalog.POLICY_LOSSES, SURROGATES, LOSS_SETTINGS)],
-    ids=["advantages", "losses"],
+    ("registry", "name", "settings"),
+    [
+        (catalog.ADVANTAGES, "gae", {"gamma", "gae_lambda"}),
+        (catalog.ADVANTAGES, "ema", {"ema_decay"}),
+        (catalog.POLICY_LOSSES, "score", set()),
+        (catalog.POLICY_LOSSES, "geometric", {"clip_low", "clip_high"}),
+        (catalog.POLICY_LOSSES, "kl_cov", {"ratio", "covariance_share", "covariance_coefficient"}),
+        (
+            catalog.POLICY_LOSSES,
+            "clip_cov",
+            {"ratio", "clip_low", "clip_high", "covariance_share", "covariance_bounds"},
+        ),
+    ],
 )
-def test_settings_of_functions_are_those_that_they_read(
-    registry: Registry[Any], formulas_of: dict[str, Any], settings: dict[str, tuple[str, ...]]
+def test_settings_of_a_function_are_its_parameters_and_those_read_for_it(
+    registry: Registry[Any], name: str, settings: set[str]
 ) -> None:
-    assert set(formulas_of) == set(registry.built_in) >= set(settings)
-    for name in registry.built_in:
-        parameters = inspect.signature(registry.load(name, "")).parameters.values()
-        read = {parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY}
-        assert read | ELSEWHERE.get(name, set()) == set(settings.get(name, ())) - {"ratio"}, name
+    assert settings_read(registry.load(name, "")) == settings
 
 
 def commands(*arguments: str) -> str:
@@ -545,3 +550,31 @@ def every_formula() -> Iterator[str]:
 def test_braces_of_formulas_are_balanced() -> None:
     for latex in every_formula():
         assert latex.replace(r"\{", "").replace(r"\}", "").count("{") == latex.replace(r"\}", "").count("}"), latex
+
+
+OWN = """
+from relax_actors.algorithms.specs import AdvantageSpec, LossSpec
+
+@AdvantageSpec(equal_rewards="signal", formula="r - 1", latex="r_i - 1")
+def shifted(group): return group.rewards - 1
+
+@LossSpec(ratio="none", formula="-A lp / 2", latex=r"-A lp / 2")
+def half(inputs): return -inputs.advantages * inputs.logprobs / 2
+"""
+
+
+def test_functions_of_the_user_declare_facts_as_built_in_ones_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_facts.py").write_text(OWN)
+    filtered = "algorithm.shaping.filter_zero_variance=true"
+    overrides = ["algorithm.advantage=own_facts.shifted", "algorithm.surrogate=own_facts.half", filtered]
+    config = load_config(DEMO, [*overrides, "staleness.max=1"])
+    lines = list(refusals(config))
+    assert any("own_facts.shifted" in line and "has a signal" in line for line in lines)
+    assert any("own_facts.half" in line and "has no ratio" in line for line in lines)
+    plain = {formula.part: formula.plain for formula in formulas(config.algorithm)}
+    assert plain["loss"] == "-A lp / 2"
+    assert "r - 1" in plain["advantage"]
+    assert "on-policy data" in needs(config.algorithm)

@@ -527,14 +527,14 @@ def test_the_check_notes_which_role_computes_log_probs(overrides: list[str], not
 
 NOTES = {
     "rloo": 'algorithm.advantage = "rloo" with algorithm.scale = "group_std" divides by a standard deviation, which '
-    'RLOO (arXiv 2402.14740) does not; set algorithm.scale = "none" for RLOO',
+    'RLOO (arXiv 2402.14740) does not; set algorithm.scale = "none" for it',
     "length": "the loss of a step is the sum over its tokens, divided by its samples x algorithm.length = 48",
     "half": 'algorithm.aggregate = "constant" with algorithm.scale = "group_std" is half of Dr. GRPO (arXiv '
     '2503.20783), whose advantages are not divided by the standard deviation; set algorithm.scale = "none" for it',
     "clip": "algorithm.clip_high = 0.1 is below algorithm.clip_low = 0.2: tokens may lose more probability than they "
     "may gain",
     "opo": 'algorithm.advantage = "length_weighted" is meant for the plain policy gradient, without a KL (arXiv '
-    "2505.23585, 2310.10505)",
+    "2505.23585)",
     "summed": 'algorithm.kl.place = "reward" with algorithm.advantage = "group" subtracts the sum of a sample\'s KL '
     "from its reward, before the group is compared",
 }

@@ -273,6 +273,43 @@ def test_weighed_loss_is_that_of_the_trainer(name: str, settings: dict[str, Any]
     ]
 
 
+def test_log_probs_and_cross_entropy_of_targets() -> None:
+    inputs = {"logits": [[[0.0, 0.0], [0.0, 1.0]], []], "targets": [[1, 1], []]}
+    first, second = -0.693147181, -0.313261688
+    found = one("logprobs", "full", inputs)
+    assert found["outputs"]["per_token"] == [[pytest.approx(first), pytest.approx(second)], []]
+    assert found["outputs"]["loss"] == pytest.approx((first + second) / 2)
+    entropy = one("logprobs", "cross_entropy", inputs | {"mask": [[1, 0], []]})
+    assert entropy["outputs"]["loss"] == pytest.approx(-first)
+    assert entropy["gradients"]["logits"][0] == [[pytest.approx(0.5), pytest.approx(-0.5)], [0.0, 0.0]]
+    cold = one("logprobs", "full", inputs, temperature=0.5)
+    assert cold["outputs"]["per_token"][0][1] == pytest.approx(-0.126928011)
+
+
+@pytest.mark.parametrize("target", [2, -1, 0.5])
+def test_targets_outside_the_vocabulary_are_refused(target: float) -> None:
+    found = one("logprobs", "full", {"logits": [[[0.0, 0.0]]], "targets": [[target]]})
+    assert "targets" in found["error"]
+    assert "from 0 to 1" in found["error"]
+
+
+def test_entropy_quantile_selects_the_most_uncertain_tokens() -> None:
+    inputs = {"entropies": [[0.1, 0.9, 0.5], [0.7, 2.0]], "mask": [[1, 1, 1], [1, 0]]}
+    assert one("entropy", "quantile", inputs, quantile=0.5)["outputs"]["selected"] == [[0, 1, 0], [1, 0]]
+    assert one("entropy", "quantile", inputs)["outputs"]["selected"] == [[1, 1, 1], [1, 0]]
+    assert "quantile" in one("entropy", "quantile", inputs, quantile=0.0)["error"]
+
+
+def test_penalties_of_long_samples() -> None:
+    overlong = one("shaping", "overlong", {"lengths": [5, 8, 10, 12]}, max_tokens=10, buffer=4, factor=2.0)
+    assert overlong["outputs"]["penalty"] == [0.0, -1.0, -2.0, -2.0]
+    length = one("shaping", "length", {"rewards": [1.0, 0.0], "lengths": [2, 4]}, factor=0.5)
+    assert length["outputs"]["penalty"] == [-0.125, -0.25]
+    missing = one("shaping", "overlong", {"lengths": [5]}, buffer=4)
+    assert "shaping 'overlong' needs the setting max_tokens" in missing["error"]
+    assert "factors" in one("shaping", "length", {"rewards": [1.0], "lengths": [2]}, factors=1)["error"]
+
+
 def test_weights_multiply_the_loss_as_they_do_in_training() -> None:
     found = one(
         "policy_loss", "clip", {"logprobs": [[-1]], "old_logprobs": [[-1]], "advantages": [1], "weights": [[0.5]]}

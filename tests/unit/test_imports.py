@@ -75,6 +75,17 @@ def test_the_public_names_are_there_without_torch() -> None:
     assert heavy_after("from relax_actors import Drop, Role, Row, RowError, StatefulRole") == []
 
 
+def test_facts_of_all_algorithm_functions_are_there_without_torch() -> None:
+    script = (
+        "from relax_actors.registry.catalog import ADVANTAGES, POLICY_LOSSES\n"
+        "for registry in (ADVANTAGES, POLICY_LOSSES):\n"
+        "    assert len(registry.built_in) >= 10\n"
+        "    for name in registry.built_in: assert registry.load(name, '').spec.formula, name\n"
+        "from relax_actors.algorithms import formulas, notes, refusals"
+    )
+    assert heavy_after(script) == []
+
+
 def test_an_unknown_public_name_is_an_attribute_error() -> None:
     import relax_actors
 

@@ -10,7 +10,7 @@ import torch
 
 from relax_actors.algorithms.advantages.estimation import estimator_of
 from relax_actors.algorithms.advantages.groups import Group
-from relax_actors.algorithms.functions import Functions
+from relax_actors.algorithms.policy_functions import PolicyFunctions
 from relax_actors.cli.check import examine
 from relax_actors.config import load_config
 from tests.support.running import TINY
@@ -61,4 +61,4 @@ def test_each_function_takes_its_own_options(tmp_path: Path) -> None:
     estimator, _ = estimator_of(algorithm)
     assert estimator(Group(rewards=np.array([0.0, 2.0]))).tolist() == [-3.0, 3.0]
     logprobs, mask = torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool)
-    assert Functions(algorithm).weights(logprobs, logprobs - 1, mask).weight.tolist() == [[0.5, 0.5]]
+    assert PolicyFunctions(algorithm).weights(logprobs, logprobs - 1, mask).weight.tolist() == [[0.5, 0.5]]

@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from relax_actors.algorithms.functions import Functions
-from relax_actors.algorithms.policy import PolicyInputs, PolicyLoss, RatioLevel, Totals, whole_step
+from relax_actors.algorithms.named_functions import check_user_functions
+from relax_actors.algorithms.policy import PolicyInputs, PolicyLoss, RatioLevel, Totals
+from relax_actors.algorithms.policy_functions import PolicyFunctions
+from relax_actors.algorithms.specs import LossSpec
 from relax_actors.algorithms.surrogates.clipped import clip, clip_weight
 from relax_actors.algorithms.surrogates.covariance import choose_clip_cov, choose_kl_cov, clip_cov, kl_cov
 from relax_actors.algorithms.surrogates.smooth import gamma, gate, geometric
 from relax_actors.algorithms.surrogates.weighted import divergence_mask, p3o, score
-from relax_actors.algorithms.user_functions import check_user_functions
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.errors import ConfigError
 from relax_actors.registry.catalog import POLICY_LOSSES
@@ -197,7 +198,7 @@ def of_the_step_unmarked(inputs: PolicyInputs) -> Tensor:
     return -inputs.ratio * inputs.step_sum("tokens", torch.ones_like(inputs.ratio))
 
 
-@whole_step
+@LossSpec(whole_step=True)
 def of_the_step(inputs: PolicyInputs, *, clip_high: float) -> Tensor:
     """Scale by the mean advantage of the step, and read a setting."""
     total = inputs.step_sum("advantages", inputs.advantages) / inputs.step_sum("tokens", torch.ones_like(inputs.ratio))
@@ -249,14 +250,14 @@ def test_check_passes_options() -> None:
 )
 def test_what_a_user_returns_is_checked(name: str, error: str) -> None:
     path = f"tests.support.wrong_losses.{name}"
-    functions = Functions(AlgorithmSection.model_validate({"surrogate": path}))
+    functions = PolicyFunctions(AlgorithmSection.model_validate({"surrogate": path}))
     with pytest.raises(ConfigError, match=f"^algorithm.surrogate = '{path}' {error}"):
         functions.policy_loss(inputs_of([0.5, 0.2], [0.4, 0.2], [1.0, 1.0]))
 
 
 def test_correction_of_the_user_gives_the_weights() -> None:
     path = "tests.support.wrong_losses.weights"
-    functions = Functions(AlgorithmSection.model_validate({"correction": {"kind": path}}))
+    functions = PolicyFunctions(AlgorithmSection.model_validate({"correction": {"kind": path}}))
     inputs = inputs_of([0.5, 0.2], [0.4, 0.4], [1.0, 1.0])
     found = functions.weights(inputs.logprobs, inputs.proximal, inputs.mask).weight
     assert found[0].tolist() == pytest.approx([1.0, 0.5])

@@ -370,3 +370,19 @@ def test_role_that_cannot_replace_a_built_in_one_is_refused(
         role_class(config, "reward")
     good = load_config(TINY, ["reward.actor=own_rewards.Everything", *evaluated])
     assert role_class(good, "reward").__name__ == "Everything"
+
+
+def test_functions_with_a_spec_are_entries_of_their_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "family_of_two.py").write_text(
+        "from relax_actors.algorithms.advantages.baselines import group\n"
+        "from relax_actors.algorithms.specs import AdvantageSpec\n"
+        "def helper(group): return group.rewards\n"
+        "@AdvantageSpec(min_samples=2)\ndef second(group): return helper(group)\n"
+        "@AdvantageSpec()\ndef first(group): return helper(group)\n"
+    )
+    registry: Registry[Callable[..., object]] = Registry("estimator", "some.group", modules=["family_of_two"])
+    assert list(registry.names()) == ["second", "first"]
+    assert registry.load("first", "setting").__name__ == "first"
+    with pytest.raises(ConfigError, match="helper"):
+        registry.check("helper")

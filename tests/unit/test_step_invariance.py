@@ -18,8 +18,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from relax_actors.algorithms.first_pass import StepFacts
 from relax_actors.algorithms.losses import add_metrics
+from relax_actors.algorithms.sequence_records import StepFacts
 from relax_actors.config import Config
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.config.presets import PRESETS
@@ -29,7 +29,7 @@ from relax_actors.engines.torch.loss_inputs import LossInputs
 from relax_actors.engines.torch.objective import ScoredTokens, StepObjective
 from relax_actors.engines.torch.step_facts import (
     loss_inputs,
-    needs_first_pass,
+    needs_records,
     pack_records,
     record,
     step_facts,
@@ -286,7 +286,7 @@ def shared_step(
     """Return loss and gradient of a step whose micro-batches are shared by ranks."""
     ranks = [Rank(chosen, samples) for _ in shares]
     facts = None
-    if needs_first_pass(ranks[0].objective, samples):
+    if needs_records(ranks[0].objective, samples):
         messages = [message for rank, share in zip(ranks, shares, strict=True) for message in rank.records(share)]
         facts = step_facts(ranks[0].objective, samples, unpack_records(messages), seed=11)
     for rank, share in zip(ranks, shares, strict=True):

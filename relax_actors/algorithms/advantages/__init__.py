@@ -4,6 +4,7 @@
 decoupled normalisation of several rewards. None imports torch, so the role `advantages` does not.
 """
 
-from relax_actors.algorithms.advantages.groups import Group, Requirements, requirements_of, requires
+from relax_actors.algorithms.advantages.groups import Group
+from relax_actors.algorithms.specs import AdvantageSpec
 
-__all__ = ["Group", "Requirements", "requirements_of", "requires"]
+__all__ = ["AdvantageSpec", "Group"]

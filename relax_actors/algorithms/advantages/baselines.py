@@ -16,17 +16,24 @@ from typing import Literal
 
 import numpy as np
 
-from relax_actors.algorithms.advantages.groups import Array, Group, requires, sample_slices
+from relax_actors.algorithms.advantages.groups import Array, Group, sample_slices
+from relax_actors.algorithms.specs import AdvantageSpec
 
 Scale = Literal["none", "group_std", "batch_std", "group_mean"]
+SCALES = {
+    "group_std": ("std(r) + epsilon", r"\operatorname{std}(r) + \epsilon"),
+    "batch_std": ("std(r of the step) + epsilon", r"\operatorname{std}_{\text{step}}(r) + \epsilon"),
+    "group_mean": ("mean(r)", r"\bar{r}"),
+}
+"""Formulas of the divisors of an advantage."""
 
 
-@requires(min_samples=2)
+@AdvantageSpec(min_samples=2, equal_rewards="zero", formula="r - mean(r)", latex=r"r_i - \bar{r}")
 def group(group: Group, *, scale: Scale = "group_std", epsilon: float = 1e-6) -> Array:
-    r"""Subtract the mean reward of the group.
+    r"""Subtract the mean reward of the group: GRPO (arXiv 2402.03300).
 
     $A_i = \frac{R_i - \operatorname{mean}(R)}{\operatorname{std}(R) + \epsilon}$ with `scale = "group_std"`: GRPO
-    (DeepSeekMath, arXiv 2402.03300, section 4.1.2). The paper does not define the standard deviation; this is the
+    (DeepSeekMath, section 4.1.2). The paper does not define the standard deviation; this is the
     sample standard deviation, as in TRL and verl. Without the divisor it is Dr. GRPO (arXiv 2503.20783). A group of one
     has advantage 0.
 
@@ -41,7 +48,13 @@ def group(group: Group, *, scale: Scale = "group_std", epsilon: float = 1e-6) ->
     return subtract(group, np.full(group.n, group.totals.mean()), scale=scale, epsilon=epsilon)
 
 
-@requires(min_samples=2)
+@AdvantageSpec(
+    min_samples=2,
+    equal_rewards="zero",
+    unscaled="RLOO (arXiv 2402.14740)",
+    formula="r - mean(r of the other samples)",
+    latex=r"r_i - \frac{1}{n-1} \sum_{j \neq i} r_j",
+)
 def rloo(group: Group, *, scale: Scale = "none", epsilon: float = 1e-6) -> Array:
     r"""Subtract the mean reward of the other samples: RLOO (arXiv 2402.14740).
 
@@ -61,7 +74,14 @@ def rloo(group: Group, *, scale: Scale = "none", epsilon: float = 1e-6) -> Array
     return subtract(group, others, scale=scale, epsilon=epsilon)
 
 
-@requires("tokens", min_samples=2)
+@AdvantageSpec(
+    needs=("tokens",),
+    min_samples=2,
+    equal_rewards="zero",
+    plain_gradient="arXiv 2505.23585",
+    formula="r - sum(|y| r) / sum(|y|)",
+    latex=r"r_i - \frac{\sum_j |y_j| r_j}{\sum_j |y_j|}",
+)
 def length_weighted(group: Group, *, scale: Scale = "none", epsilon: float = 1e-6) -> Array:
     r"""Subtract the length-weighted mean reward: OPO's optimal baseline (arXiv 2505.23585).
 
@@ -81,7 +101,13 @@ def length_weighted(group: Group, *, scale: Scale = "none", epsilon: float = 1e-
     return subtract(group, np.broadcast_to(baseline, totals.shape), scale=scale, epsilon=epsilon)
 
 
-@requires("greedy", per_token=True)
+@AdvantageSpec(
+    needs=("greedy",),
+    per_token=True,
+    plain_gradient="arXiv 2310.10505",
+    formula="r - r(greedy sample)",
+    latex=r"r_i - r_{\text{greedy}}",
+)
 def greedy(group: Group) -> Array:
     r"""Subtract the reward of the greedy sample: ReMax (arXiv 2310.10505).
 
@@ -103,7 +129,12 @@ def greedy(group: Group) -> Array:
     return _returns(group) - group.greedy_reward
 
 
-@requires(min_samples=2)
+@AdvantageSpec(
+    min_samples=2,
+    equal_rewards="zero",
+    formula="r(best) - r(second best) for the best sample, else 0",
+    latex=r"(r_{(1)} - r_{(2)}) \, \mathbb{1}[i = \arg\max_j r_j]",
+)
 def passk(group: Group, *, scale: Scale = "none", epsilon: float = 1e-6) -> Array:
     r"""Train the best sample only, by its lead over the second best (arXiv 2503.19595).
 
@@ -126,7 +157,13 @@ def passk(group: Group, *, scale: Scale = "none", epsilon: float = 1e-6) -> Arra
     return advantages
 
 
-@requires(min_samples=2)
+@AdvantageSpec(
+    min_samples=2,
+    equal_rewards="zero",
+    needs_positive=True,
+    formula="(r - mean(r)) / mean(r)",
+    latex=r"\frac{r_i - \bar{r}}{\bar{r}}",
+)
 def mean_ratio(group: Group) -> Array:
     r"""Divide the centred reward by the mean reward: MaxRL (arXiv 2602.02710).
 
@@ -149,13 +186,19 @@ def mean_ratio(group: Group) -> Array:
     mean = totals.mean()
     if totals.min() == totals.max() or not mean > 0:
         return np.zeros(group.n)
-    found: Array = (totals - mean) / mean
-    return found
+    advantages: Array = (totals - mean) / mean
+    return advantages
 
 
-@requires("role")
+@AdvantageSpec(
+    needs=("role",),
+    equal_rewards="signal",
+    running_mean=True,
+    formula="r - b, then b <- ema_decay b + (1 - ema_decay) r",
+    latex=r"r_i - b, \quad b \leftarrow \eta b + (1 - \eta) r_i",
+)
 def ema(group: Group) -> Array:
-    r"""Subtract the running mean reward of the samples' role: role-conditioned advantage (SPIRAL, arXiv 2506.24119).
+    r"""Subtract the running mean reward of the role in `metadata["role"]` of the task (SPIRAL, arXiv 2506.24119).
 
     $A_i = R_i - b_\text{role}$. This function returns $R_i$; the trainer, which owns the running means, subtracts them
     (`step_statistics.subtract_running_means`).
@@ -169,6 +212,7 @@ def ema(group: Group) -> Array:
     return _returns(group)
 
 
+@AdvantageSpec(equal_rewards="signal", formula="r", latex="r_i")
 def reward(group: Group) -> Array:
     """Use the reward itself, without a baseline: REINFORCE.
 
@@ -181,6 +225,7 @@ def reward(group: Group) -> Array:
     return _returns(group)
 
 
+@AdvantageSpec(equal_rewards="signal", formula="0", latex="0")
 def none(group: Group) -> Array:
     """Ignore the rewards: advantages of 0, to which distillation adds its signal.
 
@@ -209,8 +254,8 @@ def subtract(group: Group, baseline: Array, *, scale: Scale, epsilon: float) -> 
     if not group.has_token_rewards:
         if totals.min() == totals.max():
             return np.zeros(group.n)
-        found: Array = (totals - baseline) / divisor(totals, scale, epsilon)
-        return found
+        advantages: Array = (totals - baseline) / divisor(totals, scale, epsilon)
+        return advantages
     return (_returns(group) - group.spread(baseline)) / divisor(totals, scale, epsilon)
 
 
@@ -236,7 +281,7 @@ def _returns(group: Group) -> Array:
     """Return of each sample `[n]`, or of each token `[total]` if tokens have rewards."""
     if group.token_rewards is None or not group.has_token_rewards:
         return group.rewards
-    found = np.zeros(len(group.token_rewards))
+    returns = np.zeros(len(group.token_rewards))
     for part, own in zip(sample_slices(group.token_counts), group.rewards, strict=True):
-        found[part] = own + np.cumsum(group.token_rewards[part][::-1])[::-1]
-    return found
+        returns[part] = own + np.cumsum(group.token_rewards[part][::-1])[::-1]
+    return returns

@@ -7,10 +7,16 @@ from collections.abc import Mapping
 import numpy as np
 
 from relax_actors.algorithms.advantages.baselines import subtract
-from relax_actors.algorithms.advantages.groups import Array, Group, requires
+from relax_actors.algorithms.advantages.groups import Array, Group
+from relax_actors.algorithms.specs import AdvantageSpec
 
 
-@requires("components", min_samples=2)
+@AdvantageSpec(
+    needs=("components",),
+    min_samples=2,
+    formula="sum over components k of w_k (r_k - mean(r_k)) / (std(r_k) + epsilon)",
+    latex=r"\sum_k w_k \frac{r_{k,i} - \bar{r}_k}{\operatorname{std}(r_k) + \epsilon}",
+)
 def decoupled(group: Group, *, weights: Mapping[str, float] | None = None, epsilon: float = 1e-6) -> Array:
     r"""Normalise each component within the group, then add up: the first step of GDPO (arXiv 2601.05242).
 

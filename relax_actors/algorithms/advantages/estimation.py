@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -15,55 +15,33 @@ from relax_actors.algorithms.advantages.groups import (
     Array,
     Estimator,
     Group,
-    Requirements,
-    accepted_settings,
     check_advantages,
     per_sample_sums,
-    requirements_of,
     returns_tokens,
 )
+from relax_actors.algorithms.named_functions import load_advantage, needs_whole_step
 from relax_actors.algorithms.own_options import arguments_of
+from relax_actors.algorithms.specs import AdvantageSpec, advantage_spec
 from relax_actors.config import Config
 from relax_actors.config.algorithm import AlgorithmSection
-from relax_actors.errors import ConfigError, RowError
+from relax_actors.errors import RowError
 from relax_actors.messages import Advantage, FinishReason, Reward, Trajectory
 from relax_actors.messages.player_parts import parts_of
-from relax_actors.registry.catalog import ADVANTAGES
 
 REFERENCE, VALUES, SQUARES = "reference", "values", "squares"
 """Columns: log-probs of the reference model, values of the critic, sums of squared probabilities."""
-COMPARING = ("group", "turn", "rloo", "length_weighted", "passk", "mean_ratio")
-"""Estimators whose advantages are 0 where all samples of a row have the same reward."""
 _TOKEN_INPUTS = frozenset({"tokens", "values", "logprobs", "squares"})
 
 
-def load_advantage(name: str) -> Estimator:
-    """Load an estimator by its registered name or dotted path.
-
-    Raises:
-        ConfigError: it does not import, or is not a function.
-    """
-    function = ADVANTAGES.load(name, "algorithm.advantage")
-    if not callable(function):
-        msg = f"algorithm.advantage = {name!r} is a {type(function).__name__}; name a function of a Group"
-        raise ConfigError(msg)
-    return cast("Estimator", function)
-
-
-def estimator_of(algorithm: AlgorithmSection) -> tuple[Estimator, Requirements]:
-    """Return the estimator of a run with its settings and options bound, and what it needs.
+def estimator_of(algorithm: AlgorithmSection) -> tuple[Estimator, AdvantageSpec]:
+    """Return the estimator of a run with its settings and options bound, and its facts.
 
     Raises:
         ConfigError: it does not import or is not a function, or an option of it is missing or of the wrong type.
     """
     is_decoupled = algorithm.components == "decoupled"
     function: Estimator = decoupled if is_decoupled else load_advantage(algorithm.advantage)
-    names = ("scale", "epsilon", "gamma", "gae_lambda", "weights")
-    settings = {name: getattr(algorithm, name) for name in names}
-    bound = accepted_settings(function, settings)
-    if algorithm.advantage not in ADVANTAGES.built_in and not is_decoupled:
-        bound |= arguments_of(function, algorithm)
-    return partial(function, **bound), requirements_of(function)
+    return partial(function, **arguments_of(function, algorithm)), advantage_spec(function)
 
 
 def needs_greedy(algorithm: AlgorithmSection) -> bool:
@@ -93,16 +71,19 @@ class RowEstimation:
         self._has_episodes = config.environment is not None
         self._has_players = config.environment is not None and bool(config.environment.players)
         self._by_branch = config.environment is not None and config.environment.credit == "branch"
-        self._function, self._requirements = estimator_of(config.algorithm)
+        self._function, self._spec = estimator_of(config.algorithm)
+        self._in_trainer = needs_whole_step(config.algorithm)
+        # Equal rewards then leave no signal but penalties of lengths or a KL, which alone keep no row.
+        self._compares = config.algorithm.components == "sum" and self._spec.equal_rewards == "zero"
         if config.algorithm.components == "decoupled" and isinstance(config.reward.function, dict):
             self._function = partial(self._function, weights=config.reward.function | config.algorithm.weights)
         self.columns = self._columns()
 
     def _columns(self) -> tuple[str, ...]:
-        algorithm, needs = self._algorithm, self._requirements.needs
+        algorithm, needs = self._algorithm, frozenset(self._spec.needs)
         shapes, in_reward = algorithm.shaping, algorithm.kl.place == "reward"
         by_length = shapes.overlong or shapes.length_penalty > 0 or shapes.mask_truncated
-        found = {
+        columns = {
             "prompt": "role" in needs,
             "trajectory": bool(needs & _TOKEN_INPUTS) or in_reward or by_length or self._has_players,
             "actor_fwd": in_reward and algorithm.proximal == "actor_fwd",
@@ -110,7 +91,7 @@ class RowEstimation:
             VALUES: "values" in needs,
             SQUARES: "squares" in needs,
         }
-        return tuple(name for name, is_read in found.items() if is_read)
+        return tuple(name for name, is_read in columns.items() if is_read)
 
     def without_signal(self, reward: Reward, columns: Mapping[str, Any]) -> str:
         """Return why a row is to be dropped before its advantages are computed; empty if it is not."""
@@ -127,11 +108,6 @@ class RowEstimation:
                 return f"all {trained} samples were cut off at rollout.max_tokens and are masked"
         return ""
 
-    @property
-    def _compares(self) -> bool:
-        """Whether equal rewards leave no signal but penalties of lengths or a KL, which alone keep no row."""
-        return self._algorithm.advantage in COMPARING and self._algorithm.components == "sum"
-
     def is_without_signal(self, advantage: Advantage) -> bool:
         """Return whether a row is to be dropped because all of its advantages are 0."""
         return self._algorithm.shaping.filter_zero_variance and not advantage.values.any()
@@ -139,7 +115,7 @@ class RowEstimation:
     def _player_rewards(self, reward: Reward, columns: Mapping[str, Any]) -> list[Reward]:
         """Return the rewards of the players that have acted in enough samples to be compared."""
         parts = parts_of(columns["trajectory"])
-        return [part.reward(reward) for part in parts if len(part.samples) >= self._requirements.min_samples]
+        return [part.reward(reward) for part in parts if len(part.samples) >= self._spec.min_samples]
 
     @property
     def adapts_kl(self) -> bool:
@@ -173,22 +149,22 @@ class RowEstimation:
             msg = f"{source}: {why}"
             raise RowError(msg)
         values, kls = np.zeros(len(whole.token_ids)), []
-        returns = np.zeros(len(values), np.float32) if "values" in self._requirements.needs else None
+        returns = np.zeros(len(values), np.float32) if "values" in self._spec.needs else None
         for part in parts_of(whole):
-            if len(part.samples) < self._requirements.min_samples:
+            if len(part.samples) < self._spec.min_samples:
                 continue  # nobody to compare with
             own = {
                 name: column[part.tokens] for name, column in columns.items() if name not in ("prompt", "trajectory")
             }
             own = {**columns, **own, "trajectory": part.trajectory}
-            found = self._of_samples(part.reward(reward), own, f"{source}, player {part.player}", kl_coefficient)
+            own_part = self._of_samples(part.reward(reward), own, f"{source}, player {part.player}", kl_coefficient)
             lengths = part.trajectory.sample_lengths
-            values[part.tokens] = found.values if found.per_token else np.repeat(found.values, lengths)
-            if returns is not None and found.returns is not None:
-                returns[part.tokens] = found.returns
-            kls += [] if found.kl is None else [found.kl]
+            values[part.tokens] = own_part.values if own_part.per_token else np.repeat(own_part.values, lengths)
+            if returns is not None and own_part.returns is not None:
+                returns[part.tokens] = own_part.returns
+            kls += [] if own_part.kl is None else [own_part.kl]
         return Advantage(
-            values if self._algorithm.needs_whole_step else values.astype(np.float32),
+            values if self._in_trainer else values.astype(np.float32),
             float(np.asarray(reward.values, np.float64).mean()),
             returns=returns,
             lengths=whole.sample_lengths.astype(np.int32),
@@ -205,24 +181,24 @@ class RowEstimation:
             coefficient = self._algorithm.kl.coefficient if kl_coefficient is None else kl_coefficient
             whole = self._whole_group(reward, columns, kl, coefficient)
             group = self._without_greedy(whole)
-            found = np.asarray(self._function(group))
-            check_advantages(found, group, f"algorithm.advantage = {self._algorithm.advantage!r}")
-            per_token = returns_tokens(self._function, group, found)
+            advantages = np.asarray(self._function(group))
+            check_advantages(advantages, group, f"algorithm.advantage = {self._algorithm.advantage!r}")
+            per_token = returns_tokens(self._function, group, advantages)
         except ValueError as error:
             msg = f"{source}: {error}"
             raise RowError(msg) from error
         padding = int(whole.token_counts[group.n :].sum()) if per_token else whole.n - group.n
         measured = None if kl is None else float(per_sample_sums(kl, whole.token_counts)[: group.n].mean())
-        values = np.append(found.astype(np.float64), np.zeros(padding))
+        values = np.append(advantages.astype(np.float64), np.zeros(padding))
         return replace(self._advantage(reward, group, values), kl=measured, per_token=per_token)
 
     def _trained(self, samples: int) -> int:
         """Number of samples of a row without the greedy one, which is the last."""
-        return samples - 1 if "greedy" in self._requirements.needs else samples
+        return samples - 1 if "greedy" in self._spec.needs else samples
 
     def _whole_group(self, reward: Reward, columns: Mapping[str, Any], kl: Array | None, coefficient: float) -> Group:
         """Build the group of all samples, the greedy one included: shaped rewards with the KL."""
-        needs = self._requirements.needs
+        needs = self._spec.needs
         trajectory: Trajectory | None = columns.get("trajectory")
         rewards, token_rewards = self._shaped(reward, trajectory), reward.token_values
         lengths = reward.lengths if trajectory is None else trajectory.sample_lengths
@@ -231,7 +207,7 @@ class RowEstimation:
             raise ValueError(msg)
         if trajectory is not None and kl is not None:
             penalty = -coefficient * kl
-            if self._requirements.per_token:
+            if self._spec.per_token:
                 token_rewards = penalty if token_rewards is None else token_rewards + penalty
             else:
                 rewards = rewards + per_sample_sums(penalty, trajectory.sample_lengths)
@@ -262,19 +238,21 @@ class RowEstimation:
         if trajectory is None:
             return values
         sampled = per_sample_sums(trajectory.versions >= 0, trajectory.sample_lengths)
-        found = values
+        shaped = values
         if shapes.overlong:
             buffer = shapes.overlong_buffer or max(1, self._max_tokens // 5)
             # The budget of an episode counts observations, too.
             lengths = trajectory.sample_lengths if self._has_episodes else sampled
-            found = found + shaping.overlong_penalty(
+            shaped = shaped + shaping.overlong_penalty(
                 lengths, max_tokens=self._max_tokens, buffer=buffer, factor=shapes.overlong_factor
             )
         if shapes.length_penalty:
             trained = self._trained(len(values))
-            found = found.copy()
-            found[:trained] += shaping.length_penalty(values[:trained], sampled[:trained], factor=shapes.length_penalty)
-        return found
+            shaped = shaped.copy()
+            shaped[:trained] += shaping.length_penalty(
+                values[:trained], sampled[:trained], factor=shapes.length_penalty
+            )
+        return shaped
 
     def _kl(self, columns: Mapping[str, Any]) -> Array | None:
         """Return the KL at each token before its coefficient, `[total] float64`; None if the reward has none."""
@@ -292,18 +270,17 @@ class RowEstimation:
 
     def _advantage(self, reward: Reward, group: Group, values: Array) -> Advantage:
         """Build the cell of advantages that are 0 for the greedy sample."""
-        n, in_trainer = group.n, self._algorithm.needs_whole_step
-        returns = None
-        if "values" in self._requirements.needs and len(values) == len(group.mask):
+        n, returns = group.n, None
+        if "values" in self._spec.needs and len(values) == len(group.mask):
             returns = np.where(group.mask, values + group.input("values"), 0.0).astype(np.float32)
         return Advantage(
             # Statistics of the step follow: they are computed in float64, and rounded once after them.
-            values if in_trainer else values.astype(np.float32),
+            values if self._in_trainer else values.astype(np.float32),
             float(np.asarray(reward.values[:n], np.float64).mean()),
             returns=returns,
             lengths=reward.lengths,
             components={name: float(part[:n].astype(np.float64).mean()) for name, part in reward.components.items()},
-            rewards=np.append(group.totals, np.zeros(len(reward) - n)) if in_trainer else None,
+            rewards=np.append(group.totals, np.zeros(len(reward) - n)) if self._in_trainer else None,
             role=group.role,
         )
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from relax_actors.algorithms.advantages.estimation import estimator_of
 from relax_actors.algorithms.advantages.groups import Array, Group, check_advantages
-from relax_actors.algorithms.user_functions import call_user_function
+from relax_actors.algorithms.named_functions import call_user_function
 from relax_actors.config import Config
 from relax_actors.errors import ConfigError
 from relax_actors.registry.catalog import ADVANTAGES

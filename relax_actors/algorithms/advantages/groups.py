@@ -1,42 +1,23 @@
-"""Input of advantage estimators: the samples of one prompt, and what an estimator needs to know of them.
+"""Input of advantage estimators: the samples of one prompt.
 
 An estimator is a pure function `f(group, **settings)` that returns one advantage for each sample, `[n] float64`, or for
-each token, `[total] float64`. A keyword-only parameter that has the name of a setting of [algorithm] gets its value.
+each token, `[total] float64`; an `AdvantageSpec`, as its decorator, declares what it needs. A keyword-only parameter
+that has the name of a setting of [algorithm] gets its value.
 The role `advantages` rounds the result to float32 once.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array: TypeAlias = NDArray[Any]
 Estimator: TypeAlias = Callable[..., Array]
-F = TypeVar("F", bound=Estimator)
-INPUTS = ("tokens", "values", "logprobs", "squares", "greedy", "components", "role")
-"""Inputs that an estimator can need besides the rewards."""
 _FULL = ("token_rewards", "values", "logprobs", "squares", "turns")
-
-
-@dataclass(frozen=True, slots=True)
-class Requirements:
-    """What an estimator needs.
-
-    Attributes:
-        needs: of `INPUTS`; the fields of `Group` that must not be None. "tokens" are `lengths` and `loss_mask`.
-        min_samples: smallest group that can have an advantage other than 0.
-        per_token: whether token rewards give advantages of tokens. The KL in the reward is then a reward of single
-            tokens; else it is summed into the reward of the sample.
-    """
-
-    needs: frozenset[str] = frozenset()
-    min_samples: int = 1
-    per_token: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,9 +70,9 @@ class Group:
         self._check_tokens()
 
     def _check_components(self) -> None:
-        found = {name: np.asarray(part, np.float64) for name, part in self.components.items()}
-        object.__setattr__(self, "components", found)
-        for name, part in found.items():
+        components = {name: np.asarray(part, np.float64) for name, part in self.components.items()}
+        object.__setattr__(self, "components", components)
+        for name, part in components.items():
             if part.shape != self.rewards.shape or not np.isfinite(part).all():
                 msg = f"component {name!r} has shape {list(part.shape)} or is not finite; give {self.n} finite numbers"
                 raise ValueError(msg)
@@ -171,8 +152,8 @@ class Group:
         if array is None:
             msg = f"a group has no {name}, which the estimator reads; declare that it needs {name!r}"
             raise ValueError(msg)
-        found: Array = array
-        return found
+        values: Array = array
+        return values
 
     def spread(self, values: Array) -> Array:
         """Repeat values of samples `[n]` over their tokens, `[total]`."""
@@ -203,43 +184,11 @@ class Group:
         )
 
 
-def requires(*needs: str, min_samples: int = 1, per_token: bool = False) -> Callable[[F], F]:
-    """Declare what an estimator needs; see `Requirements`.
-
-    Raises:
-        ValueError: a name is not one of `INPUTS`.
-    """
-    if unknown := set(needs) - set(INPUTS):
-        msg = f"{', '.join(sorted(unknown))} cannot be needed by an estimator; choose of {', '.join(INPUTS)}"
-        raise ValueError(msg)
-
-    def declare(function: F) -> F:
-        function.requirements = Requirements(frozenset(needs), min_samples, per_token)  # type: ignore[attr-defined]
-        return function
-
-    return declare
-
-
-def requirements_of(function: Estimator) -> Requirements:
-    """Return what an estimator needs: nothing but the rewards unless it was declared with `requires`."""
-    found: Requirements = getattr(function, "requirements", Requirements())
-    return found
-
-
-def accepted_settings(function: Estimator, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Select the settings that an estimator has a keyword-only parameter for."""
-    parameters = inspect.signature(function).parameters.values()
-    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
-        return dict(settings)
-    names = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
-    return {name: value for name, value in settings.items() if name in names}
-
-
-def check_advantages(found: Array, group: Group, source: str) -> None:
+def check_advantages(advantages: Array, group: Group, source: str) -> None:
     """Check what an estimator returned for a group.
 
     Args:
-        found: what it returned.
+        advantages: what it returned.
         group: the group.
         source: what names the estimator, for the message.
 
@@ -247,30 +196,31 @@ def check_advantages(found: Array, group: Group, source: str) -> None:
         ValueError: it is not one finite number for each sample or each token.
     """
     total = None if group.lengths is None else int(group.lengths.sum())
-    if found.ndim != 1 or found.dtype.kind not in "fiu" or len(found) not in (group.n, total):
+    if advantages.ndim != 1 or advantages.dtype.kind not in "fiu" or len(advantages) not in (group.n, total):
         tokens = "" if total is None else f" or [{total}], one per token"
         msg = (
-            f"{source} returned {found.dtype}{list(found.shape)}; it must return [{group.n}], "
+            f"{source} returned {advantages.dtype}{list(advantages.shape)}; it must return [{group.n}], "
             f"one number per sample{tokens}"
         )
         raise ValueError(msg)
-    if not np.isfinite(found).all():
-        index = int(np.flatnonzero(~np.isfinite(found))[0])
-        msg = f"{source} returned {found[index]} at index {index} of {len(found)}; it must return finite numbers"
+    if not np.isfinite(advantages).all():
+        index = int(np.flatnonzero(~np.isfinite(advantages))[0])
+        where = f"at index {index} of {len(advantages)}"
+        msg = f"{source} returned {advantages[index]} {where}; it must return finite numbers"
         raise ValueError(msg)
 
 
-def returns_tokens(function: Estimator, group: Group, found: Array) -> bool:
+def returns_tokens(function: Estimator, group: Group, advantages: Array) -> bool:
     """Return whether an estimator gave one number for each token of a group, and not for each sample.
 
     Args:
         function: the estimator, with its settings bound.
         group: the group.
-        found: what the estimator returned for it.
+        advantages: what the estimator returned for it.
     """
-    if group.lengths is None or len(found) != int(group.lengths.sum()):
+    if group.lengths is None or len(advantages) != int(group.lengths.sum()):
         return False
-    if len(found) != group.n:
+    if len(advantages) != group.n:
         return True
     other = np.flatnonzero(group.lengths != 1)
     if not len(other):

@@ -12,10 +12,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from relax_actors.algorithms.advantages.groups import Array, Group, requires, sample_slices
+from relax_actors.algorithms.advantages.groups import Array, Group, sample_slices
+from relax_actors.algorithms.specs import AdvantageSpec
 
 
-@requires("tokens", per_token=True)
+@AdvantageSpec(
+    needs=("tokens",),
+    per_token=True,
+    equal_rewards="signal",
+    formula="G_t = r_t + gamma G_(t+1)",
+    latex=r"G_t = r_t + \gamma G_{t+1}",
+)
 def returns(group: Group, *, gamma: float = 1.0) -> Array:
     r"""Use the discounted return of each token: REINFORCE++ (arXiv 2501.03262).
 
@@ -32,7 +39,13 @@ def returns(group: Group, *, gamma: float = 1.0) -> Array:
     return discounted_sums(group, time_step_rewards(group), gamma)
 
 
-@requires("tokens", "values", per_token=True)
+@AdvantageSpec(
+    needs=("tokens", "values"),
+    per_token=True,
+    equal_rewards="signal",
+    formula="d_t + gamma gae_lambda A_(t+1), with d_t = r_t + gamma V_(t+1) - V_t",
+    latex=r"\delta_t + \gamma \lambda A_{t+1}, \quad \delta_t = r_t + \gamma V_{t+1} - V_t",
+)
 def gae(group: Group, *, gamma: float = 1.0, gae_lambda: float = 1.0) -> Array:
     r"""Estimate advantages from the values of a critic: GAE (arXiv 1506.02438).
 
@@ -62,7 +75,7 @@ def time_step_rewards(group: Group) -> Array:
         group: rewards `[n]`, tokens, and token rewards `[total]` if there are any.
     """
     mask = group.mask
-    found = np.zeros(len(mask))
+    rewards = np.zeros(len(mask))
     for part, reward in zip(sample_slices(group.token_counts), group.rewards, strict=True):
         steps = np.flatnonzero(mask[part])
         if not len(steps):
@@ -72,9 +85,9 @@ def time_step_rewards(group: Group) -> Array:
             owner = np.cumsum(mask[part]) - 1
             counted = owner >= 0
             own = np.bincount(owner[counted], weights=group.token_rewards[part][counted], minlength=len(steps))
-            found[part.start + steps] = own
-        found[part.start + steps[-1]] += reward
-    return found
+            rewards[part.start + steps] = own
+        rewards[part.start + steps[-1]] += reward
+    return rewards
 
 
 def discounted_sums(group: Group, per_step: Array, discount: float) -> Array:
@@ -85,14 +98,14 @@ def discounted_sums(group: Group, per_step: Array, discount: float) -> Array:
         per_step: `[total] float64`.
         discount: factor of a time step.
     """
-    mask, found = group.mask, np.zeros(len(per_step))
+    mask, sums = group.mask, np.zeros(len(per_step))
     for part in sample_slices(group.token_counts):
         steps = np.flatnonzero(mask[part]) + part.start
         if discount == 1.0:
-            found[steps] = np.cumsum(per_step[steps][::-1])[::-1]
+            sums[steps] = np.cumsum(per_step[steps][::-1])[::-1]
             continue
         total = 0.0
         for at in steps[::-1]:
             total = per_step[at] + discount * total
-            found[at] = total
-    return found
+            sums[at] = total
+    return sums

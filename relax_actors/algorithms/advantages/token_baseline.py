@@ -10,16 +10,25 @@ from __future__ import annotations
 
 import numpy as np
 
-from relax_actors.algorithms.advantages.groups import Array, Group, requires, sample_slices
+from relax_actors.algorithms.advantages.groups import Array, Group, sample_slices
 from relax_actors.algorithms.advantages.returns import discounted_sums, time_step_rewards
+from relax_actors.algorithms.specs import AdvantageSpec
 
 EPSILON = 1e-8
 """Added to the sum of the weights of a position."""
 
 
-@requires("tokens", "logprobs", "squares", min_samples=2, per_token=True)
+@AdvantageSpec(
+    needs=("tokens", "logprobs", "squares"),
+    min_samples=2,
+    per_token=True,
+    formula="G_t - sum(G_t W_t) / sum(W_t) over samples with a token at t, W_t = sum over s <= t of (1 - 2 p_s + sum_v "
+    "p_s(v)^2)",
+    latex=r"G_{i,t} - \frac{\sum_j G_{j,t} W_{j,t}}{\sum_j W_{j,t}}, "
+    r"\quad W_{i,t} = \sum_{s \leq t} \left(1 - 2 \pi_s + \sum_v \pi_s(v)^2\right)",
+)
 def optimal_token(group: Group, *, gamma: float = 1.0) -> Array:
-    r"""Subtract the optimal baseline of each position, counted in tokens of the sample.
+    r"""Subtract the optimal baseline of each position, counted in tokens of the sample (arXiv 2602.07078).
 
     $b_t = \frac{\sum_i G_{i,t} W_{i,t}}{\sum_i W_{i,t} + 10^{-8}}$ over the samples with a trained token at t, and
     $A_{i,t} = G_{i,t} - b_t$. A position that only one sample has a token at has baseline 0 there: it would be the
@@ -36,12 +45,20 @@ def optimal_token(group: Group, *, gamma: float = 1.0) -> Array:
     return _with_baseline(group, gamma, places)
 
 
-@requires("tokens", "logprobs", "squares", min_samples=2, per_token=True)
+@AdvantageSpec(
+    needs=("tokens", "logprobs", "squares"),
+    min_samples=2,
+    per_token=True,
+    formula="G_k - sum(G_k W_k) / sum(W_k) over samples with k trained tokens or more, at the k-th trained token, W_k "
+    "= sum over trained tokens up to it of (1 - 2 p_s + sum_v p_s(v)^2)",
+    latex=r"G_{i,k} - \frac{\sum_j G_{j,k} W_{j,k}}{\sum_j W_{j,k}}, \quad W_{i,k} = \sum_{s \leq k} "
+    r"\left(1 - 2 \pi_s + \sum_v \pi_s(v)^2\right), \quad t \text{ the } k\text{-th trained token}",
+)
 def optimal_turn(group: Group, *, gamma: float = 1.0) -> Array:
-    r"""Subtract the optimal baseline of each position, counted in trained tokens: for samples of several turns.
+    r"""Subtract the optimal baseline of each position, counted in trained tokens (arXiv 2602.07078).
 
-    As `optimal_token`, but samples are aligned without the tokens that the model did not write, such as the answers of
-    tools, whose lengths differ.
+    For samples of several turns: as `optimal_token`, but samples are aligned without the tokens that the model did not
+    write, such as the answers of tools, whose lengths differ.
 
     Args:
         group: as in `optimal_token`.
@@ -62,9 +79,9 @@ def _with_baseline(group: Group, gamma: float, positions: list[Array]) -> Array:
         gamma: discount of a trained token.
         positions: position of each trained token of each sample, ascending.
     """
-    found = np.zeros(len(group.mask))
+    advantages = np.zeros(len(group.mask))
     if not group.has_token_rewards and group.rewards.min() == group.rewards.max():
-        return found
+        return advantages
     totals = discounted_sums(group, time_step_rewards(group), gamma)
     energy = 1.0 - 2.0 * np.exp(group.input("logprobs")) + group.input("squares")
     width = max((int(own[-1]) + 1 for own in positions if len(own)), default=0)
@@ -77,5 +94,5 @@ def _with_baseline(group: Group, gamma: float, positions: list[Array]) -> Array:
         reached[own] += 1
     baseline = np.where(reached > 1, weighted / (weights + EPSILON), 0.0)
     for at, own in zip(steps, positions, strict=True):
-        found[at] = totals[at] - baseline[own]
-    return found
+        advantages[at] = totals[at] - baseline[own]
+    return advantages

@@ -12,14 +12,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from relax_actors.algorithms.advantages.baselines import Scale, divisor
-from relax_actors.algorithms.advantages.groups import Array, Group, requires
+from relax_actors.algorithms.advantages.groups import Array, Group
 from relax_actors.algorithms.advantages.returns import discounted_sums, time_step_rewards
+from relax_actors.algorithms.specs import AdvantageSpec
 
 TOLERANCE = 1e-6
 """Returns that differ by less, relative to the largest, are equal: sums of float32 rewards of tokens are not exact."""
 
 
-@requires("tokens", min_samples=2, per_token=True)
+@AdvantageSpec(
+    needs=("tokens",),
+    min_samples=2,
+    per_token=True,
+    by_turn=True,
+    equal_rewards="zero",
+    formula="G_k - mean(G_k of the group)",
+    latex=r"G_{i,k} - \bar{G}_k, \quad t \in \text{turn } k",
+)
 def turn(group: Group, *, scale: Scale = "group_std", epsilon: float = 1e-6) -> Array:
     r"""Subtract the mean return of the turns of the same number, and divide by the pooled standard deviation.
 
@@ -38,25 +47,32 @@ def turn(group: Group, *, scale: Scale = "group_std", epsilon: float = 1e-6) -> 
     Returns:
         `[total] float64`.
     """
-    found = _returns_by_turn(group)
-    if found is None:
+    turns = _returns_by_turn(group)
+    if turns is None:
         return np.zeros(len(group.mask))
-    baseline = np.bincount(found.numbers, found.returns) / np.maximum(np.bincount(found.numbers), 1)
-    errors = found.returns - baseline[found.numbers]
-    differ = np.bincount(found.numbers, np.abs(errors) > found.slack) > 0
+    baseline = np.bincount(turns.numbers, turns.returns) / np.maximum(np.bincount(turns.numbers), 1)
+    errors = turns.returns - baseline[turns.numbers]
+    differ = np.bincount(turns.numbers, np.abs(errors) > turns.slack) > 0
     if not differ.any():
         return np.zeros(len(group.mask))
     if scale == "group_std":
-        free = len(found.returns) - len(np.unique(found.numbers))
-        by = float(np.sqrt(np.sum(errors[differ[found.numbers]] ** 2) / free) + epsilon)
+        free = len(turns.returns) - len(np.unique(turns.numbers))
+        by = float(np.sqrt(np.sum(errors[differ[turns.numbers]] ** 2) / free) + epsilon)
     else:
-        by = divisor(found.returns, scale, epsilon)
-    return found.spread(
-        np.where(differ[found.token_numbers], (found.token_returns - baseline[found.token_numbers]) / by, 0.0)
+        by = divisor(turns.returns, scale, epsilon)
+    return turns.spread(
+        np.where(differ[turns.token_numbers], (turns.token_returns - baseline[turns.token_numbers]) / by, 0.0)
     )
 
 
-@requires("tokens", min_samples=2, per_token=True)
+@AdvantageSpec(
+    needs=("tokens",),
+    min_samples=2,
+    per_token=True,
+    by_turn=True,
+    formula="G_k - mean(G of all turns of the group)",
+    latex=r"G_{i,k} - \bar{G}, \quad t \in \text{turn } k",
+)
 def all_turns(group: Group, *, scale: Scale = "group_std", epsilon: float = 1e-6) -> Array:
     r"""Subtract the mean return of all turns of the group, and divide by their standard deviation.
 
@@ -72,13 +88,13 @@ def all_turns(group: Group, *, scale: Scale = "group_std", epsilon: float = 1e-6
     Returns:
         `[total] float64`.
     """
-    found = _returns_by_turn(group)
-    if found is None:
+    turns = _returns_by_turn(group)
+    if turns is None:
         return np.zeros(len(group.mask))
-    baseline = found.returns.mean()
-    if not (np.abs(found.returns - baseline) > found.slack).any():
+    baseline = turns.returns.mean()
+    if not (np.abs(turns.returns - baseline) > turns.slack).any():
         return np.zeros(len(group.mask))
-    return found.spread((found.token_returns - baseline) / divisor(found.returns, scale, epsilon))
+    return turns.spread((turns.token_returns - baseline) / divisor(turns.returns, scale, epsilon))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +122,9 @@ class _TurnReturns:
 
     def spread(self, values: Array) -> Array:
         """Return `[total]` with the values of the trained tokens, 0 elsewhere."""
-        found = np.zeros(len(self.mask))
-        found[self.mask] = values
-        return found
+        spread = np.zeros(len(self.mask))
+        spread[self.mask] = values
+        return spread
 
 
 def _returns_by_turn(group: Group) -> _TurnReturns | None:

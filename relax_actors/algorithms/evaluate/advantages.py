@@ -15,20 +15,20 @@ from torch import Tensor
 
 from relax_actors.algorithms import step_statistics
 from relax_actors.algorithms.advantages.components import decoupled
-from relax_actors.algorithms.advantages.estimation import load_advantage
 from relax_actors.algorithms.advantages.groups import (
     Estimator,
     Group,
-    accepted_settings,
     check_advantages,
     per_sample_sums,
-    requirements_of,
     returns_tokens,
     sample_slices,
 )
 from relax_actors.algorithms.evaluate.accepted import check_settings
 from relax_actors.algorithms.evaluate.inputs import Evaluation, Inputs
+from relax_actors.algorithms.named_functions import load_advantage
+from relax_actors.algorithms.own_options import SETTINGS
 from relax_actors.algorithms.shaping import kl_rewards
+from relax_actors.algorithms.specs import AdvantageSpec, accepted, advantage_spec
 from relax_actors.algorithms.step_statistics import RowAdvantages
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.registry.catalog import ADVANTAGES
@@ -44,7 +44,6 @@ STEP_SETTINGS: dict[str, Any] = {
 }
 """Settings beside those of the estimators, with their defaults."""
 _TOKENS = ("values", "logprobs", "squares")
-ESTIMATOR_SETTINGS = ("scale", "epsilon", "gamma", "gae_lambda", "weights")
 
 
 def advantage(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluation:
@@ -52,7 +51,7 @@ def advantage(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluat
 
     Args:
         name: value of algorithm.advantage, or "decoupled".
-        settings: of `ESTIMATOR_SETTINGS` and `STEP_SETTINGS`.
+        settings: those that the estimator has parameters for, and `STEP_SETTINGS`.
         inputs: `rewards`; as far as the estimator needs them `token_rewards`, `mask`, `values`, `logprobs`, `squares`,
             `turns` and `reference_logprobs` for each token, `components`, and `greedy_rewards` and `roles` for each
             sample; `groups`, the group of each sample; `lengths`, where no input has tokens.
@@ -63,24 +62,22 @@ def advantage(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluat
     """
     function: Estimator = decoupled if name == "decoupled" else load_advantage(name)
     step = {**STEP_SETTINGS, **settings}
-    section = _section(settings)
     _check_settings(name, function, settings)
-    given = {one: settings[one] for one in ESTIMATOR_SETTINGS if one in settings}
-    bound = {**_without_default(function, section), **accepted_settings(function, given)}
+    bound = {**_without_default(function, _section(settings)), **accepted(function, _own(settings))}
     estimator: Estimator = partial(function, **bound)
-    needs = requirements_of(function)
-    whole = _with_kl(_whole(name, needs.needs, inputs), inputs, step, per_token=needs.per_token)
+    spec = advantage_spec(function)
+    whole = _with_kl(_whole(name, spec, inputs), inputs, step, per_token=spec.per_token)
     parts = _groups(inputs, whole.n)
-    groups = [_group(whole, index, needs.needs, inputs) for index in parts]
-    found = [_checked(np.asarray(estimator(group)), group, name) for group in groups]
-    per_token = [returns_tokens(estimator, group, one) for group, one in zip(groups, found, strict=True)]
-    rows = [_row(group, one, of) for group, one, of in zip(groups, found, per_token, strict=True)]
-    rows = _completed(name, rows, settings, step)
+    groups = [_group(whole, index, spec.needs, inputs) for index in parts]
+    advantages = [_checked(np.asarray(estimator(group)), group, name) for group in groups]
+    per_token = [returns_tokens(estimator, group, one) for group, one in zip(groups, advantages, strict=True)]
+    rows = [_row(group, one, of) for group, one, of in zip(groups, advantages, per_token, strict=True)]
+    rows = _completed(spec, rows, settings, step)
     outputs = {"advantages": _ordered(rows, parts)}
-    if "values" in needs.needs:
+    if "values" in spec.needs:
         targets = [
             replace(row, values=one + np.where(group.mask, group.input("values"), 0.0))
-            for row, one, group in zip(rows, found, groups, strict=True)
+            for row, one, group in zip(rows, advantages, groups, strict=True)
         ]
         outputs["returns"] = _ordered(targets, parts)
     return Evaluation(outputs)
@@ -97,28 +94,32 @@ def _section(settings: Mapping[str, Any]) -> AlgorithmSection:
         if not isinstance(settings.get(name, 0.0), int | float):
             msg = f"setting {name} is {settings[name]!r}; give a number"
             raise TypeError(msg)
-    known = (*ESTIMATOR_SETTINGS, *STEP_SETTINGS)
-    own = {n: settings[n] for n in known if n in settings and n in AlgorithmSection.model_fields and n != "epsilon"}
+    own = {name: value for name, value in _own(settings).items() if name != "epsilon"}
     kind = settings.get("kl_kind", STEP_SETTINGS["kl_kind"])
     return AlgorithmSection.model_validate({**own, "kl": {"kind": kind}})
+
+
+def _own(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that [algorithm] has, too."""
+    return {name: value for name, value in settings.items() if name in SETTINGS}
 
 
 def _without_default(function: Estimator, section: AlgorithmSection) -> dict[str, Any]:
     """Return the settings of [algorithm] for the arguments of a user's estimator that have no default."""
     parameters = inspect.signature(function).parameters.values()
     required = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
-    return {one: getattr(section, one) for one in required if one in ESTIMATOR_SETTINGS}
+    return {one: getattr(section, one) for one in required if one in SETTINGS}
 
 
 def _check_settings(name: str, function: Estimator, settings: Mapping[str, Any]) -> None:
     """Raise ValueError unless every setting has an effect."""
-    own = accepted_settings(function, dict.fromkeys(ESTIMATOR_SETTINGS))
+    own = accepted(function, dict.fromkeys(sorted(SETTINGS)))
     scale = settings.get("scale")
     optional = {
         "scale": scale == "batch_std" or (scale == "none" and name != "decoupled"),
         "epsilon": scale == "batch_std",
         "whiten_epsilon": settings.get("whiten", "none") != "none",
-        "ema_decay": name == "ema",
+        "ema_decay": advantage_spec(function).running_mean,
         "kl_coefficient": name != "decoupled",
         "kl_kind": "kl_coefficient" in settings,
     }
@@ -126,26 +127,26 @@ def _check_settings(name: str, function: Estimator, settings: Mapping[str, Any])
     check_settings(f"advantage {name!r}", settings, read)
 
 
-def _checked(found: Array, group: Group, name: str) -> Array:
+def _checked(advantages: Array, group: Group, name: str) -> Array:
     """Return the numbers of an estimator if there is a finite one for each sample or token of the group, float64."""
-    check_advantages(found, group, f"advantage {name!r}")
-    return found.astype(np.float64)
+    check_advantages(advantages, group, f"advantage {name!r}")
+    return advantages.astype(np.float64)
 
 
-def _whole(name: str, needs: Collection[str], inputs: Inputs) -> Group:
+def _whole(name: str, spec: AdvantageSpec, inputs: Inputs) -> Group:
     """Return all samples as one group, with what the estimator needs; a function of the user may read `turns`, too."""
     rewards = inputs.sample("rewards").numpy()
     lengths = np.array(inputs.given_lengths(len(rewards)), np.int64)
-    has_turns = name in ("turn", "all_turns") or name not in (*ADVANTAGES.built_in, "decoupled")
+    has_turns = spec.by_turn or name not in (*ADVANTAGES.built_in, "decoupled")
     present, optional = _present(lengths), ("token_rewards", "turns") if has_turns else ("token_rewards",)
     tokens = {one: inputs.optional_token(one) for one in optional}
-    tokens |= {one: inputs.token(one) for one in _TOKENS if one in needs}
+    tokens |= {one: inputs.token(one) for one in _TOKENS if one in spec.needs}
     arrays: dict[str, Any] = {one: None if each is None else each.numpy()[present] for one, each in tokens.items()}
     return Group(
         rewards=rewards,
         lengths=lengths,
         loss_mask=inputs.mask.numpy()[present] if inputs.has_tokens else None,
-        components=_components(inputs) if "components" in needs else {},
+        components=_components(inputs) if "components" in spec.needs else {},
         **arrays,
     )
 
@@ -177,10 +178,10 @@ def _groups(inputs: Inputs, samples: int) -> list[list[int]]:
     if len(ids) != samples:
         msg = f"groups has {len(ids)} ids for {samples} samples; give one for each"
         raise ValueError(msg)
-    found: dict[Any, list[int]] = {}
+    groups: dict[Any, list[int]] = {}
     for i, group in enumerate(ids):
-        found.setdefault(group, []).append(i)
-    return list(found.values())
+        groups.setdefault(group, []).append(i)
+    return list(groups.values())
 
 
 def _group(whole: Group, index: list[int], needs: Collection[str], inputs: Inputs) -> Group:
@@ -190,8 +191,8 @@ def _group(whole: Group, index: list[int], needs: Collection[str], inputs: Input
         if of_samples is not None and (not isinstance(of_samples, list) or len(of_samples) != whole.n):
             msg = f"input {name!r} must be a list with one entry for each of {whole.n} samples"
             raise ValueError(msg)
-    found = whole.select(index, greedy_reward=None if greedy is None else float(greedy[index[0]]))
-    return found if roles is None else replace(found, role=str(roles[index[0]]))
+    part = whole.select(index, greedy_reward=None if greedy is None else float(greedy[index[0]]))
+    return part if roles is None else replace(part, role=str(roles[index[0]]))
 
 
 def _row(group: Group, values: Array, per_token: bool) -> RowAdvantages:  # noqa: FBT001 a property of the values
@@ -206,10 +207,10 @@ def _row(group: Group, values: Array, per_token: bool) -> RowAdvantages:  # noqa
 
 
 def _completed(
-    name: str, rows: list[RowAdvantages], settings: Mapping[str, Any], step: Mapping[str, Any]
+    spec: AdvantageSpec, rows: list[RowAdvantages], settings: Mapping[str, Any], step: Mapping[str, Any]
 ) -> list[RowAdvantages]:
     """Apply the statistics of the step, as the trainer does."""
-    if name == "ema":
+    if spec.running_mean:
         rows, _ = step_statistics.subtract_running_means(rows, {}, decay=step["ema_decay"])
     if settings.get("scale") == "batch_std":
         rows = step_statistics.scale_by_reward_std(rows, epsilon=settings.get("epsilon", 1e-6))
@@ -236,5 +237,5 @@ def _ordered(rows: list[RowAdvantages], parts: list[list[int]]) -> Tensor:
 
 def _present(lengths: Array) -> Array:
     """Return which positions of `[samples, width]` hold a token."""
-    found: Array = np.arange(max([1, *lengths.tolist()])) < lengths[:, None]
-    return found
+    present: Array = np.arange(max([1, *lengths.tolist()])) < lengths[:, None]
+    return present

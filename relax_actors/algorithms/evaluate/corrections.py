@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -11,22 +11,13 @@ from torch import Tensor
 from relax_actors.algorithms.corrections import RejectKind, kept_by_opsm, kept_sequences
 from relax_actors.algorithms.evaluate.accepted import check_settings
 from relax_actors.algorithms.evaluate.inputs import Evaluation, Inputs
-from relax_actors.algorithms.functions import Functions
+from relax_actors.algorithms.policy_functions import PolicyFunctions
+from relax_actors.algorithms.unused_settings import idle
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.config.algorithm_parts import RejectSection
+from relax_actors.registry.catalog import CORRECTIONS
 
-REJECT: dict[str, RejectKind] = {
-    "reject_geometric": "geometric",
-    "reject_max": "max",
-    "reject_product": "product",
-}
-WEIGHT_SETTINGS = {
-    "none": (),
-    "importance": ("level", "normalise"),
-    "tis": ("level", "high", "normalise"),
-    "icepop": ("level", "low", "high", "normalise"),
-}
-"""Settings that each correction reads; a function of the user reads "normalise"."""
+REJECT: dict[str, RejectKind] = {f"reject_{kind}": kind for kind in get_args(RejectKind) if kind != "none"}
 
 
 def correction(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluation:
@@ -50,10 +41,12 @@ def correction(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evalua
         kept = kept_sequences(proximal, rollout, mask, kind=REJECT[name], low=bounds.low, high=bounds.high)
         return Evaluation({"kept": kept})
     section = AlgorithmSection.model_validate({"correction": {**settings, "kind": name}})
-    check_settings(function, settings, WEIGHT_SETTINGS.get(name, ("normalise",)))
-    found = Functions(section).weights(proximal, rollout, mask)
-    weights = _normalised(found.weight, mask, over=section.correction.normalise)
-    return Evaluation({"weights": weights * mask, "bounded": found.bounded & mask})
+    unused = idle(section)
+    own = ["normalise"] if name not in CORRECTIONS.built_in else ["level", "low", "high", "normalise"]
+    check_settings(function, settings, [each for each in own if f"correction.{each}" not in unused])
+    corrected = PolicyFunctions(section).weights(proximal, rollout, mask)
+    weights = _normalised(corrected.weight, mask, over=section.correction.normalise)
+    return Evaluation({"weights": weights * mask, "bounded": corrected.bounded & mask})
 
 
 def _normalised(weights: Tensor, mask: Tensor, *, over: str) -> Tensor:

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from relax_actors.algorithms.distillation import distillation_loss, sampled_reverse_kl
 from relax_actors.algorithms.evaluate.accepted import check_name, check_settings
 from relax_actors.algorithms.evaluate.inputs import Evaluation, Inputs
-from relax_actors.algorithms.losses import reduce_loss
+from relax_actors.algorithms.evaluate.losses import mean_over_tokens
 from relax_actors.config.algorithm_parts import DistilSection
 
 DIVERGENCES = ("forward_kl", "reverse_kl", "jsd")
@@ -40,7 +37,7 @@ def distillation(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Eval
         check_settings(f"{function} of logprobs", settings, ("coefficient",))
         logprobs = inputs.token("logprobs", gradient=True)
         sampled = section.coefficient * sampled_reverse_kl(logprobs, inputs.token("teacher_logprobs"))
-        return _mean(sampled, inputs.mask, "logprobs", logprobs)
+        return mean_over_tokens(sampled, inputs.mask, {"logprobs": logprobs})
     weight = ("teacher_weight",) if name == "jsd" else ()
     check_settings(function, settings, ("top_k", "tail", *weight, "temperature", "coefficient"))
     return _over_vocabulary(name, settings, inputs)
@@ -66,10 +63,4 @@ def _over_vocabulary(name: str, settings: Mapping[str, Any], inputs: Inputs) -> 
         tail=section.tail,
         teacher_weight=section.teacher_weight,
     )
-    return _mean(per_token, inputs.mask, "logits", logits)
-
-
-def _mean(per_token: Tensor, mask: Tensor, name: str, source: Tensor) -> Evaluation:
-    loss = reduce_loss(per_token, mask, mode="token_mean", normaliser=max(1.0, float(mask.sum())))
-    (gradient,) = torch.autograd.grad(loss, source)
-    return Evaluation({"loss": loss.item(), "per_token": per_token * mask}, {name: gradient})
+    return mean_over_tokens(per_token, inputs.mask, {"logits": logits})

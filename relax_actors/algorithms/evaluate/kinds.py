@@ -16,10 +16,12 @@ KINDS: dict[str, str] = {
     "advantage": "relax_actors.algorithms.evaluate.advantages:advantage",
     "policy_loss": "relax_actors.algorithms.evaluate.policy:policy_loss",
     "kl": f"{_LOSSES}:kl",
+    "logprobs": f"{_LOSSES}:logprobs",
     "entropy": f"{_LOSSES}:entropy",
-    "value_loss": "relax_actors.algorithms.evaluate.values:value_loss",
+    "value_loss": f"{_LOSSES}:value_loss",
     "aggregation": f"{_LOSSES}:aggregation",
     "correction": "relax_actors.algorithms.evaluate.corrections:correction",
+    "shaping": "relax_actors.algorithms.evaluate.shaping:penalty",
     "distillation": "relax_actors.algorithms.evaluate.distillation:distillation",
 }
 """Evaluator of each kind: `function(name, settings, inputs) -> Evaluation`."""
@@ -75,6 +77,6 @@ def _result(case: Any) -> tuple[Inputs, Evaluation]:
     function: Any = load(KINDS[kind], "kind")
     inputs, name = Inputs(case["inputs"]), str(case.get("name", ""))
     evaluator: Evaluator = function
-    found = evaluator(name, settings, inputs)
+    result = evaluator(name, settings, inputs)
     check_inputs(f"{kind} {name!r}", inputs.raw, inputs.read)
-    return inputs, found
+    return inputs, result

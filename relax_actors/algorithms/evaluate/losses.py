@@ -1,4 +1,4 @@
-"""Evaluators of KL, entropy and aggregation."""
+"""Evaluators of KL, log-probs, entropy, the value loss of a critic, and aggregation."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from relax_actors.algorithms.evaluate.accepted import check_name, check_settings
 from relax_actors.algorithms.evaluate.inputs import Evaluation, Inputs
 from relax_actors.algorithms.kl import KLKind, kl_penalty
 from relax_actors.algorithms.losses import LossMode, reduce_loss
+from relax_actors.algorithms.sequence_records import SequenceRecord, most_uncertain
+from relax_actors.algorithms.values import value_loss as critic_loss
 from relax_actors.config.algorithm import AlgorithmSection
-from relax_actors.config.algorithm_parts import KlSection
+from relax_actors.config.algorithm_parts import EntropySection, KlSection
+from relax_actors.config.training import CriticSection
 
 KL_REMEDIES = dict.fromkeys(("coefficient", "target", "horizon"), "multiply the outputs by the coefficient yourself")
 
@@ -33,19 +36,56 @@ def kl(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluation:
         k2_gradient=section.k2_gradient,
         proximal=inputs.token("old_logprobs") if section.unbiased else None,
     )
-    loss = reduce_loss(term, mask, mode="token_mean", normaliser=max(1.0, float(mask.sum())))
-    return Evaluation({"loss": loss.item(), "per_token": term * mask}, gradients_of(loss, {"logprobs": logprobs}))
+    return mean_over_tokens(term, mask, {"logprobs": logprobs})
+
+
+def logprobs(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluation:
+    """Evaluate the log-probs of the tokens `targets`, or minus them as "cross_entropy"; a mean over tokens."""
+    check_name(name, ("full", "cross_entropy"))
+    check_settings(f"logprobs {name!r}", settings, ("temperature",))
+    logits, mask = inputs.vocabulary("logits", gradient=True), inputs.mask
+    targets = inputs.token("targets")
+    if ((targets != targets.long()) | (targets < 0) | (targets >= logits.shape[-1])).any():
+        msg = f"input 'targets' must be the ids of tokens, from 0 to {logits.shape[-1] - 1}"
+        raise ValueError(msg)
+    per_token, _ = logprobs_and_entropies(logits, targets.long(), float(settings.get("temperature", 1.0)))
+    return mean_over_tokens(-per_token if name == "cross_entropy" else per_token, mask, {"logits": logits})
 
 
 def entropy(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluation:
-    """Evaluate the entropy over the vocabulary, a mean over tokens; the name is "full"."""
-    check_name(name, ("full",))
-    check_settings("entropy 'full'", settings, ("temperature",))
+    """Evaluate the entropy over the vocabulary, a mean over tokens; or with "quantile" the tokens of the highest ones.
+
+    The setting `quantile` is the share of tokens to select, as `algorithm.entropy.quantile`.
+    """
+    check_name(name, ("full", "quantile"))
+    check_settings(f"entropy {name!r}", settings, ("temperature",) if name == "full" else ("quantile",))
+    if name == "quantile":
+        return _most_uncertain(EntropySection.model_validate(settings).quantile, inputs)
     logits, mask = inputs.vocabulary("logits", gradient=True), inputs.mask
     targets = torch.zeros(mask.shape, dtype=torch.int64)
-    _, found = logprobs_and_entropies(logits, targets, float(settings.get("temperature", 1.0)))
-    loss = reduce_loss(found, mask, mode="token_mean", normaliser=max(1.0, float(mask.sum())))
-    return Evaluation({"loss": loss.item(), "per_token": found * mask}, gradients_of(loss, {"logits": logits}))
+    _, per_token = logprobs_and_entropies(logits, targets, float(settings.get("temperature", 1.0)))
+    return mean_over_tokens(per_token, mask, {"logits": logits})
+
+
+def _most_uncertain(share: float, inputs: Inputs) -> Evaluation:
+    entropies, mask = inputs.token("entropies")[inputs.mask].numpy(), inputs.mask
+    record = SequenceRecord(entropies, entropies, entropies, entropies, {})
+    selected = torch.zeros_like(mask)
+    selected[mask] = torch.from_numpy(most_uncertain([record], share)[0])
+    return Evaluation({"selected": selected})
+
+
+def value_loss(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluation:
+    """Evaluate the clipped value loss, a mean over tokens; the name is "clip".
+
+    `settings.clip` is the clip range, by default that of `critic.value_clip`; 0 for no clipping.
+    """
+    check_name(name, ("clip",))
+    check_settings("value_loss 'clip'", settings, ("clip",))
+    values, mask = inputs.token("values", gradient=True), inputs.mask
+    clip = float(settings.get("clip", CriticSection().value_clip))
+    critic = critic_loss(values, inputs.token("old_values"), inputs.token("returns"), clip=clip)
+    return mean_over_tokens(critic.loss, mask, {"values": values}, {"clipped": critic.clipped & mask})
 
 
 def aggregation(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluation:
@@ -74,7 +114,16 @@ def aggregated(per_token: Tensor, mask: Tensor, algorithm: AlgorithmSection) -> 
     return reduce_loss(per_token, mask, mode=algorithm.aggregate, normaliser=max(normaliser, 1.0))
 
 
+def mean_over_tokens(
+    per_token: Tensor, mask: Tensor, leaves: Mapping[str, Tensor], others: Mapping[str, Tensor] | None = None
+) -> Evaluation:
+    """Return the numbers of tokens, their mean, its gradient in each of the inputs `leaves`, and other outputs."""
+    loss = reduce_loss(per_token, mask, mode="token_mean", normaliser=max(1.0, float(mask.sum())))
+    outputs = {"loss": loss.item(), "per_token": per_token * mask, **(others or {})}
+    return Evaluation(outputs, gradients_of(loss, leaves))
+
+
 def gradients_of(loss: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the gradient of a loss in each of the inputs."""
-    found = torch.autograd.grad(loss, list(leaves.values()))
-    return dict(zip(leaves, found, strict=True))
+    gradients = torch.autograd.grad(loss, list(leaves.values()))
+    return dict(zip(leaves, gradients, strict=True))

@@ -8,21 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relax_actors.algorithms.effective import LOSS_SETTINGS
 from relax_actors.algorithms.evaluate.accepted import check_settings
 from relax_actors.algorithms.evaluate.inputs import Evaluation, Inputs
 from relax_actors.algorithms.evaluate.losses import aggregated, gradients_of
-from relax_actors.algorithms.first_pass import SequenceRecord, choose_tokens
-from relax_actors.algorithms.functions import Functions
 from relax_actors.algorithms.losses import MAX_LOG_RATIO
+from relax_actors.algorithms.named_functions import load_policy_loss, readers
 from relax_actors.algorithms.own_options import settings_of
 from relax_actors.algorithms.policy import PolicyInputs
-from relax_actors.algorithms.user_functions import load_policy_loss
+from relax_actors.algorithms.policy_functions import PolicyFunctions
+from relax_actors.algorithms.sequence_records import SequenceRecord, choose_tokens
+from relax_actors.algorithms.specs import keyword_only, loss_spec
 from relax_actors.config.algorithm import AlgorithmSection
-from relax_actors.registry.catalog import POLICY_LOSSES
+from relax_actors.registry.catalog import ADVANTAGES, POLICY_LOSSES
 
-RATIO_OF = {"gamma": "sequence_product", "score": "none"}
-"""Values of `ratio` that policy losses without this setting may be given with: those of their presets."""
 _ADVANTAGE = 'evaluate a case of kind "advantage", and give its numbers as the input advantages'
 REMEDIES = {
     "name": "give the settings of the preset, which `relax algorithms NAME` prints",
@@ -34,8 +32,7 @@ REMEDIES = {
     "entropy": 'evaluate a case of kind "entropy"',
     "distil": 'evaluate a case of kind "distillation"',
     "shaping": 'evaluate a case of kind "advantage" with the shaped rewards',
-    **dict.fromkeys(("advantage", "scale", "epsilon", "whiten", "components", "weights", "signal_scale"), _ADVANTAGE),
-    **dict.fromkeys(("gamma", "gae_lambda", "ema_decay"), _ADVANTAGE),
+    **dict.fromkeys(("advantage", "whiten", "components", "weights", "signal_scale"), _ADVANTAGE),
 }
 """What to do in place of settings of [algorithm] that belong to another part."""
 
@@ -48,44 +45,45 @@ def policy_loss(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evalu
     known = {key: value for key, value in settings.items() if key != "seed"}
     _check(name, settings)
     algorithm = AlgorithmSection.model_validate({**known, "surrogate": name})
-    functions, logprobs, mask = Functions(algorithm), inputs.token("logprobs", gradient=True), inputs.mask
+    functions, logprobs, mask = PolicyFunctions(algorithm), inputs.token("logprobs", gradient=True), inputs.mask
     old, weights = inputs.token("old_logprobs"), inputs.optional_token("weights")
-    reads_rollout = name == "p3o" or name not in POLICY_LOSSES.built_in
+    reads_rollout = functions.spec.ratio == "rollout" or functions.has_own_loss
     rollout = inputs.optional_token("rollout_logprobs") if reads_rollout else None
     given: dict[str, Any] = {"level": algorithm.ratio, "rollout": old if rollout is None else rollout}
     if weights is not None:
         given["weights"] = torch.where(mask, weights, 1.0)
     advantages = inputs.sample_or_token("advantages")
-    if functions.chooses_tokens:
+    if functions.spec.choose:
         plain = PolicyInputs.of(logprobs, old, advantages, mask, **given)
         given["selected"] = _selected(functions, plain, int(settings.get("seed", 0)))
     step = PolicyInputs.of(logprobs, old, advantages, mask, **given)
-    found = functions.policy_loss(step)
-    per_token = found.loss if found.weighted else found.loss * step.weights
+    policy = functions.policy_loss(step)
+    per_token = policy.loss if policy.weighted else policy.loss * step.weights
     if algorithm.log_ratio_penalty:
         delta = (logprobs - old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         per_token = per_token + algorithm.log_ratio_penalty * delta.square()
     loss = aggregated(per_token, mask, algorithm)
-    outputs = {"loss": loss.item(), "per_token": per_token * mask, "clipped": found.clipped & mask}
-    return Evaluation({**outputs, "ratio": found.ratio * mask}, gradients_of(loss, {"logprobs": logprobs}))
+    outputs = {"loss": loss.item(), "per_token": per_token * mask, "clipped": policy.clipped & mask}
+    return Evaluation({**outputs, "ratio": policy.ratio * mask}, gradients_of(loss, {"logprobs": logprobs}))
 
 
 def _check(name: str, settings: Mapping[str, Any]) -> None:
     """Raise ValueError or ConfigError unless the policy loss exists and every setting has an effect on it."""
     section = AlgorithmSection.model_validate({"surrogate": name})
-    if name in POLICY_LOSSES.built_in:
-        own = LOSS_SETTINGS.get(name, ())
-    else:
-        own = ("ratio", *settings_of(load_policy_loss(section), section))
-    if RATIO_OF.get(name) == settings.get("ratio", ""):
-        own = ("ratio", *own)
+    function = load_policy_loss(name)
+    spec, is_own = loss_spec(function), name not in POLICY_LOSSES.built_in
+    # The preset of a loss with a ratio of its own may be given.
+    has_ratio = is_own or spec.ratio in ("setting", settings.get("ratio"))
+    own = dict.fromkeys([*settings_of(function, section), *sorted(spec.further_settings - {"ratio"})])
     constant = ("length",) if settings.get("aggregate") == "constant" else ()
-    seed = ("seed",) if name == "clip_cov" else ()
-    read = (*own, "aggregate", *constant, "log_ratio_penalty", *seed)
-    check_settings(f"policy_loss {name!r}", settings, read, REMEDIES)
+    seed = ("seed",) if spec.choose is not None and "seed" in keyword_only(spec.choose) else ()
+    ratio = ("ratio",) if has_ratio else ()
+    read = (*ratio, *own, "aggregate", *constant, "log_ratio_penalty", *seed)
+    remedies = REMEDIES | {each: _ADVANTAGE for each in settings if readers(ADVANTAGES, each)}
+    check_settings(f"policy_loss {name!r}", settings, read, remedies)
 
 
-def _selected(functions: Functions, inputs: PolicyInputs, seed: int) -> Tensor:
+def _selected(functions: PolicyFunctions, inputs: PolicyInputs, seed: int) -> Tensor:
     """Choose the tokens of a covariance loss among all trained tokens."""
     mask = inputs.mask
     columns = [t.detach()[mask].numpy() for t in (inputs.logprobs, inputs.ratio, inputs.advantages)]

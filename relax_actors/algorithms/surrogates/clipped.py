@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import torch
-
 from relax_actors.algorithms.policy import PolicyInputs, PolicyLoss
+from relax_actors.algorithms.specs import LossSpec
 
 
+@LossSpec(
+    ratio="setting",
+    clips_ratio=True,
+    formula="-min(R A, clip(R, 1 - clip_low, 1 + clip_high) A)",
+    latex=r"-\min\left(\rho A, \operatorname{clip}(\rho, 1 - \epsilon_{\text{low}}, 1 + \epsilon_{\text{high}}) "
+    r"A\right)",
+)
 def clip(
     inputs: PolicyInputs, *, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None
 ) -> PolicyLoss:
-    """Compute PPO's clipped surrogate loss with separate lower and upper clip bounds.
+    """Compute PPO's clipped surrogate loss (arXiv 1707.06347) with separate lower and upper clip bounds.
 
-    `max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high))` (PPO, arXiv 1707.06347; clip-higher: DAPO, arXiv 2503.14476).
+    `max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high))` (clip-higher: DAPO, arXiv 2503.14476).
     With dual clip, the loss is at most `-A c` where A < 0 (arXiv 1912.09729). With `ratio = "sequence_mean"` this is
     GSPO (arXiv 2507.18071), and LUSPO (arXiv 2602.05261) with `aggregate = "sample_weight_length"`.
 
@@ -30,19 +36,26 @@ def clip(
         msg = f"dual_clip is {dual_clip}; it must be above 1 (3 is usual), or None for no dual clip"
         raise ValueError(msg)
     ratio, weights = inputs.ratio, inputs.advantages
-    loss = torch.maximum(-weights * ratio, -weights * ratio.clamp(1 - clip_low, 1 + clip_high))
+    loss = (-weights * ratio).maximum(-weights * ratio.clamp(1 - clip_low, 1 + clip_high))
     positive, negative = weights > 0, weights < 0
     clipped = (positive & (ratio > 1 + clip_high)) | (negative & (ratio < 1 - clip_low))
     if dual_clip is not None:
-        loss = torch.where(negative, torch.minimum(loss, -weights * dual_clip), loss)
+        loss = loss.minimum(-weights * dual_clip).where(negative, loss)
         clipped = clipped | (negative & (ratio > dual_clip))
     return PolicyLoss(loss, clipped, ratio.detach())
 
 
+@LossSpec(
+    ratio="setting",
+    clips_ratio=True,
+    formula="-sg(clip(R, 1 - clip_low, 1 + clip_high)) A lp",
+    latex=r"-\operatorname{sg}(c) A \ell_t, \quad c = "
+    r"\operatorname{clip}(\rho, 1 - \epsilon_{\text{low}}, 1 + \epsilon_{\text{high}})",
+)
 def clip_weight(inputs: PolicyInputs, *, clip_low: float = 1.0, clip_high: float = 4.0) -> PolicyLoss:
-    """Compute the loss of CISPO: the clipped ratio is a weight without gradient.
+    """Compute the loss of CISPO: the clipped ratio is a weight without gradient (arXiv 2506.13585).
 
-    `-sg(clip(r, 1 - clip_low, 1 + clip_high)) A logprob` (MiniMax-M1, arXiv 2506.13585). The paper switches the lower
+    `-sg(clip(r, 1 - clip_low, 1 + clip_high)) A logprob` (MiniMax-M1). The paper switches the lower
     bound off: `clip_low = 1`. A clipped token keeps its gradient, with the bound as its weight.
 
     Args:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 
-import torch
-
 from relax_actors.algorithms.losses import MAX_LOG_RATIO
 from relax_actors.algorithms.policy import PolicyInputs, PolicyLoss
+from relax_actors.algorithms.specs import LossSpec
 
 MIN_LOG_WEIGHT = math.log(1e-8)
 
 
+@LossSpec(
+    ratio="setting",
+    formula="-(4 / tau) sigmoid(tau (R - 1)) A, with tau_pos where A > 0, else tau_neg",
+    latex=r"-\frac{4}{\tau} \sigma(\tau (\rho - 1)) A, \quad \tau = \tau_{\text{pos}} \text{ if } A > 0 "
+    r"\text{ else } \tau_{\text{neg}}",
+)
 def gate(inputs: PolicyInputs, *, tau_pos: float = 1.0, tau_neg: float = 1.05) -> PolicyLoss:
     """Compute the loss of SAPO: a sigmoid gate in place of the clip (arXiv 2511.20347).
 
@@ -30,12 +35,18 @@ def gate(inputs: PolicyInputs, *, tau_pos: float = 1.0, tau_neg: float = 1.05) -
         msg = f"tau_pos is {tau_pos} and tau_neg is {tau_neg}; both must be above 0, such as 1.0 and 1.05"
         raise ValueError(msg)
     ratio, advantages = inputs.ratio, inputs.advantages
-    positive = torch.full_like(ratio, tau_pos)
-    tau = torch.where(advantages > 0, positive, torch.full_like(ratio, tau_neg))
-    loss = -(4 / tau) * torch.sigmoid(tau * (ratio - 1)) * advantages
-    return PolicyLoss(loss, torch.zeros_like(inputs.mask), ratio.detach())
+    positive, negative = ratio.new_full((), tau_pos), ratio.new_full((), tau_neg)
+    tau = positive.where(advantages > 0, negative)
+    loss = -(4 / tau) * (tau * (ratio - 1)).sigmoid() * advantages
+    return PolicyLoss(loss, inputs.no_token, ratio.detach())
 
 
+@LossSpec(
+    ratio="sequence_product",
+    over_sample="sum",
+    formula="-sg(exp(l) R^k exp(-l R)) A lp, with (k, l) = gamma_pos where A >= 0, else gamma_neg",
+    latex=r"-\operatorname{sg}(e^{\lambda} \rho^{k} e^{-\lambda \rho}) A \ell_t",
+)
 def gamma(
     inputs: PolicyInputs, *, gamma_pos: tuple[float, float] = (2.0, 3.0), gamma_neg: tuple[float, float] = (3.0, 2.0)
 ) -> PolicyLoss:
@@ -57,11 +68,19 @@ def gamma(
     (k_pos, lambda_pos), (k_neg, lambda_neg) = gamma_pos, gamma_neg
     positive = lambda_pos + k_pos * log_weight - lambda_pos * log_weight.exp()
     negative = lambda_neg + k_neg * log_weight - lambda_neg * log_weight.exp()
-    phi = torch.where(inputs.advantages >= 0, positive, negative).exp()
+    phi = positive.where(inputs.advantages >= 0, negative).exp()
     loss = -phi * inputs.advantages * inputs.logprobs
-    return PolicyLoss(loss, torch.zeros_like(inputs.mask), log_weight.exp(), weighted=True)
+    return PolicyLoss(loss, inputs.no_token, log_weight.exp(), weighted=True)
 
 
+@LossSpec(
+    over_sample="mean",
+    formula="-A exp(mean over the sample of c_t), c_t = lp - old, at most clip_high if A > 0, at least -clip_low "
+    "if A < 0",
+    latex=r"-A \exp\left(\frac{1}{|y|} \sum_t c_t\right), \quad c_t = \begin{cases} "
+    r"\min(\ell_t - \ell^{\text{old}}_t, \epsilon_{\text{high}}) & A > 0 \\ "
+    r"\max(\ell_t - \ell^{\text{old}}_t, -\epsilon_{\text{low}}) & A < 0 \end{cases}",
+)
 def geometric(inputs: PolicyInputs, *, clip_low: float = 0.4, clip_high: float = 0.4) -> PolicyLoss:
     """Compute the loss of GMPO: the geometric mean of the clipped ratios of a sample (arXiv 2507.20673).
 
@@ -83,7 +102,7 @@ def geometric(inputs: PolicyInputs, *, clip_low: float = 0.4, clip_high: float =
         raise ValueError(msg)
     advantages, delta = inputs.advantages, inputs.logprobs - inputs.proximal
     high, low = (advantages > 0) & (delta > clip_high), (advantages < 0) & (delta < -clip_low)
-    bounded = torch.where(high, clip_high, torch.where(low, -clip_low, delta))
+    bounded = delta.masked_fill(low, -clip_low).masked_fill(high, clip_high)
     correction = inputs.weights.log().clamp(MIN_LOG_WEIGHT, MAX_LOG_RATIO)
     trained = inputs.sample_tokens.clamp(min=1).unsqueeze(-1).to(delta.dtype)
     terms, count = bounded.detach() + correction, trained

@@ -4,24 +4,50 @@ from __future__ import annotations
 
 from typing import Literal, assert_never
 
-import torch
-
 from relax_actors.algorithms.kl import kl_estimate
 from relax_actors.algorithms.losses import MAX_LOG_RATIO
-from relax_actors.algorithms.policy import PolicyInputs, PolicyLoss, whole_step
+from relax_actors.algorithms.policy import PolicyInputs, PolicyLoss
+from relax_actors.algorithms.specs import LossSpec
 
 _TINY = 1e-8
+DIVERGENCES = {
+    "tv": (
+        "A > 0 and p - q > clip_high, or A <= 0 and p - q < -clip_low, with p = exp(lp), q = exp(old)",
+        (
+            r"A > 0 \text{ and } p - q > \epsilon_{\text{high}}, \text{ or } A \leq 0 \text{ and } "
+            r"p - q < -\epsilon_{\text{low}}, \quad p = e^{\ell_t}, q = e^{\ell^{\text{old}}_t}"
+        ),
+    ),
+    "kl": (
+        (
+            "A > 0, p > q and D > clip_high, or A <= 0, p < q and D > clip_low, with p = exp(lp), q = exp(old) and D = "
+            "q log(q / p) + (1 - q) log((1 - q) / (1 - p))"
+        ),
+        (
+            r"A > 0, p > q, D > \epsilon_{\text{high}}, \text{ or } A \leq 0, p < q, D > \epsilon_{\text{low}}, "
+            r"\quad D = q \log \frac{q}{p} + (1 - q) \log \frac{1 - q}{1 - p}, "
+            r"\quad p = e^{\ell_t}, q = e^{\ell^{\text{old}}_t}"
+        ),
+    ),
+}
+"""Formulas of the tokens that `divergence_mask` drops."""
 
 
+@LossSpec(ratio="none", formula="-A lp", latex=r"-A \ell_t")
 def score(inputs: PolicyInputs) -> PolicyLoss:
     """Compute the plain policy gradient: `-A logprob` (REINFORCE; RLOO, arXiv 2402.14740; GPG, arXiv 2504.02546).
 
     There is no ratio, so data of older weights need a correction.
     """
     loss = -inputs.advantages * inputs.logprobs
-    return PolicyLoss(loss, torch.zeros_like(inputs.mask), torch.ones_like(loss).detach())
+    return PolicyLoss(loss, inputs.no_token, loss.new_ones(loss.shape))
 
 
+@LossSpec(
+    ratio="setting",
+    formula="-sg(min(R, ratio_cap)) A lp, 0 for a dropped token",
+    latex=r"-\operatorname{sg}(\min(\rho, c)) A \ell_t \, \mathbb{1}[t \text{ is kept}]",
+)
 def divergence_mask(
     inputs: PolicyInputs,
     *,
@@ -57,13 +83,18 @@ def divergence_mask(
             high, low = (distance > clip_high) & (p > q), (distance > clip_low) & (p < q)
         case _:
             assert_never(divergence)
-    dropped = torch.where(inputs.advantages > 0, high, low)
+    dropped = high.where(inputs.advantages > 0, low)
     weight = ratio if ratio_cap is None else ratio.clamp(max=ratio_cap)
     loss = (-inputs.advantages * weight * inputs.logprobs).masked_fill(dropped, 0.0)
     return PolicyLoss(loss, dropped, ratio)
 
 
-@whole_step
+@LossSpec(
+    ratio="rollout",
+    whole_step=True,
+    formula="-sg(min(R, e)) A lp + (1 - e) k3(policy || rollout), with e = sum(R)^2 / (N sum(R^2)) over the step",
+    latex=r"-\operatorname{sg}(\min(\rho, e)) A \ell_t + (1 - e)\, k_3, \quad e = \frac{(\sum \rho)^2}{N \sum \rho^2}",
+)
 def p3o(inputs: PolicyInputs) -> PolicyLoss:
     """Compute the loss of P3O: the effective sample size of the step sets the cap of the weight and of a KL term.
 
@@ -73,9 +104,9 @@ def p3o(inputs: PolicyInputs) -> PolicyLoss:
     """
     ratio = (inputs.logprobs - inputs.rollout).detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     precise = ratio.double()
-    tokens = inputs.step_sum("tokens", torch.ones_like(precise))
+    tokens = inputs.step_sum("tokens", precise.new_ones(precise.shape))
     total, squares = inputs.step_sum("ratio", precise), inputs.step_sum("ratio_squared", precise.square())
     share = (total.square() / (tokens * squares)).to(ratio.dtype)
-    policy = -torch.minimum(ratio, share) * inputs.advantages * inputs.logprobs * inputs.weights
+    policy = -ratio.minimum(share) * inputs.advantages * inputs.logprobs * inputs.weights
     kl = kl_estimate(inputs.logprobs, inputs.rollout, "k3")
     return PolicyLoss(policy + (1 - share) * kl, ratio > share, ratio, weighted=True)

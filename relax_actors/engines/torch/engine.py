@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from relax_actors.algorithms.controllers import StepCoefficients
-from relax_actors.algorithms.first_pass import StepFacts
 from relax_actors.algorithms.losses import sft_loss
 from relax_actors.algorithms.schedules import scheduled_learning_rate
+from relax_actors.algorithms.sequence_records import StepFacts
 from relax_actors.config.schema import Config
 from relax_actors.engines.protocols.samples import MicroBatchPlan, TrainSample, by_row
 from relax_actors.engines.protocols.training import StepResult
@@ -28,7 +28,7 @@ from relax_actors.engines.torch.frozen import freeze
 from relax_actors.engines.torch.model import build, copy_into, has_weights, read_folder, tensors_of
 from relax_actors.engines.torch.objective import ScoredTokens, StepObjective
 from relax_actors.engines.torch.optimized_model import AdamW, OptimizedModel, begin_write_state, write_state
-from relax_actors.engines.torch.step_facts import Records, loss_inputs, needs_first_pass, record, step_facts
+from relax_actors.engines.torch.step_facts import Records, loss_inputs, needs_records, record, step_facts
 from relax_actors.media.family import family_of
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.weights import files as weights
@@ -134,7 +134,7 @@ class TorchEngine:
         """Run forward and backward for the parts of a step, after a forward pass if the loss needs one."""
         samples = [sample for part in parts for sample in part]
         facts = None
-        if needs_first_pass(objective, samples):
+        if needs_records(objective, samples):
             facts = step_facts(objective, samples, self._record(objective, parts, progress), seed)
         start = 0
         for part in parts:

@@ -14,10 +14,10 @@ from torch import Tensor
 from relax_actors.algorithms.controllers import Coefficients, applied_entropy
 from relax_actors.algorithms.corrections import kept_by_opsm, kept_sequences, mismatch_metrics, ratio_quantiles
 from relax_actors.algorithms.distillation import distillation_loss, sampled_reverse_kl
-from relax_actors.algorithms.functions import Functions
 from relax_actors.algorithms.kl import kl_penalty
 from relax_actors.algorithms.losses import MAX_LOG_RATIO, reduce_loss
 from relax_actors.algorithms.policy import PolicyInputs, PolicyLoss
+from relax_actors.algorithms.policy_functions import PolicyFunctions
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.engines.torch.loss_inputs import LossInputs
 from relax_actors.engines.torch.replay_metrics import with_replay_shares
@@ -76,12 +76,12 @@ class StepObjective:
         if algorithm.aggregate == "constant" and algorithm.length is None:
             msg = 'algorithm.aggregate = "constant" needs algorithm.length; a Config sets it to rollout.max_tokens'
             raise ValueError(msg)
-        self._algorithm, self._functions = algorithm, Functions(algorithm)
+        self._algorithm, self._functions = algorithm, PolicyFunctions(algorithm)
         self._coefficients = coefficients or Coefficients(algorithm.kl.coefficient, algorithm.entropy.coefficient)
         self.log_ratios: list[NDArray[Any]] = []
 
     @property
-    def functions(self) -> Functions:
+    def functions(self) -> PolicyFunctions:
         """Functions that [algorithm] names."""
         return self._functions
 
@@ -90,7 +90,7 @@ class StepObjective:
         """Whether the loss needs numbers of the whole step, so that no backward pass can start before."""
         algorithm = self._algorithm
         wide = algorithm.entropy.quantile < 1 or algorithm.correction.normalise != "none"
-        return wide or self._functions.needs_whole_step
+        return wide or self._functions.spec.needs_whole_step
 
     @property
     def needs_sample_sums(self) -> bool:
@@ -111,7 +111,7 @@ class StepObjective:
     @property
     def means_selected(self) -> bool:
         """Whether the ratio of a sample is the mean over its tokens of the highest entropies."""
-        return self.top_entropy is not None and self._algorithm.surrogate == "geometric"
+        return self.top_entropy is not None and self._functions.spec.over_sample == "mean"
 
     @property
     def needs_teacher(self) -> bool:
@@ -163,7 +163,7 @@ class StepObjective:
     @torch.no_grad()
     def observe(self, inputs: LossInputs) -> PolicyLoss:
         """Compute the policy loss in the forward pass before the backward pass; fills `inputs.totals`."""
-        chosen = torch.zeros_like(inputs.mask) if self._functions.chooses_tokens else None
+        chosen = torch.zeros_like(inputs.mask) if self._functions.spec.choose else None
         return self._functions.policy_loss(self._policy_inputs(inputs, chosen, {}))
 
     def _proximal(self, inputs: LossInputs) -> Tensor:
@@ -202,7 +202,7 @@ class StepObjective:
         Against the rollout itself the distance of the proximal policy is 0. The score has no ratio that covers the
         rest of the way.
         """
-        return self._algorithm.proximal == "rollout" or self._algorithm.surrogate == "score"
+        return self._algorithm.proximal == "rollout" or self._functions.spec.ratio == "none"
 
     def _weights(self, inputs: LossInputs, proximal: Tensor, measured: dict[str, float]) -> Tensor:
         """Return the weights of the off-policy correction, 1 without one."""

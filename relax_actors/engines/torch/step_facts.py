@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from relax_actors.algorithms.first_pass import (
+from relax_actors.algorithms.policy import Totals
+from relax_actors.algorithms.sequence_records import (
     SequenceRecord,
     StepFacts,
     choose_tokens,
@@ -23,7 +24,6 @@ from relax_actors.algorithms.first_pass import (
     of_selected,
     sum_records,
 )
-from relax_actors.algorithms.policy import Totals
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.torch.loss_inputs import LossInputs, TeacherInputs
 from relax_actors.engines.torch.objective import ScoredTokens, StepObjective
@@ -33,7 +33,7 @@ Records = dict[int, SequenceRecord]
 """Records by the index of the sequence."""
 
 
-def needs_first_pass(objective: StepObjective, samples: Sequence[TrainSample]) -> bool:
+def needs_records(objective: StepObjective, samples: Sequence[TrainSample]) -> bool:
     """Whether the loss needs numbers of samples whose sequences may be in different micro-batches or ranks."""
     several = any(_has_others(sample) for sample in samples)
     return objective.needs_whole_step or (objective.needs_sample_sums and several)
@@ -140,7 +140,7 @@ def step_facts(objective: StepObjective, samples: Sequence[TrainSample], records
     """
     ordered = [records[index] for index in range(len(samples))]
     selected = uncertain = None
-    if objective.functions.chooses_tokens:
+    if objective.functions.spec.choose:
         selected = choose_tokens(ordered, partial(objective.functions.choose, seed=seed))
     if objective.top_entropy is not None:
         uncertain = most_uncertain(ordered, objective.top_entropy)

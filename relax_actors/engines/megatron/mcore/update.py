@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from relax_actors.algorithms.controllers import Coefficients
-from relax_actors.algorithms.first_pass import StepFacts
 from relax_actors.algorithms.losses import add_metrics, sft_loss
+from relax_actors.algorithms.sequence_records import StepFacts
 from relax_actors.config.schema import Config
 from relax_actors.engines.megatron.mcore import process_groups
 from relax_actors.engines.megatron.mcore.micro_batches import MicroBatch, MicroBatchTensors
@@ -27,7 +27,7 @@ from relax_actors.engines.torch.objective import ScoredTokens, StepObjective
 from relax_actors.engines.torch.step_facts import (
     Records,
     loss_inputs,
-    needs_first_pass,
+    needs_records,
     pack_records,
     record,
     step_facts,
@@ -130,7 +130,7 @@ class Update:
         """Run forward and backward for the parts of a step, after a forward pass if the loss needs one."""
         samples = [sample for part in parts for sample in part.samples]
         facts = None
-        if needs_first_pass(objective, samples):
+        if needs_records(objective, samples):
             facts = step_facts(objective, samples, self._record(objective, parts, progress), seed)
         score = self._schedule.scores(entropies=objective.trains_entropy, top=objective.needs_teacher)
         start = 0

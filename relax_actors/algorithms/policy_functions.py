@@ -1,11 +1,12 @@
 """Policy loss and correction of a run by name or dotted path, with their settings from [algorithm].
 
-What a user's function returns is checked at every
-call, because a wrong shape would broadcast and a nan would end in the weights.
+What a user's function returns is checked at every call, because a wrong shape would broadcast and a nan would end in
+the weights.
 """
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, cast
 
 import torch
@@ -13,30 +14,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from relax_actors.algorithms.corrections import CorrectionKind, TokenWeights, correction_weights
-from relax_actors.algorithms.own_options import arguments_of
+from relax_actors.algorithms.named_functions import call_user_function, load_correction, load_policy_loss
+from relax_actors.algorithms.own_options import arguments_of, settings_of
 from relax_actors.algorithms.policy import PolicyInputs, PolicyLoss
-from relax_actors.algorithms.surrogates.covariance import choose_clip_cov, choose_kl_cov
-from relax_actors.algorithms.user_functions import (
-    call_user_function,
-    load_correction,
-    load_policy_loss,
-)
+from relax_actors.algorithms.specs import loss_spec
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.errors import ConfigError
 from relax_actors.registry.catalog import CORRECTIONS, POLICY_LOSSES
 
 Array = NDArray[Any]
-SAMPLE_SUMS = ("gamma", "geometric")
-"""Built-in policy losses that read sums over samples whatever `algorithm.ratio` is."""
 
 
-class Functions:
-    """Functions that [algorithm] names.
+class PolicyFunctions:
+    """Policy loss and off-policy correction of a run, with their settings bound.
 
     Args:
         algorithm: section [algorithm] of the run.
 
     Attributes:
+        spec: facts of the policy loss.
         has_own_loss: whether the policy loss is a function of the user or of another package.
         has_own_correction: whether the off-policy correction is.
 
@@ -46,43 +42,33 @@ class Functions:
 
     def __init__(self, algorithm: AlgorithmSection) -> None:
         self._algorithm = algorithm
-        self._surrogate = load_policy_loss(algorithm)
+        self._surrogate = load_policy_loss(algorithm.surrogate)
+        self.spec = loss_spec(self._surrogate)
         self._settings = arguments_of(self._surrogate, algorithm)
-        self._correction = load_correction(algorithm)
+        self._correction = load_correction(algorithm.correction.kind)
         self.has_own_loss = algorithm.surrogate not in POLICY_LOSSES.built_in
         self.has_own_correction = algorithm.correction.kind not in CORRECTIONS.built_in
         self._correction_settings = arguments_of(self._correction, algorithm) if self.has_own_correction else {}
 
     @property
-    def needs_whole_step(self) -> bool:
-        """Whether the policy loss needs numbers of the whole step."""
-        return bool(getattr(self._surrogate, "needs_whole_step", False))
-
-    @property
     def needs_sample_sums(self) -> bool:
         """Whether the policy loss may read sums over samples."""
-        return self.has_own_loss or self._algorithm.surrogate in SAMPLE_SUMS
-
-    @property
-    def chooses_tokens(self) -> bool:
-        """Whether tokens are chosen by their covariance."""
-        return self._algorithm.surrogate in ("clip_cov", "kl_cov")
+        return self.has_own_loss or bool(self.spec.over_sample)
 
     def choose(self, advantages: Array, logprobs: Array, ratio: Array, *, seed: int) -> Array:
-        """Choose tokens of the step by their covariance, `[tokens] bool`; see `surrogates.covariance`."""
-        algorithm = self._algorithm
-        if algorithm.surrogate == "kl_cov":
-            return choose_kl_cov(advantages, logprobs, covariance_share=algorithm.covariance_share)
-        return choose_clip_cov(
-            advantages,
-            logprobs,
-            ratio,
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-            covariance_share=algorithm.covariance_share,
-            covariance_bounds=algorithm.covariance_bounds,
-            seed=seed,
-        )
+        """Choose tokens of the step by `LossSpec.choose`, `[tokens] bool`; all arrays are `[tokens]`.
+
+        Raises:
+            ValueError: the policy loss chooses no tokens.
+        """
+        if (function := self.spec.choose) is None:
+            msg = f"algorithm.surrogate = {self._algorithm.surrogate!r} chooses no tokens of the step"
+            raise ValueError(msg)
+        given = {"advantages": advantages, "logprobs": logprobs, "ratio": ratio, "seed": seed}
+        given |= settings_of(function, self._algorithm)
+        names = inspect.signature(function).parameters
+        chosen: Array = function(**{name: given[name] for name in names if name in given})
+        return chosen
 
     def policy_loss(self, inputs: PolicyInputs) -> PolicyLoss:
         """Compute the policy loss of each token.
@@ -93,18 +79,18 @@ class Functions:
         """
         source = f"algorithm.surrogate = {self._algorithm.surrogate!r}"
         if self.has_own_loss:
-            found = call_user_function(self._surrogate, source, inputs, **self._settings)
+            result = call_user_function(self._surrogate, source, inputs, **self._settings)
         else:
-            found = self._surrogate(inputs, **self._settings)
-        if isinstance(found, Tensor):
+            result = self._surrogate(inputs, **self._settings)
+        if isinstance(result, Tensor):
             ratio = inputs.log_ratio.detach().exp()
-            found = PolicyLoss(found, torch.zeros_like(inputs.mask), ratio)
+            result = PolicyLoss(result, torch.zeros_like(inputs.mask), ratio)
         if self.has_own_loss:
-            loss = checked_loss(found, inputs.mask, source)
+            loss = checked_loss(result, inputs.mask, source)
             if torch.is_grad_enabled() and not loss.requires_grad:
                 msg = f"{source} returned a loss without gradient; compute it from inputs.logprobs or inputs.ratio"
                 raise ConfigError(msg)
-        return cast("PolicyLoss", found)
+        return cast("PolicyLoss", result)
 
     def weights(self, near: Tensor, rollout: Tensor, mask: Tensor) -> TokenWeights:
         """Compute the weights of the off-policy correction.
@@ -123,25 +109,25 @@ class Functions:
             return correction_weights(near, rollout, mask, kind=kind, level=settings.level, low=low, high=high)
         source = f"algorithm.correction.kind = {settings.kind!r}"
         arguments = near.detach(), rollout.detach(), mask
-        found = call_user_function(self._correction, source, *arguments, **self._correction_settings)
-        weights = checked(found, mask, source).detach()
+        result = call_user_function(self._correction, source, *arguments, **self._correction_settings)
+        weights = checked(result, mask, source).detach()
         return TokenWeights(weights, torch.zeros_like(mask))
 
 
-def checked_loss(found: object, mask: Tensor, source: str) -> Tensor:
+def checked_loss(result: object, mask: Tensor, source: str) -> Tensor:
     """Return the loss of each token from what a user's policy loss returned, if all of it is usable.
 
     Args:
-        found: what it returned.
+        result: what it returned.
         mask: `[batch, seq] bool`, tokens that count.
         source: setting that names the function, for errors.
 
     Raises:
         ConfigError: as `checked`, or `clipped` or `ratio` of a `PolicyLoss` do not fit the tokens.
     """
-    if not isinstance(found, PolicyLoss):
-        return checked(found, mask, source)
-    for name, part in (("clipped", found.clipped), ("ratio", found.ratio)):
+    if not isinstance(result, PolicyLoss):
+        return checked(result, mask, source)
+    for name, part in (("clipped", result.clipped), ("ratio", result.ratio)):
         is_fit = (
             isinstance(part, Tensor) and part.shape == mask.shape and (part.dtype == torch.bool) == (name != "ratio")
         )
@@ -150,7 +136,7 @@ def checked_loss(found: object, mask: Tensor, source: str) -> Tensor:
             needed = "bool" if name == "clipped" else "float32"
             msg = f"{source} returned a PolicyLoss with {name} {what}; give one {needed} for each token, {_shape(mask)}"
             raise ConfigError(msg)
-    return checked(found.loss, mask, source)
+    return checked(result.loss, mask, source)
 
 
 def checked(values: object, mask: Tensor, source: str) -> Tensor:

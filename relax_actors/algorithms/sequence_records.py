@@ -108,11 +108,11 @@ def of_selected(records: Sequence[SequenceRecord], masks: Sequence[Array]) -> li
         records: one for each sequence, with terms.
         masks: `[tokens] bool`, chosen tokens of each sequence.
     """
-    found = []
+    chosen = []
     for record, mask in zip(records, masks, strict=True):
         sums = {name: math.fsum(values[mask].tolist()) for name, values in record.terms.items()}
-        found.append(replace(record, sums={**record.sums, **sums, "selected": float(mask.sum())}))
-    return found
+        chosen.append(replace(record, sums={**record.sums, **sums, "selected": float(mask.sum())}))
+    return chosen
 
 
 def _added(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:

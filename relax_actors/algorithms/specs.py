@@ -1,0 +1,152 @@
+"""Facts of an algorithm function, stated beside it by a decorator: checks, roles and pages read them from there.
+
+    @AdvantageSpec(needs=("values",), formula="r - V", latex="r_i - V_i")
+    def centred(group: Group, *, gamma: float = 1.0) -> Array: ...
+
+The settings that a function reads are its keyword-only parameters. Modules of built-in functions do not import torch
+when they are imported, so commands that train nothing read all facts, too.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+INPUTS = ("tokens", "values", "logprobs", "squares", "greedy", "components", "role")
+"""Inputs that an estimator can need besides the rewards."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionSpec:
+    """Facts of an algorithm function; as a decorator, it becomes the attribute `spec` of the function."""
+
+    formula: str = ""
+    """Its formula as plain text, in the notation of `formulas`."""
+    latex: str = ""
+    """Its formula as LaTeX."""
+
+    def __call__(self, function: F) -> F:
+        """Attach the facts to a function."""
+        function.spec = self  # type: ignore[attr-defined]
+        return function
+
+    @property
+    def further_settings(self) -> frozenset[str]:
+        """Settings of [algorithm] that are read for the function outside of it."""
+        return frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvantageSpec(FunctionSpec):
+    """Facts of an advantage estimator.
+
+    Raises:
+        ValueError: `needs` has a name that is not one of `INPUTS`.
+    """
+
+    needs: tuple[str, ...] = ()
+    """Of `INPUTS`; the fields of `Group` that must not be None. "tokens" are `lengths` and `loss_mask`."""
+    min_samples: int = 1
+    """Smallest group that can have an advantage other than 0."""
+    per_token: bool = False
+    """Whether token rewards give advantages of tokens. The KL in the reward is then a reward of single tokens; else it
+    is summed into the reward of the sample."""
+    by_turn: bool = False
+    """Whether the turns of a sample have baselines or advantages of their own: it reads `Group.turn_numbers`."""
+    equal_rewards: Literal["zero", "signal", ""] = ""
+    """Advantages where all samples of a row have the same reward: always 0, or a signal; empty if that depends on other
+    numbers."""
+    running_mean: bool = False
+    """Whether the trainer subtracts the running mean reward of the samples' role, which is state across steps."""
+    needs_positive: bool = False
+    """Whether it refuses negative rewards."""
+    unscaled: str = ""
+    """Algorithm and paper whose advantages no standard deviation divides; empty if one may."""
+    plain_gradient: str = ""
+    """Paper that derives it for the plain policy gradient, without KL and entropy bonus."""
+
+    def __post_init__(self) -> None:
+        if unknown := set(self.needs) - set(INPUTS):
+            msg = f"{', '.join(sorted(unknown))} cannot be needed by an estimator; choose of {', '.join(INPUTS)}"
+            raise ValueError(msg)
+
+    @property
+    def further_settings(self) -> frozenset[str]:
+        """Settings of [algorithm] that are read for the function outside of it."""
+        return frozenset({"ema_decay"} if self.running_mean else ())
+
+    @property
+    def compares_samples(self) -> bool:
+        """Whether the rewards of whole samples are compared with each other."""
+        return self.equal_rewards == "zero" and not self.per_token
+
+    @property
+    def has_sample_baseline(self) -> bool:
+        """Whether all turns of a sample have one baseline."""
+        return self.compares_samples or self.running_mean or "greedy" in self.needs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossSpec(FunctionSpec):
+    """Facts of a policy loss."""
+
+    ratio: Literal["setting", "rollout", "sequence_product", "none", ""] = ""
+    """Ratio R of its formula: that of `algorithm.ratio`; of each token to the rollout; of the whole sample; or none, so
+    that data of older weights need a correction. Empty if it is not known, or computed by the function."""
+    whole_step: bool = False
+    """Whether it reads `PolicyInputs.step_sum`: its backward pass starts when all rows of the step are there."""
+    over_sample: Literal["sum", "mean", ""] = ""
+    """Whether a token's loss depends on all tokens of its sample, by sums or by a mean, whatever `algorithm.ratio` is.
+    With `algorithm.entropy.quantile` a mean is over the tokens of the highest entropies."""
+    clips_ratio: bool = False
+    """Whether `clip_low` and `clip_high` are distances of R from 1."""
+    choose: Callable[..., Any] | None = None
+    """Function that chooses tokens of the whole step, `[tokens] bool`, from the arrays `advantages`, `logprobs` and
+    `ratio` of all tokens, the `seed` of the step and settings, as far as it has parameters of these names."""
+
+    @property
+    def needs_whole_step(self) -> bool:
+        """Whether its backward pass starts when all rows of the step are there."""
+        return self.whole_step or self.choose is not None
+
+    @property
+    def further_settings(self) -> frozenset[str]:
+        """Settings of [algorithm] that are read for the function outside of it."""
+        chosen = frozenset() if self.choose is None else frozenset(keyword_only(self.choose)) - {"seed"}
+        return chosen | ({"ratio"} if self.ratio == "setting" else set())
+
+
+def keyword_only(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return the keyword-only parameters of a function by name."""
+    parameters = inspect.signature(function).parameters
+    return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+
+
+def accepted(function: Callable[..., Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Select the settings that a function has a keyword-only parameter for; all of them for `**settings`."""
+    if any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values()):
+        return dict(settings)
+    return {name: settings[name] for name in keyword_only(function) if name in settings}
+
+
+@cache
+def settings_read(function: Callable[..., Any]) -> frozenset[str]:
+    """Names of the settings that are read for a built-in function, in it or outside of it."""
+    spec: FunctionSpec = function.spec  # type: ignore[attr-defined]
+    return frozenset(keyword_only(function)) | spec.further_settings
+
+
+def advantage_spec(function: Callable[..., Any]) -> AdvantageSpec:
+    """Return the facts of an estimator; without a decorator it reads nothing but the rewards."""
+    spec: AdvantageSpec = getattr(function, "spec", AdvantageSpec())
+    return spec
+
+
+def loss_spec(function: Callable[..., Any]) -> LossSpec:
+    """Return the facts of a policy loss; those of a function without a decorator are not known."""
+    spec: LossSpec = getattr(function, "spec", LossSpec())
+    return spec

@@ -1,0 +1,109 @@
+"""Settings of [algorithm] that the user wrote, and settings that have no effect beside the others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from relax_actors.algorithms.named_functions import readers
+from relax_actors.config.algorithm import AlgorithmSection
+from relax_actors.config.presets import filled, leaves
+from relax_actors.registry.catalog import ADVANTAGES, CORRECTIONS, POLICY_LOSSES
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Why a setting has no effect.
+
+    Attributes:
+        cause: setting that makes it idle, as `algorithm.kl.place = "none"`.
+        remedy: what to set so that it has an effect.
+    """
+
+    cause: str
+    remedy: str
+
+
+DECOUPLED = Idle('algorithm.components = "decoupled"', 'set algorithm.components = "sum"')
+
+CONDITIONS: tuple[tuple[tuple[str, ...], str, tuple[object, ...]], ...] = (
+    (("length",), "aggregate", ("constant",)),
+    (("weights",), "components", ("decoupled",)),
+    (("kl.",), "kl.place", ("loss", "reward")),
+    (("kl.k2_gradient", "kl.unbiased"), "kl.place", ("loss",)),
+    (("kl.horizon",), "kl.target", ()),
+    (("entropy.delta",), "entropy.target", ()),
+    (("correction.level", "correction.normalise"), "correction.kind", ("importance", "tis", "icepop")),
+    (("correction.high",), "correction.kind", ("tis", "icepop")),
+    (("correction.low",), "correction.kind", ("icepop",)),
+    (("reject.low", "reject.high"), "reject.kind", ("geometric", "max", "product")),
+    (("distil.",), "distil.place", ("advantage", "loss")),
+    (("distil.kind", "distil.top_k", "distil.tail", "distil.teacher_weight"), "distil.place", ("loss",)),
+    (("distil.tail",), "distil.top_k", ()),
+    (("distil.teacher_weight",), "distil.kind", ("jsd",)),
+    (("shaping.overlong_",), "shaping.overlong", (True,)),
+)
+"""Beginnings of the names of settings, with the setting that they need and its values; any value for ()."""
+
+
+def written(algorithm: AlgorithmSection, spelled: Collection[str] = ()) -> dict[str, Any]:
+    """Return the settings that the user wrote, by dotted name.
+
+    Args:
+        algorithm: section [algorithm] of the run.
+        spelled: dotted names that the file or an override sets; without them, the settings that differ from those of
+            the preset and its defaults. What only repeats a setting of the preset is left out.
+    """
+    values = dict(leaves(algorithm.model_dump(exclude={"name"})))
+    preset = dict(leaves(filled({"name": algorithm.name})))
+    unset = dict(leaves(AlgorithmSection.model_validate({"name": algorithm.name}).model_dump()))
+
+    def is_written(key: str, value: Any) -> bool:
+        return value != unset.get(key) or (f"algorithm.{key}" in spelled and key not in preset)
+
+    return {key: value for key, value in values.items() if is_written(key, value)}
+
+
+def idle(algorithm: AlgorithmSection) -> dict[str, Idle]:
+    """Return the settings that have no effect, by dotted name."""
+    values = dict(leaves(algorithm.model_dump()))
+    reasons = {name: _part_reason(values, name) or _function_reason(algorithm, name) for name in values}
+    return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+def _part_reason(values: Mapping[str, Any], name: str) -> Idle | None:
+    """Why a setting is idle: the part of the algorithm that reads it is off."""
+    for beginnings, key, options in CONDITIONS:
+        value = values[key]
+        is_own = key == "correction.kind" and value not in CORRECTIONS.built_in
+        is_met = is_own or (value in options if options else value is not None)
+        if not is_met and name.startswith(beginnings) and name != key:
+            cause = f"algorithm.{key} unset" if value is None else f"algorithm.{key} = {json.dumps(value)}"
+            return Idle(cause, f"set {_choice(key, options)}")
+    return None
+
+
+def _function_reason(algorithm: AlgorithmSection, name: str) -> Idle | None:
+    """Why a setting of advantages or policy losses is idle: the chosen function does not read it."""
+    if algorithm.components == "decoupled" and name in ("scale", "epsilon"):
+        # Each component is divided by its standard deviation.
+        return DECOUPLED if name == "scale" else None
+    for setting, chosen, registry in (
+        ("advantage", algorithm.advantage, ADVANTAGES),
+        ("surrogate", algorithm.surrogate, POLICY_LOSSES),
+    ):
+        names = readers(registry, name)
+        if not names or chosen not in registry.built_in or chosen in names:
+            continue
+        if name == "scale" and algorithm.scale in ("none", "batch_std"):
+            continue
+        return Idle(f'algorithm.{setting} = "{chosen}"', f"set {_choice(setting, names)}")
+    return None
+
+
+def _choice(setting: str, options: Sequence[object]) -> str:
+    """Return `algorithm.x = "a"`, or `algorithm.x to "a" or "b"`."""
+    shown = " or ".join(map(json.dumps, options))
+    return f"algorithm.{setting}" + (f" = {shown}" if len(options) == 1 else f" to {shown}" if options else "")
