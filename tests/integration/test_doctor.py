@@ -267,11 +267,11 @@ def test_quarantined_rows_and_a_broken_ledger_are_counted(patient: Patient) -> N
     )
 
 
-def test_role_that_acknowledged_rows_without_a_result_is_named(patient: Patient) -> None:
+def test_role_that_took_rows_without_a_result_is_named(patient: Patient) -> None:
     rows = [RowId(0, 1), RowId(0, 2, "eval")]
     patient.table.put_all((SUBJECTS.cell(row, "redeliver-reward"), Redelivery("reward", 7)) for row in rows)
     (found,) = patient.findings()
-    assert found.startswith("problem: role reward acknowledged 2 rows without writing its column: ")
+    assert found.startswith("problem: role reward took 2 rows without writing its column: ")
     assert all(str(row) in found for row in rows)
 
 
