@@ -1,7 +1,7 @@
 """Rows that a role of a pool took without writing its column: found, delivered again, then quarantined.
 
-Their messages are acknowledged, by the role or, if a client kept them, by `kept_rows`. No message would bring such a row
-to the role again, so its step and the run would wait for it for good. The root, the only process that may change
+Their messages are acknowledged, by the role or, if a client kept them, by `kept_rows`. No message would bring such a
+row to the role again, so its step and the run would wait for it for good. The root, the only process that may change
 consumers, looks for these rows when it starts, and after each `supervision.ack_wait` without new weights. It writes a
 cell `redeliver-<role>` on the row, which the role's consumer delivers like an input; a row that is lost again is
 quarantined, and PromptSource replaces it.

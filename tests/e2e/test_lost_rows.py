@@ -78,7 +78,7 @@ def test_a_run_resumes_with_rows_that_were_taken_without_a_result(make_run: Make
     run = make_run("thief", *SETTINGS, "supervision.ack_wait=3").start()
     for _ in range(2):
         known = len(lost(run))
-        take(run, "reward", 3, answer)
+        take(run, "reward", 2, answer)
         kill_root(run)
         run.start()
         wait_until(lambda known=known: len(lost(run)) > known, "event row_lost", 90)
@@ -93,7 +93,7 @@ def test_a_run_resumes_with_rows_that_were_taken_without_a_result(make_run: Make
 @pytest.mark.slow
 def test_a_run_goes_on_although_a_client_puts_rows_off_for_good(make_run: MakeRun) -> None:
     run = make_run("thief", *SETTINGS).start()
-    stolen = {row_of(subject) for subject in take(run, "reward", 6, DELAY_FOR_GOOD)}
+    stolen = {row_of(subject) for subject in take(run, "reward", 2, DELAY_FOR_GOOD)}
     run.disconnect()
     code, result, output = run.finish()
     assert code == 0, output
