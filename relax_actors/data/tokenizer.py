@@ -45,6 +45,10 @@ class TemplateError(RowError):
 class Tokenizer:
     """The tokenizer of a model folder.
 
+    Args:
+        folder: the model folder.
+        turn_seconds: seconds for which a long text waits until others have been tokenized.
+
     Attributes:
         replaced: metrics `characters_escaped` and `characters_dropped` of the texts given to `encode_any`; empty as
             long as all of them could be encoded.
@@ -53,8 +57,8 @@ class Tokenizer:
         ConfigError: the folder has no readable tokenizer.json.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, turn_seconds: float = LONG_SECONDS) -> None:
+        self._folder, self._turn_seconds = folder, turn_seconds
         path = folder / "tokenizer.json"
         try:
             self._inner = call_within(LOAD_SECONDS, lambda: tokenizers.Tokenizer.from_file(str(path)))
@@ -135,7 +139,7 @@ class Tokenizer:
 
         Raises:
             TooLongError: the text has more bytes than the context of the model holds.
-            SlowRowError: other long texts are being tokenized for `LONG_SECONDS`.
+            SlowRowError: other long texts are being tokenized for `turn_seconds`.
             RowError: the tokenizer has no token for a part of it.
         """
         size = len(text.encode(errors="surrogatepass"))
@@ -165,8 +169,10 @@ class Tokenizer:
             yield
             return
         try:
-            if not self._turn.acquire(timeout=LONG_SECONDS):
-                msg = f"a text of {size} bytes was not tokenized: others have taken {LONG_SECONDS:g} s; shorten it"
+            if not self._turn.acquire(timeout=self._turn_seconds):
+                msg = (
+                    f"a text of {size} bytes was not tokenized: others have taken {self._turn_seconds:g} s; shorten it"
+                )
                 raise SlowRowError(msg)
             yield
         finally:

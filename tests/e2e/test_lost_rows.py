@@ -76,12 +76,13 @@ def test_a_run_goes_on_after_rows_were_acknowledged_without_a_result(make_run: M
 def test_a_run_resumes_with_rows_that_were_taken_without_a_result(make_run: MakeRun, answer: bytes) -> None:
     """The root is killed before it has found them, or between the steps of their repair."""
     run = make_run("thief", *SETTINGS, "supervision.ack_wait=3").start()
+    known = 0
     for _ in range(2):
-        known = len(lost(run))
         take(run, "reward", 2, answer)
         kill_root(run)
         run.start()
         wait_until(lambda known=known: len(lost(run)) > known, "event row_lost", 90)
+        known = len(lost(run))
         kill_root(run)
         run.start()
     code, result, output = run.finish()

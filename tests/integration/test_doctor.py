@@ -31,7 +31,7 @@ from relax_actors.monitoring.examination import connected_by_address, examine, o
 from relax_actors.runtime.journal import Journal
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.streams import ensure_run_streams, fetch_run_record, publish_run
-from tests.e2e.test_gateway import AGENTS
+from tests.support.gateways import AGENTS
 from tests.support.guarded import Guarded, MakeGuarded
 from tests.support.running import TINY, Run, relax, wait_until
 
