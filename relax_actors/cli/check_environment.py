@@ -20,7 +20,7 @@ def check_environment(config: Config) -> Iterator[str]:
     from relax_actors.envs.loading import load_environment
     from relax_actors.envs.tools.python import PythonEnvironment
 
-    cls, options = load_environment(section)
+    cls, options = load_environment(section, hosted=False)
     if section.isolation == "sandbox" and issubclass(cls, PythonEnvironment) and options["sandbox"] != "none":
         msg = (
             f'environment.options.sandbox = "{options["sandbox"]}" with environment.isolation = "sandbox": the actor, '
@@ -28,6 +28,7 @@ def check_environment(config: Config) -> Iterator[str]:
             "the code then does what the sandboxed actor may; or leave environment.isolation out"
         )
         raise ConfigError(msg)
+    load_environment(section)
     episodes = config.rollout.replicas * config.rollout.max_concurrent_prompts * config.rollout.group_size
     room = section.replicas * section.sessions
     if room < episodes:
