@@ -4,10 +4,10 @@ Any client with a role's credentials can take a message and extend its deadline 
 centuries, which outlives its connection. No actor would get the row again. Acknowledged, it is one of the lost rows,
 which `lost_rows` repairs.
 
-Invariant: a message is acknowledged only if it was delivered before a time in which the role had actors that were
-ready and none of them handled a row, for longer than an honest actor can keep a message unseen. Nodes tell this by
-their leases, from the black boxes of their actors: the role's credentials cannot forge it. So a row that an actor works
-on is left alone, however long it takes. A message that is acknowledged by mistake costs one more delivery.
+Invariant: a message is acknowledged only if it was delivered before a time in which the role had actors that were ready
+and all of them waited, for longer than an honest actor can keep a message unseen. Nodes tell this by their leases, from
+the black boxes of their actors: the role's credentials cannot forge it. So a row that an actor works on is left alone,
+however long it takes. A message that is acknowledged by mistake costs one more delivery.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Nodes = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Time in which no actor of a role handled a row."""
+    """Time in which all actors of a role waited."""
 
     since: float
     delivered: int
@@ -45,29 +45,29 @@ class Idle:
 
 
 def idle_roles(nodes: Nodes, roles: Collection[str]) -> set[str]:
-    """Return the roles that have actors which are ready, and none that handles a row or may handle one.
+    """Return the roles that have actors which are ready, and all of whose actors are known to wait.
 
     Args:
         nodes: leases of the nodes, whose fields may be forged.
         roles: roles of pools.
     """
-    handles: dict[str, list[bool]] = {role: [] for role in roles}
+    works: dict[str, list[bool]] = {role: [] for role in roles}
     for node in nodes.values():
         children = node.get("children")
         for child, state in children.items() if isinstance(children, dict) else ():
             role = str(child).rpartition(".")[0]
-            if role in handles and isinstance(state, dict):
-                idle = state.get("handles_rows") is False
+            if role in works and isinstance(state, dict):
+                idle = state.get("works") is False
                 if not idle or state.get("phase") == "ready":
-                    handles[role].append(not idle)
-    return {role for role, busy in handles.items() if busy and not any(busy)}
+                    works[role].append(not idle)
+    return {role for role, busy in works.items() if busy and not any(busy)}
 
 
 def longest_unseen(config: Config, role: Role) -> float:
     """Return the seconds that a message may be with an honest actor, or wait for one, while all leases say idle.
 
     It waits for its redelivery after the actor's death, or until a failed row is tried again; it arrives and waits for
-    further ones; and the lease that shows it is being handled comes late.
+    further ones; and the lease that shows that it is being handled comes late.
     """
     settings = config.supervision
     retries = RETRY_SECONDS * settings.max_failures * (settings.max_failures + 1) / 2
@@ -118,7 +118,7 @@ class KeptRows:
                 if rows := self._release(role, idle.delivered):
                     released = True
                     error = f"RowKept: its message was not acknowledged for {now - idle.since:.0f} s by role {role}"
-                    error += ", of which no actor handled a row"
+                    error += ", all of whose actors waited"
                     for row in rows:
                         self._report("row_kept", row=row, by=role, error=error)
         return released

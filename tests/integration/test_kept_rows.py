@@ -65,9 +65,9 @@ class Watched:
         nodes = nodes_of(self.table, state_of(self.table.connection))
         self.search = LostRows(self.table, CONFIG, nodes, self.report, lambda: self.now)
 
-    def actors(self, phase: str = "ready", *, handles_rows: bool = False, n: int = 0) -> None:
+    def actors(self, phase: str = "ready", *, works: bool = False, n: int = 0) -> None:
         """Publish what a node sees of its rollout."""
-        child = {"phase": phase, "since": time.time(), "restarts": 0, "pid": 1, "handles_rows": handles_rows}
+        child = {"phase": phase, "since": time.time(), "restarts": 0, "pid": 1, "works": works}
         lease = {
             "name": f"node{n}",
             "where": "here",
@@ -146,7 +146,7 @@ def test_rows_that_a_client_keeps_are_delivered_again_and_then_quarantined(
 
 def test_rows_of_an_actor_that_works_for_long_are_left_alone(watched: Watched, guarded: Guarded) -> None:
     """Another actor of the role is idle, on another node, and the run makes no step for an hour."""
-    watched.actors(handles_rows=True)
+    watched.actors(works=True)
     watched.actors(n=1)
     with pool_client(guarded, SUBJECTS, "rollout") as slow:
         taken = slow.take(4)
@@ -161,7 +161,7 @@ def test_an_actor_may_handle_rows_between_two_times_in_which_all_are_idle(watche
     with pool_client(guarded, SUBJECTS, "rollout") as thief:
         keep(thief, thief.take(4), DELAY_FOR_GOOD)
         assert watched.wait(PATIENCE - 5) == []
-        watched.actors(handles_rows=True)
+        watched.actors(works=True)
         assert watched.wait(4) == []
         watched.actors()
         assert watched.wait(PATIENCE - 5) == []

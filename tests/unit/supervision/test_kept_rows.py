@@ -16,23 +16,23 @@ def node(**children: Any) -> dict[str, Any]:
     return {"children": {name.replace("_", "."): state for name, state in children.items()}}
 
 
-def child(phase: str = "ready", *, handles_rows: Any = False) -> dict[str, Any]:
-    return {"phase": phase, "handles_rows": handles_rows}
+def child(phase: str = "ready", *, works: Any = False) -> dict[str, Any]:
+    return {"phase": phase, "works": works}
 
 
 @pytest.mark.parametrize(
     ("nodes", "idle"),
     [
         ([node(reward_0=child(), rollout_0=child())], {"reward", "rollout"}),
-        ([node(reward_0=child(), reward_1=child(handles_rows=True))], set()),
-        ([node(reward_0=child()), node(reward_1000=child(handles_rows=True))], set()),
+        ([node(reward_0=child(), reward_1=child(works=True))], set()),
+        ([node(reward_0=child()), node(reward_1000=child(works=True))], set()),
         ([node(reward_0=child("starting")), node(trainer_0=child())], set()),
         ([node(reward_0=child("starting"), reward_1=child())], {"reward"}),
-        ([node(reward_0=child("stopping", handles_rows=True), reward_1=child())], set()),
+        ([node(reward_0=child("stopping", works=True), reward_1=child())], set()),
         ([], set()),
         # What another version or a forger writes: nothing is known of such an actor.
         ([node(reward_0={"phase": "ready"}, reward_1=child())], set()),
-        ([node(reward_0=child(handles_rows=0), reward_1=child())], set()),
+        ([node(reward_0=child(works=0), reward_1=child())], set()),
         ([{"children": 3}, {}, node(reward_0="x", reward_1=child())], {"reward"}),
     ],
 )

@@ -79,18 +79,18 @@ def test_states_of_children_are_available(run: RunTree) -> None:
     assert time.time() - state["since"] < PATIENCE
 
 
-def test_states_say_which_children_handle_rows(run: RunTree, tmp_path: Path) -> None:
+def test_states_say_which_children_work(run: RunTree, tmp_path: Path) -> None:
     running = run({"a": WAITS, "b": WAITS}, boxes=("a", "b"))
     for _ in range(2):
         running.until("ready")
     box = BlackBox(tmp_path / "a.box")
 
-    def handling() -> list[bool]:
-        return [state["handles_rows"] for state in running.tree.states().values()]
+    def working() -> list[bool]:
+        return [state["works"] for state in running.tree.states().values()]
 
-    for rows, expected in ((["group.1.2"], [True, False]), ([], [False, False])):
-        box.record(rows, "" if rows else "a row with prompt")
-        wait_until(lambda expected=expected: handling() == expected, f"states of {rows}")
+    for rows, waits_for, works in ((["group.1.2"], "", True), ([], "a row with prompt", False), ([], "", True)):
+        box.record(rows, waits_for)
+        wait_until(lambda works=works: working() == [works, False], f"states of {rows}")
     box.close()
 
 
