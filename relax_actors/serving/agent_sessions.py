@@ -217,7 +217,7 @@ class AgentSessions:
         except RowTakenError as error:
             return GenerateAnswer(refusal=Refusal.ELSEWHERE, detail=str(error))
         except (ConfigError, RowError) as error:  # of the template or the tokenizer
-            refusals = {TooLongError: Refusal.TOO_LONG, SlowRowError: Refusal.BUSY}
+            refusals: dict[type[Exception], Refusal] = {TooLongError: Refusal.TOO_LONG, SlowRowError: Refusal.BUSY}
             return GenerateAnswer(refusal=refusals.get(type(error), Refusal.INVALID), detail=str(error)[:500])
         except RelaxError as error:
             return GenerateAnswer(refusal=Refusal.FAILED, detail=self._failed(call.session, error), call=call.call)
