@@ -75,19 +75,24 @@ def test_a_run_goes_on_after_rows_were_acknowledged_without_a_result(make_run: M
 @pytest.mark.parametrize("answer", [ACKNOWLEDGE, DELAY_FOR_GOOD], ids=["acknowledged", "delayed"])
 def test_a_run_resumes_with_rows_that_were_taken_without_a_result(make_run: MakeRun, answer: bytes) -> None:
     """The root is killed before it has found them, or between the steps of their repair."""
-    run = make_run("thief", *SETTINGS, "supervision.ack_wait=3").start()
-    known = 0
+    # Long enough that it does not end between the event and the kill.
+    run = make_run("thief", *SETTINGS, "supervision.ack_wait=3", "run.steps=30").start()
+    known: list[dict[str, Any]] = []
+
+    def more() -> list[dict[str, Any]]:
+        events = lost(run)
+        return events if len(events) > len(known) else []
+
     for _ in range(2):
         take(run, "reward", 2, answer)
         kill_root(run)
         run.start()
-        wait_until(lambda known=known: len(lost(run)) > known, "event row_lost", 90)
-        known = len(lost(run))
+        known = wait_until(more, "event row_lost", 90)
         kill_root(run)
         run.start()
     code, result, output = run.finish()
     assert code == 0, output
-    assert (result["trained"], result["in_flight"]) == (32, 0)
+    assert (result["trained"], result["in_flight"]) == (120, 0)
     assert "the ledger is complete" in relax("ledger", str(run.folder.root), cwd=run.cwd).stdout
 
 
