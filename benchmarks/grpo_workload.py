@@ -70,7 +70,7 @@ class Workload:
 
     def make(self) -> None:
         """Create the model folder and the prompts; needs torch and relax_actors."""
-        from relax_actors.data.tokenizer import make_character_tokenizer  # noqa: PLC0415
+        from relax_actors.data.character_tokenizer import make_character_tokenizer  # noqa: PLC0415
         from relax_actors.engines.torch.model import build  # noqa: PLC0415
 
         self.model.mkdir(parents=True)

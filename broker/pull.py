@@ -24,6 +24,8 @@ EXPIRES, IDLE_EXPIRES = 1.0, 4.0
 _GRACE = 0.3
 _CONSUMER_LOST = ("404", "503")
 _ACK = "$JS.ACK."
+ACK_SECONDS = 5.0
+"""Seconds to wait for the server's answer to an acknowledgement."""
 _FIRST_NUMBER, _FIRST_NUMBER_OF_NEW = {9: 4}, 6
 """Position of the number of deliveries in an acknowledgement subject, by its number of tokens."""
 
@@ -41,6 +43,20 @@ async def nak_deliveries(connection: Connection, stream: str, consumer: str, del
     """Have deliveries to a dead actor redelivered at once, except acknowledged ones."""
     for delivery in deliveries:
         await connection.nc.publish(f"$JS.ACK.{stream}.{consumer}.{'.'.join(map(str, delivery))}.0.0", b"-NAK")
+
+
+async def acknowledge(connection: Connection, stream: str, consumer: str, sequence: int) -> None:
+    """Acknowledge the message at a stream sequence in the place of whoever holds it, and wait until that is done.
+
+    Without effect if the message is acknowledged already.
+    """
+    delivery = Delivery(1, sequence, 1)
+    subject = f"{_ACK}{stream}.{consumer}.{'.'.join(map(str, delivery))}.0.0"
+
+    async def ask() -> Msg:
+        return await connection.nc.request(subject, b"+ACK", ACK_SECONDS)
+
+    await connection.retry(ask, f"acknowledge a message of {consumer}")
 
 
 def delivery_of(message: Msg) -> Delivery | None:

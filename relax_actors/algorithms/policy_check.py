@@ -15,6 +15,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from relax_actors.algorithms.corrections import TokenWeights
 from relax_actors.algorithms.losses import reduce_loss
 from relax_actors.algorithms.own_options import SETTINGS, arguments_of
 from relax_actors.algorithms.policy import PolicyInputs, PolicyLoss, RatioLevel, Totals
@@ -130,7 +131,7 @@ def _try_step(functions: PolicyFunctions, algorithm: AlgorithmSection, step: _St
     leaf = step.logprobs.clone().requires_grad_()
     inputs = _inputs(step, every, algorithm.ratio, totals, leaf)
     if functions.has_own_correction:
-        functions.weights(inputs.proximal, inputs.rollout, inputs.mask)
+        _try_weights(functions.weights, step, f"algorithm.correction.kind = {algorithm.correction.kind!r}")
     if not functions.has_own_loss:
         return
     loss = functions.policy_loss(inputs).loss.masked_fill(~inputs.mask, 0.0).sum()
@@ -143,6 +144,21 @@ def _try_step(functions: PolicyFunctions, algorithm: AlgorithmSection, step: _St
             "powers and divisions whose gradient is not finite, e.g. (x * x + 1e-12).sqrt()"
         )
         raise ConfigError(msg)
+
+
+def _try_weights(weights: Callable[[Tensor, Tensor, Tensor], TokenWeights], step: _Step, source: str) -> None:
+    """Refuse a correction whose weights of a sequence depend on the other sequences of its micro-batch."""
+    whole = weights(step.proximal, step.rollout, step.mask).weight
+    for row, length in enumerate(step.mask.sum(-1).tolist()):
+        cut = slice(row, row + 1), slice(max(1, length))
+        alone = weights(step.proximal[cut], step.rollout[cut], step.mask[cut]).weight
+        differences = (alone - whole[cut]).abs().masked_fill(~step.mask[cut], 0.0)
+        if (difference := float(differences.max())) > TRIED_TOLERANCE * max(1.0, float(whole.abs().max())):
+            msg = (
+                f"{source}: the weights of a sequence differ by {difference:.3g} between micro-batches with and "
+                "without other sequences; compute them from the tokens of the sequence alone"
+            )
+            raise ConfigError(msg)
 
 
 def _check_gradient(call: Callable[[PolicyInputs], Tensor], step: _Step, level: RatioLevel, name: str) -> None:

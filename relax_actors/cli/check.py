@@ -18,6 +18,7 @@ from relax_actors.printable import printable_lines
 if TYPE_CHECKING:
     from relax_actors.config import Config
     from relax_actors.data.model_folder import ModelFacts
+    from relax_actors.data.tokenizer import Tokenizer
     from relax_actors.messages import Prompt
 
 Check = Callable[[], Iterator[str]]
@@ -107,6 +108,7 @@ def examine(
     errors: list[str] = []
     notes: list[str] = []
     facts: ModelFacts | None = None
+    tokenizer: Tokenizer | None = None
 
     def attempt(part: Check) -> None:
         try:
@@ -117,7 +119,7 @@ def examine(
     with tempfile.TemporaryDirectory() as scratch:
         folder = config.model.path or Path(scratch)
         try:
-            facts = checks.check_model(config, folder)
+            facts, tokenizer = checks.check_model(config, folder)
         except ConfigError as error:
             errors.append(str(error))
         here = machine.roles_here(config, roles)
@@ -138,7 +140,9 @@ def examine(
         attempt(lambda: machine.check_addresses(config, here))
         rows: dict[str, Prompt] = {}
         for part in (
-            _checks_of_model(config, folder, facts, here, rows) if facts is not None else _checks_without_model(config)
+            _checks_without_model(config)
+            if facts is None or tokenizer is None
+            else _checks_of_model(config, folder, facts, tokenizer, here, rows)
         ):
             attempt(part)
         for part in _calls(config, here, calls, rows) if calls is not None and not errors else ():
@@ -165,7 +169,12 @@ def _calls(config: Config, here: Collection[str], import_path: Path, rows: dict[
 
 
 def _checks_of_model(
-    config: Config, folder: Path, facts: ModelFacts, here: Collection[str], rows: dict[str, Prompt]
+    config: Config,
+    folder: Path,
+    facts: ModelFacts,
+    tokenizer: Tokenizer,
+    here: Collection[str],
+    rows: dict[str, Prompt],
 ) -> list[Check]:
     """Return the checks that need the size and shape of the model."""
     from relax_actors.cli import checks
@@ -186,11 +195,11 @@ def _checks_of_model(
         lambda: checks.check_weight_files(config),
         lambda: check_critic(config, folder, facts),
         lambda: checks.check_lengths(config, facts),
-        lambda: check_data(config, config.data, "data", folder, facts, rows),
-        lambda: check_characters(config, folder),
+        lambda: check_data(config, config.data, "data", folder, tokenizer, facts, rows),
+        lambda: check_characters(config, tokenizer),
     ]
     if (held_out := config.eval) is not None:
-        found.append(lambda: check_data(config, held_out.data, "eval.data", folder, facts, rows))
+        found.append(lambda: check_data(config, held_out.data, "eval.data", folder, tokenizer, facts, rows))
     return [*found, lambda: check_memory(config, facts, here), lambda: check_disk(config, facts)]
 
 

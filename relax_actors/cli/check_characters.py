@@ -5,7 +5,6 @@ from __future__ import annotations
 import string
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 from relax_actors.config import Config
 from relax_actors.data.escapes import escape
@@ -15,16 +14,16 @@ USUAL = string.digits + string.ascii_letters + string.punctuation + " \n"
 """Characters of an ordinary error text."""
 
 
-def check_characters(config: Config, folder: Path) -> Iterator[str]:
+def check_characters(config: Config, tokenizer: Tokenizer) -> Iterator[str]:
     """Note characters of ordinary texts that the tokenizer cannot encode, if the model reads what others write.
 
     Args:
         config: configuration of the run.
-        folder: folder with the tokenizer.
+        tokenizer: tokenizer of the model.
     """
     if config.environment is None and config.gateway is None:
         return
-    escapes = Tokenizer(folder).escapes
+    escapes = tokenizer.escapes
     if not (lacking := escapes.lacking(USUAL)):
         return
     ways = Counter(_way(character, escapes[ord(character)]) for character in lacking)

@@ -33,6 +33,7 @@ def check_data(
     data: DataSection,
     where: str,
     folder: Path,
+    tokenizer: Tokenizer,
     facts: ModelFacts,
     first: dict[str, Prompt] | None = None,
 ) -> Iterator[str]:
@@ -42,14 +43,14 @@ def check_data(
         config: configuration of the run.
         data: section of the data source.
         where: name of the section, for messages.
-        folder: folder with the tokenizer.
+        folder: folder of the model.
+        tokenizer: tokenizer of the model.
         facts: size and shape of the model.
         first: gets the first row that can be used, by `where`.
     """
     source = open_data(data, config.media)
     if config.rollout.max_tokens >= min(facts.context_length, config.trainer.max_tokens_per_microbatch):
         return  # `check_lengths` reports it once, for all data
-    tokenizer = Tokenizer(folder)
     admission = admission_of(config, folder=folder)
     maker = PromptMaker(data, tokenizer, facts.context_length, config.rollout.max_tokens, admission)
     sampled = min(SAMPLED_ROWS, len(source))

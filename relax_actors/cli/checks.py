@@ -31,8 +31,8 @@ from relax_actors.supervision.sandbox import check_sandbox, is_sandboxed
 from relax_actors.training.stops import stops_of
 
 
-def check_model(config: Config, folder: Path) -> ModelFacts:
-    """Check the model against its tokenizer and the stop strings; return its size and shape.
+def check_model(config: Config, folder: Path) -> tuple[ModelFacts, Tokenizer]:
+    """Check the model against its tokenizer and the stop strings; return its size and shape, and the tokenizer.
 
     Args:
         config: configuration of the run.
@@ -51,7 +51,7 @@ def check_model(config: Config, folder: Path) -> ModelFacts:
         )
         raise ConfigError(msg)
     stops_of(tokenizer, config.rollout.stop)
-    return facts
+    return facts, tokenizer
 
 
 def describe_run(config: Config, facts: ModelFacts, here: Collection[str]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from relax_actors.config import Config
 from relax_actors.data import nested_config
-from relax_actors.data.tokenizer import make_character_tokenizer
+from relax_actors.data.character_tokenizer import make_character_tokenizer
 from relax_actors.errors import ConfigError
 from relax_actors.media.family import family_of
 from relax_actors.media.processor_writer import write_processor_files

@@ -1,25 +1,21 @@
-"""Convert text to token ids and back, without torch.
-
-Also makes the tokenizer of single characters for models that start from random weights.
-"""
+"""Convert text to token ids and back, without torch."""
 
 from __future__ import annotations
 
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
-from tokenizers import Regex, decoders, models, pre_tokenizers
 
+from relax_actors.data.character_tokenizer import PAD
 from relax_actors.data.escapes import Escapes
 from relax_actors.data.nested_config import text_fields
 from relax_actors.data.time_limit import call_within
@@ -30,8 +26,6 @@ LOAD_SECONDS = 120.0
 LONG_BYTES, LONG_SECONDS = 256 << 10, 60.0
 """Texts of more bytes are tokenized one at a time, since each takes seconds and 100 times its size in memory; time that
 a text waits for its turn."""
-PAD = "<pad>"
-UNKNOWN = "<unknown>"
 
 
 class TemplateError(RowError):
@@ -45,6 +39,10 @@ class TemplateError(RowError):
 class Tokenizer:
     """The tokenizer of a model folder.
 
+    Args:
+        folder: the model folder.
+        turn_seconds: seconds for which a long text waits until others have been tokenized.
+
     Attributes:
         replaced: metrics `characters_escaped` and `characters_dropped` of the texts given to `encode_any`; empty as
             long as all of them could be encoded.
@@ -53,8 +51,8 @@ class Tokenizer:
         ConfigError: the folder has no readable tokenizer.json.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, turn_seconds: float = LONG_SECONDS) -> None:
+        self._folder, self._turn_seconds = folder, turn_seconds
         path = folder / "tokenizer.json"
         try:
             self._inner = call_within(LOAD_SECONDS, lambda: tokenizers.Tokenizer.from_file(str(path)))
@@ -135,7 +133,7 @@ class Tokenizer:
 
         Raises:
             TooLongError: the text has more bytes than the context of the model holds.
-            SlowRowError: other long texts are being tokenized for `LONG_SECONDS`.
+            SlowRowError: other long texts are being tokenized for `turn_seconds`.
             RowError: the tokenizer has no token for a part of it.
         """
         size = len(text.encode(errors="surrogatepass"))
@@ -165,8 +163,10 @@ class Tokenizer:
             yield
             return
         try:
-            if not self._turn.acquire(timeout=LONG_SECONDS):
-                msg = f"a text of {size} bytes was not tokenized: others have taken {LONG_SECONDS:g} s; shorten it"
+            if not self._turn.acquire(timeout=self._turn_seconds):
+                msg = (
+                    f"a text of {size} bytes was not tokenized: others have taken {self._turn_seconds:g} s; shorten it"
+                )
                 raise SlowRowError(msg)
             yield
         finally:
@@ -310,49 +310,3 @@ def _json_object(path: Path) -> dict[str, Any]:
         msg = f"{path} holds a {type(body).__name__}, not an object; download the model again"
         raise ConfigError(msg)
     return body
-
-
-def make_character_tokenizer(
-    alphabet: str, end: str, folder: Path, special: Mapping[str, str] = MappingProxyType({})
-) -> dict[str, int]:
-    """Write a tokenizer of single characters and special tokens; return the ids for the model's config.json.
-
-    Args:
-        alphabet: the characters.
-        end: character that ends a sequence.
-        folder: folder to write to.
-        special: texts of the special tokens of media, by role; their ids follow that of the padding, in order.
-
-    Raises:
-        ConfigError: a character occurs twice, or `end` is not one character of the alphabet.
-    """
-    twice = sorted({c for c in alphabet if alphabet.count(c) > 1})
-    if twice:
-        msg = f"model.tokenizer.alphabet has {twice} more than once; write each character once"
-        raise ConfigError(msg)
-    if len(end) != 1 or end not in alphabet:
-        msg = f"model.tokenizer.end {end!r} is not one character of the alphabet {alphabet!r}"
-        raise ConfigError(msg)
-    vocabulary = {token: i for i, token in enumerate([*alphabet, PAD, *special.values()])}
-    inner = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
-    inner.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
-    inner.decoder = decoders.Fuse()
-    inner.add_special_tokens([PAD, *special.values()])
-    inner.save(str(folder / "tokenizer.json"))
-    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end, "pad_token": PAD}
-    if special:
-        settings["extra_special_tokens"] = _names_in_transformers(special)
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
-    ids = {"eos_token_id": vocabulary[end], "pad_token_id": vocabulary[PAD]}
-    return ids | {"vocab_size": len(vocabulary)}
-
-
-def _names_in_transformers(special: Mapping[str, str]) -> dict[str, str]:
-    """Return the attributes of a tokenizer in which processors of transformers look for the tokens of media."""
-    names = {f"{role}_token": text for role, text in special.items()}
-    # Omni models call the start of a span "bos", and its end "eos".
-    for role, text in special.items():
-        span, _, side = role.partition("_")
-        if side:
-            names[f"{span}_{'bos' if side == 'start' else 'eos'}_token"] = text
-    return names

@@ -37,6 +37,7 @@ def sentence(event: LogMessage) -> str:
         "row_quarantined": f"{row} failed for good in {role}: {why}",
         "row_dropped": f"{row} dropped ({body.get('reason')}): {_first_line(body.get('detail'))}",
         "row_lost": f"{row} is delivered to {body.get('by')} again: {why}",
+        "row_kept": f"{row} is taken back from role {body.get('by')}: {why}",
         "row_failed": f"{row} failed in {role} and is tried again: {why}",
         "agent_without_reward": f"the agent of session {body.get('session')} ended without a reward",
         "all_rows_failed": f"{who} stopped the run: {why}",

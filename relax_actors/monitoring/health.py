@@ -149,7 +149,7 @@ def table(fill: Fill, stall: str) -> Iterator[Finding]:
 
 
 def lost(rows: Mapping[str, Collection[RowId]]) -> Iterator[Finding]:
-    """Find roles that acknowledged rows without writing their column.
+    """Find roles that took rows without writing their column.
 
     Args:
         rows: rows that were delivered to each role again.
@@ -159,7 +159,7 @@ def lost(rows: Mapping[str, Collection[RowId]]) -> Iterator[Finding]:
             shown = ", ".join(map(str, sorted(of_role)[:MAX_ROWS])) + (" ..." if len(of_role) > MAX_ROWS else "")
             number = counted(len(of_role), "row")
             yield Finding(
-                f"role {role} acknowledged {number} without writing its column: {shown}. Each was "
+                f"role {role} took {number} without writing its column: {shown}. Each was "
                 "delivered again, and is quarantined if it is lost again; look for an error in the role, or for "
                 "another program with its credentials"
             )

@@ -25,7 +25,7 @@ class GatewayRole(ServiceRole):
             ConfigError: the extra is not installed, the address is in use, or a file of tokens cannot be used.
         """
         try:
-            from relax_actors.serving.answers import Answers, Limits  # noqa: PLC0415 needs the extra
+            from relax_actors.serving.answers import PREPARE_SECONDS, Answers, Limits  # noqa: PLC0415 needs the extra
             from relax_actors.serving.app import Access, Gateway  # noqa: PLC0415
             from relax_actors.serving.run_policy import RunPolicy  # noqa: PLC0415
             from relax_actors.serving.server import HttpServer  # noqa: PLC0415
@@ -41,7 +41,8 @@ class GatewayRole(ServiceRole):
         limits = Limits(section.max_body_bytes, section.max_concurrent, section.request_seconds, lease)
         path, folder = config.model_path, gateway_folder(config.folder)
         policy = RunPolicy(self.context)
-        self._answers = Answers(policy, Tokenizer(path), section.model, measure(path).context_length, limits)
+        tokenizer = Tokenizer(path, turn_seconds=PREPARE_SECONDS / 2)
+        self._answers = Answers(policy, tokenizer, section.model, measure(path).context_length, limits)
         access = Access(tokens_of(section, folder), session_secret(config.store_path))
         app = Gateway(self._answers, access, limits).app()
         port, certificate = self._port(section, folder), _certificate(section)

@@ -29,6 +29,8 @@ _BEAT, _LENGTH, _TEXT = slice(0, 8), slice(8, 12), 12
 _DELIVERY = struct.Struct("<QQQ")
 _HEAD = struct.Struct("=dI")
 HEAD_READS = 8
+_WAITS = b'[[], "'
+"""Begin of a record without rows; then comes what the actor waits for, or the end of an empty text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,11 @@ class BlackBox:
             return Snapshot(beat, tuple(rows), waiting_for, float(since))
         except (ValueError, TypeError, OverflowError, RecursionError):
             return Snapshot(beat)
+
+    def waits(self) -> bool:
+        """Return whether the record says that the actor handles no row and waits; costs one read of a few bytes."""
+        begin = os.pread(self._file, len(_WAITS) + 1, _TEXT)
+        return begin.startswith(_WAITS) and not begin.endswith(b'"')
 
     def last_beat(self) -> float:
         """Return the time of the last sign of life; 0 if the file was cut off."""

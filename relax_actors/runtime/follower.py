@@ -72,7 +72,7 @@ class FollowerPump:
             self.handled += len(cells)
 
     async def _run(self, work: Callable[[], None], stage: str) -> None:
-        self.watch.start_cells(stage)
+        self.watch.start_other_work(stage)
         try:
             await ask(self.mailbox, work)
         except Exception:

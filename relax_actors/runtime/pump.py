@@ -137,7 +137,7 @@ class PoolPump:
         if not self._wanted:
             return
         self._wanted = False
-        self.watch.start_work("answering requests")
+        self.watch.start_other_work("answering requests")
 
         def serve() -> None:
             with self.context.device_lock():

@@ -45,11 +45,12 @@ class Watchdog:
         self._last = time.monotonic()
         self._pauses, self._cpu = PauseDetector(tolerated_delay(context.config.supervision.heartbeat)), 0.0
         self.busy, self._stage = False, ""
+        self._rows: list[str] = []
         self._busy_since = self._busy_before = 0.0
         self.thread_id: int | None = None
         self.record_delivery = box.record_delivery
         context.progress = self.progress
-        context.report_waiting = self.start_waiting
+        context.report_waiting = self.report_waiting
         # Waiting for the broker is no hang.
         context.table.connection.on_wait = self.progress
 
@@ -59,18 +60,25 @@ class Watchdog:
 
     def start_rows(self, rows: list[str]) -> None:
         """Record that the role begins to handle these rows."""
+        self._rows = rows
         self._box.record(rows)
         self.start_work(f"handling {enumerate_rows(rows)}")
 
-    def start_cells(self, stage: str) -> None:
-        """Record that a stateful role begins to process cells, as `stage` says."""
+    def start_other_work(self, stage: str) -> None:
+        """Record that the role begins to do something that is not handling rows, as `stage` says."""
+        self._rows = []
         self._box.record([])
         self.start_work(stage)
 
     def start_waiting(self, waiting_for: str) -> None:
         """Record that the role is done and waits."""
+        self._rows = []
+        self.report_waiting(waiting_for)
+
+    def report_waiting(self, waiting_for: str) -> None:
+        """Record what the role waits for; rows that it is handling stay recorded."""
         self.end_work()
-        self._box.record([], waiting_for)
+        self._box.record(self._rows, waiting_for)
 
     def end_idle_work(self) -> None:
         """Record that a stateful role has done its background work; it waits for what it reported, or for cells."""

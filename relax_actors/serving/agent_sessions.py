@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker.subjects import RowId
-from relax_actors.errors import ConfigError, RelaxError, RowError, RowTakenError, TooLongError
+from relax_actors.errors import ConfigError, RelaxError, RowError, RowTakenError, SlowRowError, TooLongError
 from relax_actors.messages import FinishReason
 from relax_actors.messages.generate import GenerateAnswer, GenerateCall, Refusal, SessionAnswer, SessionCall
 from relax_actors.runtime.context import Context
@@ -216,9 +216,9 @@ class AgentSessions:
             return error.answer
         except RowTakenError as error:
             return GenerateAnswer(refusal=Refusal.ELSEWHERE, detail=str(error))
-        except (ConfigError, RowError) as error:  # of the template
-            refusal = Refusal.TOO_LONG if isinstance(error, TooLongError) else Refusal.INVALID
-            return GenerateAnswer(refusal=refusal, detail=str(error)[:500])
+        except (ConfigError, RowError) as error:  # of the template or the tokenizer
+            refusals: dict[type[Exception], Refusal] = {TooLongError: Refusal.TOO_LONG, SlowRowError: Refusal.BUSY}
+            return GenerateAnswer(refusal=refusals.get(type(error), Refusal.INVALID), detail=str(error)[:500])
         except RelaxError as error:
             return GenerateAnswer(refusal=Refusal.FAILED, detail=self._failed(call.session, error), call=call.call)
 

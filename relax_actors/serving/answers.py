@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.errors import TooLongError
+from relax_actors.errors import SlowRowError, TooLongError
 from relax_actors.messages.generate import GenerateCall, GeneratePiece, Refusal
 from relax_actors.serving.ask import Ask
 from relax_actors.serving.completion import Completed
@@ -129,6 +129,8 @@ class Answers:
                 raise ApiError(400, msg, "too_slow") from error
             except TooLongError as error:
                 raise refused(Refusal.TOO_LONG, str(error)) from error
+            except SlowRowError as error:  # other texts are being tokenized; later it may succeed
+                raise refused(Refusal.BUSY, str(error)) from error
         if not len(found):
             raise ApiError(400, "the prompt has no tokens; write one", "invalid_request")
         return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from broker.address import Address
 from broker.server import Server, is_jetstream_ready
 from relax_actors.supervision.outcome import Verdict
 from relax_actors.supervision.spec import Blame
-from relax_actors.supervision.starvation import Starvation
+from relax_actors.supervision.starvation import starved_with_this_process
 
 # After a failed write, e.g. on a full disk, the server answers no further writes to that stream until it is restarted.
 _CANNOT_WRITE = b"critical write error"
@@ -37,24 +36,33 @@ class BrokerHealth:
         heartbeat: seconds without an answer after which the server counts as hung.
         patience: seconds to wait for room on a full disk.
         report: called with the reason of a wait, and with an empty text when the wait is over.
+        starved: returns for how many seconds since the last call a process could not have answered; by default
+            measured by `Starvation`.
+        clock: returns the time in seconds.
     """
 
     def __init__(
-        self, server: Server, address: Address, heartbeat: float, patience: float, report: Callable[[str], None]
+        self,
+        server: Server,
+        address: Address,
+        heartbeat: float,
+        patience: float,
+        report: Callable[[str], None],
+        starved: Callable[[int], float] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._server, self._address, self._report = server, address, report
         self._heartbeat, self._patience = heartbeat, patience
         self._read = server.log.stat().st_size if server.log.exists() else 0
         self._answered: float | None = None
         self._unanswered, self._starved = 0, 0.0
-        self._of_server, self._own = Starvation(), Starvation()
+        self._measure, self._clock = starved or starved_with_this_process(), clock
         self._broken_since: float | None = None
 
     def __call__(self, pid: int) -> Verdict | None:
         """Return why the server, process `pid`, must be killed now, or None."""
         answers = self._answered is None or is_jetstream_ready(self._address)
-        now = time.monotonic()
-        starved = max(self._of_server.measure(pid), self._own.measure(os.getpid()))
+        now, starved = self._clock(), self._measure(pid)
         if self._answered is None or answers:
             self._answered, self._unanswered, self._starved = now, 0, 0.0
         else:

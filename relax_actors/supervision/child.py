@@ -44,6 +44,8 @@ class ChildProcess:
     verdict: Verdict | None = None
     kill_at: float | None = None
     checked_at: float = 0.0
+    works: bool = False
+    """Whether a ready actor did anything but wait at the last check."""
 
     def read_status(self) -> bool:
         """Read what the child reported; return False at the end of the pipe."""
@@ -70,6 +72,7 @@ class ChildProcess:
             heartbeat: seconds without a sign of life that are allowed.
         """
         verdict = None
+        self.works = self.box is not None and not self.box.waits()
         if self.box is not None and (silent := now - max(self.box.last_beat(), since)) > heartbeat:
             rows = self.box.read().rows
             doing = f" while handling {enumerate_rows(rows)}" if rows else ""

@@ -1,9 +1,10 @@
-"""Rows that a role of a pool acknowledged without writing its column: found, delivered again, then quarantined.
+"""Rows that a role of a pool took without writing its column: found, delivered again, then quarantined.
 
-No message would bring such a row to the role again, so its step and the run would wait for it for good. The root, the
-only process that may change consumers, looks for these rows when it starts, and after each `supervision.ack_wait`
-without new weights. It writes a cell `redeliver-<role>` on the row, which the role's consumer delivers like an input; a
-row that is lost again is quarantined, and PromptSource replaces it.
+Their messages are acknowledged, by the role or, if a client kept them, by `kept_rows`. No message would bring such a
+row to the role again, so its step and the run would wait for it for good. The root, the only process that may change
+consumers, looks for these rows when it starts, and after each `supervision.ack_wait` without new weights. It writes a
+cell `redeliver-<role>` on the row, which the role's consumer delivers like an input; a row that is lost again is
+quarantined, and PromptSource replaces it.
 
 Invariant: an actor stores the column of a row before it acknowledges the row. The root reads how far a consumer is
 acknowledged before it lists the cells. So a row whose inputs lie before that point, and which then has no column, is
@@ -23,8 +24,9 @@ from enum import Enum
 from nats.js.api import ConsumerInfo
 
 from broker.connection import Connection
+from broker.leases import RunState
 from broker.store import Store
-from broker.streams import ensure_consumer
+from broker.streams import CONSUMER_SECONDS, ensure_consumer, open_bucket
 from broker.subjects import CellId, RowId, Subjects
 from broker.table import Table
 from relax_actors.config import Config
@@ -35,6 +37,7 @@ from relax_actors.runtime.join import trigger_columns
 from relax_actors.runtime.journal import Journal
 from relax_actors.runtime.row import FAILURES, redelivery_column
 from relax_actors.runtime.service_role import ServiceRole
+from relax_actors.supervision.kept_rows import KeptRows, Nodes, longest_unseen, nodes_of
 from relax_actors.supervision.streams import consumers_of, redelivery_filters
 
 MAX_LOOKUPS = 256
@@ -106,8 +109,9 @@ class LostRows:
     """Finds the lost rows of a run and repairs them. All methods run in one thread, not that of the connection.
 
     Args:
-        table: the run's table, of a user that may change consumers.
+        table: the run's table, of a user that may change consumers and acknowledge for them.
         config: the run's settings; the classes of its roles are imported.
+        nodes: returns the leases of the nodes.
         report: publishes an event.
         clock: returns the time in seconds.
     """
@@ -116,6 +120,7 @@ class LostRows:
         self,
         table: Table,
         config: Config,
+        nodes: Callable[[], Nodes],
         report: Callable[..., None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -123,7 +128,9 @@ class LostRows:
         self._roles = {name: make_role(config, name) for name in role_names(config)}
         pools = (pool_of(config, name, role) for name, role in self._roles.items())
         self._pools = [pool for pool in pools if pool is not None]
-        self._due = float("-inf")
+        patience = {pool.role: longest_unseen(config, self._roles[pool.role]) for pool in self._pools}
+        self._kept = KeptRows(table, nodes, patience, report)
+        self._due, self._stalled = float("-inf"), False
         self._seen: list[int] | None = None
         # Stream sequences of cells that were looked up, so that rows that take long are not looked up again.
         self._stored: dict[str, int] = {}
@@ -131,14 +138,24 @@ class LostRows:
         self._extended: set[str] = set()
 
     def check_when_due(self) -> None:
-        """Check at first, and then whenever the run has made no progress for `supervision.ack_wait` seconds."""
-        if (now := self._clock()) < self._due:
+        """Check at first, and then whenever the run has made no progress for `supervision.ack_wait` seconds.
+
+        Call it every second.
+        """
+        now = self._clock()
+        if self._stalled:
+            self._kept.watch(now)
+            if self._kept.release(now):
+                self.check()
+        if now < self._due:
             return
         self._due = now + self._config.supervision.ack_wait
         seen = self._progress()
-        stalled, self._seen = self._seen in (None, seen), seen
-        if stalled:
+        self._stalled, self._seen = self._seen in (None, seen), seen
+        if self._stalled:
             self.check()
+        else:
+            self._kept.forget()
 
     def _progress(self) -> list[int]:
         """Return the stream sequences of the newest weights and of the newest result of an evaluation."""
@@ -208,13 +225,13 @@ class LostRows:
     def _repair(self, pool: Pool, row: RowId, inputs: list[int], redelivery: int | None, acknowledged: int) -> None:
         found = loss(inputs, redelivery, acknowledged)
         if found is Loss.FIRST:
-            error = f"RowLost: {pool.role} acknowledged it without writing column {pool.writes}"
+            error = f"RowLost: {pool.role} took it without writing column {pool.writes}"
             self._report("row_lost", row=str(row), by=pool.role, error=error)
             self._ensure_filters(pool)
             subject = self._table.subject(row, redelivery_column(pool.role))
             self._table.put(subject, Redelivery(pool.role, max(inputs)))
         elif found is Loss.SECOND:
-            error = f"RowLost: {pool.role} acknowledged it twice without writing column {pool.writes}"
+            error = f"RowLost: {pool.role} took it twice without writing column {pool.writes}"
             self._table.put(self._table.subject(row, "quarantined"), Quarantined(pool.role, 2, error, ""))
             self._report("row_quarantined", row=str(row), deliveries=2, error=error, traceback="")
 
@@ -242,4 +259,5 @@ def lost_rows_of(config: Config, connection: Connection, journal: Journal) -> Ca
     direct = config.broker.replicas == 1
     table = Table(connection, Subjects(config.run.name), Store(config.store_path), "root.0#0", direct=direct)
     table.patience = ROOM_SECONDS
-    return LostRows(table, config, journal.event).check_when_due
+    state = RunState(connection, connection.call(open_bucket(connection, table.subjects), CONSUMER_SECONDS + 1))
+    return LostRows(table, config, nodes_of(table, state), journal.event).check_when_due

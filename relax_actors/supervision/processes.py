@@ -102,7 +102,10 @@ class ProcessTree:
         return True
 
     def states(self) -> dict[str, dict[str, Any]]:
-        """Return each child's `phase`, `since` (seconds since 1970), `restarts` and `pid`; callable from any thread."""
+        """Return each child's `phase`, `since` (seconds since 1970), `restarts`, `pid` and whether it `works`.
+
+        Callable from any thread.
+        """
         epoch = time.time() - time.monotonic()
         return {
             name: {
@@ -110,6 +113,7 @@ class ProcessTree:
                 "since": round(epoch + c.since, 3),
                 "restarts": max(0, c.starts - 1),
                 "pid": running.process.pid if (running := self._running.get(name)) else None,
+                "works": running is not None and running.works,
             }
             for pool in self.pools.values()
             for name, c in list(pool.children.items())

@@ -6,7 +6,6 @@ import os
 import queue
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +20,7 @@ from broker.subjects import Subjects
 from relax_actors.config import Config
 from relax_actors.errors import BrokerError
 from relax_actors.runtime.journal import Journal
+from relax_actors.supervision.repairs import Repairs
 from relax_actors.supervision.reporter import supervision_metric
 
 BEAT_SECONDS, START_SECONDS = 1.0, 0.02
@@ -39,7 +39,7 @@ class RootStatusPublisher(threading.Thread):
         states: returns the states of the root's children.
         number: number of the root's node.
         prepare: called with each new connection; returns the run's state, by default that of the existing bucket.
-        repair: called with each new connection; returns a function that repairs the run's table, called every second.
+        repair: called with each new connection; returns a function that repairs the run's table, see `Repairs`.
     """
 
     def __init__(
@@ -88,9 +88,16 @@ class RootStatusPublisher(threading.Thread):
     def _publish(self, connection: Connection) -> None:
         subjects = Subjects(self._config.run.name)
         journal = Journal(connection, subjects, "root", self._number, patience=None)
+        repairs = None if self._repair is None else Repairs(connection, journal, self._repair)
+        try:
+            self._publish_until_closed(connection, journal, repairs)
+        finally:
+            if repairs is not None:
+                repairs.halt()
+
+    def _publish_until_closed(self, connection: Connection, journal: Journal, repairs: Repairs | None) -> None:
         began, ttl = time.time(), max(2.0, self._config.supervision.heartbeat)
         state: RunState | None = None
-        repair: Callable[[], None] | None = None
         while not self._halt.wait(BEAT_SECONDS if state is not None else START_SECONDS):
             while not self._events.empty():
                 kind, child, fields = self._events.get()
@@ -102,6 +109,8 @@ class RootStatusPublisher(threading.Thread):
             try:
                 if state is None:
                     state = self._prepare(connection)
+                    if repairs is not None:
+                        repairs.start()
                 children = self._states()
                 of_node = f" of node {self._number}" if self._number else ""
                 journal.metric(supervision_metric({f"{name}{of_node}": c for name, c in children.items()}))
@@ -109,14 +118,3 @@ class RootStatusPublisher(threading.Thread):
                 connection.call(state.renew_lease("root", self._number, lease, ttl), CONNECT_SECONDS)
             except (BrokerError, nats.errors.Error) as error:
                 log.debug("lease_not_renewed", error=str(error))
-                continue
-            if self._repair is None:
-                continue
-            try:
-                repair = repair or self._repair(connection, journal)
-                repair()
-            except (BrokerError, nats.errors.Error) as error:
-                log.debug("table_not_repaired", error=str(error))
-            except Exception as error:  # noqa: BLE001 without this thread, the root would have neither lease nor events
-                text, trace = f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
-                journal.event("repair_failed", error=text[:2000], traceback=trace[-8000:])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -24,10 +26,15 @@ class Starvation:
     """Measures one process.
 
     The kernel adds a wait when it ends. A thread that got no turn at all, and is not asleep, still waits.
+
+    Args:
+        proc: folder in which the kernel shows its processes.
+        clock: returns the time in seconds.
     """
 
-    def __init__(self) -> None:
-        self._pid, self._at = 0, time.monotonic()
+    def __init__(self, proc: Path = Path("/proc"), clock: Callable[[], float] = time.monotonic) -> None:
+        self._proc, self._clock = proc, clock
+        self._pid, self._at = 0, clock()
         self._before: dict[str, _Schedule] = {}
 
     def measure(self, pid: int) -> float:
@@ -37,11 +44,11 @@ class Starvation:
         A thread that waited for most of the time counts as if it had waited all the time: the rest is not enough to
         answer anybody. 0 in the first call for a process.
         """
-        now, before = time.monotonic(), self._before if pid == self._pid else {}
+        now, before = self._clock(), self._before if pid == self._pid else {}
         passed, waited = now - self._at, 0.0
         self._pid, self._at, self._before = pid, now, {}
         with suppress(OSError):
-            for task in Path(f"/proc/{pid}/task").iterdir():
+            for task in (self._proc / str(pid) / "task").iterdir():
                 with suppress(OSError, ValueError):  # the thread has ended
                     _, delayed, turns = (task / "schedstat").read_text().split()
                     schedule = self._before[task.name] = _Schedule(int(delayed) / 1e9, int(turns))
@@ -51,3 +58,9 @@ class Starvation:
                     still_waits = schedule.turns == last.turns and state in _WAITS
                     waited = max(waited, passed if still_waits else schedule.waited - last.waited)
         return passed if 2 * waited > passed else waited
+
+
+def starved_with_this_process() -> Callable[[int], float]:
+    """Return a function that measures a process, or this one if it has waited longer; see `Starvation.measure`."""
+    other, own = Starvation(), Starvation()
+    return lambda pid: max(other.measure(pid), own.measure(os.getpid()))

@@ -13,8 +13,8 @@ import pytest
 
 from broker.subjects import RowId
 from relax_actors.messages import Trajectory
-from tests.e2e.test_gateway import AGENTS, address_of
 from tests.support.faults import box, story_of
+from tests.support.gateways import AGENTS, address_of
 from tests.support.running import Run, wait_until
 
 MakeRun = Callable[..., Run]

@@ -9,8 +9,8 @@ import pytest
 
 from tests.chaos.test_sglang import LONG, ON_POLICY, SERVED, kill_server
 from tests.chaos.test_turns import EPISODES
-from tests.e2e.test_gateway import address_of
 from tests.support.faults import story_of, wait_for_cell
+from tests.support.gateways import address_of
 from tests.support.running import Run, processes_of
 from tests.support.sglang_servers import skip_if_missing
 from tests.support.turn_counter import TurnCounter

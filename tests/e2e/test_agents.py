@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from relax_actors.messages import FinishReason, Trajectory
-from tests.e2e.test_gateway import AGENTS, address_of
 from tests.support.faults import story_of
+from tests.support.gateways import AGENTS, address_of
 from tests.support.running import Run, relax, wait_until
 
 MakeRun = Callable[..., Run]

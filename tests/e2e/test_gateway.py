@@ -14,25 +14,11 @@ import openai
 import pytest
 
 from relax_actors.data.tokenizer import Tokenizer
-from tests.support.running import SUPPORT, Run, wait_until
+from tests.support.gateways import AGENTS, address_of
+from tests.support.running import Run, wait_until
 
 MakeRun = Callable[..., Run]
-AGENTS = SUPPORT / "tiny_agents.toml"
 ASK = [{"role": "user", "content": "say 7"}]
-
-
-def address_of(run: Run) -> tuple[str, str]:
-    """URL and token of a run's gateway, as soon as it answers."""
-    folder = run.folder.root / "gateway"
-
-    def found() -> str:
-        try:
-            url = (folder / "url.0").read_text()
-            return url if httpx.get(f"{url}/health", timeout=2).status_code == 200 else ""
-        except (OSError, httpx.HTTPError):
-            return ""
-
-    return wait_until(found, "gateway", 300), (folder / "token").read_text()
 
 
 @pytest.mark.slow

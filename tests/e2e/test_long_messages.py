@@ -4,37 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.support.running import SUPPORT, Run, wait_until
+from tests.support.gateways import AGENTS, address_of
+from tests.support.long_texts import long_texts
+from tests.support.running import Run, wait_until
 
-TEXTS = {
-    "words": "hello world, say 7 again " * 76_000,
-    "one letter": "a" * 1_900_000,
-    "Chinese": "你好世界" * 158_000,
-    "emoji": "😀" * 475_000,
-}
+TEXTS = long_texts(1_900_000)
 ANSWER_SECONDS = 10.0
 """Time for a refusal, most of which the machine of a test needs for other things."""
 SETTINGS = ("reward.function=environment", "agent.idle_seconds=600", "run.steps=100000")
 
 
-def address_of(folder: Path) -> tuple[str, dict[str, str]]:
-    """Return URL and credentials of a run's gateway, as soon as it answers."""
-
-    def found() -> str:
-        try:
-            url = (folder / "url.0").read_text()
-            return url if httpx.get(f"{url}/health", timeout=2).status_code == 200 else ""
-        except (OSError, httpx.HTTPError):
-            return ""
-
-    url = wait_until(found, "gateway", 300)
-    return url, {"Authorization": f"Bearer {(folder / 'token').read_text()}"}
+def gateway_of(run: Run) -> tuple[str, dict[str, str]]:
+    """URL and credentials of a run's gateway."""
+    url, token = address_of(run)
+    return url, {"Authorization": f"Bearer {token}"}
 
 
 def session_of(url: str, own: dict[str, str]) -> tuple[str, dict[str, str]]:
@@ -63,8 +51,8 @@ def requests(url: str, own: dict[str, str], base: str, agent: dict[str, str]) ->
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_messages_of_megabytes_are_refused_at_once_and_kill_no_actor(make_run: Callable[..., Run]) -> None:
-    run = make_run("long", *SETTINGS, config=SUPPORT / "tiny_agents.toml").start()
-    url, own = address_of(run.folder.root / "gateway")
+    run = make_run("long", *SETTINGS, config=AGENTS).start()
+    url, own = gateway_of(run)
     base, agent = session_of(url, own)
     for path, head, body in requests(url, own, base, agent):
         began = time.monotonic()
@@ -86,8 +74,8 @@ def test_request_that_kills_two_actors_is_refused_and_the_row_of_its_session_goe
     make_run: Callable[..., Run],
 ) -> None:
     settings = (*SETTINGS, "rollout.actor=tiny_poison.FragileRollout", "supervision.intensity=20")
-    run = make_run("poison", *settings, config=SUPPORT / "tiny_agents.toml").start()
-    url, own = address_of(run.folder.root / "gateway")
+    run = make_run("poison", *settings, config=AGENTS).start()
+    url, own = gateway_of(run)
     (base, agent), (other_base, other) = (session_of(url, own) for _ in range(2))
 
     def ask(at: str, head: dict[str, str], text: str) -> tuple[int, str]:

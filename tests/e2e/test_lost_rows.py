@@ -1,10 +1,11 @@
-"""A run goes on although a client acknowledges its rows with a role's credentials, and writes nothing."""
+"""A run goes on although a client takes its rows with a role's credentials, and writes nothing."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,14 +16,16 @@ from broker.pull import PullSubscription
 from broker.streams import wait_for_consumer
 from broker.subjects import Subjects
 from tests.support.faults import kill_root, story_of
+from tests.support.pool_clients import DELAY_FOR_GOOD
 from tests.support.running import Run, relax, wait_until
 
 MakeRun = Callable[..., Run]
-SETTINGS = ("supervision.ack_wait=1", "run.deterministic=true")
+SETTINGS = ("supervision.ack_wait=1", "supervision.heartbeat=5", "run.deterministic=true")
+ACKNOWLEDGE = b"+ACK"
 
 
-def lose(run: Run, role: str, number: int) -> list[str]:
-    """Acknowledge messages of a role in competition with its actors, and write nothing; return their subjects."""
+def take(run: Run, role: str, number: int, answer: bytes) -> list[str]:
+    """Answer messages of a role in competition with its actors, and write nothing; return their subjects."""
     run.table  # noqa: B018 waits for the broker
     subjects, found = Subjects(run.name), []
     with closing(Connection(Address.load(run.folder.address).for_user(role), role)) as connection:
@@ -34,11 +37,12 @@ def lose(run: Run, role: str, number: int) -> list[str]:
             end = time.monotonic() + 100
             while len(found) < number and time.monotonic() < end:
                 for message in await pull.fetch(1, 1.0):
-                    await message.ack_sync()
+                    await connection.nc.publish(message.reply, answer)
                     found.append(message.subject)
             for message in pull.drain():
                 await message.nak()
             await pull.close()
+            await connection.nc.flush(10)
 
         connection.call(work(), 120)
     assert len(found) == number
@@ -57,7 +61,7 @@ def lost(run: Run) -> list[dict[str, Any]]:
 @pytest.mark.slow
 def test_a_run_goes_on_after_rows_were_acknowledged_without_a_result(make_run: MakeRun) -> None:
     run = make_run("thief", *SETTINGS).start()
-    stolen = lose(run, "reward", 6)
+    stolen = take(run, "reward", 6, ACKNOWLEDGE)
     run.disconnect()
     code, result, output = run.finish()
     assert code == 0, output
@@ -68,17 +72,53 @@ def test_a_run_goes_on_after_rows_were_acknowledged_without_a_result(make_run: M
 
 
 @pytest.mark.slow
-def test_a_run_resumes_with_rows_that_were_acknowledged_without_a_result(make_run: MakeRun) -> None:
+@pytest.mark.parametrize("answer", [ACKNOWLEDGE, DELAY_FOR_GOOD], ids=["acknowledged", "delayed"])
+def test_a_run_resumes_with_rows_that_were_taken_without_a_result(make_run: MakeRun, answer: bytes) -> None:
     """The root is killed before it has found them, or between the steps of their repair."""
-    run = make_run("thief", *SETTINGS, "supervision.ack_wait=3").start()
+    # Long enough that it does not end between the event and the kill.
+    run = make_run("thief", *SETTINGS, "supervision.ack_wait=3", "run.steps=30").start()
+    known: list[dict[str, Any]] = []
+
+    def more() -> list[dict[str, Any]]:
+        events = lost(run)
+        return events if len(events) > len(known) else []
+
     for _ in range(2):
-        lose(run, "reward", 3)
+        take(run, "reward", 2, answer)
         kill_root(run)
         run.start()
-        wait_until(lambda: lost(run), "event row_lost", 90)
+        known = wait_until(more, "event row_lost", 90)
         kill_root(run)
         run.start()
     code, result, output = run.finish()
     assert code == 0, output
-    assert (result["trained"], result["in_flight"]) == (32, 0)
+    assert (result["trained"], result["in_flight"]) == (120, 0)
     assert "the ledger is complete" in relax("ledger", str(run.folder.root), cwd=run.cwd).stdout
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_although_a_client_puts_rows_off_for_good(make_run: MakeRun) -> None:
+    run = make_run("thief", *SETTINGS).start()
+    stolen = {row_of(subject) for subject in take(run, "reward", 2, DELAY_FOR_GOOD)}
+    run.disconnect()
+    code, result, output = run.finish()
+    assert code == 0, output
+    assert (result["trained"], result["in_flight"]) == (32, 0)
+    story = story_of(run)
+    for kind in ("row_kept", "row_lost"):
+        assert {event["row"] for event in story.of(kind)} == stolen, kind
+    assert story.of("row_quarantined") == []
+
+
+@pytest.mark.slow
+def test_a_row_that_an_honest_actor_works_on_for_long_is_neither_lost_nor_done_twice(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Much longer than what counts as kept, while another actor of the role is idle."""
+    monkeypatch.setenv("LONG", str(tmp_path / "long"))
+    settings = ("run.steps=2", "data.size=8", "reward.replicas=2", "reward.function=tiny_tasks.one_takes_long")
+    run = make_run("slow", *SETTINGS, *settings)
+    assert run.complete()["trained"] == 8
+    story = story_of(run)
+    assert [story.of(kind) for kind in ("row_kept", "row_lost", "row_quarantined")] == [[], [], []]
+    assert len((tmp_path / "long").read_text().splitlines()) == 4

@@ -18,7 +18,7 @@ import pytest
 
 import relax_actors
 from tests.e2e.test_agents import trajectories
-from tests.e2e.test_gateway import AGENTS, address_of
+from tests.support.gateways import AGENTS, address_of
 from tests.support.running import SUPPORT, Run, relax, wait_until
 
 MakeRun = Callable[..., Run]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ from broker.server import Server, is_jetstream_ready
 from broker.streams import ensure_streams, table_spec
 from broker.subjects import Subjects
 from relax_actors.runtime.logs import LOG_BYTES, rotate
-from relax_actors.supervision.broker_health import BrokerHealth
+from relax_actors.supervision.broker_health import MOST_STARVED, BrokerHealth
 from relax_actors.supervision.outcome import Verdict
 from tests.support.programs import small_file_system
 from tests.support.running import wait_until
@@ -127,62 +126,72 @@ def test_server_gets_time_to_answer_after_a_pause_of_the_machine(own: tuple[Serv
     assert health(pid) is None
 
 
-GROUPS = {Path("/sys/fs/cgroup/cpu"): "cpu.cfs_quota_us", Path("/sys/fs/cgroup"): "cpu.max"}
-"""Folders of control groups that limit the processor, in version 1 and 2, and the file with the limit."""
+HEARTBEAT, STEP = 2.0, 4.0
+
+
+class Machine:
+    """What a clock and the kernel say on a machine where requests are `STEP` seconds apart."""
+
+    def __init__(self, *, is_loaded: bool) -> None:
+        self.now, self._share = 0.0, 1.0 if is_loaded else 0.0
+
+    def clock(self) -> float:
+        self.now += STEP
+        return self.now
+
+    def starved(self, _pid: int) -> float:
+        """The server waited for its turn since the last request, all the time or not at all."""
+        return STEP * self._share
+
+    def health(self, server: Server, address: Address) -> BrokerHealth:
+        return BrokerHealth(server, address, HEARTBEAT, 60, lambda _: None, self.starved, self.clock)
 
 
 @contextmanager
-def throttled(pid: int) -> Iterator[None]:
-    """Give a process a thousandth of a processor, as little as it gets on a machine that is far too busy."""
-    parent = next(
-        (folder for folder, limit in GROUPS.items() if (folder / limit).exists() or any(folder.glob(f"*/{limit}"))),
-        None,
-    )
-    if parent is None or not os.access(parent, os.W_OK):
-        pytest.skip("limiting the processor needs a control group that this user may create")
-    group = parent / f"relax-test-{pid}"
-    group.mkdir()
+def stopped(pid: int) -> Iterator[None]:
+    """Stop a process, which then answers nobody."""
+    os.kill(pid, signal.SIGSTOP)
     try:
-        if (group / "cpu.cfs_period_us").exists():
-            (group / "cpu.cfs_period_us").write_text("1000000")
-            (group / "cpu.cfs_quota_us").write_text("1000")
-        else:
-            (group / "cpu.max").write_text("1000 1000000")
-        (group / "cgroup.procs").write_text(str(pid))
         yield
     finally:
-        (parent / "cgroup.procs").write_text(str(pid))
-        wait_until(lambda: not (group / "cgroup.procs").read_text().strip(), "empty control group")
-        group.rmdir()
+        os.kill(pid, signal.SIGCONT)
 
 
-@pytest.mark.slow
+def unanswered(health: BrokerHealth, address: Address, pid: int) -> tuple[int, Verdict]:
+    """Return how many requests a silent server was allowed before the verdict, and the verdict."""
+    wait_until(lambda: not is_jetstream_ready(address), "a server that does not answer")
+    for allowed in range(100):
+        if (verdict := health(pid)) is not None:
+            return allowed, verdict
+    pytest.fail("a server that never answers is not killed")
+
+
 def test_server_on_a_loaded_machine_is_told_from_a_dead_one(own: tuple[Server, Address]) -> None:
+    """Silent for as long, a server that had no turn is spared, and one that could have answered is killed."""
     server, address = own
-    health = BrokerHealth(server, address, heartbeat=2.0, patience=60, report=lambda _: None)
     assert server.process is not None
     pid = server.process.pid
+    machine = Machine(is_loaded=False)
+    health = machine.health(server, address)
     assert health(pid) is None
-    with throttled(pid):
-        wait_until(lambda: not is_jetstream_ready(address), "a server without time to answer")
-        began = time.monotonic()
-        while time.monotonic() - began < 6.0:
-            assert health(pid) is None
-    assert wait_until(lambda: is_jetstream_ready(address), "answer")
-    assert health(pid) is None
-    os.kill(pid, signal.SIGSTOP)
-    verdict = wait_until(lambda: health(pid), "verdict on a stopped server", 20)
-    assert "no answer for" in verdict.reason
-    os.kill(pid, signal.SIGCONT)
+    with stopped(pid):
+        allowed, verdict = unanswered(health, address, pid)
+        assert allowed <= 1
+        assert "no answer for" in verdict.reason
+        assert "without processor" not in verdict.reason
+        loaded = Machine(is_loaded=True).health(server, address)
+        assert loaded(pid) is None
+        assert [loaded(pid) for _ in range(allowed + 2)] == [None] * (allowed + 2)
+    wait_until(lambda: is_jetstream_ready(address), "answer")
 
 
-@pytest.mark.slow
 def test_server_that_never_gets_a_turn_is_killed_in_the_end(own: tuple[Server, Address]) -> None:
     server, address = own
-    health = BrokerHealth(server, address, heartbeat=0.5, patience=60, report=lambda _: None)
     assert server.process is not None
     pid = server.process.pid
+    health = Machine(is_loaded=True).health(server, address)
     assert health(pid) is None
-    with throttled(pid):
-        verdict = wait_until(lambda: health(pid), "verdict", 30)
+    with stopped(pid):
+        allowed, verdict = unanswered(health, address, pid)
+    assert allowed * STEP == pytest.approx(MOST_STARVED * HEARTBEAT, abs=STEP)
     assert "without processor or disk" in verdict.reason

@@ -31,7 +31,7 @@ from relax_actors.monitoring.examination import connected_by_address, examine, o
 from relax_actors.runtime.journal import Journal
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.streams import ensure_run_streams, fetch_run_record, publish_run
-from tests.e2e.test_gateway import AGENTS
+from tests.support.gateways import AGENTS
 from tests.support.guarded import Guarded, MakeGuarded
 from tests.support.running import TINY, Run, relax, wait_until
 
@@ -267,11 +267,11 @@ def test_quarantined_rows_and_a_broken_ledger_are_counted(patient: Patient) -> N
     )
 
 
-def test_role_that_acknowledged_rows_without_a_result_is_named(patient: Patient) -> None:
+def test_role_that_took_rows_without_a_result_is_named(patient: Patient) -> None:
     rows = [RowId(0, 1), RowId(0, 2, "eval")]
     patient.table.put_all((SUBJECTS.cell(row, "redeliver-reward"), Redelivery("reward", 7)) for row in rows)
     (found,) = patient.findings()
-    assert found.startswith("problem: role reward acknowledged 2 rows without writing its column: ")
+    assert found.startswith("problem: role reward took 2 rows without writing its column: ")
     assert all(str(row) in found for row in rows)
 
 
@@ -322,14 +322,28 @@ RUNS: dict[str, tuple[Path, tuple[str, ...], set[str]]] = {
 @pytest.mark.parametrize("name", RUNS)
 def test_real_healthy_run_has_no_problems(make_run: Callable[..., Run], tmp_path: Path, name: str) -> None:
     config, settings, roles = RUNS[name]
-    run = make_run(name, *settings, "run.steps=100000", config=config).start()
-    wait_until(lambda: run.table.get(f"relax.{name}.batch.3"), "batch.3", 240)
-    done = relax("doctor", name, "--json", cwd=tmp_path)
+    assert roles <= consumers_of_healthy(make_run(name, *settings, "run.steps=100000", config=config), tmp_path)
+
+
+@pytest.mark.slow
+def test_real_healthy_run_with_a_teacher_has_no_problems(make_run: Callable[..., Run], tmp_path: Path) -> None:
+    other = make_run("other", "run.steps=1")
+    other.complete()
+    settings = (f"roles.teacher.model={other.folder.model}", "reward.function=tiny_tasks.share_of_sevens")
+    run = make_run("taught", "algorithm.name=opd", *settings, "run.steps=100000")
+    assert "teacher" in consumers_of_healthy(run, tmp_path)
+
+
+def consumers_of_healthy(run: Run, cwd: Path) -> set[str]:
+    """Start a run, check that doctor finds no problem, and return the roles whose consumers it looked at."""
+    run.start()
+    wait_until(lambda: run.table.get(f"relax.{run.name}.batch.3"), "batch.3", 240)
+    done = relax("doctor", run.name, "--json", cwd=cwd)
     body = json.loads(done.stdout)
     assert (done.returncode, body["problems"]) == (0, []), body
     record = run.connection.call(fetch_run_record(state_of(run)), 10)
     assert record is not None
-    assert roles <= record.consumers.keys()
+    return set(record.consumers)
 
 
 def state_of(run: Run) -> RunState:

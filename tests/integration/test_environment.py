@@ -118,15 +118,15 @@ def test_episodes_are_played_over_several_actors(make_pool: Callable[..., Pool],
 
 
 def test_hung_session_costs_only_itself(make_pool: Callable[..., Pool], make_client: Callable) -> None:
-    pool = make_pool("Misbehaving", "environment.step_seconds=1")
+    pool = make_pool("Misbehaving", "environment.step_seconds=5")
     client = make_client(pool)
     ask(client, [Open("good", {}, 0), Open("bad", {}, 0)])
-    began = time.monotonic()
     client.submit([Act("bad", 0, "spin"), Act("good", 0, "")])
-    assert wait(client, {"good"})["good"].messages == [{"role": "user", "content": "ok"}]
-    assert time.monotonic() - began < 1
+    first = wait(client, {"good"})
+    assert first["good"].messages == [{"role": "user", "content": "ok"}]
+    assert "bad" not in first
     (answer,) = wait(client, {"bad"}).values()
-    assert (answer.error, answer.detail) == ("environment", "no answer within environment.step_seconds = 1")
+    assert (answer.error, answer.detail) == ("environment", "no answer within environment.step_seconds = 5")
     assert not ask(client, [Act("good", 1, "")])["good"].error
 
 

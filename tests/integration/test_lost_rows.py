@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from nats.aio.msg import Msg
 
 from broker.connection import Connection
+from broker.leases import RunState
 from broker.permissions import OPERATOR
-from broker.pull import PullSubscription
 from broker.store import Store
+from broker.streams import open_bucket
 from broker.subjects import RowId, Subjects
 from broker.table import Table
 from relax_actors.config import load_config
@@ -28,6 +30,7 @@ from tests.support.contexts import context_of
 from tests.support.faults import log_of
 from tests.support.fuzzing import samples
 from tests.support.guarded import Guarded, MakeGuarded
+from tests.support.pool_clients import PoolClient, pool_client
 from tests.support.running import TINY, wait_until
 
 RUN = "lost"
@@ -40,10 +43,7 @@ ROWS = [RowId(step, index) for step in (0, 1) for index in range(4)]
 @pytest.fixture
 def guarded(make_guarded: MakeGuarded) -> Guarded:
     found = make_guarded(SETTINGS)
-    found.make()
-    found.start()
-    with closing(Connection(found.address(OPERATOR), "root")) as operator:
-        operator.call(ensure_run_streams(operator, CONFIG), 60)
+    found.start_run()
     return found
 
 
@@ -57,33 +57,8 @@ def table(guarded: Guarded, tmp_path: Path) -> Iterator[Table]:
         yield table
 
 
-class Consumer:
-    """What a client does with the credentials of a role."""
-
-    def __init__(self, connection: Connection, role: str) -> None:
-        self.connection = connection
-        self._pull = PullSubscription(connection, SUBJECTS.table_stream, role, 64, prefetch=False)
-        connection.call(self._pull.start(), 10)
-
-    def take(self, number: int, seconds: float = 10.0) -> dict[str, Msg]:
-        """Take messages; fewer if there are no more."""
-        found: dict[str, Msg] = {}
-        while len(found) < number:
-            messages = self.connection.call(self._pull.fetch(number - len(found), seconds), seconds + 5)
-            if not messages:
-                break
-            found |= {m.subject.removeprefix(f"{SUBJECTS.prefix}."): m for m in messages}
-        return found
-
-    def acknowledge(self, *messages: Msg) -> None:
-        for message in messages:
-            self.connection.call(message.ack_sync(), 10)
-
-
-@contextmanager
-def consumer(guarded: Guarded, role: str) -> Iterator[Consumer]:
-    with closing(Connection(guarded.address(role), role)) as connection:
-        yield Consumer(connection, role)
+def consumer(guarded: Guarded, role: str) -> AbstractContextManager[PoolClient]:
+    return pool_client(guarded, SUBJECTS, role)
 
 
 class Events:
@@ -96,13 +71,18 @@ class Events:
         self.seen.append((kind, fields["row"]))
 
 
+def lost_rows_in(table: Table, report: Callable[..., None], clock: Callable[[], float] = time.monotonic) -> LostRows:
+    """Look for lost rows in a run without nodes."""
+    return LostRows(table, CONFIG, dict, report, clock)
+
+
 def redelivered(table: Table, role: str = "rollout") -> list[str]:
     return sorted(str(cell.row) for cell in table.list_cells(f"{SUBJECTS.prefix}.*.*.*.redeliver-{role}"))
 
 
 def test_lost_rows_are_delivered_again_and_slow_ones_are_not(table: Table, guarded: Guarded) -> None:
     events = Events()
-    lost_rows = LostRows(table, CONFIG, events)
+    lost_rows = lost_rows_in(table, events)
     lost_rows.check()
     with consumer(guarded, "rollout") as rollout:
         taken = rollout.take(5)
@@ -124,7 +104,7 @@ def test_lost_rows_are_delivered_again_and_slow_ones_are_not(table: Table, guard
 
 def test_a_row_that_is_lost_again_is_quarantined(table: Table, guarded: Guarded) -> None:
     events = Events()
-    lost_rows = LostRows(table, CONFIG, events)
+    lost_rows = lost_rows_in(table, events)
     row = RowId(0, 2)
     with consumer(guarded, "rollout") as rollout:
         for name, message in rollout.take(8).items():
@@ -144,7 +124,7 @@ def test_a_row_that_is_lost_again_is_quarantined(table: Table, guarded: Guarded)
     assert cell is not None
     fields = table.read_envelope(cell.data).fields
     assert (fields["role"], fields["deliveries"]) == ("rollout", 2)
-    assert "acknowledged it twice" in fields["error"]
+    assert "took it twice" in fields["error"]
 
 
 class KilledError(Exception):
@@ -166,7 +146,7 @@ def test_a_root_killed_in_the_middle_leaves_nothing_undone(
         return call
 
     events = Events()
-    first = LostRows(table, CONFIG, dying(events, after=False) if fatal == "event" else events)
+    first = lost_rows_in(table, dying(events, after=False) if fatal == "event" else events)
     with consumer(guarded, "rollout") as rollout:
         rollout.acknowledge(*rollout.take(8).values())
         with monkeypatch.context() as patch:
@@ -175,10 +155,10 @@ def test_a_root_killed_in_the_middle_leaves_nothing_undone(
             with pytest.raises(KilledError):
                 first.check()
         table.connection.call(ensure_run_streams(table.connection, CONFIG), 60)
-        LostRows(table, CONFIG, events).check()
+        lost_rows_in(table, events).check()
         assert redelivered(table) == [str(row) for row in ROWS]
         table.connection.call(ensure_run_streams(table.connection, CONFIG), 60)
-        LostRows(table, CONFIG, events).check()
+        lost_rows_in(table, events).check()
         assert sorted(rollout.take(9, 3.0)) == [f"{row}.redeliver-rollout" for row in ROWS]
         assert "row_quarantined" not in {kind for kind, _ in events.seen}
 
@@ -204,7 +184,7 @@ def test_a_redelivery_is_joined_like_an_input_and_a_late_result_is_kept(
         own = Table(reward.connection, SUBJECTS, table.store, "reward.0#1")
         role.context = context_of(own, tmp_path, "reward", tuple(SETTINGS), 1)
         reward.acknowledge(*reward.take(2).values())
-        LostRows(table, CONFIG, Events()).check()
+        lost_rows_in(table, Events()).check()
         table.put(SUBJECTS.cell(slow, "reward"), samples()["reward"])
         again = reward.take(2)
         assert sorted(again) == [f"{slow}.redeliver-reward", f"{lost}.redeliver-reward"]
@@ -260,18 +240,43 @@ def test_an_error_of_the_search_for_lost_rows_does_not_end_the_status_of_the_roo
         root.join(20)
 
 
+def test_a_search_that_does_not_end_holds_up_neither_leases_nor_events_of_the_root(
+    table: Table, guarded: Guarded, tmp_path: Path
+) -> None:
+    began, end = threading.Event(), threading.Event()
+
+    def repair() -> None:
+        began.set()
+        end.wait(60)
+
+    config = load_config(TINY, [*SETTINGS, f"run.folder={tmp_path}"])
+    root = RootStatusPublisher(guarded.address(OPERATOR), config, dict, repair=lambda *_: repair)
+    root.start()
+    try:
+        assert began.wait(20)
+        root.event("down", "broker", reason="a test")
+        wait_until(lambda: log_of(table, "event.broker.0.down"), "event")
+        state = RunState(table.connection, table.connection.call(open_bucket(table.connection, SUBJECTS), 20))
+        table.connection.call(state.release_lease("root", 0), 10)
+        wait_until(lambda: table.connection.call(state.lease("root", 0), 10), "lease")
+    finally:
+        end.set()
+        root.close()
+        root.join(20)
+
+
 def test_rows_of_a_step_that_is_trained_are_not_needed(table: Table, guarded: Guarded) -> None:
     table.put(SUBJECTS.numbered("batch", 0), Batch([0, 1, 2, 3], 5, 1, 0.5, 0, 20, 1e9))
     events = Events()
     with consumer(guarded, "rollout") as rollout:
         rollout.acknowledge(*rollout.take(8).values())
-    LostRows(table, CONFIG, events).check()
+    lost_rows_in(table, events).check()
     assert redelivered(table) == [str(row) for row in ROWS if row.step == 1]
 
 
 def test_a_run_is_checked_after_each_ack_wait_without_progress(table: Table, guarded: Guarded) -> None:
     times, events = iter([0.0, 59.0, 60.0, 119.0, 120.0]), Events()
-    lost_rows = LostRows(table, CONFIG, events, clock=lambda: next(times))
+    lost_rows = lost_rows_in(table, events, clock=lambda: next(times))
     lost_rows.check_when_due()
     with consumer(guarded, "rollout") as rollout:
         rollout.acknowledge(*rollout.take(8).values())

@@ -459,3 +459,20 @@ def test_black_box_keeps_the_last_deliveries_and_can_be_reset(tmp_path: Path) ->
     assert reader.read_with_deliveries().deliveries == ()
     writer.close()
     reader.close()
+
+
+def test_black_box_says_that_an_actor_waits_only_between_rows_and_requests(pump: PoolPump, tmp_path: Path) -> None:
+    """Else the root would take the rows of an actor back that works on them."""
+    box, watch = BlackBox(tmp_path / "counts.box"), pump.watch
+    box.reset()
+    assert box.waits()
+    watch.start_rows(["group.1.2"])
+    assert not box.waits()
+    pump.context.report_waiting("the answer of a person")
+    assert not box.waits()
+    assert (box.read().rows, box.read().waiting_for) == (("group.1.2",), "the answer of a person")
+    watch.start_other_work("answering requests")
+    assert not box.waits()
+    watch.start_waiting("a row with prompt")
+    assert box.waits()
+    box.close()

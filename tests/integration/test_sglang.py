@@ -7,9 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import httpx
@@ -25,7 +24,7 @@ from relax_actors.engines.sglang.server import Server, ServerGoneError
 from relax_actors.engines.sglang.weight_loaders import BroadcastLoader, DiskLoader, StagedWeights, TensorLoader
 from relax_actors.engines.torch.experts import Routers
 from relax_actors.errors import ActorError, EngineError
-from relax_actors.supervision.janitor import SHARED_MEMORY, members
+from relax_actors.supervision.janitor import is_janitor, members, segments
 from tests.conformance.base.inference_engine import pairs_of
 from tests.support.models import (
     STOP,
@@ -336,11 +335,17 @@ def test_the_chosen_experts_of_every_token_are_reported(tmp_path: Path) -> None:
         np.testing.assert_array_equal(np.sort(sample.routed_experts, -1), np.sort(expected, -1))
 
 
-def test_killing_the_supervisor_and_the_keeper_leaves_nothing_of_the_server(tmp_path: Path) -> None:
-    def left() -> set[Path]:
-        return {*Path(SHARED_MEMORY).glob("s*"), *Path(tempfile.gettempdir()).glob("relax-sglang-*")}
+def scratch_of(group: int) -> Path:
+    """Temporary folder of a server, which its janitor removes."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = path.read_bytes().decode(errors="replace").split("\0")
+            if is_janitor(int(path.parent.name)) and words[5:6] == [str(group)]:
+                return Path(words[6])
+    pytest.fail(f"no janitor of process group {group}")
 
-    before = left()
+
+def test_killing_the_supervisor_and_the_keeper_leaves_nothing_of_the_server(tmp_path: Path) -> None:
     config_of(tmp_path / "run", DENSE)
     script = (
         "import json, sys, time, pathlib\n"
@@ -354,7 +359,9 @@ def test_killing_the_supervisor_and_the_keeper_leaves_nothing_of_the_server(tmp_
         assert supervisor.stdout is not None
         group = json.loads(supervisor.stdout.readline())
         assert len(members(group)) >= 4
-        assert len(left() - before) >= 2
+        used = {*map(Path, segments(group)), scratch_of(group)}
+        assert len(used) >= 2
+        assert all(path.exists() for path in used)
         supervisor.kill()
     wait_until(lambda: not members(group), "end of the server")
-    wait_until(lambda: left() <= before, "clean-up")
+    wait_until(lambda: not any(path.exists() for path in used), "clean-up")

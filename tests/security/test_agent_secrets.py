@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from relax_actors.serving.tokens import session_token
-from tests.e2e.test_gateway import AGENTS, address_of
 from tests.security.test_secrets import holders
+from tests.support.gateways import AGENTS, address_of
 from tests.support.running import Run, wait_until
 
 MakeRun = Callable[..., Run]

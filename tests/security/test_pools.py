@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
 import pytest
-from nats.aio.msg import Msg
 
 from broker.connection import Connection
 from broker.permissions import OPERATOR
-from broker.pull import Delivery, PullSubscription, delivery_of, nak_deliveries
+from broker.pull import Delivery, delivery_of, nak_deliveries
 from broker.store import Store
 from broker.subjects import RowId, Subjects
 from broker.table import Table
-from relax_actors.config import load_config
-from relax_actors.supervision.streams import ensure_run_streams
 from tests.support.fuzzing import samples
 from tests.support.guarded import Guarded, MakeGuarded
-from tests.support.running import TINY
+from tests.support.pool_clients import DELAY_FOR_GOOD, PoolClient, pool_client
 
 RUN = "pools"
 SUBJECTS = Subjects(RUN)
 SETTINGS = [f"run.name={RUN}", "supervision.ack_wait=1"]
-PROMPTS = [SUBJECTS.cell(RowId(0, index), "prompt") for index in range(6)]
-DELAY_FOR_GOOD = b'-NAK {"delay": 9000000000000000000}'
+PROMPTS = [f"{RowId(0, index)}.prompt" for index in range(6)]
 REFUSED_SECONDS = 3.0
 """Time without a delivery that is taken for none at all; several times `supervision.ack_wait`."""
 
@@ -34,44 +29,15 @@ REFUSED_SECONDS = 3.0
 def guarded(make_guarded: MakeGuarded, tmp_path: Path) -> Guarded:
     """The server of a run with six rows that wait for a rollout."""
     found = make_guarded(SETTINGS)
-    found.make()
-    found.start()
+    found.start_run()
     with closing(Connection(found.address(OPERATOR), "root")) as operator:
-        operator.call(ensure_run_streams(operator, load_config(TINY, SETTINGS)), 60)
         table = Table(operator, SUBJECTS, Store(tmp_path / "store"), "test.0#1")
-        table.put_all((subject, samples()["prompt"]) for subject in PROMPTS)
+        table.put_all((f"{SUBJECTS.prefix}.{name}", samples()["prompt"]) for name in PROMPTS)
     return found
 
 
-class Client:
-    """A client with the credentials of a user."""
-
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
-        self._pull = PullSubscription(connection, SUBJECTS.table_stream, "rollout", 64, prefetch=False)
-        connection.call(self._pull.start(), 10)
-
-    def take(self, number: int, seconds: float = 10.0) -> dict[str, Msg]:
-        """Take rows of the pool of rollouts; fewer if none comes for some seconds."""
-        found: dict[str, Msg] = {}
-        while len(found) < number and (messages := self.connection.call(self._pull.fetch(64, seconds), seconds + 5)):
-            found |= {message.subject: message for message in messages}
-        return found
-
-    def answer(self, message: Msg, body: bytes) -> None:
-        """Answer a delivery."""
-
-        async def publish() -> None:
-            await self.connection.nc.publish(message.reply, body)
-            await self.connection.nc.flush(5)
-
-        self.connection.call(publish(), 10)
-
-
-@contextmanager
-def client(guarded: Guarded, user: str) -> Iterator[Client]:
-    with closing(Connection(guarded.address(user), user)) as connection:
-        yield Client(connection)
+def client(guarded: Guarded, user: str) -> AbstractContextManager[PoolClient]:
+    return pool_client(guarded, SUBJECTS, "rollout", user)
 
 
 def returned_by(guarded: Guarded, user: str, deliveries: list[Delivery]) -> None:

@@ -22,15 +22,13 @@ from broker.store import Store
 from broker.streams import open_bucket
 from broker.subjects import RowId, Subjects
 from broker.table import Table
-from relax_actors.config import load_config
 from relax_actors.messages import Checkpoint, Evaluation, RowCounts, Weights
-from relax_actors.supervision.streams import ensure_run_streams
 from relax_actors.training.collector import Collector
 from tests.support.contexts import context_of
 from tests.support.faults import log_of
 from tests.support.fuzzing import samples
 from tests.support.guarded import Guarded, MakeGuarded
-from tests.support.running import TINY, wait_until
+from tests.support.running import wait_until
 
 RUN = "quota"
 SETTINGS = [
@@ -47,10 +45,7 @@ ADMITTED = [RowId(0, index) for index in range(4)]
 @pytest.fixture
 def guarded(make_guarded: MakeGuarded) -> Guarded:
     found = make_guarded(SETTINGS)
-    found.make()
-    found.start()
-    with closing(Connection(found.address(OPERATOR), "root")) as operator:
-        operator.call(ensure_run_streams(operator, load_config(TINY, SETTINGS)), 60)
+    found.start_run()
     return found
 
 

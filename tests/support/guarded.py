@@ -6,14 +6,18 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from broker.address import Address
+from broker.connection import Connection
+from broker.permissions import OPERATOR
 from broker.server import find_binary
 from relax_actors.cli.credential_files import make_keys
 from relax_actors.cli.listeners import Settings
+from relax_actors.config import load_config
+from relax_actors.supervision.streams import ensure_run_streams
 from tests.support.running import TINY, wait_until
 
 
@@ -58,6 +62,13 @@ class Guarded:
         with (self.keys / "server.log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
         wait_until(self.greets, "greeting of the server")
+
+    def start_run(self) -> None:
+        """Make the credentials, start the server, and create the run's streams and consumers."""
+        self.make()
+        self.start()
+        with closing(Connection(self.address(OPERATOR), "root")) as operator:
+            operator.call(ensure_run_streams(operator, load_config(TINY, self.settings)), 60)
 
     def greets(self, host: str = "127.0.0.1") -> bool:
         with suppress(OSError), socket.create_connection((host, self.port), 1) as connection:

@@ -99,6 +99,18 @@ class Onlooker(Role):
         return len(row.trajectory.tokens)
 
 
+def one_takes_long(completion: str, prompt: Prompt) -> float:
+    """Take 20 s for the first sample of one row; add a line to the file named by LONG for each of its samples."""
+    if prompt.metadata["i"] == 3:
+        path = Path(os.environ["LONG"])
+        if not path.exists():
+            path.touch()
+            threading.Event().wait(20)
+        with path.open("a") as file:
+            file.write("sample\n")
+    return share_of_sevens(completion, prompt)
+
+
 class Critic(Role):
     """Custom role that scores trajectories, and hangs on some rows."""
 

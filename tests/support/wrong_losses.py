@@ -48,6 +48,11 @@ def weights(proximal: Tensor, rollout: Tensor, mask: Tensor) -> Tensor:
     return (proximal - rollout).exp().clamp(max=1.0)
 
 
+def weights_of_the_micro_batch(proximal: Tensor, rollout: Tensor, mask: Tensor) -> Tensor:
+    ratio = (proximal - rollout).exp()
+    return ratio / ratio[mask].mean().clamp(min=1e-6) if mask.any() else ratio
+
+
 def infinite_weights(proximal: Tensor, rollout: Tensor, mask: Tensor) -> Tensor:
     del rollout, mask
     return torch.full_like(proximal, float("inf"))

@@ -328,3 +328,13 @@ def test_findings_come_without_the_resolved_configuration_unless_asked_for() -> 
     assert json.loads(resolved.stdout)["rollout"]["device"] == "gpu"
     assert resolved.stderr.splitlines()[0].startswith("error: rollout.device = 'gpu' is no torch device")
     assert resolved.stderr.splitlines()[-1] == "failed: 1 error; fix it before `relax up`"
+
+
+@pytest.mark.parametrize("sandbox", ["bubblewrap", "container", "none"])
+def test_a_sandboxed_environment_whose_tool_needs_a_sandbox_of_its_own_is_refused(sandbox: str) -> None:
+    settings = ("environment.name=python", "environment.isolation=sandbox", f"environment.options.sandbox={sandbox}")
+    found = [error for error in errors(*settings) if "run_python" in error]
+    assert len(found) == (sandbox != "none")
+    for error in found:
+        assert f'environment.options.sandbox = "{sandbox}" with environment.isolation = "sandbox"' in error
+        assert 'environment.options.sandbox = "none"' in error

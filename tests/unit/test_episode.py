@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.codec import decode, encode
+from relax_actors.data.character_tokenizer import make_character_tokenizer
 from relax_actors.data.renderer import Extension, Message
-from relax_actors.data.tokenizer import Tokenizer, make_character_tokenizer
+from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import RowError, TooLongError
 from relax_actors.messages import EnvironmentAnswer, FinishReason, Trajectory, Turn, Turns
 from relax_actors.rewards.credit import discounted, environment_reward

@@ -80,6 +80,13 @@ def test_a_loss_that_depends_on_the_cut_into_micro_batches_is_refused(tmp_path: 
     assert "inputs.step_sum" in error
 
 
+def test_a_correction_that_depends_on_the_cut_into_micro_batches_is_refused(tmp_path: Path) -> None:
+    (error,) = checked(tmp_path, f"{CORRECTION}={OWN}.weights_of_the_micro_batch").errors
+    assert error.startswith(f"{CORRECTION} = '{OWN}.weights_of_the_micro_batch'")
+    assert "micro-batches" in error
+    assert "sequence alone" in error
+
+
 def test_functions_that_train_are_accepted(tmp_path: Path) -> None:
     for own in (f"{CORRECTION}={OWN}.weights", f"{LOSS}={OWN}.without_fault"):
         assert checked(tmp_path, own).errors == ()

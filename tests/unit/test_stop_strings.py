@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
+from relax_actors.data.character_tokenizer import make_character_tokenizer
 from relax_actors.data.token_bytes import TokenBytes
-from relax_actors.data.tokenizer import Tokenizer, make_character_tokenizer
+from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.protocols import StopStrings
 from relax_actors.engines.protocols.stop_strings import START
 from relax_actors.errors import ConfigError

@@ -21,11 +21,12 @@ from tokenizers import models, pre_tokenizers
 from broker.store import Store
 from relax_actors.config import validate
 from relax_actors.data import parquet, prompt_maker
+from relax_actors.data.character_tokenizer import make_character_tokenizer
 from relax_actors.data.prompt_maker import PromptMaker
 from relax_actors.data.sources import open_source
 from relax_actors.data.task import Task
 from relax_actors.data.time_limit import call_within
-from relax_actors.data.tokenizer import Tokenizer, make_character_tokenizer
+from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import ActorError, ConfigError, RowError, SlowRowError
 from relax_actors.training.warm_start import warm_start
 from tests.support.running import wait_until

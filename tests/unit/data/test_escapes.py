@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relax_actors.data.character_tokenizer import make_character_tokenizer
 from relax_actors.data.renderer import Renderer
-from relax_actors.data.tokenizer import Tokenizer, make_character_tokenizer
+from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import RowError
 from relax_actors.serving.dialogue import Dialogue
 from relax_actors.training.conversation import ChatConversation, Conversation, PlainConversation

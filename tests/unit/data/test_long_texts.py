@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -10,34 +9,15 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
 
-from relax_actors.data import tokenizer as tokenizer_module
 from relax_actors.data.time_limit import call_within
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.errors import TooLongError
+from relax_actors.errors import SlowRowError, TooLongError
+from tests.support.long_texts import byte_tokenizer, long_texts
 
-TEXTS = {
-    "words": "hello world, this is 1 test; " * 20_000,
-    "one letter": "a" * 600_000,
-    "Chinese": "你好世界" * 50_000,
-    "emoji": "😀" * 150_000,
-}
+TEXTS = long_texts(600_000)
 SILENT_SHARE = 0.8
 """Part of the time for which no other thread runs; with `encode` of the library it is all of it."""
-
-
-def make_folder(folder: Path, context: int) -> Path:
-    """Write a tokenizer of bytes, as those of most models are, and a model with this context."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = ["he", "ll", "hell", "hello"]
-    merges = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o")]
-    inner = tokenizers.Tokenizer(models.BPE({token: i for i, token in enumerate([*alphabet, *words])}, merges))
-    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    inner.save(str(folder / "tokenizer.json"))
-    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": context}))
-    return folder
 
 
 def longest_silence(work: Callable[[], object]) -> float:
@@ -59,7 +39,7 @@ def longest_silence(work: Callable[[], object]) -> float:
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_long_text_is_tokenized_while_other_threads_go_on(tmp_path: Path, name: str) -> None:
-    tokenizer = Tokenizer(make_folder(tmp_path, 1 << 20))
+    tokenizer = Tokenizer(byte_tokenizer(tmp_path, 1 << 20))
     tokens = []
     assert longest_silence(lambda: tokens.append(tokenizer.encode(TEXTS[name]))) < SILENT_SHARE
     assert tokenizer.decode(tokens[0]) == TEXTS[name]
@@ -67,7 +47,7 @@ def test_long_text_is_tokenized_while_other_threads_go_on(tmp_path: Path, name: 
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_text_that_no_context_holds_is_refused_before_it_is_tokenized(tmp_path: Path, name: str) -> None:
-    tokenizer = Tokenizer(make_folder(tmp_path, 4096))
+    tokenizer = Tokenizer(byte_tokenizer(tmp_path, 4096))
     began = time.thread_time()
     with pytest.raises(TooLongError) as found:
         tokenizer.encode(TEXTS[name])
@@ -76,11 +56,9 @@ def test_text_that_no_context_holds_is_refused_before_it_is_tokenized(tmp_path: 
     assert all(part in str(found.value) for part in (f"{size} bytes", str(4096 * len("hello")), "context of 4096"))
 
 
-def test_text_that_is_given_up_while_it_waits_does_not_keep_the_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokenizer, text = Tokenizer(make_folder(tmp_path, 1 << 24)), "hello world, this is 1 test; " * 40_000
-    monkeypatch.setattr(tokenizer_module, "LONG_SECONDS", 20)
+def test_text_that_is_given_up_while_it_waits_does_not_keep_the_turn(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(byte_tokenizer(tmp_path, 1 << 24), turn_seconds=20)
+    text = "hello world, this is 1 test; " * 40_000
     before = threading.Thread(target=tokenizer.encode, args=(text * 3,))
     before.start()
     with pytest.raises(TimeoutError):
@@ -89,8 +67,21 @@ def test_text_that_is_given_up_while_it_waits_does_not_keep_the_turn(
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+def test_text_whose_turn_does_not_come_says_so(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(byte_tokenizer(tmp_path, 1 << 24), turn_seconds=0.01)
+    text = "hello world, this is 1 test; " * 40_000
+    before = threading.Thread(target=tokenizer.encode, args=(text * 3,))
+    before.start()
+    try:
+        with pytest.raises(SlowRowError, match="others have taken"):
+            while before.is_alive():
+                tokenizer.encode(text)
+    finally:
+        before.join()
+
+
 def test_longest_text_that_may_fit_is_tokenized(tmp_path: Path) -> None:
-    tokenizer = Tokenizer(make_folder(tmp_path, 3))
+    tokenizer = Tokenizer(byte_tokenizer(tmp_path, 3))
     assert tokenizer.encode("hellohellohello").tolist() == [259, 259, 259]
     with pytest.raises(TooLongError):
         tokenizer.encode("hellohellohelloh")

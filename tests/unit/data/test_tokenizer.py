@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relax_actors.data.tokenizer import Tokenizer, make_character_tokenizer
+from relax_actors.data.character_tokenizer import make_character_tokenizer
+from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import ConfigError, RowError
 
 ALPHABET = "0123456789>#\n é数🙂"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from relax_actors.data.tokenizer import make_character_tokenizer
+from relax_actors.data.character_tokenizer import make_character_tokenizer
 from relax_actors.errors import RowError
 from relax_actors.media import Features, expand
 from relax_actors.media.timestamps import Timestamps, missing_characters

@@ -12,6 +12,7 @@ import threading
 import time
 from pathlib import Path
 
+from relax_actors.runtime.blackbox import BlackBox
 from relax_actors.runtime.logs import LOG_BYTES
 from relax_actors.supervision.launch import Launch, StartError
 from relax_actors.supervision.outcome import STATUS_FD
@@ -30,6 +31,7 @@ from tests.support.process_trees import (
     running,
     tree_of,
 )
+from tests.support.running import wait_until
 
 
 def test_child_becomes_ready_and_stops_on_request(run: RunTree) -> None:
@@ -75,6 +77,21 @@ def test_states_of_children_are_available(run: RunTree) -> None:
     state = running.tree.states()["a"]
     assert (state["phase"], state["restarts"]) == ("ready", 1)
     assert time.time() - state["since"] < PATIENCE
+
+
+def test_states_say_which_children_work(run: RunTree, tmp_path: Path) -> None:
+    running = run({"a": WAITS, "b": WAITS}, boxes=("a", "b"))
+    for _ in range(2):
+        running.until("ready")
+    box = BlackBox(tmp_path / "a.box")
+
+    def working() -> list[bool]:
+        return [state["works"] for state in running.tree.states().values()]
+
+    for rows, waits_for, works in ((["group.1.2"], "", True), ([], "a row with prompt", False), ([], "", True)):
+        box.record(rows, waits_for)
+        wait_until(lambda works=works: working() == [works, False], f"states of {rows}")
+    box.close()
 
 
 def test_configuration_error_ends_all_children_at_once(run: RunTree) -> None:

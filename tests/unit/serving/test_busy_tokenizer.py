@@ -1,0 +1,33 @@
+"""A client whose long text must wait for others is told to come again, not that its request is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.serving.answers import Answers, Limits
+from relax_actors.serving.ask import Ask
+from relax_actors.serving.errors import ApiError
+from tests.support.long_texts import byte_tokenizer, long_texts
+from tests.support.scripted_policy import ScriptedPolicy
+
+
+def test_text_whose_turn_does_not_come_may_be_sent_again(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(byte_tokenizer(tmp_path, 1 << 24), turn_seconds=0.01)
+    limits = Limits(max_body_bytes=1 << 24, max_concurrent=4, request_seconds=30.0)
+    answers = Answers(ScriptedPolicy(tokenizer, str), tokenizer, "tiny", 1 << 24, limits)
+    others = threading.Thread(target=tokenizer.encode, args=(long_texts(4_000_000)["words"],))
+    text = long_texts(300_000)["words"]
+    others.start()
+    try:
+        with pytest.raises(ApiError) as found:
+            while others.is_alive():
+                asyncio.run(answers.prompt(Ask(prompt=text)))
+    finally:
+        others.join()
+    assert (found.value.status, found.value.headers()) == (503, {"Retry-After": "1"})
+    assert "others have taken" in found.value.message
