@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from broker.server import Server, ServerSettings
     from broker.store import Store
     from broker.streams import ensure_bucket, ensure_consumer, ensure_streams
-    from broker.subjects import CellId, RowId, Subjects
+    from broker.subjects import CellId, Kinds, RowId, Subjects
     from broker.table import Cell, Table
 
 _MODULES = {
@@ -56,7 +56,7 @@ _MODULES = {
     "server": ("Server", "ServerSettings"),
     "store": ("Store",),
     "streams": ("ensure_bucket", "ensure_consumer", "ensure_streams"),
-    "subjects": ("CellId", "RowId", "Subjects"),
+    "subjects": ("CellId", "Kinds", "RowId", "Subjects"),
     "table": ("Cell", "Table"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
@@ -74,6 +74,7 @@ __all__ = [
     "Delivery",
     "Envelope",
     "Failures",
+    "Kinds",
     "OrderedConsumer",
     "PullSubscription",
     "RelaxError",

@@ -8,7 +8,10 @@ from broker.codec import decode_fields, open_envelope, plain_value
 from broker.store import Store
 from broker.subjects import RowId
 from relax_actors import messages
+from relax_actors.errors import SubjectError
 
+ROW_KINDS = ("group", "eval")
+"""Kinds of rows: `group.<step>.<index>` for training, `eval.<version>.<index>` for held-out data."""
 COLUMNS: dict[str, type] = {
     "prompt": messages.Prompt,
     "media": messages.PreparedPrompt,
@@ -29,6 +32,19 @@ END_COLUMNS = (*FAILURES, "requeued", "readmitted")
 """Columns that record the end of a row. Only the engine writes them; a user's role must not."""
 REDELIVERY = "redeliver-"
 """Begin of the columns whose cells have a row delivered to a role again; see `supervision/lost_rows.py`."""
+
+
+def parse_row(text: str) -> RowId:
+    """Parse the name of a row of a run.
+
+    Raises:
+        SubjectError: `text` does not name a row.
+    """
+    row = RowId.parse(text)
+    if row.kind not in ROW_KINDS:
+        msg = f"{text!r} does not name a row; a row is group.<step>.<index> or eval.<version>.<index>"
+        raise SubjectError(msg)
+    return row
 
 
 def redelivery_column(role: str) -> str:
