@@ -20,14 +20,14 @@ from broker.address import Address
 from broker.connection import Connection
 from broker.errors import BrokerError
 from broker.leases import RunState
+from broker.listeners import Settings
 from broker.permissions import FOLLOWERS
 from broker.server import MAX_PAYLOAD
 from broker.store import Store
 from broker.streams import ensure_bucket, ensure_consumer, ensure_streams, log_spec, pool_spec, table_spec
 from broker.subjects import RowId, Subjects
 from broker.table import Table
-from relax_actors.cli.credential_files import make_keys
-from relax_actors.cli.listeners import Settings
+from relax_actors.cli.keys import make_keys
 from relax_actors.roles import table_kinds
 from tests.support.guarded import Guarded, MakeGuarded
 from tests.support.running import TINY, wait_until

@@ -12,11 +12,11 @@ import pytest
 
 from broker.connection import Connection
 from broker.errors import BrokerError
+from broker.listeners import Settings
 from broker.permissions import OPERATOR
 from broker.streams import ensure_streams, table_spec
 from broker.subjects import Subjects
-from relax_actors.cli.credential_files import make_keys, remove_run
-from relax_actors.cli.listeners import Settings
+from relax_actors.cli.keys import make_keys, remove_run
 from relax_actors.config import load_config
 from relax_actors.errors import ConfigError
 from relax_actors.roles import table_kinds

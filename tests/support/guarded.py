@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from broker.address import Address
+from broker.listeners import Settings
 from broker.server import find_binary
-from relax_actors.cli.credential_files import make_keys
-from relax_actors.cli.listeners import Settings
+from relax_actors.cli.keys import make_keys
 from tests.support.running import TINY, wait_until
 
 
