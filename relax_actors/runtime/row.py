@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from broker.codec import decode_fields, open_envelope, plain_value
+from broker.codec import decode_fields, encode, open_envelope, plain_value
 from broker.store import Store
 from broker.subjects import RowId
 from relax_actors import messages
@@ -69,6 +70,11 @@ class Row:
         self._cells = cells
         self._store = store
         self._values: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, **columns: Any) -> Row:
+        """Build row 0 of step 0 from the values of its columns, to call a role without a run."""
+        return cls(RowId(0, 0), {name: encode(value, "author.0#1") for name, value in columns.items()}, Store(Path()))
 
     @property
     def is_eval(self) -> bool:
