@@ -16,7 +16,6 @@ from relax_actors.algorithms.advantages import Group
 from relax_actors.algorithms.advantages.estimation import estimator_of
 from relax_actors.cli.check import examine
 from relax_actors.config import load_config
-from relax_actors.config.load import RENAMED, RENAMED_ANYWHERE, renamed, validate
 from relax_actors.data.sources import open_source
 from relax_actors.engines.backends import inference_backend, scoring_backend, training_backend
 from relax_actors.errors import ConfigError
@@ -320,25 +319,6 @@ def test_built_in_backends_are_found() -> None:
     config = load_config(DEMO)
     backends = (training_backend(config), scoring_backend("megatron", "roles.reference.backend"))
     assert [type(backend).__name__ for backend in backends] == ["TorchTrainingBackend", "MegatronScoringBackend"]
-
-
-def tree_of(key: str) -> dict[str, object]:
-    section, _, name = key.partition(".")
-    return {section: {name: 1}}
-
-
-@pytest.mark.parametrize(("key", "new"), RENAMED.items())
-def test_a_renamed_key_is_refused_with_its_new_name(key: str, new: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        validate(tree_of(key), "old.toml")
-    assert str(caught.value) == f"old.toml: {key}: renamed to {new}"
-
-
-@pytest.mark.parametrize(("old", "new"), RENAMED_ANYWHERE.items())
-def test_a_key_that_several_sections_have_is_refused_with_its_new_name(old: str, new: str) -> None:
-    assert renamed(f"roles.judge.{old}") == f"roles.judge.{new}"
-    with pytest.raises(ConfigError, match=f"old.toml: reward.{old}: renamed to reward.{new}"):
-        validate({"reward": {old: 1}}, "old.toml")
 
 
 @pytest.mark.parametrize(
