@@ -18,7 +18,7 @@ from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import CodecError, ConfigError, StoreError, SubjectError
 from relax_actors.messages import Dropped, DropReason, Prompt, Quarantined, Readmitted, Requeued
 from relax_actors.registry.role_spec import RoleSpec
-from relax_actors.roles.registry import numbered_cells
+from relax_actors.roles.registry import built_in_spec
 from relax_actors.runtime import END_COLUMNS, StatefulRole
 from relax_actors.runtime.cells import observe
 from relax_actors.runtime.row import parse_row
@@ -79,7 +79,7 @@ class PromptSource(StatefulRole):
         """Return the columns that begin or end rows, and the trainer's numbered cells."""
         subjects = Subjects(config.run.name)
         columns = [subjects.column(name) for name in ("prompt", *END_COLUMNS)]
-        return columns + [subjects.numbered(kind, "*") for kind in ("batch", "weights", "checkpoint")]
+        return columns + [subjects.numbered(kind, "*") for kind in built_in_spec("trainer").numbered]
 
     def recover(self, cells: list[tuple[CellId, Cell]]) -> None:
         """Rebuild the ledger, finish interrupted readmissions, and admit rows."""
@@ -120,7 +120,7 @@ class PromptSource(StatefulRole):
     def _observe(self, cell_id: CellId, cell: Cell) -> None:
         requeue_type = REQUEUE_COLUMNS.get(cell_id.field) if cell_id.kind == "group" else None
         if requeue_type is None:
-            observe(self._ledger, self.context, cell_id, cell, numbered_cells().get(cell_id.kind))
+            observe(self._ledger, self.context, cell_id, cell, built_in_spec("trainer").numbered.get(cell_id.kind))
             return
         try:
             value: Requeued | Readmitted = self.context.table.read(cell.data, requeue_type)
