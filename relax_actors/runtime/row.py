@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,11 @@ def parse_row(text: str) -> RowId:
     Raises:
         SubjectError: `text` does not name a row.
     """
-    row = RowId.parse(text)
-    if row.kind not in ROW_KINDS:
-        msg = f"{text!r} does not name a row; a row is group.<step>.<index> or eval.<version>.<index>"
-        raise SubjectError(msg)
-    return row
+    with suppress(SubjectError):
+        if (row := RowId.parse(text)).kind in ROW_KINDS:
+            return row
+    msg = f"{text!r} does not name a row; a row is group.<step>.<index> or eval.<version>.<index>"
+    raise SubjectError(msg)
 
 
 def redelivery_column(role: str) -> str:
