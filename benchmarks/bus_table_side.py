@@ -23,6 +23,7 @@ from broker.store import Store
 from broker.streams import ensure_consumer, ensure_streams, pool_spec, table_spec
 from broker.subjects import RowId, Subjects
 from broker.table import Table
+from relax_actors.roles import table_kinds
 
 COLUMN, PRODUCER, POOL = "trajectory", "rollout", "trainer"
 SUBJECTS = Subjects("bench")
@@ -50,7 +51,7 @@ def start_server(folder: Path) -> Server:
     users = {user: permitted | inboxes[user] for user, permitted in granted.items()}
     server = Server(folder / "broker", users=Users(SUBJECTS.run, users | Users.operator(SUBJECTS.run).granted))
     connection = Connection(server.start(), "bench")
-    connection.call(ensure_streams(connection, [table_spec(SUBJECTS, 2 << 30)]), 20)
+    connection.call(ensure_streams(connection, [table_spec(SUBJECTS, table_kinds(), 2 << 30)]), 20)
     spec = pool_spec(POOL, [SUBJECTS.column(COLUMN)], 30.0, 1024)
     connection.call(ensure_consumer(connection, table, spec), 20)
     connection.close()

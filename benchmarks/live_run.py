@@ -26,7 +26,7 @@ from broker.ordered_consumer import OrderedConsumer
 from broker.permissions import OPERATOR
 from broker.store import Store
 from broker.streams import ensure_bucket, wait_for_stream
-from broker.subjects import NUMBERED_KINDS, CellId, Subjects
+from broker.subjects import CellId, Subjects
 from broker.table import Table
 from relax_actors.monitoring.summary import read_ledger
 from relax_actors.runtime.run_folder import RunFolder
@@ -153,7 +153,7 @@ class LiveRun:
         await self.connection.nc.subscribe(self.subjects.column("trajectory"), cb=take)
 
     async def _follow_cells(self) -> None:
-        follower = OrderedConsumer(self.connection, self.subjects.table_stream, self.subjects.table_subjects())
+        follower = OrderedConsumer(self.connection, self.subjects.table_stream, [f"{self.subjects.prefix}.>"])
         async for batch in follower.batches():
             for message in batch:
                 self._take(message)
@@ -170,7 +170,7 @@ class LiveRun:
         seen.first.setdefault((written.role, written.incarnation), written)
         seen.stored = written.stored
         row = cell.step, cell.index
-        if cell.kind in NUMBERED_KINDS:
+        if not cell.field:
             seen.record += len(message.subject) + len(message.data) + RECORD_OVERHEAD
         if cell.kind == "group" and cell.field == "trajectory" and known.sequence is not None:
             seen.trajectories[row].append((known.sequence.stream, written.incarnation))

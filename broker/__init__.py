@@ -1,13 +1,14 @@
 """Durable table of write-once cells on NATS JetStream, with large tensors in a store.
 
-Names are imported on first use (PEP 562), so `import broker` costs next to nothing. `broker.process`, which supervisors
-import, does not import NATS or NumPy.
+Names are imported on first use, so `import broker` costs next to nothing. `broker.process`, which supervisors import,
+does not import NATS or NumPy.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from broker.lazy import lazy
 
 if TYPE_CHECKING:
     from broker.address import Address
@@ -31,35 +32,28 @@ if TYPE_CHECKING:
     from broker.server import Server, ServerSettings
     from broker.store import Store
     from broker.streams import ensure_bucket, ensure_consumer, ensure_streams
-    from broker.subjects import CellId, RowId, Subjects
+    from broker.subjects import CellId, Kinds, RowId, Subjects
     from broker.table import Cell, Table
-
-_MODULES = {
-    "address": ("Address",),
-    "codec": ("Envelope", "decode", "encode"),
-    "connection": ("Connection",),
-    "errors": (
-        "AddressError",
-        "BrokerError",
-        "BrokerFullError",
-        "BrokerUnreachableError",
-        "CodecError",
-        "RelaxError",
-        "StoreError",
-        "StoreFullError",
-        "SubjectError",
-    ),
-    "fields": ("TensorRef",),
-    "leases": ("Failures", "RunState"),
-    "ordered_consumer": ("OrderedConsumer",),
-    "pull": ("Delivery", "PullSubscription"),
-    "server": ("Server", "ServerSettings"),
-    "store": ("Store",),
-    "streams": ("ensure_bucket", "ensure_consumer", "ensure_streams"),
-    "subjects": ("CellId", "RowId", "Subjects"),
-    "table": ("Cell", "Table"),
-}
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+else:
+    __getattr__ = lazy(
+        __name__,
+        {
+            "address": "Address",
+            "codec": "Envelope decode encode",
+            "connection": "Connection",
+            "errors": "AddressError BrokerError BrokerFullError BrokerUnreachableError CodecError RelaxError "
+            "StoreError StoreFullError SubjectError",
+            "fields": "TensorRef",
+            "leases": "Failures RunState",
+            "ordered_consumer": "OrderedConsumer",
+            "pull": "Delivery PullSubscription",
+            "server": "Server ServerSettings",
+            "store": "Store",
+            "streams": "ensure_bucket ensure_consumer ensure_streams",
+            "subjects": "CellId Kinds RowId Subjects",
+            "table": "Cell Table",
+        },
+    )
 
 __all__ = [
     "Address",
@@ -74,6 +68,7 @@ __all__ = [
     "Delivery",
     "Envelope",
     "Failures",
+    "Kinds",
     "OrderedConsumer",
     "PullSubscription",
     "RelaxError",
@@ -94,10 +89,3 @@ __all__ = [
     "ensure_consumer",
     "ensure_streams",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        msg = f"module {__name__!r} has no attribute {name!r}; it exports {', '.join(__all__)}"
-        raise AttributeError(msg)
-    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 
 from broker.errors import SubjectError
-from broker.subjects import ROW_KINDS, RowId
+from broker.subjects import RowId
 
 LEASE = re.compile(
     r"lease\.(?:(?P<kind>[A-Za-z0-9_-]{1,64})\.(?:0|[1-9][0-9]{0,8})|(?P<owner>owner)\.[A-Za-z0-9_-]{1,64})"
@@ -50,8 +50,7 @@ def failed_row(key: str) -> RowId | None:
 def lease_kind(key: str) -> str | None:
     """Return the role of a key of a lease, or `node`, `root` or `owner`; None for any other key."""
     match = LEASE.fullmatch(key)
-    kind = None if match is None else match["owner"] or match["kind"]
-    return None if kind in ROW_KINDS else kind
+    return None if match is None else match["owner"] or match["kind"]
 
 
 def role_of(key: str) -> str:

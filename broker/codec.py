@@ -5,7 +5,7 @@ or references to arrays in the store: those of extension type 2 are read with th
 Fields with their default value are omitted. Decoding executes no code. Unknown fields, missing fields without a default
 and values of a wrong type are errors, and sizes are limited.
 
-A numbered cell (`batch`, `weights`, ...) has a fifth element, a checksum over its subject and all preceding bytes. Such
+A numbered cell, such as `batch.12`, has a fifth element, a checksum over its subject and all preceding bytes. Such
 a cell controls the run and cannot be regenerated like a row, so an altered or misplaced one must be refused.
 """
 

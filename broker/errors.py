@@ -10,6 +10,10 @@ class RelaxError(Exception):
     """Root of all errors that relax-actors raises on purpose."""
 
 
+class ConfigError(RelaxError):
+    """Invalid configuration, found before anything starts; the process is not restarted."""
+
+
 class BrokerError(RelaxError):
     """The broker could not be started, reached or used."""
 

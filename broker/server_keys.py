@@ -7,7 +7,7 @@ server/auth.conf      accounts of all users, without secrets
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +33,27 @@ class Users:
         Its inbox is that of the operator of a run that is up: a client that signed in before may stay connected.
         """
         return cls(run, {OPERATOR: Permissions((">",), (f"{inbox_prefix(run, OPERATOR)}.>", ">"))})
+
+    @property
+    def others(self) -> dict[str, Permissions]:
+        """Users with an account of their own: all but the operator."""
+        return {user: granted for user, granted in self.granted.items() if user != OPERATOR}
+
+    def write_credentials(
+        self,
+        folder: Path,
+        authority: OperatorKeys,
+        expires: float | None = None,
+        *,
+        issued: int | None = None,
+        browsers: Collection[str] = (),
+    ) -> None:
+        """Write `<user>/nats.creds` of every user; `browsers` may connect over WebSocket, too."""
+        for user, granted in self.granted.items():
+            account = authority.account_of(self.run, "" if user == OPERATOR else user)
+            name, may_browse = f"{self.run}.{user}", user in browsers
+            text = authority.credentials(name, granted, account, expires, issued=issued, websocket=may_browse)
+            write_private(folder / user / CREDENTIALS_FILE, text)
 
 
 def secret_of(folder: Path) -> Path:
@@ -60,9 +81,5 @@ def write_keys(folder: Path, users: Users) -> None:
     else:
         authority = OperatorKeys.new()
         authority.save(path)
-    for user, granted in users.granted.items():
-        account = authority.account_of(users.run, "" if user == OPERATOR else user)
-        text = authority.credentials(f"{users.run}.{user}", granted, account)
-        write_private(folder / user / CREDENTIALS_FILE, text)
-    others = {user: granted for user, granted in users.granted.items() if user != OPERATOR}
-    write_private(accounts_of(folder), authority.server_config([RunUsers(users.run, others)]))
+    users.write_credentials(folder, authority)
+    write_private(accounts_of(folder), authority.server_config([RunUsers(users.run, users.others)]))

@@ -27,7 +27,7 @@ from broker.connection import Connection
 from broker.errors import BrokerError
 from broker.lease_entries import MAX_LEASE_BYTES
 from broker.schema import SCHEMA
-from broker.subjects import Subjects
+from broker.subjects import Kinds, Subjects
 
 _DUPLICATE_WINDOW = 120.0
 MAX_LOG_BYTES = 256 << 10
@@ -41,7 +41,7 @@ CONSUMER_SECONDS = 60.0
 """Default seconds to wait for a consumer that the owner of the run creates."""
 
 
-def table_spec(subjects: Subjects, max_bytes: int, replicas: int = 1) -> StreamConfig:
+def table_spec(subjects: Subjects, kinds: Kinds, max_bytes: int, replicas: int = 1) -> StreamConfig:
     """Table stream: one message per subject, and the server refuses a second one.
 
     The stream republishes what it has stored, for users with accounts of their own (`broker.accounts`).
@@ -49,7 +49,7 @@ def table_spec(subjects: Subjects, max_bytes: int, replicas: int = 1) -> StreamC
     return StreamConfig(
         name=subjects.table_stream,
         description=f"relax-actors table, cell schema {SCHEMA}",
-        subjects=subjects.table_subjects(),
+        subjects=subjects.table_subjects(kinds),
         retention=RetentionPolicy.LIMITS,
         storage=StorageType.FILE,
         max_msgs_per_subject=1,

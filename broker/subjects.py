@@ -1,36 +1,32 @@
 """Subjects of a run: all of them are built and parsed here.
 
-relax.<run>.group.<step>.<index>.<field>     a cell of a training row
-relax.<run>.eval.<version>.<index>.<field>   a cell of an evaluation row
-relax.<run>.<kind>.<step>.<index>.turns.<attempt>.<k>   turns of a row's samples, while they are generated
-relax.<run>.batch.<step>                     rows that a step trains
-relax.<run>.weights.<version>                location and fingerprint of a weight version
-relax.<run>.checkpoint.<version>             a durable checkpoint
-relax.<run>.evaluation.<version>             result of the evaluation of a version
-relax.<run>.critic.<version>                 fingerprint of a version of the critic
-relax.<run>.critic_checkpoint.<version>      a durable checkpoint of the critic
-relax.<run>.event.<role>.<n>.<kind>          event of an actor or the supervision, JSON
-relax.<run>.metric.<role>.<n>                metrics of an actor, JSON
-relax.<run>.env.<n>                          requests to an actor that hosts environments; in no stream
-relax.<run>.generate.<n>                     requests to an actor that generates; in no stream
+relax.<run>.<kind>.<step>.<index>.<field>               a cell of a row, such as group.12.3.prompt
+relax.<run>.<kind>.<step>.<index>.turns.<attempt>.<k>   a turn of an attempt at a row, while the attempt lasts
+relax.<run>.<kind>.<number>                             a numbered cell, such as batch.12
+relax.<run>.event.<role>.<n>.<kind>                     event of an actor or the supervision, JSON
+relax.<run>.metric.<role>.<n>                           metrics of an actor, JSON
+relax.<run>.request.<kind>.<n>                          requests to an actor, in no stream
+
+The owner of a table declares the kinds of its rows and numbered cells (see `Kinds`).
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import chain
 
 from broker.errors import SubjectError
 
 ROOT = "relax"
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
-
-ROW_KINDS = ("group", "eval")
 TURNS = "turns"
-NUMBERED_KINDS = ("batch", "weights", "checkpoint", "evaluation", "critic", "critic_checkpoint")
-SERVICES = ("env", "generate")
-"""Kinds of requests between actors, which no stream stores."""
+RESERVED = ("event", "metric", "request")
+"""First tokens of the subjects that name no cell."""
+_N = "(?:0|[1-9][0-9]{0,17})"
+_KIND = rf"((?!(?:{'|'.join(RESERVED)})\.){NAME.pattern})"
+_ROW = re.compile(rf"{_KIND}\.({_N})\.({_N})")
+_CELL = re.compile(rf"{_KIND}\.({_N})(?:\.({_N})\.({NAME.pattern}|{TURNS}\.{_N}\.{_N}))?")
 
 
 def check_name(name: str, what: str) -> str:
@@ -49,9 +45,29 @@ def check_name(name: str, what: str) -> str:
     return name
 
 
+def check_kind(kind: str) -> str:
+    """Return `kind` if it can be a kind of rows or of numbered cells.
+
+    Raises:
+        SubjectError: `kind` cannot be part of a subject, or is one of `RESERVED`.
+    """
+    if kind in RESERVED:
+        msg = f"kind {kind!r} cannot name cells: {', '.join(RESERVED)} name other messages; choose another name"
+        raise SubjectError(msg)
+    return check_name(kind, "kind")
+
+
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """Kinds of the rows and of the numbered cells of a table: its stream stores no others."""
+
+    rows: tuple[str, ...] = ()
+    numbered: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class RowId:
-    """Id of a row: (step, index) for training; (version, index) for kind `eval`."""
+    """Id of a row. Rows of one kind and step share a folder of the store, which is removed with the last of them."""
 
     step: int
     index: int
@@ -67,12 +83,10 @@ class RowId:
         Raises:
             SubjectError: `text` does not name a row.
         """
-        kind, _, rest = text.partition(".")
-        step, _, index = rest.partition(".")
-        if kind not in ROW_KINDS or not _NUMBER.fullmatch(step) or not _NUMBER.fullmatch(index):
-            msg = f"{text!r} does not name a row; a row is group.<step>.<index> or eval.<version>.<index>"
+        if not (found := _ROW.fullmatch(text)):
+            msg = f"{text!r} does not name a row; a row is <kind>.<step>.<index>, such as group.12.3"
             raise SubjectError(msg)
-        return cls(int(step), int(index), kind)
+        return cls(int(found[2]), int(found[3]), found[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +104,7 @@ class CellId:
 
     @property
     def row(self) -> RowId:
-        """Row of the cell; only for kinds `group` and `eval`."""
+        """Row of the cell, which must not be a numbered cell."""
         return RowId(self.step, self.index, self.kind)
 
 
@@ -144,15 +158,12 @@ class Subjects:
         return f"{self.prefix}.{kind}.*.*.{TURNS}.*.*"
 
     def numbered(self, kind: str, number: int | str) -> str:
-        """Subject of a numbered cell (see `NUMBERED_KINDS`); `*` matches all numbers.
+        """Subject of a numbered cell; `*` matches all numbers.
 
         Raises:
-            SubjectError: `kind` is not one of `NUMBERED_KINDS`.
+            SubjectError: `kind` names no cells, see `check_kind`.
         """
-        if kind not in NUMBERED_KINDS:
-            msg = f"no numbered kind {kind!r}; there are {', '.join(NUMBERED_KINDS)}"
-            raise SubjectError(msg)
-        return f"{self.prefix}.{kind}.{number}"
+        return f"{self.prefix}.{check_kind(kind)}.{number}"
 
     def event(self, role: str, n: int | str, kind: str) -> str:
         """Subject of an event."""
@@ -163,20 +174,17 @@ class Subjects:
         return f"{self.prefix}.metric.{role}.{n}"
 
     def service(self, kind: str, n: int | str) -> str:
-        """Subject of requests to actor `n` of the role that serves a kind of them (see `SERVICES`); `*` for any actor.
+        """Subject of requests to actor `n` of the role that serves a kind of them; `*` for any actor."""
+        return f"{self.prefix}.request.{check_name(kind, 'kind of requests')}.{n}"
+
+    def table_subjects(self, kinds: Kinds) -> list[str]:
+        """Subjects of the table stream.
 
         Raises:
-            SubjectError: `kind` is not one of `SERVICES`.
+            SubjectError: a kind names no cells, see `check_kind`.
         """
-        if kind not in SERVICES:
-            msg = f"no service {kind!r}; there are {', '.join(SERVICES)}"
-            raise SubjectError(msg)
-        return f"{self.prefix}.{kind}.{n}"
-
-    def table_subjects(self) -> list[str]:
-        """Subjects of the table stream."""
-        rows = [name for kind in ROW_KINDS for name in (f"{self.prefix}.{kind}.*.*.*", self.turns(kind))]
-        return rows + [f"{self.prefix}.{kind}.*" for kind in NUMBERED_KINDS]
+        rows = [(f"{self.prefix}.{check_kind(kind)}.*.*.*", self.turns(kind)) for kind in kinds.rows]
+        return [*chain.from_iterable(rows), *(self.numbered(kind, "*") for kind in kinds.numbered)]
 
     def log_subjects(self) -> list[str]:
         """Subjects of the log stream."""
@@ -189,15 +197,8 @@ class Subjects:
             SubjectError: the subject does not name a cell of this run.
         """
         head = f"{self.prefix}."
-        parts = subject[len(head) :].split(".") if subject.startswith(head) else []
-        if len(parts) == 4 and parts[0] in ROW_KINDS:  # noqa: PLR2004
-            kind, step, index, field = parts
-            if _NUMBER.fullmatch(step) and _NUMBER.fullmatch(index) and NAME.fullmatch(field):
-                return CellId(kind, int(step), int(index), field)
-        is_turn = len(parts) == 6 and parts[0] in ROW_KINDS and parts[3] == TURNS  # noqa: PLR2004
-        if is_turn and all(_NUMBER.fullmatch(part) for part in (*parts[1:3], *parts[4:])):
-            return CellId(parts[0], int(parts[1]), int(parts[2]), ".".join(parts[3:]))
-        if len(parts) == 2 and parts[0] in NUMBERED_KINDS and _NUMBER.fullmatch(parts[1]):  # noqa: PLR2004
-            return CellId(parts[0], int(parts[1]))
+        if subject.startswith(head) and (found := _CELL.fullmatch(subject, len(head))):
+            kind, step, index, field = found.groups()
+            return CellId(kind, int(step)) if field is None else CellId(kind, int(step), int(index), field)
         msg = f"subject {subject[:200]!r} does not name a cell of run {self.run!r}"
         raise SubjectError(msg)

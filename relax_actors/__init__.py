@@ -1,36 +1,100 @@
-"""Reinforcement-learning post-training as an actor system on NATS JetStream."""
+"""Reinforcement-learning post-training as an actor system on NATS JetStream.
+
+All that examples use is here, imported on first use: `import relax_actors` costs next to nothing, and never torch.
+"""
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from relax_actors.torchaudio_extension import permit_import
+from broker.lazy import lazy
 
 if TYPE_CHECKING:
-    from relax_actors.errors import RelaxError, RowError
+    from relax_actors.algorithms.advantages import Group
+    from relax_actors.algorithms.policy import PolicyInputs
+    from relax_actors.data.task import Medium, Task
+    from relax_actors.engines.protocols import Generation
+    from relax_actors.envs import Environment, Step
+    from relax_actors.envs.media_bytes import png_of
+    from relax_actors.envs.tools import ToolEnvironment
+    from relax_actors.envs.tools.images import images_of, zoomed
+    from relax_actors.errors import CodecError, ConfigError, RelaxError, RowError
+    from relax_actors.messages import (
+        NOT_SAMPLED,
+        FinishReason,
+        PreparedPrompt,
+        Prompt,
+        Reward,
+        Sample,
+        TokenSequence,
+        Trajectory,
+    )
+    from relax_actors.monitoring.connection import Connected, connected
+    from relax_actors.monitoring.sinks import LogMessage, Sink
     from relax_actors.registry import RoleSpec
+    from relax_actors.roles.episode_rollout import EpisodeRollout, Generate
     from relax_actors.runtime import Drop, Role, Row, StatefulRole
+    from relax_actors.serving.session_client import AgentResult, AgentTask
+else:
+    __getattr__ = lazy(
+        __name__,
+        {
+            "algorithms.advantages": "Group",
+            "algorithms.policy": "PolicyInputs",
+            "data.task": "Medium Task",
+            "engines.protocols": "Generation",
+            "envs": "Environment Step",
+            "envs.media_bytes": "png_of",
+            "envs.tools": "ToolEnvironment",
+            "envs.tools.images": "images_of zoomed",
+            "errors": "CodecError ConfigError RelaxError RowError",
+            "messages": "NOT_SAMPLED FinishReason PreparedPrompt Prompt Reward Sample TokenSequence Trajectory",
+            "monitoring.connection": "Connected connected",
+            "monitoring.sinks": "LogMessage Sink",
+            "registry": "RoleSpec",
+            "roles.episode_rollout": "EpisodeRollout Generate",
+            "runtime": "Drop Role Row StatefulRole",
+            "serving.session_client": "AgentResult AgentTask",
+        },
+    )
 
 __version__ = "0.1.0"
-__all__ = ["Drop", "RelaxError", "Role", "RoleSpec", "Row", "RowError", "StatefulRole"]
 
-_MODULES = {
-    "Drop": "runtime",
-    "RelaxError": "errors",
-    "Role": "runtime",
-    "RoleSpec": "registry",
-    "Row": "runtime",
-    "RowError": "errors",
-    "StatefulRole": "runtime",
-}
-
-permit_import()
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name on first use, so that `import relax_actors` stays cheap (PEP 562)."""
-    if name not in _MODULES:
-        msg = f"module {__name__!r} has no attribute {name!r}; it exports {', '.join(__all__)}"
-        raise AttributeError(msg)
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+__all__ = [
+    "NOT_SAMPLED",
+    "AgentResult",
+    "AgentTask",
+    "CodecError",
+    "ConfigError",
+    "Connected",
+    "Drop",
+    "Environment",
+    "EpisodeRollout",
+    "FinishReason",
+    "Generate",
+    "Generation",
+    "Group",
+    "LogMessage",
+    "Medium",
+    "PolicyInputs",
+    "PreparedPrompt",
+    "Prompt",
+    "RelaxError",
+    "Reward",
+    "Role",
+    "RoleSpec",
+    "Row",
+    "RowError",
+    "Sample",
+    "Sink",
+    "StatefulRole",
+    "Step",
+    "Task",
+    "TokenSequence",
+    "ToolEnvironment",
+    "Trajectory",
+    "connected",
+    "images_of",
+    "png_of",
+    "zoomed",
+]

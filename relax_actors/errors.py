@@ -8,6 +8,7 @@ from broker.errors import (
     BrokerFullError,
     BrokerUnreachableError,
     CodecError,
+    ConfigError,
     RelaxError,
     StoreError,
     StoreFullError,
@@ -35,10 +36,6 @@ __all__ = [
     "SubjectError",
     "UnsafePathError",
 ]
-
-
-class ConfigError(RelaxError):
-    """Invalid configuration, found before anything starts; the process is not restarted."""
 
 
 class RowError(RelaxError):

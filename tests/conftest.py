@@ -21,6 +21,7 @@ from broker.store import Store
 from broker.streams import ensure_streams, log_spec, table_spec
 from broker.subjects import Subjects
 from broker.table import Table
+from relax_actors.roles import table_kinds
 from relax_actors.roles.trainer import Trainer
 from relax_actors.runtime import Context
 from tests.support.contexts import MakeContext, MakeTable, MakeTrainer, context_of
@@ -61,9 +62,8 @@ def make_table(tmp_path: Path, subjects: Subjects, address: Address) -> Iterator
     def make(connection: Connection) -> Table:
         nonlocal made
         made = True
-        connection.call(
-            ensure_streams(connection, [table_spec(subjects, 1 << 26), log_spec(subjects, 1 << 24, 3600)]), 20
-        )
+        streams = [table_spec(subjects, table_kinds(), 1 << 26), log_spec(subjects, 1 << 24, 3600)]
+        connection.call(ensure_streams(connection, streams), 20)
         return Table(connection, subjects, Store(tmp_path / "store"), "test.0#1")
 
     yield make

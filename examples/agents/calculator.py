@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from relax_actors.data.task import Task
-from relax_actors.envs import Environment, Step
+from relax_actors import Environment, Step, Task
 
 CALL = re.compile(r"\((\d{1,4})\*(\d{1,4})\)")
 

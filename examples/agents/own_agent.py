@@ -6,8 +6,7 @@ import random
 
 import openai
 
-from relax_actors.data.task import Task
-from relax_actors.serving.session_client import AgentResult, AgentTask
+from relax_actors import AgentResult, AgentTask, Task
 
 DIGITS = 3
 

@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from relax_actors.data.task import Task
-from relax_actors.envs import Environment, Step
-from relax_actors.messages import Prompt
+from relax_actors import Environment, Prompt, Step, Task
 
 DIGITS = 5
 END = "."

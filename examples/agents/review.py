@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from relax_actors.data.task import Task
-from relax_actors.envs import Environment, Step
+from relax_actors import Environment, Step, Task
 
 DIGITS = 4
 END = "."

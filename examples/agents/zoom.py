@@ -18,10 +18,7 @@ from typing import Any
 import numpy as np
 from sklearn.datasets import load_digits
 
-from relax_actors.data.task import Medium, Task
-from relax_actors.envs import Environment, Step
-from relax_actors.envs.media_bytes import png_of
-from relax_actors.envs.tools.images import images_of, zoomed
+from relax_actors import Environment, Medium, Step, Task, images_of, png_of, zoomed
 
 QUARTERS = {"a": (0, 0), "b": (1, 0), "c": (0, 1), "d": (1, 1)}
 SIDE, DIGIT = 64, 16

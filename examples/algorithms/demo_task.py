@@ -4,7 +4,7 @@ import sys
 import zlib
 from pathlib import Path
 
-from relax_actors.messages import Prompt
+from relax_actors import Prompt
 
 sys.path.append(str(Path(__file__).parents[1] / "demo"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from relax_actors.monitoring.sinks import LogMessage
+from relax_actors import LogMessage
 
 
 class CsvSink:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 
-from relax_actors.data.task import Task
-from relax_actors.messages import Prompt
+from relax_actors import Prompt, Task
 
 
 def make(*, size: int | None, seed: int) -> list[Task]:

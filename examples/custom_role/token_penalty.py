@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from relax_actors import Role, Row
-from relax_actors.messages import Reward
+from relax_actors import Reward, Role, Row
 
 
 class TokenPenalty(Role):

@@ -1,22 +1,9 @@
 """Call a role on a row made by hand, without a run: `python examples/custom_role/try_role.py`."""
 
-import tempfile
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 from length_penalty import LengthPenalty
 
-from broker.codec import encode
-from broker.store import Store
-from broker.subjects import RowId
-from relax_actors import Row
-from relax_actors.messages import Reward, Sample, TokenSequence, Trajectory
-
-
-def make_row(folder: Path, **columns: Any) -> Row:
-    """Build row 0 of step 0 from the values of its columns."""
-    return Row(RowId(0, 0), {name: encode(value, "author.0#1") for name, value in columns.items()}, Store(folder))
+from relax_actors import Reward, Row, Sample, TokenSequence, Trajectory
 
 
 def make_sample(prompt: list[int], completion: list[int], text: str) -> Sample:
@@ -32,9 +19,8 @@ def main() -> None:
     samples = [make_sample(prompt, [7, 11], "7#"), make_sample(prompt, [7, 7, 7, 11], "777#")]
     trajectory = Trajectory.of(np.array(prompt, np.int32), samples)
     role = LengthPenalty.build({"budget": 2}, "roles.length_penalty")
-    with tempfile.TemporaryDirectory() as folder:
-        row = make_row(Path(folder), trajectory=trajectory, reward=Reward(np.array([1.0, 1.0], np.float32)))
-        print([round(value, 3) for value in role.handle(row)])
+    row = Row.of(trajectory=trajectory, reward=Reward(np.array([1.0, 1.0], np.float32)))
+    print([round(value, 3) for value in role.handle(row)])
 
 
 if __name__ == "__main__":

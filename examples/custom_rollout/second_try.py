@@ -5,11 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_actors import Row
-from relax_actors.data.task import Task
-from relax_actors.engines.protocols import Generation
-from relax_actors.messages import NOT_SAMPLED, Sample, TokenSequence
-from relax_actors.roles.episode_rollout import EpisodeRollout, Generate
+from relax_actors import NOT_SAMPLED, EpisodeRollout, Generate, Generation, Row, Sample, Task, TokenSequence
 
 Tokens = NDArray[np.int32]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from relax_actors.data.task import Task
+from relax_actors import Task
 
 sys.path.append(str(Path(__file__).parents[1] / "demo"))
 

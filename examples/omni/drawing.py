@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from relax_actors.media.family import VisionSpec
+from relax_actors.media import VisionSpec
 
 _WIDEST = 64  # frames of a video that are drawn
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from relax_actors.errors import ConfigError
+from relax_actors import ConfigError
 
 SCALE = 2  # pixels of ours for one of the data set, along each axis
 SIDE = 8 * SCALE

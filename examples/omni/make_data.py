@@ -31,7 +31,7 @@ from blanks import BLANKS
 from handwritten import Digit, handwritten, moved, side_by_side
 from speech import spoken
 
-from relax_actors.errors import ConfigError
+from relax_actors import ConfigError
 
 Row = dict[str, Any]
 Save = Callable[[str, bytes], str]

@@ -23,11 +23,8 @@ from typing import Any
 
 from drawing import frames_of, spectrogram, strip
 
-from relax_actors.errors import CodecError, RelaxError
-from relax_actors.media import Family, family_of
-from relax_actors.media.special_tokens import NAMES
-from relax_actors.messages import PreparedPrompt, Prompt, Reward, Trajectory
-from relax_actors.monitoring.connection import Connected, connected
+from relax_actors import CodecError, Connected, PreparedPrompt, Prompt, RelaxError, Reward, Trajectory, connected
+from relax_actors.media import Family, family_of, special_tokens
 from relax_actors.printable import printable
 
 COLUMNS: dict[str, type[Any]] = {
@@ -41,7 +38,7 @@ MAX_PLAYED_BYTES = 1 << 20
 SPAN = re.compile(
     "(?:{})?(?:{}|<(?:image|video|audio)>)(?:{})?".format(
         *(
-            "|".join(re.escape(text) for name in names for text in NAMES[name])
+            "|".join(re.escape(text) for name in names for text in special_tokens.NAMES[name])
             for names in (("vision_start", "audio_start"), ("image", "video", "audio"), ("vision_end", "audio_end"))
         )
     )

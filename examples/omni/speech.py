@@ -12,7 +12,7 @@ from itertools import product
 
 import numpy as np
 
-from relax_actors.errors import ConfigError
+from relax_actors import ConfigError
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 VOICES = ("en-us", "en-gb", "en-gb-scotland", "en-us+m3", "en-us+f2", "en-gb+m1", "en-gb+f4", "en-us+m7")

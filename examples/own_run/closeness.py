@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from relax_actors.messages import Prompt
+from relax_actors import Prompt
 
 
 def closeness(completion: str, prompt: Prompt) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_actors.messages import NOT_SAMPLED, FinishReason, Sample, TokenSequence, Trajectory
+from relax_actors import NOT_SAMPLED, FinishReason, Sample, TokenSequence, Trajectory
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,9 @@ from relax_actors.engines.backends import scoring_backend
 from relax_actors.errors import ConfigError
 from relax_actors.messages.experts import compact
 from relax_actors.registry.catalog import ALL, ROLES
+from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.rewards import load_reward, load_rewards
-from relax_actors.roles import FAILURES, built_in_spec, make_role, replicas, role_names, spec_of
+from relax_actors.roles import FAILURES, built_in_spec, make_role, numbered_cells, replicas, role_names, spec_of
 from relax_actors.roles.scorer import Scorer
 from relax_actors.runtime import COLUMNS, Role
 from relax_actors.supervision.sandbox import check_sandbox, is_sandboxed
@@ -115,13 +116,25 @@ def check_router_replay(config: Config, facts: ModelFacts) -> Iterator[str]:
     yield f"the experts chosen for every token are recorded and replayed: {size} bytes a token of a trajectory"
 
 
+def _claim_numbered(name: str, spec: RoleSpec, owners: dict[str, str]) -> None:
+    """Check the numbered cells that a role of the user writes, and add the role to the owners of these kinds."""
+    for kind, cls in spec.numbered.items():
+        if kind in owners:
+            msg = f"roles.{name} writes {kind!r} cells, which {owners[kind]} writes; remove them from its spec"
+            raise ConfigError(msg)
+        if (known := numbered_cells().get(kind, cls)) is not cls:
+            msg = f"roles.{name} writes {kind!r} cells, which are {known.__name__}, not {cls.__name__}; rename the kind"
+            raise ConfigError(msg)
+        owners[kind] = f"roles.{name}"
+
+
 def check_roles(config: Config) -> Iterator[str]:
     """Check that roles import, that no two write the same cells, and that every column that is read has a writer."""
     optional = {built_in_spec(name).writes for name in ROLES.built_in if built_in_spec(name).section == "roles"}
     always = [column for column in COLUMNS if not any(column in writes for writes in optional)]
     writers: dict[str, str] = dict.fromkeys((*always, *FAILURES), "a built-in role")
     built_in = {name: built_in_spec(name) for name in role_names(config) if name not in config.roles}
-    numbered = {kind: name for name, spec in built_in.items() for kind in spec.numbered}
+    numbered = {kind: f"the role {name}" for name, spec in built_in.items() for kind in spec.numbered}
     roles: dict[str, Role] = {}
     built_in |= {name: spec_of(config, name) for name in ("rollout", "reward")}
     writers |= dict.fromkeys(built_in["critic"].writes, "critic") if "critic" in built_in else {}
@@ -132,10 +145,7 @@ def check_roles(config: Config) -> Iterator[str]:
                 msg = f"roles.{name} writes column {column!r}, which {writers[column]} writes; choose another"
                 raise ConfigError(msg)
             writers[column] = f"roles.{name}"
-        if taken := [kind for kind in spec.numbered if kind in numbered]:
-            owner = numbered[taken[0]]
-            msg = f"roles.{name} writes {taken[0]!r} cells, which the role {owner} writes; remove them from its spec"
-            raise ConfigError(msg)
+        _claim_numbered(name, spec, numbered)
         if spec.single and config.roles[name].replicas != 1:
             msg = f"roles.{name}.replicas = {config.roles[name].replicas}: the role owns state and has one actor; set 1"
             raise ConfigError(msg)

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from relax_actors.cli.options import Overrides
+
+if TYPE_CHECKING:
+    from broker.keyed_server import KeyedServer
+    from broker.listeners import Settings
+    from broker.server_keys import Users
+    from relax_actors.config import Config
+
+SLACK_BYTES = 64 << 20
 
 
 def keys(
@@ -59,8 +67,7 @@ def keys(
 
     Users are the roles, an operator and an observer. Run again, it creates the users again and keeps the server's keys.
     """
-    from relax_actors.cli.credential_files import make_keys, remove_run
-    from relax_actors.cli.listeners import Settings
+    from broker.listeners import Settings
 
     servers = tuple(cluster.split(",")) if cluster else ()
     chosen = Settings(
@@ -81,3 +88,66 @@ def keys(
     lines = remove_run(run, folder, chosen) if remove else make_keys(run, folder, settings or [], chosen)
     for line in lines:
         typer.echo(line)
+
+
+def make_keys(run: str, folder: Path, overrides: list[str], settings: Settings) -> list[str]:
+    """Write the credentials of all users of a run; return lines that name the files and the commands that use them."""
+    from broker.run_keys import write_run_keys
+    from broker.server_keys import Users
+    from broker.streams import STATE_BYTES
+    from relax_actors.roles.permissions import permissions, users
+
+    config = _config_of(run, overrides)
+    granted = Users(config.run.name, {user: permissions(config, user) for user in users(config)})
+    broker = config.broker
+    quota = broker.replicas * (broker.max_bytes + broker.log_bytes + STATE_BYTES) + SLACK_BYTES
+    server, chosen = write_run_keys(folder, granted, settings, max_bytes=quota, sync_interval=broker.sync_interval)
+    return _report(run, granted, folder.resolve(), server, chosen)
+
+
+def remove_run(run: str, folder: Path, settings: Settings) -> list[str]:
+    """Remove a run, which need not exist any more, from its server; return lines that say what is left to do."""
+    from broker.run_keys import remove_run_keys
+    from relax_actors.config import load_config
+
+    name = load_config(Path(run), []).run.name if run.endswith(".toml") else Path(run).name
+    server, account = remove_run_keys(name, folder, settings)
+    return [
+        f"run {name} is removed from the server in {server.folder}, and its credentials from {folder.resolve()}",
+        _reload(server),
+        f"its streams are kept: to free their space, remove the folder jetstream/{account} in the store of each server",
+    ]
+
+
+def _report(run: str, users: Users, folder: Path, server: KeyedServer, settings: Settings) -> list[str]:
+    from broker.address import CREDENTIALS_FILE
+
+    scheme, host = "tls" if settings.tls else "nats", settings.host if settings.is_loopback else "HOST"
+    url = f"{scheme}://{host}:{settings.listen.rpartition(':')[2]}"
+    others = [name for name in server.runs if name != users.run]
+    is_own = server.folder == folder
+    return [
+        f"credentials of {', '.join(users.granted)}: {folder}/<user>/{CREDENTIALS_FILE}",
+        *([_reload(server)] if settings.rotate or others else []),
+        *([f"the server: nats-server -c {server.files}/nats-server.conf"] if is_own else []),
+        f"the run: relax up {run} broker.url={url} broker.credentials={folder}",
+        *([f"other runs of the server: {', '.join(others)}"] if others else []),
+        *(["for clients on other machines: add --listen 0.0.0.0:4222"] if settings.is_loopback and is_own else []),
+    ]
+
+
+def _reload(server: KeyedServer) -> str:
+    return f"to apply: have each server reload {server.files}/auth.conf, kill -HUP PID; connections of others stay"
+
+
+def _config_of(run: str, overrides: list[str]) -> Config:
+    from relax_actors.config import load_config
+    from relax_actors.errors import ConfigError
+    from relax_actors.monitoring.connection import find
+
+    if run.endswith(".toml"):
+        return load_config(Path(run), overrides)
+    if overrides:
+        msg = f"settings apply to a TOML file; {run!r} is a run with settings of its own; leave them out"
+        raise ConfigError(msg)
+    return find(run).load_config()

@@ -60,15 +60,15 @@ def show_row(
     credentials: Credentials = None,
 ) -> None:
     """Show a quarantined row with its traceback and its columns."""
-    from broker.subjects import RowId
     from relax_actors.monitoring.access import Access
     from relax_actors.monitoring.connection import connected
     from relax_actors.monitoring.quarantine import quarantined_row, row_cells
     from relax_actors.monitoring.screen import Screen
     from relax_actors.printable import printable, printable_lines
     from relax_actors.runtime import COLUMNS
+    from relax_actors.runtime.row import parse_row
 
-    found = RowId.parse(row)
+    found = parse_row(row)
     with connected(run, Access(broker, credentials)) as at:
         cell = quarantined_row(at, found)
         columns = row_cells(at.table, found, [*COLUMNS, *at.config.roles])

@@ -108,8 +108,7 @@ def validate(tree: dict[str, Any], source: str) -> Config:
     Raises:
         ConfigError: one line for each mistake.
     """
-    if old := [(key, new) for key in _keys(tree) if (new := renamed(key))]:
-        raise ConfigError("\n".join(f"{source}: {key}: renamed to {new}" for key, new in old))
+    list(_keys(tree))  # refuses what is nested too deeply
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
@@ -128,36 +127,6 @@ def _with_defaults(tree: dict[str, Any], defaults: dict[str, Any]) -> dict[str, 
     sections = {name: body | tree.get(name, {}) for name, body in defaults.items()}
     return tree | sections
 
-
-RENAMED = {
-    "advantages.drop_no_signal": "algorithm.shaping.filter_zero_variance",
-    "advantages.estimator": "algorithm.advantage",
-    "advantages.normalise": "algorithm.scale",
-    "algorithm.clip_ratio_c": "algorithm.dual_clip",
-    "algorithm.correction": "algorithm.correction.kind",
-    "algorithm.correction_high": "algorithm.correction.high",
-    "algorithm.correction_low": "algorithm.correction.low",
-    "algorithm.filter_zero_variance": "algorithm.shaping.filter_zero_variance",
-    "algorithm.kl": "algorithm.kl.kind",
-    "algorithm.kl_coefficient": "algorithm.kl.coefficient (with algorithm.kl.place)",
-    "algorithm.loss": "algorithm.aggregate",
-    "algorithm.loss_length": "algorithm.length",
-    "algorithm.reject": "algorithm.reject.kind",
-    "algorithm.reject_high": "algorithm.reject.high",
-    "algorithm.reject_low": "algorithm.reject.low",
-    "algorithm.step_normalisation": "algorithm.whiten, or algorithm.scale for a division only",
-    "placement.take_turns": "placement.colocate",
-    "rollout.in_flight": "rollout.in_flight_updates",
-    "rollout.rows_together": "rollout.max_concurrent_prompts",
-    "rollout.samples": "rollout.group_size",
-    "trainer.clip_norm": "trainer.max_grad_norm",
-    "trainer.dtype": "trainer.precision",
-    "trainer.rows": "trainer.prompts_per_step",
-    "trainer.token_budget": "trainer.max_tokens_per_microbatch",
-}
-"""Former names of keys, with the present name."""
-RENAMED_ANYWHERE = {"memory_mib": "memory_limit_mib", "rows_together": "max_concurrent_rows"}
-"""Former names of keys that several sections have."""
 
 EXAMPLES = {
     "model": PATH_EXAMPLE,
@@ -267,14 +236,6 @@ def _keys(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _keys(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}"
-
-
-def renamed(key: str) -> str:
-    """Present name of a dotted key; empty if it was never renamed."""
-    section, _, name = key.rpartition(".")
-    if name in RENAMED_ANYWHERE and key not in RENAMED:
-        return f"{section}.{RENAMED_ANYWHERE[name]}"
-    return RENAMED.get(key, "")
 
 
 def _section_type(section: Any, name: str) -> type[BaseModel] | None:

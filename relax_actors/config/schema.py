@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from broker.subjects import check_name
 from relax_actors.config.algorithm import AlgorithmSection
@@ -54,18 +54,23 @@ class RunSection(Section):
 
 
 class Config(Section):
-    """The configuration of a run."""
+    """The configuration of a run.
+
+    What a section leaves to others is filled in when the section is validated, from those above it: the order counts.
+    """
+
+    model_config = ConfigDict(validate_default=True)
 
     run: RunSection = RunSection()
     model: ModelSection
     data: DataSection
-    eval: EvalSection | None = None
     prompts: PromptsSection = PromptsSection()
     media: MediaSection | None = None
     rollout: RolloutSection = RolloutSection()
     environment: EnvironmentSection | None = None
-    gateway: GatewaySection | None = None
     agent: AgentSection | None = None
+    gateway: GatewaySection | None = None
+    eval: EvalSection | None = None
     reward: RewardSection = RewardSection()
     advantages: AdvantagesSection = AdvantagesSection()
     trainer: TrainerSection = TrainerSection()
@@ -93,6 +98,58 @@ class Config(Section):
             if isinstance(section, dict) and "actor" not in section and name in ROLES
         }
         return tree | {"roles": roles | named}
+
+    @field_validator("media")
+    @classmethod
+    def _media(cls, value: MediaSection | None, info: ValidationInfo) -> MediaSection | None:
+        """Give every run of a model that sees or hears the section [media], so that nobody looks at the model again."""
+        model: ModelSection | None = info.data.get("model")
+        if value is None and model is not None and is_multimodal(model.path, model.architecture):
+            return MediaSection()
+        return value
+
+    @field_validator("gateway")
+    @classmethod
+    def _gateway(cls, value: GatewaySection | None, info: ValidationInfo) -> GatewaySection | None:
+        """Give every run with agents a gateway, by which they ask the policy."""
+        return GatewaySection() if value is None and info.data.get("agent") is not None else value
+
+    @field_validator("rollout")
+    @classmethod
+    def _rollout(cls, value: RolloutSection, info: ValidationInfo) -> RolloutSection:
+        """Generate the rows of a deterministic run one by one."""
+        run: RunSection | None = info.data.get("run")
+        if run is None or not run.deterministic:
+            return value
+        return value.model_copy(update={"max_concurrent_prompts": 1})
+
+    @field_validator("eval")
+    @classmethod
+    def _eval(cls, value: EvalSection | None, info: ValidationInfo) -> EvalSection | None:
+        """Let the environment or the agent give the reward of held-out rows, unless it is set."""
+        if value is None or "reward" in value.model_fields_set or not _has_episodes(info):
+            return value
+        return value.model_copy(update={"reward": "environment"})
+
+    @field_validator("reward")
+    @classmethod
+    def _reward(cls, value: RewardSection, info: ValidationInfo) -> RewardSection:
+        """Let the environment or the agent give the reward, unless it is set."""
+        if {"function", "actor"} & value.model_fields_set or not _has_episodes(info):
+            return value
+        return value.model_copy(update={"function": "environment"})
+
+    @field_validator("algorithm")
+    @classmethod
+    def _algorithm(cls, value: AlgorithmSection, info: ValidationInfo) -> AlgorithmSection:
+        """Compare turns where the environment gives credit to them; take lengths that are not set from the rollout."""
+        rollout: RolloutSection | None = info.data.get("rollout")
+        environment: EnvironmentSection | None = info.data.get("environment")
+        if rollout is None:
+            return value
+        if environment is not None and environment.credit != "episode" and value.advantage == "group":
+            value = value.model_copy(update={"advantage": "turn"})
+        return value.with_lengths(rollout.max_tokens, _longest_sample(rollout, environment))
 
     @model_validator(mode="after")
     def _role_names(self) -> Config:
@@ -129,38 +186,13 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _media(self) -> Config:
-        """Give every run of a model that sees or hears the section [media], so that nobody looks at the model again."""
-        if self.media is None and is_multimodal(self.model.path, self.model.architecture):
-            object.__setattr__(self, "media", MediaSection())
-        return self
-
-    @model_validator(mode="after")
-    def _agents(self) -> Config:
-        """Give every run with agents a gateway, by which they ask the policy."""
-        if self.agent is None:
-            return self
-        if self.environment is not None:
-            msg = "[agent] and [environment] exclude each other: agents own their loop; remove one of them"
-            raise ValueError(msg)
-        if self.gateway is None:
-            object.__setattr__(self, "gateway", GatewaySection())
-        self._reward_of_episodes()
-        return self
-
-    def _reward_of_episodes(self) -> None:
-        """Let the environment or the agent give the reward, unless it is set."""
-        if "function" not in self.reward.model_fields_set and "actor" not in self.reward.model_fields_set:
-            object.__setattr__(self, "reward", self.reward.model_copy(update={"function": "environment"}))
-        if self.eval is not None and "reward" not in self.eval.model_fields_set:
-            object.__setattr__(self, "eval", self.eval.model_copy(update={"reward": "environment"}))
-
-    @model_validator(mode="after")
     def _episodes(self) -> Config:
         """Check what episodes with an environment cannot have."""
         if self.environment is None:
             return self
-        self._reward_of_episodes()
+        if self.agent is not None:
+            msg = "[agent] and [environment] exclude each other: agents own their loop; remove one of them"
+            raise ValueError(msg)
         if self.media is not None and self.rollout.backend == "sglang":
             msg = (
                 'rollout.backend = "sglang": episodes with [environment] of a model that sees or hears need '
@@ -177,8 +209,6 @@ class Config(Section):
                 f'is {self.reward.function!r}; set reward.function = "environment", or environment.credit = "episode"'
             )
             raise ValueError(msg)
-        if credit != "episode" and self.algorithm.advantage == "group":
-            object.__setattr__(self, "algorithm", self.algorithm.model_copy(update={"advantage": "turn"}))
         return self
 
     @model_validator(mode="after")
@@ -207,10 +237,6 @@ class Config(Section):
         if self.rollout.in_flight_updates and self.staleness.max == 0:
             msg = "rollout.in_flight_updates = true needs staleness.max of 1 or more: on-policy rows have one version"
             raise ValueError(msg)
-        if self.run.deterministic and self.rollout.max_concurrent_prompts != 1:
-            object.__setattr__(self, "rollout", self.rollout.model_copy(update={"max_concurrent_prompts": 1}))
-        algorithm = self.algorithm.with_lengths(self.rollout.max_tokens, self.longest_sample)
-        object.__setattr__(self, "algorithm", algorithm)
         return self
 
     @property
@@ -221,8 +247,7 @@ class Config(Section):
     @property
     def longest_sample(self) -> int:
         """Limit of the tokens of a sample: of a completion, or the budget of an episode if it has one."""
-        budget = None if self.environment is None else self.environment.token_budget
-        return self.rollout.max_tokens if budget is None else budget
+        return _longest_sample(self.rollout, self.environment)
 
     @property
     def store_path(self) -> Path:
@@ -274,3 +299,12 @@ def _spec(name: str) -> RoleSpec:
     """The spec of a built-in role; imports the role's module, which imports no engine."""
     spec: RoleSpec = ROLES.load(name, "role").spec  # type: ignore[attr-defined]
     return spec
+
+
+def _has_episodes(info: ValidationInfo) -> bool:
+    return info.data.get("environment") is not None or info.data.get("agent") is not None
+
+
+def _longest_sample(rollout: RolloutSection, environment: EnvironmentSection | None) -> int:
+    budget = None if environment is None else environment.token_budget
+    return rollout.max_tokens if budget is None else budget

@@ -7,7 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import torchaudio
+
+from relax_actors.torchaudio_extension import permit_import
+
+permit_import()
+
+import torchaudio  # noqa: E402
 
 STEP = 25
 """Rates are rounded to a multiple of this: the filter grows with the terms of the reduced ratio of the two rates. That

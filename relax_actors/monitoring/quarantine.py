@@ -12,11 +12,12 @@ from relax_actors.errors import CodecError, ConfigError, StoreError
 from relax_actors.messages import Quarantined, Readmitted, Requeued
 from relax_actors.monitoring.connection import Connected
 from relax_actors.monitoring.render import fields_of
+from relax_actors.runtime.row import ROW_KINDS, parse_row
 
 
 def quarantined_rows(table: Table) -> list[tuple[RowId, Quarantined]]:
     """Return the quarantined rows; the error of a cell that does not decode says why."""
-    columns = [table.subjects.column("quarantined", kind) for kind in ("group", "eval")]
+    columns = [table.subjects.column("quarantined", kind) for kind in ROW_KINDS]
     return [(c.row, _decode(table, cell.data)) for c, cell in table.snapshot(columns)]
 
 
@@ -62,7 +63,7 @@ def requeue(at: Connected, names: list[str], *, everything: bool) -> int:
     if at.folder.summary.exists():
         msg = f"run {at.config.run.name} is finished; raise run.steps and `relax up` it to train more rows"
         raise ConfigError(msg)
-    rows = [row for row, _ in quarantined_rows(at.table)] if everything else [RowId.parse(name) for name in names]
+    rows = [row for row, _ in quarantined_rows(at.table)] if everything else [parse_row(name) for name in names]
     if not everything:
         for row in rows:
             quarantined_row(at, row)

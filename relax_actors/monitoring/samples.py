@@ -18,13 +18,14 @@ from broker.codec import open_envelope
 from broker.fields import TensorRef
 from broker.history import History
 from broker.store import Store
-from broker.subjects import ROW_KINDS, RowId, Subjects
+from broker.subjects import RowId, Subjects
 from broker.table import Cell
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import CodecError, ConfigError, StoreError, SubjectError
 from relax_actors.messages.conversations import unpack_conversations
 from relax_actors.monitoring.connection import Observed, find
 from relax_actors.monitoring.render import source_line
+from relax_actors.runtime.row import ROW_KINDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from broker.table import Table
 from relax_actors.config import Config
 from relax_actors.errors import CodecError
 from relax_actors.messages import Batch, Checkpoint, Evaluation, Weights
-from relax_actors.runtime.cells import KINDS, is_oversized
+from relax_actors.roles import numbered_cells
+from relax_actors.runtime.cells import is_oversized
 from relax_actors.training.ledger import Account, Ledger
 
 ENDS_OF_CURVE = 10
@@ -81,7 +82,7 @@ def read_ledger(table: Table, config: Config) -> Ledger:
         if is_oversized(cell_id, cell):
             continue
         try:
-            expected = KINDS.get(cell_id.kind)
+            expected = numbered_cells().get(cell_id.kind)
             value = table.read(cell.data, expected, subject=cell.subject) if expected else None
         except CodecError:
             continue

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from relax_actors.errors import ConfigError
+from relax_actors.torchaudio_extension import permit_import
 
 
 def check_path(path: str, setting: str) -> tuple[str, str]:
@@ -80,6 +81,7 @@ def import_extra(module: str, extra: str, needed_by: str) -> Any:
 
 
 def _import(name: str, where: str) -> ModuleType:
+    permit_import()  # the module may import transformers
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,14 +22,15 @@ class RoleSpec:
     """Columns that the role writes, `dropped` and `quarantined` included."""
     kinds: tuple[str, ...] = ("group",)
     """Kinds of rows that it writes: "group" for training rows, "eval" for held-out rows."""
-    numbered: tuple[str, ...] = ()
-    """Kinds of numbered cells that it writes, such as "batch"."""
+    numbered: Mapping[str, type] = field(default_factory=dict)
+    """Numbered cells that it writes: the dataclass of each kind, such as `{"audit": Audit}`. The stream of the table,
+    permissions and the collector follow from it."""
     turns: bool = False
     """Whether it writes turn cells of the rows that it generates."""
     notes: tuple[str, ...] = ()
     """Keys of the run's bucket where it tells others how to reach it; each begins with `note.`."""
     serves: tuple[str, ...] = ()
-    """Kinds of requests that it answers, such as "env"; see `broker.subjects.SERVICES`."""
+    """Kinds of requests that it answers, such as "env"."""
     requests: tuple[str, ...] = ()
     """Kinds of requests that it sends, in runs with a role that answers them."""
     removes: bool = False

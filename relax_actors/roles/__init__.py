@@ -3,12 +3,14 @@
 from relax_actors.roles.registry import (
     built_in_spec,
     make_role,
+    numbered_cells,
     own_single_roles,
     replicas,
     role_class,
     role_names,
     section_of,
     spec_of,
+    table_kinds,
 )
 from relax_actors.runtime.row import FAILURES
 
@@ -16,10 +18,12 @@ __all__ = [
     "FAILURES",
     "built_in_spec",
     "make_role",
+    "numbered_cells",
     "own_single_roles",
     "replicas",
     "role_class",
     "role_names",
     "section_of",
     "spec_of",
+    "table_kinds",
 ]

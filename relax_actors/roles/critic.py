@@ -24,8 +24,9 @@ from relax_actors.engines.protocols.media import PromptMedia
 from relax_actors.errors import ConfigError, FencedError, RelaxError
 from relax_actors.messages import Batch, Checkpoint, CriticVersion, Quarantined, RowCounts, Trajectory, Weights
 from relax_actors.registry.role_spec import RoleSpec
+from relax_actors.roles.registry import numbered_cells
 from relax_actors.runtime import StatefulRole, durable_folder
-from relax_actors.runtime.cells import KINDS, put_own, read_column, read_numbered
+from relax_actors.runtime.cells import put_own, read_column, read_numbered
 from relax_actors.training.checkpointer import Checkpointer
 from relax_actors.training.row_endings import RowEndings, ending_of_unreadable
 from relax_actors.training.row_media import RowMedia
@@ -52,7 +53,7 @@ class Critic(StatefulRole):
     spec = RoleSpec(
         reads=("trajectory", "advantage", *ENDED),
         writes=("values", "dropped", "quarantined"),
-        numbered=("critic", "critic_checkpoint"),
+        numbered={"critic": CriticVersion, "critic_checkpoint": Checkpoint},
         device=True,
         single=True,
         section="critic",
@@ -129,9 +130,8 @@ class Critic(StatefulRole):
             else:
                 self._ended.setdefault(cell_id.step, set()).add(cell_id.index)
             return None
-        if cell_id.kind not in KINDS:
-            return None
-        value = read_numbered(self.context, cell_id, cell)
+        expected = numbered_cells().get(cell_id.kind)
+        value = None if expected is None else read_numbered(self.context, cell, expected)
         if isinstance(value, Batch):
             self._batches[cell_id.step] = value
         elif isinstance(value, Weights):

@@ -15,7 +15,7 @@ from relax_actors.config import Config
 from relax_actors.data.prompt_maker import PromptMaker, admission_of, open_data, room
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import CodecError, ConfigError, StoreError
-from relax_actors.messages import Evaluation, Prompt, Reward
+from relax_actors.messages import Evaluation, Prompt, Reward, Weights
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import StatefulRole
 from relax_actors.runtime.cells import put_own, read_numbered
@@ -42,7 +42,7 @@ class Evaluator(StatefulRole):
         reads=EVAL_END_COLUMNS,
         writes=("prompt", "quarantined"),
         kinds=("eval",),
-        numbered=("evaluation",),
+        numbered={"evaluation": Evaluation},
         single=True,
         section="prompts",
         requires="eval",
@@ -92,7 +92,7 @@ class Evaluator(StatefulRole):
         for cell_id, cell in cells:
             if not is_evaluated(config, cell_id.step):
                 continue
-            if cell_id.kind == "weights" and read_numbered(self.context, cell_id, cell) is not None:
+            if cell_id.kind == "weights" and read_numbered(self.context, cell, Weights) is not None:
                 published.add(cell_id.step)
             elif cell_id.kind == "evaluation":
                 self._record_result(cell_id, cell)
@@ -130,8 +130,8 @@ class Evaluator(StatefulRole):
 
     def _record_result(self, cell_id: CellId, cell: Cell) -> None:
         """Record a published result; the trainer removes a malformed cell."""
-        value = read_numbered(self.context, cell_id, cell)
-        if not isinstance(value, Evaluation):
+        value = read_numbered(self.context, cell, Evaluation)
+        if value is None:
             return
         self._done.add(cell_id.step)
         self._ended.pop(cell_id.step, None)

@@ -22,10 +22,11 @@ from broker.permissions import (
     bucket_stream,
     inbox_prefix,
 )
-from broker.subjects import ROW_KINDS, Subjects
+from broker.subjects import Subjects
 from relax_actors.config import Config
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.roles.registry import role_class, role_names, spec_of
+from relax_actors.runtime.row import ROW_KINDS
 from relax_actors.runtime.service_role import ServiceRole
 
 

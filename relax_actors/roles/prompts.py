@@ -18,8 +18,10 @@ from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import CodecError, ConfigError, StoreError, SubjectError
 from relax_actors.messages import Dropped, DropReason, Prompt, Quarantined, Readmitted, Requeued
 from relax_actors.registry.role_spec import RoleSpec
+from relax_actors.roles.registry import built_in_spec
 from relax_actors.runtime import END_COLUMNS, StatefulRole
 from relax_actors.runtime.cells import observe
+from relax_actors.runtime.row import parse_row
 from relax_actors.runtime.seeds import derive_seed, task_index
 from relax_actors.training.first_prompts import FirstPrompts
 from relax_actors.training.ledger import Ledger
@@ -77,7 +79,7 @@ class PromptSource(StatefulRole):
         """Return the columns that begin or end rows, and the trainer's numbered cells."""
         subjects = Subjects(config.run.name)
         columns = [subjects.column(name) for name in ("prompt", *END_COLUMNS)]
-        return columns + [subjects.numbered(kind, "*") for kind in ("batch", "weights", "checkpoint")]
+        return columns + [subjects.numbered(kind, "*") for kind in built_in_spec("trainer").numbered]
 
     def recover(self, cells: list[tuple[CellId, Cell]]) -> None:
         """Rebuild the ledger, finish interrupted readmissions, and admit rows."""
@@ -118,11 +120,11 @@ class PromptSource(StatefulRole):
     def _observe(self, cell_id: CellId, cell: Cell) -> None:
         requeue_type = REQUEUE_COLUMNS.get(cell_id.field) if cell_id.kind == "group" else None
         if requeue_type is None:
-            observe(self._ledger, self.context, cell_id, cell)
+            observe(self._ledger, self.context, cell_id, cell, built_in_spec("trainer").numbered.get(cell_id.kind))
             return
         try:
             value: Requeued | Readmitted = self.context.table.read(cell.data, requeue_type)
-            new_row = RowId.parse(value.row) if isinstance(value, Readmitted) else None
+            new_row = parse_row(value.row) if isinstance(value, Readmitted) else None
         except (CodecError, StoreError, SubjectError) as error:
             self.context.journal.event("malformed_cell", subject=cell.subject, error=str(error))
             return
@@ -136,7 +138,7 @@ class PromptSource(StatefulRole):
         """Mark the row that this row's prompt requeues as readmitted, if it is not marked yet."""
         with suppress(CodecError, StoreError, SubjectError):
             if requeue_of := self.context.table.read(cell.data, Prompt).requeue_of:
-                self._mark_readmitted(RowId.parse(requeue_of), row)
+                self._mark_readmitted(parse_row(requeue_of), row)
 
     def _mark_readmitted(self, old: RowId, row: RowId) -> None:
         if old in self._requeued:

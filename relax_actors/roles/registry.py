@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from functools import cache
 
+from broker.subjects import Kinds
 from relax_actors.config import Config
 from relax_actors.config.pools import RoleSection
 from relax_actors.config.sections import PoolSection
@@ -13,7 +14,7 @@ from relax_actors.errors import ConfigError
 from relax_actors.registry.catalog import ROLES
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import Role, StatefulRole, check_role
-from relax_actors.runtime.row import FAILURES
+from relax_actors.runtime.row import FAILURES, ROW_KINDS
 from relax_actors.runtime.service_role import ServiceRole
 
 
@@ -21,6 +22,18 @@ from relax_actors.runtime.service_role import ServiceRole
 def built_in_spec(name: str) -> RoleSpec:
     """Spec of a built-in role, whether a run has it or not."""
     return complete_spec(check_role(ROLES.load(name, "role"), name))
+
+
+@cache
+def numbered_cells() -> dict[str, type]:
+    """Dataclass of each kind of numbered cells of the built-in roles, whether a run has these roles or not."""
+    return {kind: cls for name in ROLES.built_in for kind, cls in built_in_spec(name).numbered.items()}
+
+
+def table_kinds(own: Iterable[RoleSpec] = ()) -> Kinds:
+    """Kinds of cells of a run's table: those of the built-in roles, and of the given roles of the user."""
+    numbered = [*numbered_cells(), *(kind for spec in own for kind in spec.numbered)]
+    return Kinds(ROW_KINDS, tuple(dict.fromkeys(numbered)))
 
 
 def complete_spec(cls: type[Role]) -> RoleSpec:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,9 +22,9 @@ from relax_actors.engines.protocols.training import Score, SupportsScore
 from relax_actors.errors import ConfigError, FencedError, RelaxError
 from relax_actors.messages import Batch, Checkpoint, Weights
 from relax_actors.registry.role_spec import RoleSpec
-from relax_actors.roles.registry import role_names
+from relax_actors.roles.registry import numbered_cells, role_names
 from relax_actors.runtime import StatefulRole
-from relax_actors.runtime.cells import KINDS, Numbered, is_oversized, observe, put_own
+from relax_actors.runtime.cells import is_oversized, observe, put_own
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.training.checkpointer import Checkpointer
 from relax_actors.training.collection import TrainedRows
@@ -49,7 +49,7 @@ class Trainer(StatefulRole):
     spec = RoleSpec(
         reads=("prompt", "dropped", "quarantined", "advantage"),
         writes=("dropped", "quarantined"),
-        numbered=("batch", "weights", "checkpoint"),
+        numbered={"batch": Batch, "weights": Weights, "checkpoint": Checkpoint},
         notes=(ADDRESS_KEY,),
         removes=True,
         device=True,
@@ -67,7 +67,8 @@ class Trainer(StatefulRole):
 
         lead, has_critic = config.staleness.max, config.critic is not None
         self._ledger = Ledger(config.trainer.prompts_per_step, config.run.steps, lead, has_critic=has_critic)
-        self._collector = Collector(self.context, role_names(config))
+        others = {kind: cls for kind, cls in numbered_cells().items() if kind not in self.spec.numbered}
+        self._collector = Collector(self.context, role_names(config), others)
         # Before the history is read, so that a flood of strays does not fill the memory.
         self._collector.sweep_or_report()
         self._collector.start()
@@ -179,10 +180,11 @@ class Trainer(StatefulRole):
         self._checkpoints.finish()
         self._publisher.repair()
 
-    def _observe(self, cell_id: CellId, cell: Cell) -> Numbered | None:
+    def _observe(self, cell_id: CellId, cell: Cell) -> Any:
         """Record a cell; return the value of a well-formed numbered cell."""
-        value = observe(self._ledger, self.context, cell_id, cell)
-        if is_oversized(cell_id, cell) or (value is None and cell_id.kind in KINDS):
+        expected = numbered_cells().get(cell_id.kind)
+        value = observe(self._ledger, self.context, cell_id, cell, expected)
+        if is_oversized(cell_id, cell) or (value is None and expected is not None):
             self._malformed.append(cell)
         if isinstance(value, Weights):
             self._published[value.version] = value.fingerprint

@@ -15,23 +15,13 @@ import numpy as np
 from broker.codec import Array, plain_value
 from broker.subjects import CellId, RowId
 from relax_actors.errors import BrokerError, CodecError, RelaxError, StoreError
-from relax_actors.messages import Batch, Checkpoint, CriticVersion, Evaluation, Trajectory, Weights
+from relax_actors.messages import Batch, Checkpoint, Trajectory
 from relax_actors.runtime.context import Context
 
 if TYPE_CHECKING:
     from broker.table import Cell, Table
 
-Numbered = Batch | Checkpoint | CriticVersion | Weights | Evaluation
 T = TypeVar("T")
-N = TypeVar("N", Batch, Checkpoint, CriticVersion, Weights, Evaluation)
-KINDS: dict[str, type[Numbered]] = {
-    "batch": Batch,
-    "checkpoint": Checkpoint,
-    "weights": Weights,
-    "evaluation": Evaluation,
-    "critic": CriticVersion,
-    "critic_checkpoint": Checkpoint,
-}
 ATTEMPTS = 100
 REMOVAL_SECONDS = 0.5
 """Pause of a role that waits until the trainer has removed a cell."""
@@ -46,25 +36,33 @@ class Observer(Protocol):
         """Record a cell; return False if it is a stray."""
 
 
-def read_numbered(context: Context, cell_id: CellId, cell: Cell) -> Numbered | None:
+def read_numbered(context: Context, cell: Cell, expected: type[T]) -> T | None:
     """Decode a numbered cell; publish an event and return None if it is malformed."""
     try:
-        return context.table.read(cell.data, KINDS[cell_id.kind], subject=cell.subject)
+        return context.table.read(cell.data, expected, subject=cell.subject)
     except CodecError as error:
         context.journal.event("malformed_cell", subject=cell.subject, error=str(error))
         return None
 
 
-def observe(ledger: Observer, context: Context, cell_id: CellId, cell: Cell) -> Numbered | None:
-    """Pass a cell to a ledger; return the value of a numbered cell, or None if it is malformed and was skipped."""
+def observe(ledger: Observer, context: Context, cell_id: CellId, cell: Cell, expected: type | None) -> Any:
+    """Pass a cell to a ledger; return the value of a numbered cell, or None if it is malformed and was skipped.
+
+    Args:
+        ledger: the ledger.
+        context: context of the role.
+        cell_id: parsed subject of the cell.
+        cell: the cell.
+        expected: dataclass of a numbered cell; None for a cell of a row.
+    """
     if is_oversized(cell_id, cell):
         context.journal.event("malformed_cell", subject=cell.subject, error=f"{len(cell.data)} bytes end a row")
         return None
-    if cell_id.kind not in KINDS:
+    if expected is None:
         if not ledger.observe(cell_id) and context.role == "prompts":
             context.journal.event("stray_cell", subject=cell.subject, error="the ledger expects no row with this id")
         return None
-    value = read_numbered(context, cell_id, cell)
+    value = read_numbered(context, cell, expected)
     if value is not None:
         ledger.observe(cell_id, value if isinstance(value, Batch | Checkpoint) else None)
     return value
@@ -84,7 +82,7 @@ def remove_or_wait(context: Context, cell: Cell) -> None:
         context.progress()
 
 
-def fetch_own(context: Context, subject: str, expected: type[N]) -> N | None:
+def fetch_own(context: Context, subject: str, expected: type[T]) -> T | None:
     """Fetch a numbered cell that the role owns; a malformed one is reported in an event and removed by the trainer."""
     table = context.table
     cell = table.get(subject, direct=False)
@@ -98,7 +96,7 @@ def fetch_own(context: Context, subject: str, expected: type[N]) -> N | None:
         return None
 
 
-def put_own(context: Context, subject: str, value: N) -> N | None:
+def put_own(context: Context, subject: str, value: T) -> T | None:
     """Write a numbered cell that the role owns; return None if it was written, else the value already there.
 
     Raises:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
+from dataclasses import is_dataclass
 
-from broker.subjects import NUMBERED_KINDS, check_name
+from broker.subjects import check_kind, check_name
 from relax_actors.errors import ConfigError, SubjectError
 from relax_actors.runtime.role import Role
-from relax_actors.runtime.row import END_COLUMNS, REDELIVERY
+from relax_actors.runtime.row import END_COLUMNS, REDELIVERY, ROW_KINDS
 from relax_actors.runtime.service_role import ServiceRole
 from relax_actors.runtime.stateful_role import StatefulRole
 
@@ -51,10 +53,8 @@ def check_role(cls: object, where: str) -> type[Role]:
             column or numbered cell to write; no `handle`.
     """
     cls = _role_class(cls, where)
-    if issubclass(cls, StatefulRole):
-        _check_spec(cls, where)
-        return cls
-    if issubclass(cls, ServiceRole):
+    _check_spec(cls, where)
+    if issubclass(cls, StatefulRole | ServiceRole):
         return cls
     if not cls.reads and cls.inputs is Role.inputs:
         msg = f"{where}: {cls.__name__} reads no column; set `reads`, e.g. reads = ('trajectory',)"
@@ -62,11 +62,6 @@ def check_role(cls: object, where: str) -> type[Role]:
     if isinstance(cls.reads, str) or not all(isinstance(name, str) for name in cls.reads):
         msg = f"{where}: {cls.__name__}.reads is {cls.reads!r}; write a tuple of columns, e.g. ('trajectory',)"
         raise ConfigError(msg)
-    if cls.writes:
-        try:
-            check_name(cls.writes, f"{where}: column")
-        except SubjectError as error:
-            raise ConfigError(str(error)) from error
     if cls.writes in cls.reads or cls.writes in END_COLUMNS or cls.writes.startswith(REDELIVERY):
         msg = f"{where}: {cls.__name__} cannot write column {cls.writes!r}; choose a column of its own"
         raise ConfigError(msg)
@@ -76,8 +71,8 @@ def check_role(cls: object, where: str) -> type[Role]:
     return cls
 
 
-def _check_spec(cls: type[StatefulRole], where: str) -> None:
-    """Check the names of the cells and keys that a stateful role writes."""
+def _check_spec(cls: type[Role], where: str) -> None:
+    """Check the names of the cells and keys that a role writes."""
     spec = cls.spec
     try:
         for column in (cls.writes, *spec.writes):
@@ -88,10 +83,18 @@ def _check_spec(cls: type[StatefulRole], where: str) -> None:
     if foreign := [key for key in spec.notes if not key.startswith("note.")]:
         msg = f"{where}: {cls.__name__}.spec.notes names key {foreign[0]!r}; keys of roles begin with 'note.'"
         raise ConfigError(msg)
-    unknown = [kind for kind in spec.numbered if kind not in NUMBERED_KINDS]
-    if unknown:
+    if not isinstance(spec.numbered, Mapping) or not all(map(is_dataclass, spec.numbered.values())):
         msg = (
-            f"{where}: {cls.__name__}.spec.numbered names {unknown[0]!r}; the kinds of numbered cells are "
-            f"{', '.join(NUMBERED_KINDS)}, and other cells are columns (spec.writes)"
+            f"{where}: {cls.__name__}.spec.numbered is {spec.numbered!r}; give the dataclass of each kind of cells, "
+            'e.g. {"audit": Audit}'
         )
         raise ConfigError(msg)
+    for kind in spec.numbered:
+        try:
+            check_kind(kind)
+        except SubjectError as error:
+            msg = f"{where}: {cls.__name__}.spec.numbered: {error}"
+            raise ConfigError(msg) from error
+        if kind in ROW_KINDS:
+            msg = f"{where}: {cls.__name__}.spec.numbered names {kind!r}, a kind of rows; choose another name"
+            raise ConfigError(msg)

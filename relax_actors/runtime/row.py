@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from broker.codec import decode_fields, open_envelope, plain_value
+from broker.codec import decode_fields, encode, open_envelope, plain_value
 from broker.store import Store
 from broker.subjects import RowId
 from relax_actors import messages
+from relax_actors.errors import SubjectError
 
+ROW_KINDS = ("group", "eval")
+"""Kinds of rows: `group.<step>.<index>` for training, `eval.<version>.<index>` for held-out data."""
 COLUMNS: dict[str, type] = {
     "prompt": messages.Prompt,
     "media": messages.PreparedPrompt,
@@ -29,6 +34,19 @@ END_COLUMNS = (*FAILURES, "requeued", "readmitted")
 """Columns that record the end of a row. Only the engine writes them; a user's role must not."""
 REDELIVERY = "redeliver-"
 """Begin of the columns whose cells have a row delivered to a role again; see `supervision/lost_rows.py`."""
+
+
+def parse_row(text: str) -> RowId:
+    """Parse the name of a row of a run.
+
+    Raises:
+        SubjectError: `text` does not name a row.
+    """
+    with suppress(SubjectError):
+        if (row := RowId.parse(text)).kind in ROW_KINDS:
+            return row
+    msg = f"{text!r} does not name a row; a row is group.<step>.<index> or eval.<version>.<index>"
+    raise SubjectError(msg)
 
 
 def redelivery_column(role: str) -> str:
@@ -53,6 +71,11 @@ class Row:
         self._cells = cells
         self._store = store
         self._values: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, **columns: Any) -> Row:
+        """Build row 0 of step 0 from the values of its columns, to call a role without a run."""
+        return cls(RowId(0, 0), {name: encode(value, "author.0#1") for name, value in columns.items()}, Store(Path()))
 
     @property
     def is_eval(self) -> bool:

@@ -76,7 +76,7 @@ class Surroundings:
 
 
 class GenerationService:
-    """Answers `relax.<run>.generate.<n>`.
+    """Answers `relax.<run>.request.generate.<n>`.
 
     Args:
         context: context of the actor.

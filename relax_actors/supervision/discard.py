@@ -25,9 +25,10 @@ from broker.server import Server, ServerSettings
 from broker.server_keys import Users
 from broker.shared_files import FOLDER
 from broker.streams import ensure_bucket
-from broker.subjects import ROW_KINDS, Subjects
+from broker.subjects import Subjects
 from relax_actors.config import Config
 from relax_actors.errors import ConfigError
+from relax_actors.runtime.row import ROW_KINDS
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.streams import MARK
 

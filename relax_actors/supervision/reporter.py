@@ -11,10 +11,10 @@ from broker.connection import Connection
 from broker.files import write_private
 from broker.leases import RunState
 from broker.pull import nak_deliveries
-from broker.subjects import RowId
 from relax_actors.errors import SubjectError
 from relax_actors.runtime.blackbox import BlackBox, Snapshot
 from relax_actors.runtime.journal import Journal
+from relax_actors.runtime.row import parse_row
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.spec import Blame, Exit, Failure
 from relax_actors.supervision.supervisor import GiveUp
@@ -65,7 +65,7 @@ class Reporter:
         external = outcome.blame is Blame.EXTERNAL
         for text in last.rows:
             try:
-                row = RowId.parse(text)
+                row = parse_row(text)
             except SubjectError:
                 continue  # the actor writes what it likes
             await self._state.count_failure(role, row, outcome.reason, outcome.detail, external_kill=external)

@@ -20,7 +20,7 @@ from broker.streams import ensure_bucket, ensure_consumer, ensure_streams, follo
 from broker.subjects import Subjects
 from relax_actors.config import Config
 from relax_actors.errors import BrokerError, ConfigError, UnsafePathError
-from relax_actors.roles import make_role, role_names
+from relax_actors.roles import make_role, role_names, spec_of, table_kinds
 from relax_actors.runtime import Role, StatefulRole
 from relax_actors.runtime.join import trigger_columns
 from relax_actors.runtime.row import redelivery_column
@@ -93,8 +93,9 @@ async def _with_redeliveries(
 async def ensure_run_streams(connection: Connection, config: Config) -> RunState:
     """Create or update the run's table, log and bucket, and the consumers of its roles, whose classes are imported."""
     subjects, broker = Subjects(config.run.name), config.broker
+    kinds = table_kinds(spec_of(config, name) for name in config.roles)
     specs = [
-        table_spec(subjects, broker.max_bytes, broker.replicas),
+        table_spec(subjects, kinds, broker.max_bytes, broker.replicas),
         log_spec(subjects, broker.log_bytes, LOG_AGE, broker.replicas),
     ]
     await ensure_streams(connection, specs)

@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Awaitable, Collection, Iterable
+from collections.abc import Awaitable, Collection, Iterable, Mapping
 from contextlib import suppress
 from itertools import chain, islice
 from typing import TypeVar
@@ -29,7 +29,6 @@ from relax_actors.algorithms.schedules import is_evaluated
 from relax_actors.errors import CodecError, RelaxError, SubjectError
 from relax_actors.messages import Checkpoint, Weights
 from relax_actors.runtime import Context
-from relax_actors.runtime.cells import KINDS
 from relax_actors.training.strays import FIRST_COLUMNS, Extent, Removal, allowed_bytes, is_late_end, removal
 
 CHECK_SECONDS, KEYS_SECONDS, SWEEP_SECONDS = 0.5, 5.0, 30.0
@@ -47,8 +46,6 @@ KEEP_SECONDS = 30.0
 """Time for which media that no row uses are kept for rows to come."""
 FULL = 0.9
 """Share of the table's limit, or of the store's file system, from which they are nearly full."""
-OTHERS = ("evaluation", "critic", "critic_checkpoint")
-"""Kinds of numbered cells that the trainer does not write."""
 log = structlog.get_logger()
 T = TypeVar("T")
 
@@ -62,10 +59,11 @@ class Collector:
     Args:
         context: context of the trainer.
         roles: roles of the run.
+        others: dataclass of each kind of numbered cells that the trainer does not write.
     """
 
-    def __init__(self, context: Context, roles: Collection[str]) -> None:
-        self._roles = roles
+    def __init__(self, context: Context, roles: Collection[str], others: Mapping[str, type]) -> None:
+        self._roles, self._others = roles, others
         self._context, self._table = context, context.table
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -174,7 +172,7 @@ class Collector:
     def _remove_malformed(self) -> list[str]:
         """Remove malformed numbered cells of roles that may not do so; return the subjects that name no cell."""
         table, malformed = self._table, []
-        for kind in OTHERS:
+        for kind, expected in self._others.items():
             subjects = table.list_subjects(table.subjects.numbered(kind, "*"), MAX_LISTED)
             for subject in set(subjects) - self._well_formed:
                 try:
@@ -186,7 +184,7 @@ class Collector:
                 if cell is None:
                     continue
                 try:
-                    table.read(cell.data, KINDS[kind], subject=subject)
+                    table.read(cell.data, expected, subject=subject)
                     self._well_formed.add(subject)
                 except CodecError as error:
                     self._context.journal.event("malformed_cell", subject=subject, error=str(error), removed=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from broker.errors import SubjectError
 from broker.subjects import TURNS, CellId, RowId
+from relax_actors.runtime.row import parse_row
 from relax_actors.training.ledger import STRAY_REFILLS
 
 KEPT_COLUMNS = ("quarantined", "requeued", "readmitted")
@@ -79,7 +80,7 @@ def allowed_bytes(key: str, roles: Collection[str]) -> int:
 
 def _is_row(text: str) -> bool:
     try:
-        RowId.parse(text)
+        parse_row(text)
     except SubjectError:
         return False
     return True

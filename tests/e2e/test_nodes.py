@@ -18,10 +18,10 @@ import pytest
 
 from broker.connection import Connection
 from broker.leases import RunState
+from broker.listeners import Settings
 from broker.server import find_binary
 from broker.streams import ensure_bucket
 from broker.subjects import Subjects
-from relax_actors.cli.listeners import Settings
 from tests.support.guarded import Guarded, MakeGuarded
 from tests.support.running import TINY, Run, processes_of, relax, wait_until
 

@@ -66,7 +66,7 @@ def test_it_writes_its_cells_before_and_after_a_kill(
         victim = wait_until(lambda: auditor_process(node), "its process")
         os.kill(victim, signal.SIGKILL)
         wait_until(lambda: "auditor.0#2" in writers(), "cells of the second incarnation", 60)
-        assert table.list_cells(table.subjects.numbered("evaluation", "*"))
+        assert table.list_cells(table.subjects.numbered("audit", "*"))
     run.end_in_order()
 
 

@@ -16,9 +16,9 @@ import pytest
 
 from broker.connection import Connection
 from broker.errors import BrokerError
+from broker.listeners import Settings
 from broker.permissions import OPERATOR
 from broker.server import Server
-from relax_actors.cli.listeners import Settings
 from tests.support.guarded import Guarded, MakeGuarded
 from tests.support.running import wait_until
 

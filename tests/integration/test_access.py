@@ -20,14 +20,15 @@ from broker.address import Address
 from broker.connection import Connection
 from broker.errors import BrokerError
 from broker.leases import RunState
+from broker.listeners import Settings
 from broker.permissions import FOLLOWERS
 from broker.server import MAX_PAYLOAD
 from broker.store import Store
 from broker.streams import ensure_bucket, ensure_consumer, ensure_streams, log_spec, pool_spec, table_spec
 from broker.subjects import RowId, Subjects
 from broker.table import Table
-from relax_actors.cli.credential_files import make_keys
-from relax_actors.cli.listeners import Settings
+from relax_actors.cli.keys import make_keys
+from relax_actors.roles import table_kinds
 from tests.support.guarded import Guarded, MakeGuarded
 from tests.support.running import TINY, wait_until
 
@@ -149,7 +150,7 @@ def guarded(make_guarded: MakeGuarded) -> Guarded:
     found.make()
     found.start()
     with closing(Connection(found.address("operator"), "root")) as connection:
-        specs = [table_spec(SUBJECTS, 1 << 26), log_spec(SUBJECTS, 1 << 24, 3600)]
+        specs = [table_spec(SUBJECTS, table_kinds(), 1 << 26), log_spec(SUBJECTS, 1 << 24, 3600)]
         connection.call(ensure_streams(connection, specs), 20)
         connection.call(ensure_bucket(connection, SUBJECTS), 20)
     return found
@@ -230,7 +231,7 @@ def test_monitoring_finds_what_waits_for_a_role_by_the_name_of_the_account(make_
     server.make(Settings(http=http))
     server.start()
     with closing(Connection(server.address("operator"), "root")) as connection:
-        connection.call(ensure_streams(connection, [table_spec(SUBJECTS, 1 << 26)]), 20)
+        connection.call(ensure_streams(connection, [table_spec(SUBJECTS, table_kinds(), 1 << 26)]), 20)
         prompts = pool_spec("rollout", [SUBJECTS.column("prompt")], 30.0)
         connection.call(ensure_consumer(connection, TABLE, prompts), 20)
     with closing(Connection(server.address("prompts"), "prompts")) as connection:

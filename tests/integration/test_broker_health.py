@@ -17,6 +17,7 @@ from broker.connection import Connection
 from broker.server import Server, is_jetstream_ready
 from broker.streams import ensure_streams, table_spec
 from broker.subjects import Subjects
+from relax_actors.roles import table_kinds
 from relax_actors.runtime.logs import LOG_BYTES, rotate
 from relax_actors.supervision.broker_health import MOST_STARVED, BrokerHealth
 from relax_actors.supervision.outcome import Verdict
@@ -62,7 +63,7 @@ def test_server_on_a_full_disk_is_restarted_once_there_is_room(own: tuple[Server
     health = BrokerHealth(server, address, heartbeat=10, patience=60, report=said.append)
     connection = Connection(address, "test")
     subjects = Subjects("full")
-    connection.call(ensure_streams(connection, [table_spec(subjects, 1 << 28)]), 20)
+    connection.call(ensure_streams(connection, [table_spec(subjects, table_kinds(), 1 << 28)]), 20)
     filler = server.folder.parent / "filler"
     with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
         while True:

@@ -78,7 +78,7 @@ def test_malformed_keys_are_ignored(connection: Connection, subjects: Subjects, 
 def test_malformed_keys_are_removed_by_a_sweep(connection: Connection, subjects: Subjects, context: Context) -> None:
     connection.call(context.state.put("run", {}), 10)
     write(connection, subjects, ["failure.1", *malformed(7, 150)])
-    Collector(context, ROLES).sweep()
+    Collector(context, ROLES, {}).sweep()
     assert keys_of(connection, subjects) == {"run"}
 
 
@@ -113,7 +113,7 @@ def test_a_sweep_that_fails_is_reported_and_repeated(
 ) -> None:
     write(connection, subjects, ["failure.1"])
     roles = Broken(ROLES)
-    collector = Collector(context, roles)
+    collector = Collector(context, roles, {})
     collector.sweep_or_report()
     collector.start()
     try:

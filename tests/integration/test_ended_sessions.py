@@ -23,6 +23,7 @@ from broker.table import Table
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.messages import Dropped, DropReason, Prompt
 from relax_actors.messages.generate import GenerateCall, Refusal, SessionCall
+from relax_actors.roles import table_kinds
 from relax_actors.runtime.cells import MAX_END_BYTES
 from relax_actors.serving.answers import Answers, Limits
 from relax_actors.serving.app import Access, Gateway
@@ -132,7 +133,7 @@ def test_request_ends_in_its_time_while_the_broker_is_down(tmp_path: Path) -> No
     address = server.start().for_user(OPERATOR)
     with closing(Connection(address, "test")) as connection:
         subjects = Subjects("t1")
-        streams = [table_spec(subjects, 1 << 26), log_spec(subjects, 1 << 24, 3600)]
+        streams = [table_spec(subjects, table_kinds(), 1 << 26), log_spec(subjects, 1 << 24, 3600)]
         connection.call(ensure_streams(connection, streams), 20)
         table = Table(connection, subjects, Store(tmp_path / "store"), "test.0#1")
         policy = RunPolicy(context_of(table, tmp_path, "gateway", (), 1, SUPPORT / "tiny_agents.toml"))

@@ -14,7 +14,7 @@ from tests.support.running import wait_until
 
 def test_a_store_that_is_nearly_full_is_swept_soon(table: Table, small_disk: Path) -> None:
     context = context_of(table, small_disk, "trainer", (), 1)
-    table, collector = context.table, Collector(context, ("trainer",))
+    table, collector = context.table, Collector(context, ("trainer",), {"evaluation": Evaluation})
     for version in (1, 2):
         table.put(table.subjects.numbered("evaluation", version), Evaluation(version, 0.5, 1))
     finished = table.store.root / "eval/1/segment"

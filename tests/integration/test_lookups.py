@@ -9,6 +9,7 @@ from broker.streams import ensure_streams, table_spec
 from broker.subjects import RowId
 from broker.table import Table
 from relax_actors.messages import Dropped
+from relax_actors.roles import table_kinds
 
 
 def publish(table: Table, subject: str, data: bytes, headers: dict[str, str]) -> None:
@@ -30,7 +31,7 @@ def test_one_request_answers_for_many_cells(table: Table) -> None:
 def test_cells_of_more_bytes_than_the_server_holds_for_a_client_are_all_read(table: Table) -> None:
     subjects = [table.subject(RowId(0, index), "value") for index in range(240)]
     body = bytes(1 << 20)
-    table.connection.call(ensure_streams(table.connection, [table_spec(table.subjects, 1 << 29)]), 20)
+    table.connection.call(ensure_streams(table.connection, [table_spec(table.subjects, table_kinds(), 1 << 29)]), 20)
     for begin in range(0, len(subjects), 20):
         table.put_encoded([(subject, body) for subject in subjects[begin : begin + 20]])
     stats = table.connection.nc.stats

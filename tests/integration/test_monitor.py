@@ -39,7 +39,7 @@ def free_port() -> int:
 @pytest.fixture
 def watched(make_guarded: MakeGuarded) -> Guarded:
     """A server with a WebSocket port, `websocket`, and the log stream of a run."""
-    from relax_actors.cli.listeners import Settings
+    from broker.listeners import Settings
 
     guarded = make_guarded([f"run.name={RUN}"])
     guarded.websocket = free_port()

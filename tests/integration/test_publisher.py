@@ -21,6 +21,7 @@ from broker.streams import ensure_streams, table_spec
 from broker.subjects import RowId, Subjects
 from broker.table import Table
 from relax_actors.messages import Dropped
+from relax_actors.roles import table_kinds
 
 
 def publish_all(connection: Connection, subjects: list[str]) -> list[dict[str, object] | BaseException]:
@@ -63,7 +64,7 @@ def test_silent_server_fails_all_messages_and_the_table_repeats_them(
     server = Server(tmp_path / "broker")
     connection = Connection(server.start(), "test")
     subjects = Subjects("silent")
-    connection.call(ensure_streams(connection, [table_spec(subjects, 1 << 20)]), 20)
+    connection.call(ensure_streams(connection, [table_spec(subjects, table_kinds(), 1 << 20)]), 20)
     table = Table(connection, subjects, Store(tmp_path / "store"), "test.0#1")
     assert server.process is not None
     try:

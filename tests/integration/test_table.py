@@ -23,6 +23,7 @@ from broker.streams import ensure_bucket, ensure_consumer, ensure_streams, pool_
 from broker.subjects import RowId, Subjects
 from broker.table import Table
 from relax_actors.messages import Dropped, Reward
+from relax_actors.roles import table_kinds
 from relax_actors.training.strays import allowed_bytes
 from tests.support.running import wait_until
 
@@ -54,7 +55,7 @@ def test_cell_accepted_by_another_stream_is_an_error(
 
 def test_table_of_an_earlier_cell_schema_is_refused(table: Table) -> None:
     table.put(table.subject(ROW, "dropped"), Dropped("x", ""))
-    spec = table_spec(table.subjects, 1 << 20)
+    spec = table_spec(table.subjects, table_kinds(), 1 << 20)
     table.connection.call(ensure_streams(table.connection, [spec]), 30)
     old = replace(spec, description=None)
     table.connection.call(table.connection.js.update_stream(old), 10)
@@ -266,7 +267,7 @@ def test_cells_and_credentials_survive_a_killed_server(tmp_path: Path) -> None:
     address = server.start()
     connection = Connection(address, "test")
     subjects = Subjects("killed")
-    connection.call(ensure_streams(connection, [table_spec(subjects, 1 << 26)]), 20)
+    connection.call(ensure_streams(connection, [table_spec(subjects, table_kinds(), 1 << 26)]), 20)
     table = Table(connection, subjects, Store(tmp_path / "store"), "test.0#1")
     try:
         for i in range(20):
@@ -310,7 +311,7 @@ def test_waiting_fetch_repeats_its_request_after_a_reconnect(tmp_path: Path, mon
     server = Server(tmp_path / "broker")
     connection = Connection(server.start(), "test")
     subjects = Subjects("r")
-    connection.call(ensure_streams(connection, [table_spec(subjects, 1 << 20)]), 20)
+    connection.call(ensure_streams(connection, [table_spec(subjects, table_kinds(), 1 << 20)]), 20)
     table = Table(connection, subjects, Store(tmp_path / "store"), "test.0#1")
 
     async def subscribe() -> PullSubscription:
@@ -377,7 +378,7 @@ def test_unreachable_broker_is_reported_with_the_remedy() -> None:
 
 def test_full_table_is_an_error_and_not_a_second_write(connection: Connection, tmp_path: Path) -> None:
     subjects = Subjects("full")
-    connection.call(ensure_streams(connection, [table_spec(subjects, 2000)]), 20)
+    connection.call(ensure_streams(connection, [table_spec(subjects, table_kinds(), 2000)]), 20)
     table = Table(connection, subjects, Store(tmp_path), "test.0#1")
     table.patience = 0.5
     with pytest.raises(BrokerError, match=r"cannot store .* raise broker\.max_bytes"):

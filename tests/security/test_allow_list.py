@@ -106,7 +106,7 @@ def tried() -> list[str]:
         found += [f"relax.{run}.{kind}.9" for kind in ("batch", "weights", "checkpoint", "evaluation", "strange")]
         found += [f"relax.{run}.event.{role}.0.ready" for role in ("rollout", "trainer", "node", "root", "run")]
         found += [f"relax.{run}.metric.{role}.0" for role in ("rollout", "trainer", "node", "root", "run")]
-        found += [f"relax.{run}.{kind}.9" for kind in ("env", "generate")]
+        found += [f"relax.{run}.request.{kind}.9" for kind in ("env", "generate")]
         found += [f"$KV.RELAX_{run}_STATE.{key}" for key in KEYS]
         found += [f"$JS.ACK.RELAX_{run}_TABLE.{name}.1.1.1.0.0" for name in CONSUMERS]
         found += [
@@ -289,7 +289,7 @@ def test_user_hears_exactly_what_is_documented(guarded: Guarded, user: str) -> N
 def test_exactly_the_documented_requests_reach_the_users_that_answer_them(guarded: Guarded, user: str) -> None:
     """The account of a user that answers hears the requests that it answers, of the users that may send them."""
     granted, keys, mark = permissions(CONFIG, user), keys_of(guarded), b"{" + secrets.token_hex(8).encode()
-    hostile = [f"$JS.API.STREAM.DELETE.{STREAMS[0]}", f"relax.{RUN}.generate.9", f"relax.{RUN}.weights.9"]
+    hostile = [f"$JS.API.STREAM.DELETE.{STREAMS[0]}", f"relax.{RUN}.request.generate.9", f"relax.{RUN}.weights.9"]
     for pattern, server in SERVERS_OF.items():
         if server == user:
             continue

@@ -116,7 +116,7 @@ def test_roles_of_a_node_are_checked_before_anything_starts(
     assert refused(*given).endswith("is no role=number with 1 to 999 actors\n")
 
 
-@pytest.mark.parametrize("row", ["", "x", "group.1", "group.-1.2", "group.1.2.3", "eval.x.y"])
+@pytest.mark.parametrize("row", ["", "x", "group.1", "group.-1.2", "group.1.2.3", "eval.x.y", "batch.1.2"])
 def test_row_that_is_none_is_refused_without_a_connection(refused: Callable[..., str], row: str) -> None:
     said = refused("quarantine", "show", RUN, "--broker", "nats://127.0.0.1:9", "--", row)
     assert said == f"relax: {row!r} does not name a row; a row is group.<step>.<index> or eval.<version>.<index>\n"

@@ -138,7 +138,7 @@ def test_missing_engine_is_refused(tmp_path: Path) -> None:
         check=False,
     )
     assert done.stderr.splitlines()[-1] == (
-        'relax_actors.errors.ConfigError: environment.options.sandbox = "container": no container engine answers '
+        'broker.errors.ConfigError: environment.options.sandbox = "container": no container engine answers '
         "`docker info` or `podman info`; start Docker or Podman and let this user reach it, or write "
         'environment.options.sandbox = "bubblewrap"'
     )

@@ -13,8 +13,8 @@ import pytest
 from broker import credentials
 from broker.connection import Connection
 from broker.errors import BrokerError
-from relax_actors.cli.credential_files import make_keys
-from relax_actors.cli.listeners import Settings
+from broker.listeners import Settings
+from relax_actors.cli.keys import make_keys
 from relax_actors.errors import ConfigError
 from tests.support.guarded import Guarded, MakeGuarded
 from tests.support.running import TINY, wait_until

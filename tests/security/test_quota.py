@@ -63,7 +63,11 @@ def collector(guarded: Guarded, tmp_path: Path) -> Iterator[Collector]:
         table = table_of(connection, tmp_path)
         table.put(SUBJECTS.numbered("weights", 0), Weights(0, "f" * 32, [], 1))
         table_of(prompts, tmp_path).put_all((SUBJECTS.cell(row, "prompt"), samples()["prompt"]) for row in ADMITTED)
-        yield Collector(context_of(table, tmp_path, "trainer", tuple(SETTINGS), 1), ("rollout", "trainer"))
+        yield Collector(
+            context_of(table, tmp_path, "trainer", tuple(SETTINGS), 1),
+            ("rollout", "trainer"),
+            {"evaluation": Evaluation},
+        )
 
 
 def strays() -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 from broker.address import Address
 from broker.connection import Connection
 from broker.errors import BrokerError
-from relax_actors.cli.listeners import Settings
+from broker.listeners import Settings
 from tests.support.guarded import MakeGuarded
 from tests.support.running import Run, wait_until
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from broker.address import Address
+from broker.listeners import Settings
 from broker.server_keys import Users, write_keys
-from relax_actors.cli.credential_files import make_keys
-from relax_actors.cli.listeners import Settings
+from relax_actors.cli.keys import make_keys
 from relax_actors.config import load_config
 from relax_actors.envs import control_group
 from relax_actors.errors import ConfigError

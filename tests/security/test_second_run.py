@@ -12,13 +12,14 @@ import pytest
 
 from broker.connection import Connection
 from broker.errors import BrokerError
+from broker.listeners import Settings
 from broker.permissions import OPERATOR
 from broker.streams import ensure_streams, table_spec
 from broker.subjects import Subjects
-from relax_actors.cli.credential_files import make_keys, remove_run
-from relax_actors.cli.listeners import Settings
+from relax_actors.cli.keys import make_keys, remove_run
 from relax_actors.config import load_config
 from relax_actors.errors import ConfigError
+from relax_actors.roles import table_kinds
 from relax_actors.supervision.streams import ensure_run_streams
 from tests.support.guarded import Guarded, MakeGuarded
 from tests.support.running import TINY, Run, relax, wait_until
@@ -80,7 +81,7 @@ def test_a_run_cannot_reserve_the_disk_of_another(guarded: Guarded) -> None:
     subjects = Subjects(FIRST)
     with closing(Connection(guarded.address(OPERATOR), OPERATOR)) as operator:
         operator.call(ensure_run_streams(operator, config), 30)
-        greedy = table_spec(subjects, 4 * config.broker.max_bytes)
+        greedy = table_spec(subjects, table_kinds(), 4 * config.broker.max_bytes)
         with pytest.raises(BrokerError) as refused:
             operator.call(ensure_streams(operator, [greedy]), 30)
     assert str(refused.value) == (

@@ -15,10 +15,10 @@ import nats.errors
 from nats.js.errors import APIError
 
 from broker.connection import Connection
+from broker.listeners import Settings
 from broker.permissions import OPERATOR, bucket_stream
 from broker.server import find_binary
 from broker.subjects import Subjects
-from relax_actors.cli.listeners import Settings
 from tests.support.guarded import Guarded
 from tests.support.running import wait_until
 

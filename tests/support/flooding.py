@@ -18,9 +18,9 @@ from broker.table import Cell, Table
 from relax_actors.messages import Batch
 from relax_actors.monitoring.connection import connected
 from relax_actors.monitoring.summary import read_ledger
+from relax_actors.roles import numbered_cells
 from relax_actors.roles.prompts import REQUEUE_COLUMNS
 from relax_actors.runtime import COLUMNS
-from relax_actors.runtime.cells import KINDS
 from relax_actors.training.ledger import Ledger
 from tests.support.fuzzing import Fuzzer
 from tests.support.running import Run, wait_until
@@ -170,7 +170,7 @@ def _cells(table: Table, ledger: Ledger, until: int) -> tuple[Counts, list[str]]
     for cell_id, cell in table.snapshot([f"{table.subjects.prefix}.>"]):
         if cell.sequence > until or (why := unreadable(table, cell_id, cell)) is None:
             continue
-        fate = None if cell_id.kind in KINDS else _fate(cell_id, ended, ledger)
+        fate = None if cell_id.kind in numbered_cells() else _fate(cell_id, ended, ledger)
         if fate is None:
             wrong.append(f"{cell.subject} was not answered: {why}")
         else:
@@ -197,12 +197,12 @@ def _fate(cell: CellId, ended: dict[RowId, str], ledger: Ledger) -> str | None:
 
 def unreadable(table: Table, cell_id: CellId, cell: Cell) -> str | None:
     """Why a cell cannot be read as its subject demands; None if it can."""
-    expected = KINDS.get(cell_id.kind) or COLUMNS.get(cell_id.field)
+    expected = numbered_cells().get(cell_id.kind) or COLUMNS.get(cell_id.field)
     try:
         if expected is None:
             table.read_envelope(cell.data)
         else:
-            table.read(cell.data, expected, subject=cell.subject if cell_id.kind in KINDS else None)
+            table.read(cell.data, expected, subject=cell.subject if not cell_id.field else None)
     except (CodecError, StoreError) as error:
         return f"{type(error).__name__}: {error}"
     return None

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from broker.address import Address
 from broker.connection import Connection
+from broker.listeners import Settings
 from broker.permissions import OPERATOR
 from broker.server import find_binary
-from relax_actors.cli.credential_files import make_keys
-from relax_actors.cli.listeners import Settings
+from relax_actors.cli.keys import make_keys
 from relax_actors.config import load_config
 from relax_actors.supervision.streams import ensure_run_streams
 from tests.support.running import TINY, wait_until

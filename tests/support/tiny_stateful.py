@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from broker.subjects import CellId, Subjects
 from broker.table import Cell
 from relax_actors import RoleSpec, StatefulRole
 from relax_actors.config import Config
 from relax_actors.errors import ConfigError
-from relax_actors.messages import Evaluation
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What the auditor saw of a step.
+
+    Attributes:
+        step: the step.
+    """
+
+    step: int
 
 
 class Auditor(StatefulRole):
-    """Write column `audited` beside each reward, and one numbered cell `evaluation.<step>` for each step it saw."""
+    """Write column `audited` beside each reward, and one numbered cell `audit.<step>` for each step it saw."""
 
-    spec = RoleSpec(reads=("reward",), writes=("audited",), numbered=("evaluation",))
+    spec = RoleSpec(reads=("reward",), writes=("audited",), numbered={"audit": Audit})
 
     column: str = "audited"
 
@@ -34,7 +46,7 @@ class Auditor(StatefulRole):
         for cell_id, _ in cells:
             if cell_id.field == "reward":
                 table.put(table.subject(cell_id.row, self.column), {"by": self.context.author})
-                table.put(table.subjects.numbered("evaluation", cell_id.step), Evaluation(cell_id.step, 0.5, 1))
+                table.put(table.subjects.numbered("audit", cell_id.step), Audit(cell_id.step))
 
 
 class Unready(Auditor):

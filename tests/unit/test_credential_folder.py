@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from broker.errors import BrokerError
+from broker.keyed_server import KeyedServer
+from broker.listeners import Settings
 from broker.server_keys import Users, secret_of, write_keys
-from relax_actors.cli.credential_files import make_keys, remove_run
-from relax_actors.cli.keyed_server import KeyedServer
-from relax_actors.cli.listeners import Settings
+from relax_actors.cli.keys import make_keys, remove_run
 from relax_actors.errors import ConfigError
 from tests.support.running import TINY, relax, wait_until
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from broker.listeners import ROUTE_PORT, Settings
 from broker.server import find_binary
-from relax_actors.cli.credential_files import make_keys
-from relax_actors.cli.listeners import ROUTE_PORT, Settings
+from relax_actors.cli.keys import make_keys
 from relax_actors.registry.catalog import ROLES
 from tests.support.running import wait_until
 

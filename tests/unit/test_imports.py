@@ -10,9 +10,13 @@ import sys
 import sysconfig
 from contextlib import closing
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+import broker
+import relax_actors
+import relax_actors.runtime
 from broker.connection import Connection
 from broker.server import Server
 from broker.server_keys import Users
@@ -32,7 +36,8 @@ PICKLING = {
     "scatter_object_list",
 }
 HEAVY = ("torch", "transformers", "reasoning_gym", "pyarrow", "matplotlib", "cv2", "av", "torchaudio")
-DEMO = Path(__file__).parents[2] / "examples" / "demo" / "demo.toml"
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "examples" / "demo" / "demo.toml"
 RELAX = Path(sysconfig.get_path("scripts")) / "relax"
 
 
@@ -72,7 +77,24 @@ def test_a_module_imports_without_torch(module: str) -> None:
 
 
 def test_the_public_names_are_there_without_torch() -> None:
-    assert heavy_after("from relax_actors import Drop, Role, Row, RowError, StatefulRole") == []
+    assert heavy_after(f"from relax_actors import {', '.join(set(relax_actors.__all__) - {'PolicyInputs'})}") == []
+
+
+def test_the_package_alone_imports_next_to_nothing_and_installs_no_import_hook() -> None:
+    script = "import sys\nfinders = list(sys.meta_path)\nimport relax_actors\nassert sys.meta_path == finders"
+    assert heavy_after(script, (*HEAVY, "numpy", "nats", "pydantic")) == []
+
+
+@pytest.mark.parametrize("package", [broker, relax_actors, relax_actors.runtime])
+def test_every_public_name_resolves(package: ModuleType) -> None:
+    assert [name for name in package.__all__ if not hasattr(package, name)] == []
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "examples").rglob("*.py")), ids=lambda file: file.name)
+def test_an_example_imports_from_at_most_three_places(file: Path) -> None:
+    imports = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)]
+    places = {node.module for node in imports if node.module and node.module.startswith(("broker", "relax_actors"))}
+    assert len(places) <= 3
 
 
 def test_facts_of_all_algorithm_functions_are_there_without_torch() -> None:
@@ -87,8 +109,6 @@ def test_facts_of_all_algorithm_functions_are_there_without_torch() -> None:
 
 
 def test_an_unknown_public_name_is_an_attribute_error() -> None:
-    import relax_actors
-
     with pytest.raises(AttributeError, match="no attribute 'Rolle'"):
         relax_actors.Rolle  # noqa: B018
 

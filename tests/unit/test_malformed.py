@@ -25,15 +25,15 @@ from relax_actors.monitoring.progress import Progress
 from relax_actors.monitoring.render import fields_of, readable
 from relax_actors.monitoring.screen import Screen
 from relax_actors.printable import printable_lines
+from relax_actors.roles import numbered_cells
 from relax_actors.runtime import COLUMNS
-from relax_actors.runtime.cells import KINDS
 from relax_actors.runtime.journal import MAX_ITEMS, MAX_TEXT, RateLimiter, truncate
 from relax_actors.training.validation import RowValidator
 from tests.support.fuzzing import Fuzzer, samples
 from tests.support.log_messages import metric
 
 SEEDS = st.integers(0, 2**32)
-READ_AS = COLUMNS | KINDS
+READ_AS = COLUMNS | numbered_cells()
 SUBJECT = "relax.x.batch.3"
 
 

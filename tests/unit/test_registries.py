@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from broker.subjects import Subjects
 from relax_actors.algorithms.advantages import Group
 from relax_actors.algorithms.advantages.estimation import estimator_of
 from relax_actors.cli.check import examine
 from relax_actors.config import load_config
-from relax_actors.config.load import RENAMED, RENAMED_ANYWHERE, renamed, validate
 from relax_actors.data.sources import open_source
 from relax_actors.engines.backends import inference_backend, scoring_backend, training_backend
 from relax_actors.errors import ConfigError
@@ -22,18 +24,24 @@ from relax_actors.registry import Registry
 from relax_actors.registry.catalog import ALL, INFERENCE_ENGINES, ROLES
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.rewards import load_reward
-from relax_actors.roles import built_in_spec, make_role, role_class, role_names, spec_of
+from relax_actors.roles import built_in_spec, make_role, role_class, role_names, spec_of, table_kinds
 from relax_actors.roles.permissions import permissions
-from relax_actors.runtime import StatefulRole, check_role
+from relax_actors.runtime import Role, StatefulRole, check_role
 from relax_actors.supervision.assignment import parse, whole
 from tests.support.running import TINY
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo" / "demo.toml"
 Install = Callable[..., None]
 CODE = """\
-from relax_actors import Role, StatefulRole
+from dataclasses import dataclass
+
+from relax_actors import Role, RoleSpec, StatefulRole
 from relax_actors.data.task import Task
-from relax_actors.registry import RoleSpec
+from relax_actors.messages import Evaluation
+
+@dataclass(frozen=True)
+class Archive:
+    step: int
 
 def always(completion, prompt):
     return 1.0
@@ -51,7 +59,16 @@ class Judge(Role):
         return 1
 
 class Archivist(StatefulRole):
-    spec = RoleSpec(writes=("archived",), numbered=("evaluation",))
+    spec = RoleSpec(writes=("archived",), numbered={"archive": Archive})
+
+class Judgement(StatefulRole):
+    spec = RoleSpec(numbered={"evaluation": Evaluation})
+
+class Shelfa(StatefulRole):
+    spec = RoleSpec(numbered={"archive": Archive})
+
+class Shelfb(Shelfa):
+    pass
 
 class Usurper(StatefulRole):
     spec = RoleSpec(writes=("trajectory",))
@@ -59,8 +76,8 @@ class Usurper(StatefulRole):
 class Teller(StatefulRole):
     writes = "told"
 
-class Numberer(StatefulRole):
-    spec = RoleSpec(numbered=("summary",))
+class Forger(StatefulRole):
+    spec = RoleSpec(numbered={"critic": Archive})
 
 class Silent(StatefulRole):
     pass
@@ -215,8 +232,11 @@ def test_a_stateful_role_of_the_user_gets_the_permissions_that_its_spec_states(i
     config = load_config(DEMO, ["run.name=demo", "roles.keeper.replicas=1"])
     allowed = permissions(config, "keeper")
     assert allowed.allows("relax.demo.group.3.1.archived", publish=True)
-    assert allowed.allows("relax.demo.evaluation.3", publish=True)
+    assert allowed.allows("relax.demo.archive.3", publish=True)
     assert not allowed.allows("relax.demo.weights.3", publish=True)
+    kinds = table_kinds([spec_of(config, "keeper")])
+    assert kinds.numbered == (*table_kinds().numbered, "archive")
+    assert "relax.demo.archive.*" in Subjects("demo").table_subjects(kinds)
     assert whole(config).single == ["keeper", "evaluator", "prompts", "trainer"]
     with pytest.raises(ConfigError, match="keeper owns state and has one actor"):
         parse(config, 1, "far", ["keeper=2"])
@@ -227,13 +247,21 @@ def test_a_stateful_role_of_the_user_gets_the_permissions_that_its_spec_states(i
     ("name", "said"),
     [
         ("Usurper", "roles.own writes column 'trajectory', which a built-in role writes"),
-        ("Archivist", "roles.own writes 'evaluation' cells, which the role evaluator writes"),
+        ("Judgement", "roles.own writes 'evaluation' cells, which the role evaluator writes"),
+        ("Forger", "roles.own writes 'critic' cells, which are CriticVersion, not Archive; rename the kind"),
     ],
 )
 def test_a_stateful_role_cannot_write_the_cells_of_another_role(install: Install, name: str, said: str) -> None:
     install("acme_roles", "")
     (error,) = examine(load_config(DEMO, [f"roles.own.actor=acme_roles.{name}"])).errors
     assert said in error
+
+
+def test_two_roles_of_the_user_cannot_write_the_same_numbered_cells(install: Install) -> None:
+    install("acme_roles", "")
+    settings = [f"roles.{name}.actor=acme_roles.Shelf{name}" for name in ("a", "b")]
+    (error,) = examine(load_config(DEMO, settings)).errors
+    assert "roles.b writes 'archive' cells, which roles.a writes" in error
 
 
 def test_a_stateful_role_has_one_actor(install: Install) -> None:
@@ -257,14 +285,26 @@ def test_a_stateful_role_without_a_spec_may_write_its_column_only(install: Insta
     assert allowed["silent"].allows("relax.demo.event.silent.0.ready", publish=True)
 
 
-def test_unknown_numbered_cells_of_a_spec_are_refused(install: Install) -> None:
-    install("acme_roles", "[relax_actors.roles]\nteller = acme_roles:Numberer\n")
-    with pytest.raises(ConfigError) as refused:
-        permissions(load_config(DEMO, ["roles.teller.replicas=1"]), "teller")
-    assert str(refused.value) == (
-        "roles.teller.actor: Numberer.spec.numbered names 'summary'; the kinds of numbered cells are batch, weights, "
-        "checkpoint, evaluation, critic, critic_checkpoint, and other cells are columns (spec.writes)"
-    )
+@pytest.mark.parametrize(
+    ("numbered", "said"),
+    [
+        (("summary",), "give the dataclass of each kind"),
+        ({"summary": "Summary"}, "give the dataclass of each kind"),
+        ({"group": Prompt}, "'group', a kind of rows"),
+        ({"event": Prompt}, "'event' cannot name cells"),
+        ({"request": Prompt}, "'request' cannot name cells"),
+        ({"*": Prompt}, "'*' cannot be part of a subject"),
+        ({"env.>": Prompt}, "'env.>' cannot be part of a subject"),
+    ],
+)
+@pytest.mark.parametrize("base", [StatefulRole, Role])
+def test_numbered_cells_of_a_spec_without_a_usable_kind_or_class_are_refused(
+    base: type[Role], numbered: Any, said: str
+) -> None:
+    own = type("Own", (base,), {"spec": RoleSpec(numbered=numbered), "reads": ("reward",)})
+    with pytest.raises(ConfigError, match=re.escape(said)) as refused:
+        check_role(own, "roles.own.actor")
+    assert str(refused.value).startswith("roles.own.actor: Own.spec.numbered")
 
 
 def test_a_note_of_a_spec_under_the_key_of_another_is_refused() -> None:
@@ -279,25 +319,6 @@ def test_built_in_backends_are_found() -> None:
     config = load_config(DEMO)
     backends = (training_backend(config), scoring_backend("megatron", "roles.reference.backend"))
     assert [type(backend).__name__ for backend in backends] == ["TorchTrainingBackend", "MegatronScoringBackend"]
-
-
-def tree_of(key: str) -> dict[str, object]:
-    section, _, name = key.partition(".")
-    return {section: {name: 1}}
-
-
-@pytest.mark.parametrize(("key", "new"), RENAMED.items())
-def test_a_renamed_key_is_refused_with_its_new_name(key: str, new: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        validate(tree_of(key), "old.toml")
-    assert str(caught.value) == f"old.toml: {key}: renamed to {new}"
-
-
-@pytest.mark.parametrize(("old", "new"), RENAMED_ANYWHERE.items())
-def test_a_key_that_several_sections_have_is_refused_with_its_new_name(old: str, new: str) -> None:
-    assert renamed(f"roles.judge.{old}") == f"roles.judge.{new}"
-    with pytest.raises(ConfigError, match=f"old.toml: reward.{old}: renamed to reward.{new}"):
-        validate({"reward": {old: 1}}, "old.toml")
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import SubjectError
-from broker.subjects import NUMBERED_KINDS, ROW_KINDS, CellId, RowId, Subjects, check_name
+from broker.subjects import RESERVED, CellId, Kinds, RowId, Subjects, check_name
 
 NAMES = st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True)
 NUMBERS = st.integers(0, 10**18 - 1)
-ROWS = st.builds(RowId, NUMBERS, NUMBERS, st.sampled_from(ROW_KINDS))
+KINDS = Kinds(("group", "held_out"), ("batch", "floor"))
+ROWS = st.builds(RowId, NUMBERS, NUMBERS, st.sampled_from(KINDS.rows))
 SUBJECTS = Subjects("demo")
 
 
@@ -44,10 +47,10 @@ def test_turn_cell_round_trips_and_matches_the_filters_of_its_row_and_the_table(
     assert (cell.row, cell.field) == (row, f"turns.{attempt}.{k}")
     assert matches(subject, SUBJECTS.row(row))
     assert matches(subject, SUBJECTS.turns(row.kind))
-    assert sum(matches(subject, pattern) for pattern in SUBJECTS.table_subjects()) == 1
+    assert sum(matches(subject, pattern) for pattern in SUBJECTS.table_subjects(KINDS)) == 1
 
 
-@given(NAMES, st.sampled_from(NUMBERED_KINDS), NUMBERS)
+@given(NAMES, st.sampled_from(KINDS.numbered), NUMBERS)
 def test_numbered_cell_id_round_trips_through_its_subject(run: str, kind: str, number: int) -> None:
     assert Subjects(run).parse(Subjects(run).numbered(kind, number)) == CellId(kind, number)
 
@@ -86,21 +89,21 @@ def test_cell_matches_the_filters_of_its_column_row_and_table(row: RowId, field:
     subject = SUBJECTS.cell(row, field)
     assert matches(subject, SUBJECTS.column(field, row.kind))
     assert matches(subject, SUBJECTS.row(row))
-    assert sum(matches(subject, pattern) for pattern in SUBJECTS.table_subjects()) == 1
+    assert sum(matches(subject, pattern) for pattern in SUBJECTS.table_subjects(KINDS)) == 1
     assert not any(matches(subject, pattern) for pattern in SUBJECTS.log_subjects())
 
 
-@pytest.mark.parametrize("kind", NUMBERED_KINDS)
+@pytest.mark.parametrize("kind", KINDS.numbered)
 def test_numbered_cell_matches_its_filter_and_the_table(kind: str) -> None:
     subject = SUBJECTS.numbered(kind, 12)
     assert matches(subject, SUBJECTS.numbered(kind, "*"))
-    assert sum(matches(subject, pattern) for pattern in SUBJECTS.table_subjects()) == 1
+    assert sum(matches(subject, pattern) for pattern in SUBJECTS.table_subjects(KINDS)) == 1
 
 
 def test_events_and_metrics_belong_to_the_log_not_to_the_table() -> None:
     for subject in (SUBJECTS.event("rollout", 0, "crashed"), SUBJECTS.metric("rollout", 0)):
         assert sum(matches(subject, pattern) for pattern in SUBJECTS.log_subjects()) == 1
-        assert not any(matches(subject, pattern) for pattern in SUBJECTS.table_subjects())
+        assert not any(matches(subject, pattern) for pattern in SUBJECTS.table_subjects(KINDS))
         with pytest.raises(SubjectError, match="does not name a cell of run 'demo'"):
             SUBJECTS.parse(subject)
 
@@ -135,6 +138,10 @@ def test_invalid_name_is_refused_with_the_allowed_characters(name: str) -> None:
         "relax.demo.group.1.2.pro mpt",
         "relax.demo.group.٣.2.prompt",
         "relax.demo.batch.x",
+        "relax.demo.event.1",
+        "relax.demo.event.0.1.x",
+        "batch.1",
+        "relax.1",
         "relax.demo.batch.1.2",
         "relax.demo.batch." + "9" * 19,
         "relax.demo2.batch.1",
@@ -148,15 +155,29 @@ def test_subject_of_another_form_or_run_is_refused(subject: str) -> None:
     assert repr(subject) in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["group.1", "group.1.2.3", "batch.1.2", "group.01.2", "group.1.-2", "group.1.2\n", ""])
+@pytest.mark.parametrize("text", ["group.1", "group.1.2.3", "event.1.2", "group.01.2", "group.1.-2", "group.1.2\n", ""])
 def test_malformed_row_id_is_refused_with_the_expected_form(text: str) -> None:
-    with pytest.raises(SubjectError, match=r"a row is group\.<step>\.<index> or eval\.<version>\.<index>"):
+    with pytest.raises(SubjectError, match=r"a row is <kind>\.<step>\.<index>, such as group\.12\.3"):
         RowId.parse(text)
 
 
-def test_unknown_numbered_kind_is_refused_with_the_known_kinds() -> None:
-    with pytest.raises(SubjectError, match="no numbered kind 'floor'; there are batch, weights, checkpoint"):
-        SUBJECTS.numbered("floor", 1)
+@pytest.mark.parametrize("kind", [*RESERVED, "*", ">", "a.b", ""])
+def test_kind_that_cannot_name_cells_is_refused(kind: str) -> None:
+    for build in (
+        lambda: SUBJECTS.numbered(kind, 1),
+        lambda: SUBJECTS.table_subjects(Kinds(rows=(kind,))),
+        lambda: SUBJECTS.table_subjects(Kinds(numbered=(kind,))),
+    ):
+        with pytest.raises(SubjectError, match=rf"kind '{re.escape(kind)}' cannot"):
+            build()
+
+
+@given(NAMES, NUMBERS)
+def test_requests_belong_to_no_stream_and_name_no_cell(kind: str, n: int) -> None:
+    subject = SUBJECTS.service(kind, n)
+    assert not any(matches(subject, pattern) for pattern in (*SUBJECTS.table_subjects(KINDS), *SUBJECTS.log_subjects()))
+    with pytest.raises(SubjectError, match="does not name a cell"):
+        SUBJECTS.parse(subject)
 
 
 def test_rows_are_ordered_by_step_then_index() -> None:

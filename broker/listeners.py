@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from relax_actors.errors import ConfigError
+from broker.errors import ConfigError
 
 ROUTE_PORT = 6222
 MAX_PORT = (1 << 16) - 1

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from broker.address import CREDENTIALS_FILE
 from broker.credentials import read_claims
+from broker.errors import ConfigError, UnsafePathError
 from broker.files import make_private_folder
-from relax_actors.errors import ConfigError, UnsafePathError
 
 ROOT_USER = 0
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from broker import certificates
 from broker.credentials import OperatorKeys
+from broker.errors import ConfigError
 from broker.files import make_private_folder, open_lock, write_private
+from broker.listeners import Settings, tls_block
 from broker.run_users import RunUsers
 from broker.server import MAX_PAYLOAD
-from relax_actors.cli.listeners import Settings, tls_block
-from relax_actors.config import Config
-from relax_actors.errors import ConfigError
 
 CA_DAYS, SERVER_DAYS = 3650.0, 825.0
 HOSTS = ("localhost", "127.0.0.1", "nats")
@@ -137,11 +137,11 @@ class KeyedServer:
         # Atomically: a server may read it at any time.
         write_private(self.files / "auth.conf", self.authority().server_config(self.runs.values()))
 
-    def configure(self, config: Config, settings: Settings) -> None:
+    def configure(self, settings: Settings, sync_interval: str) -> None:
         """Write the configuration of the servers, which holds no secret but the password of a cluster's routes."""
         if settings.tls:
             self._write_certificate(settings)
-        text = server_config(config, self.files, settings)
+        text = server_config(self.files, settings, sync_interval)
         write_private(self.files / "nats-server.conf", text)
         for name in settings.cluster:
             write_private(
@@ -181,8 +181,6 @@ class KeyedServer:
 
     def _write_certificate(self, settings: Settings) -> None:
         """Write the authority if missing, and the certificate of the server."""
-        from broker import certificates
-
         ca_files = self.private / "ca.pem", self.private / "ca-key.pem"
         if not all(path.exists() for path in ca_files):
             certificates.new_authority(CA_DAYS).save(*ca_files)
@@ -194,8 +192,6 @@ class KeyedServer:
 
     def write_user_certificates(self, folder: Path, users: list[str], settings: Settings) -> None:
         """Write the authority's certificate beside the credentials of users, and with mutual TLS one for each."""
-        from broker import certificates
-
         ca = certificates.CertificatePair.load(self.private / "ca.pem", self.private / "ca-key.pem")
         for name in users:
             write_private(folder / name / "ca.pem", ca.pem)
@@ -210,7 +206,7 @@ def options_given(settings: Settings) -> list[str]:
     return [name for name in OF_SERVER if getattr(settings, name) != defaults[name]]
 
 
-def server_config(config: Config, folder: Path, settings: Settings) -> str:
+def server_config(folder: Path, settings: Settings, sync_interval: str) -> str:
     """Return the configuration of one server; it holds no secret."""
     quote = json.dumps
     lines = [
@@ -222,7 +218,7 @@ def server_config(config: Config, folder: Path, settings: Settings) -> str:
         f"  store_dir: {quote(str((settings.store or folder / 'store').resolve()))}",
         f"  max_memory_store: {256 << 20}",
         f"  max_file_store: {UNBOUNDED_BYTES}",
-        f"  sync_interval: {quote(config.broker.sync_interval)}",
+        f"  sync_interval: {quote(sync_interval)}",
         "}",
     ]
     if settings.tls:

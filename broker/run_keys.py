@@ -1,0 +1,139 @@
+"""Credentials of a run's users, and their admission to a server that `relax keys` configured."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from broker.address import CREDENTIALS_FILE
+from broker.credential_folder import prepare_folders
+from broker.credentials import OperatorKeys, read_claims
+from broker.errors import ConfigError
+from broker.keyed_server import KeyedServer, options_given
+from broker.listeners import Settings
+from broker.permissions import OBSERVER, OPERATOR
+from broker.run_users import RunUsers
+from broker.server_keys import Users
+
+BROWSERS = (OBSERVER, OPERATOR)
+"""Users that may connect over WebSocket."""
+DAY = 86400.0
+TLS_FILES = ("ca.pem", "cert.pem", "key.pem")
+
+
+def server_of(folder: Path, settings: Settings) -> KeyedServer:
+    """Return the server of a run whose credentials are in a folder: the folder's own, or that of `settings.server`."""
+    return KeyedServer((settings.server or folder).resolve())
+
+
+def write_run_keys(
+    folder: Path, users: Users, settings: Settings, *, max_bytes: int, sync_interval: str
+) -> tuple[KeyedServer, Settings]:
+    """Write the credentials of all users of a run, and admit them to its server.
+
+        DIR/<user>/nats.creds     credentials of a user; with TLS also ca.pem, cert.pem and key.pem
+        DIR/server, DIR/private   the server, unless `settings.server` names the folder of another (see `KeyedServer`)
+
+    Args:
+        folder: DIR; created if needed.
+        users: users of the run.
+        settings: options.
+        max_bytes: bytes that all replicas of the run's streams may reserve together.
+        sync_interval: interval between fsyncs of a server that is configured now.
+
+    Returns:
+        The server, and the options that it has.
+
+    Raises:
+        ConfigError: no such server, or the folder holds something else (see `prepare_folders`).
+        BrokerError: the authority's keys cannot be read.
+    """
+    folder, server = folder.resolve(), server_of(folder, settings)
+    is_own = server.folder == folder
+    if not is_own:
+        _check_joined(server, settings)
+    replaced = prepare_folders(folder, list(users.granted), users.run, has_server=is_own, replace_run=settings.replace)
+    with server.lock():
+        # Written again without options, e.g. to rotate keys, a server must not lose its TLS or its address.
+        if server.is_configured and not options_given(settings):
+            settings = replace(settings, **server.options())
+        authority = server.authority()
+        if is_own:
+            server.configure(settings, sync_interval)
+        if replaced in server.runs:
+            server.remove(server.runs[replaced])
+        revoked = _write_users(folder, users, server, authority, settings)
+        server.admit(RunUsers(users.run, users.others, revoked, max_bytes))
+    return server, settings
+
+
+def _write_users(folder: Path, users: Users, server: KeyedServer, authority: OperatorKeys, settings: Settings) -> int:
+    """Write the credentials of the users of a run; return the time up to which earlier ones are refused."""
+    now = time.time()
+    expires = None if settings.days is None else now + settings.days * DAY
+    known, removed = server.runs.get(users.run), server.removed(users.run)
+    revoked = _revoked(known, removed, int(now), rotate=settings.rotate)
+    users.write_credentials(folder, authority, expires, issued=max(int(now), revoked + 1), browsers=BROWSERS)
+    # A client with a ca.pem beside its credentials refuses servers without TLS.
+    _remove(folder, list(users.granted), TLS_FILES[1:] if settings.tls else TLS_FILES)
+    if settings.tls:
+        server.write_user_certificates(folder, list(users.granted), settings)
+    return revoked
+
+
+def remove_run_keys(run: str, folder: Path, settings: Settings) -> tuple[KeyedServer, str]:
+    """Remove the accounts of a run from its server, and the run's credentials.
+
+    Args:
+        run: name of the run.
+        folder: folder of the run's credentials.
+        settings: options; only `server` is used.
+
+    Returns:
+        The server, and the name of the account that owns the run's streams, which are kept.
+
+    Raises:
+        ConfigError: the server has no such run.
+    """
+    folder, server = folder.resolve(), server_of(folder, settings)
+    server.require()
+    with server.lock():
+        known = server.runs
+        if run not in known:
+            admitted = f"it has {', '.join(known)}" if known else "it has none"
+            msg = f"the server in {server.folder} has no run {run!r}; {admitted}"
+            raise ConfigError(msg)
+        account = server.authority().account_of(run).public
+        server.remove(known[run])
+    for path in sorted(folder.glob(f"*/{CREDENTIALS_FILE}")):
+        if read_claims(path).name.partition(".")[0] == run:
+            _remove(folder, [path.parent.name], (CREDENTIALS_FILE, *TLS_FILES))
+    return server, account
+
+
+def _check_joined(server: KeyedServer, settings: Settings) -> None:
+    """Check the options of a run on the server of another run: TLS and address are those of the server.
+
+    Raises:
+        ConfigError: there is no such server, its options cannot be read, or an option is given that would change it.
+    """
+    server.require()
+    server.options()
+    if given := options_given(settings):
+        option = given[0].removesuffix("s") if given[0] in ("hosts", "origins") else given[0]
+        msg = f"--{option} changes the server, not a run: give it where {server.folder} is written, without --server"
+        raise ConfigError(msg)
+
+
+def _revoked(old: RunUsers | None, removed: int, now: int, *, rotate: bool) -> int:
+    """Time up to which credentials of a run are refused. Times are whole seconds, and new ones are issued after it."""
+    if old is None:
+        # Those of a removed run of the same name must not become valid again, not even those of this second.
+        return max(now, removed) + 1
+    return max(now, old.revoked + 1) if rotate else old.revoked
+
+
+def _remove(folder: Path, users: list[str], files: tuple[str, ...]) -> None:
+    for path in (folder / user / name for user in users for name in files):
+        path.unlink(missing_ok=True)
