@@ -12,6 +12,7 @@ from broker.lazy import lazy
 if TYPE_CHECKING:
     from relax_actors.algorithms.advantages import Group
     from relax_actors.algorithms.policy import PolicyInputs
+    from relax_actors.algorithms.specs import AdvantageSpec, LossSpec
     from relax_actors.data.task import Medium, Task
     from relax_actors.engines.protocols import Generation
     from relax_actors.envs import Environment, Step
@@ -41,6 +42,7 @@ else:
         {
             "algorithms.advantages": "Group",
             "algorithms.policy": "PolicyInputs",
+            "algorithms.specs": "AdvantageSpec LossSpec",
             "data.task": "Medium Task",
             "engines.protocols": "Generation",
             "envs": "Environment Step",
@@ -62,6 +64,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "NOT_SAMPLED",
+    "AdvantageSpec",
     "AgentResult",
     "AgentTask",
     "CodecError",
@@ -75,6 +78,7 @@ __all__ = [
     "Generation",
     "Group",
     "LogMessage",
+    "LossSpec",
     "Medium",
     "PolicyInputs",
     "PreparedPrompt",

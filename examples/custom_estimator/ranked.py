@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_actors.algorithms.advantages import AdvantageSpec, Group
+from relax_actors import AdvantageSpec, Group
 
 
 @AdvantageSpec(min_samples=2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from relax_actors.algorithms.policy import PolicyInputs
+from relax_actors import PolicyInputs
 
 
 def damped(inputs: PolicyInputs, *, clip_high: float, power: float = 2.0) -> Tensor:
