@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
-from operator import add
+from operator import add, mul
 from typing import Any
 
 import numpy as np
@@ -104,7 +104,7 @@ def samples_of(
     numbers = [sample for sample, count in enumerate(counts) for _ in range(count)]
     found = []
     for i, (part, own) in enumerate(zip(layout.parts, layout.own_parts, strict=True)):
-        if not (own.stop > own.start if trajectory.loss_mask is None else mask[part].any()):
+        if not layout.is_trained[i]:
             continue
         found.append(
             TrainSample(
@@ -122,22 +122,24 @@ def samples_of(
 
 
 class _Layout:
-    """Places of a row's tokens when each sequence begins with its prompt tokens.
+    """Places of a row's tokens when each sequence with trained tokens begins with its prompt tokens.
 
     Args:
         trajectory: samples of the row.
 
     Attributes:
-        shared: number of prompt tokens of each sequence.
-        parts: tokens of each sequence, prompt included, in the arrays that `tokens` and `spread` return.
         own_parts: own tokens of each sequence in arrays of the trajectory.
+        is_trained: whether each sequence has trained tokens.
+        shared: number of prompt tokens of each sequence; 0 without trained tokens.
+        parts: tokens of each sequence, prompt included, in the arrays that `tokens` and `spread` return.
     """
 
     def __init__(self, trajectory: Trajectory) -> None:
-        lengths, self.shared = trajectory.lengths.tolist(), trajectory.shared.tolist()
-        ends, own_ends = accumulate(map(add, self.shared, lengths)), accumulate(lengths)
-        self.parts = [slice(begin, end) for begin, end in pairwise([0, *ends])]
-        self.own_parts = [slice(begin, end) for begin, end in pairwise([0, *own_ends])]
+        lengths, mask = trajectory.lengths.tolist(), trajectory.loss_mask
+        self.own_parts = [slice(begin, end) for begin, end in pairwise([0, *accumulate(lengths)])]
+        self.is_trained = list(map(bool, lengths)) if mask is None else [bool(mask[p].any()) for p in self.own_parts]
+        self.shared = list(map(mul, trajectory.shared.tolist(), self.is_trained))
+        self.parts = [slice(begin, end) for begin, end in pairwise([0, *accumulate(map(add, self.shared, lengths))])]
         counts = [count for both in zip(self.shared, lengths, strict=True) for count in both]
         self._is_own = np.repeat([False, True] * len(lengths), counts)
 

@@ -100,6 +100,21 @@ def test_staged_weights_are_used_after_the_swap_only(
     assert before[0][0].logprobs.tolist() != generate(engine, REQUESTS)[0][0].logprobs.tolist()
 
 
+def test_weights_that_are_no_full_set_are_refused_before_and_after_a_good_one(config: Config) -> None:
+    engine = TransformersEngine(config.model_path)
+    tensors = {name: tensor.clone() for name, tensor in tensors_of(engine.model).items()}
+    name = next(iter(tensors))
+    partial = {other: tensor for other, tensor in tensors.items() if other != name}
+    wide = tensors | {name: torch.zeros(2, 2)}
+    for good in (False, True):
+        if good:
+            engine.stage(0, tensors)
+            engine.swap()
+        for bad, why in (({}, "missing"), (partial, name), (wide, "shape")):
+            with pytest.raises(ConfigError, match=why):
+                engine.stage(1, bad)
+
+
 def test_third_version_reuses_the_memory_of_the_first(config: Config) -> None:
     engine = TransformersEngine(config.model_path)
     tensors = {name: torch.full_like(tensor, 0.5) for name, tensor in tensors_of(engine.model).items()}

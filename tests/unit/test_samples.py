@@ -140,6 +140,8 @@ def test_invalid_samples_are_refused_with_their_index() -> None:
         TrainSample(np.zeros(2, np.int32), np.ones(2, np.bool_))
     with pytest.raises(ValueError, match=r"advantages of a sequence has shape \[1\]; it has 2 tokens"):
         TrainSample(np.zeros(2, np.int32), np.array([False, True]), advantages=np.zeros(1, np.float32))
+    with pytest.raises(ValueError, match=r"advantages of a sequence has shape \[\]; it has 2 tokens"):
+        TrainSample(np.zeros(2, np.int32), np.array([False, True]), advantages=np.zeros((), np.float32))
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ class TrainSample:
         length = len(self.token_ids)
         for name in _CHECKED:
             array = getattr(self, name)
-            if array is not None and (len(array) != length or array.ndim != (2 if name in _TOP else 1)):
+            if array is not None and (array.ndim != (2 if name in _TOP else 1) or len(array) != length):
                 msg = f"{name} of a sequence has shape {list(array.shape)}; it has {length} tokens"
                 raise ValueError(msg)
         if length and self.loss_mask[0]:

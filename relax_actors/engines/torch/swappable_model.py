@@ -126,7 +126,7 @@ class SwappableModel(SwappableWeights):
         self._model.train(mode=False)
         # Swapping replaces the data of parameters, never the parameters.
         self._known: dict[str, Tensor] = self._model.state_dict(keep_vars=True)
-        self._shapes: dict[str, torch.Size] = {}
+        self._shapes: dict[str, torch.Size] | None = None
 
     @property
     def model(self) -> PreTrainedModel:
