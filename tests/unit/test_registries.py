@@ -19,7 +19,7 @@ from relax_actors.config import load_config
 from relax_actors.data.sources import open_source
 from relax_actors.engines.backends import inference_backend, scoring_backend, training_backend
 from relax_actors.errors import ConfigError
-from relax_actors.messages import Prompt
+from relax_actors.messages import Dropped, Prompt
 from relax_actors.registry import Registry
 from relax_actors.registry.catalog import ALL, INFERENCE_ENGINES, ROLES
 from relax_actors.registry.role_spec import RoleSpec
@@ -81,6 +81,16 @@ class Forger(StatefulRole):
 
 class Silent(StatefulRole):
     pass
+
+class Batchjudge(Judge):
+    spec = RoleSpec(numbered={"batch": Archive})
+
+class Batchreward(Batchjudge):
+    writes = "reward"
+
+class Batchrollout(Batchjudge):
+    reads = ("prompt",)
+    writes = "trajectory"
 
 class Engine:
     def build(self, context):
@@ -290,6 +300,8 @@ def test_a_stateful_role_without_a_spec_may_write_its_column_only(install: Insta
     [
         (("summary",), "give the dataclass of each kind"),
         ({"summary": "Summary"}, "give the dataclass of each kind"),
+        ({"summary": Dropped("too_old", "")}, "give the dataclass of each kind"),
+        ({5: Prompt}, "give the dataclass of each kind"),
         ({"group": Prompt}, "'group', a kind of rows"),
         ({"event": Prompt}, "'event' cannot name cells"),
         ({"request": Prompt}, "'request' cannot name cells"),
@@ -297,14 +309,21 @@ def test_a_stateful_role_without_a_spec_may_write_its_column_only(install: Insta
         ({"env.>": Prompt}, "'env.>' cannot be part of a subject"),
     ],
 )
-@pytest.mark.parametrize("base", [StatefulRole, Role])
-def test_numbered_cells_of_a_spec_without_a_usable_kind_or_class_are_refused(
-    base: type[Role], numbered: Any, said: str
-) -> None:
-    own = type("Own", (base,), {"spec": RoleSpec(numbered=numbered), "reads": ("reward",)})
+def test_numbered_cells_of_a_spec_without_a_usable_kind_or_class_are_refused(numbered: Any, said: str) -> None:
+    own = type("Own", (StatefulRole,), {"spec": RoleSpec(numbered=numbered), "reads": ("reward",)})
     with pytest.raises(ConfigError, match=re.escape(said)) as refused:
         check_role(own, "roles.own.actor")
     assert str(refused.value).startswith("roles.own.actor: Own.spec.numbered")
+
+
+@pytest.mark.parametrize("section", ["reward", "rollout", "roles.judge"])
+def test_a_role_of_a_pool_has_no_numbered_cells(install: Install, section: str) -> None:
+    install("acme_roles", "")
+    config = load_config(DEMO, [f"{section}.actor=acme_roles.Batch{section.removeprefix('roles.')}"])
+    with pytest.raises(
+        ConfigError, match=rf"{section}\.actor: .*numbered: a numbered cell has one owner.*StatefulRole"
+    ):
+        permissions(config, section.removeprefix("roles."))
 
 
 def test_a_note_of_a_spec_under_the_key_of_another_is_refused() -> None:
