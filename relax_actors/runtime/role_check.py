@@ -91,7 +91,7 @@ def _check_spec(cls: type[Role], where: str) -> None:
         raise ConfigError(msg)
     if spec.numbered and not issubclass(cls, StatefulRole):
         msg = (
-            f"{where}: {cls.__name__}.spec.numbered: a numbered cell has one owner, and {cls.__name__} may have several "
+            f"{where}: {cls.__name__}.spec.numbered: a numbered cell has one owner, and this role may have several "
             "actors; derive it from StatefulRole, or remove `numbered`"
         )
         raise ConfigError(msg)

@@ -26,7 +26,7 @@ from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.rewards import load_reward
 from relax_actors.roles import built_in_spec, make_role, role_class, role_names, spec_of, table_kinds
 from relax_actors.roles.permissions import permissions
-from relax_actors.runtime import Role, StatefulRole, check_role
+from relax_actors.runtime import StatefulRole, check_role
 from relax_actors.supervision.assignment import parse, whole
 from tests.support.running import TINY
 

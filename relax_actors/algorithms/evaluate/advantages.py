@@ -28,7 +28,7 @@ from relax_actors.algorithms.evaluate.inputs import Evaluation, Inputs
 from relax_actors.algorithms.named_functions import load_advantage
 from relax_actors.algorithms.own_options import SETTINGS
 from relax_actors.algorithms.shaping import kl_rewards
-from relax_actors.algorithms.specs import AdvantageSpec, accepted, advantage_spec
+from relax_actors.algorithms.specs import AdvantageSpec, advantage_spec, settings_accepted
 from relax_actors.algorithms.step_statistics import RowAdvantages
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.registry.catalog import ADVANTAGES
@@ -63,7 +63,7 @@ def advantage(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluat
     function: Estimator = decoupled if name == "decoupled" else load_advantage(name)
     step = {**STEP_SETTINGS, **settings}
     _check_settings(name, function, settings)
-    bound = {**_without_default(function, _section(settings)), **accepted(function, _own(settings))}
+    bound = {**_without_default(function, _section(settings)), **settings_accepted(function, _own(settings))}
     estimator: Estimator = partial(function, **bound)
     spec = advantage_spec(function)
     whole = _with_kl(_whole(name, spec, inputs), inputs, step, per_token=spec.per_token)
@@ -113,7 +113,7 @@ def _without_default(function: Estimator, section: AlgorithmSection) -> dict[str
 
 def _check_settings(name: str, function: Estimator, settings: Mapping[str, Any]) -> None:
     """Raise ValueError unless every setting has an effect."""
-    own = accepted(function, dict.fromkeys(sorted(SETTINGS)))
+    own = settings_accepted(function, dict.fromkeys(sorted(SETTINGS)))
     scale = settings.get("scale")
     optional = {
         "scale": scale == "batch_std" or (scale == "none" and name != "decoupled"),
