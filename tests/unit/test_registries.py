@@ -145,6 +145,17 @@ def test_an_installed_reward_is_used_by_its_name(install: Install) -> None:
     assert "always" in next(registry for registry in ALL if registry.group == "relax_actors.rewards").names()
 
 
+def test_an_installed_module_may_import_transformers(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    hook = "relax_actors.torchaudio_extension"
+    others = [finder for finder in sys.meta_path if type(finder).__module__ != hook]
+    monkeypatch.setattr(sys, "meta_path", others)
+    look = f"import sys\nhooks = [f for f in sys.meta_path if type(f).__module__ == {hook!r}]\n"
+    install(
+        "acme_media", "[relax_actors.rewards]\nmedia = acme_media:always\n", f"{look}def always(*_): return len(hooks)"
+    )
+    assert load_reward("media", "reward.function")("", prompt()) == 1
+
+
 def test_an_installed_data_source_is_used_by_its_name(install: Install) -> None:
     install("acme_data", "[relax_actors.data_sources]\nhub = acme_data:tasks\n")
     assert load_config(DEMO, ["data.kind=hub"]).data.kind == "hub"

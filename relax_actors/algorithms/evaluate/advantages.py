@@ -23,7 +23,7 @@ from relax_actors.algorithms.advantages.groups import (
     returns_tokens,
     sample_slices,
 )
-from relax_actors.algorithms.evaluate.accepted import check_settings
+from relax_actors.algorithms.evaluate.accepted import check_settings, number
 from relax_actors.algorithms.evaluate.inputs import Evaluation, Inputs
 from relax_actors.algorithms.named_functions import load_advantage
 from relax_actors.algorithms.own_options import SETTINGS
@@ -91,9 +91,7 @@ def _section(settings: Mapping[str, Any]) -> AlgorithmSection:
         TypeError: a value is no number.
     """
     for name in ("epsilon", "whiten_epsilon", "kl_coefficient"):
-        if not isinstance(settings.get(name, 0.0), int | float):
-            msg = f"setting {name} is {settings[name]!r}; give a number"
-            raise TypeError(msg)
+        number(settings, name, 0.0)
     own = {name: value for name, value in _own(settings).items() if name != "epsilon"}
     kind = settings.get("kl_kind", STEP_SETTINGS["kl_kind"])
     return AlgorithmSection.model_validate({**own, "kl": {"kind": kind}})
