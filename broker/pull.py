@@ -46,17 +46,23 @@ async def nak_deliveries(connection: Connection, stream: str, consumer: str, del
 
 
 async def acknowledge(connection: Connection, stream: str, consumer: str, sequence: int) -> None:
-    """Acknowledge the message at a stream sequence in the place of whoever holds it, and wait until that is done.
+    """Acknowledge a message that another client holds, and wait for the server's answer.
 
     Without effect if the message is acknowledged already.
+
+    Args:
+        connection: the process's connection.
+        stream: name of the stream.
+        consumer: durable consumer that delivered the message.
+        sequence: stream sequence of the message.
     """
     delivery = Delivery(1, sequence, 1)
     subject = f"{_ACK}{stream}.{consumer}.{'.'.join(map(str, delivery))}.0.0"
 
-    async def ask() -> Msg:
+    async def request() -> Msg:
         return await connection.nc.request(subject, b"+ACK", ACK_SECONDS)
 
-    await connection.retry(ask, f"acknowledge a message of {consumer}")
+    await connection.retry(request, f"acknowledge a message of {consumer}")
 
 
 def delivery_of(message: Msg) -> Delivery | None:

@@ -83,10 +83,10 @@ class RowId:
         Raises:
             SubjectError: `text` does not name a row.
         """
-        if not (found := _ROW.fullmatch(text)):
+        if not (match := _ROW.fullmatch(text)):
             msg = f"{text!r} does not name a row; a row is <kind>.<step>.<index>, such as group.12.3"
             raise SubjectError(msg)
-        return cls(int(found[2]), int(found[3]), found[1])
+        return cls(int(match[2]), int(match[3]), match[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +197,8 @@ class Subjects:
             SubjectError: the subject does not name a cell of this run.
         """
         head = f"{self.prefix}."
-        if subject.startswith(head) and (found := _CELL.fullmatch(subject, len(head))):
-            kind, step, index, field = found.groups()
+        if subject.startswith(head) and (match := _CELL.fullmatch(subject, len(head))):
+            kind, step, index, field = match.groups()
             return CellId(kind, int(step)) if field is None else CellId(kind, int(step), int(index), field)
         msg = f"subject {subject[:200]!r} does not name a cell of run {self.run!r}"
         raise SubjectError(msg)

@@ -171,6 +171,17 @@ class TableReader:
 
         return self.connection.call(self.connection.retry(ask, "look how full the table is"), CALL_DEADLINE)
 
+    def numbered_kinds(self) -> list[str]:
+        """Return the kinds of numbered cells that the table accepts, in the order of its subjects."""
+
+        async def request() -> list[str]:
+            info = await self.connection.js.stream_info(self.subjects.table_stream)
+            return list(info.config.subjects or [])
+
+        accepted = self.connection.call(self.connection.retry(request, "look up the kinds of cells"), CALL_DEADLINE)
+        names = (subject.removeprefix(f"{self.subjects.prefix}.").split(".") for subject in accepted)
+        return [name[0] for name in names if name[1:] == ["*"]]
+
     def list_subjects(self, filter_subject: str, limit: int | None = None) -> list[str]:
         """Return the subjects of the cells that a filter matches, about `limit` of them if there are more."""
         return self.connection.call(self.list_subjects_async(filter_subject, limit), CALL_DEADLINE)

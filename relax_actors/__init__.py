@@ -1,6 +1,7 @@
 """Reinforcement-learning post-training as an actor system on NATS JetStream.
 
-All that examples use is here, imported on first use: `import relax_actors` costs next to nothing, and never torch.
+Names for custom roles, rewards, environments and algorithms, imported on first use: `import relax_actors` itself costs
+next to nothing, and never imports torch.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from broker.lazy import lazy
 
 if TYPE_CHECKING:
     from relax_actors.algorithms.advantages import Group
-    from relax_actors.algorithms.policy import PolicyInputs
+    from relax_actors.algorithms.policy import PolicyInputs, PolicyLoss
     from relax_actors.algorithms.specs import AdvantageSpec, LossSpec
     from relax_actors.data.task import Medium, Task
     from relax_actors.engines.protocols import Generation
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from relax_actors.errors import CodecError, ConfigError, RelaxError, RowError
     from relax_actors.messages import (
         NOT_SAMPLED,
+        Advantage,
         FinishReason,
         PreparedPrompt,
         Prompt,
@@ -35,13 +37,14 @@ if TYPE_CHECKING:
     from relax_actors.registry import RoleSpec
     from relax_actors.roles.episode_rollout import EpisodeRollout, Generate
     from relax_actors.runtime import Drop, Role, Row, StatefulRole
+    from relax_actors.runtime.cells import put_own
     from relax_actors.serving.session_client import AgentResult, AgentTask
 else:
     __getattr__ = lazy(
         __name__,
         {
             "algorithms.advantages": "Group",
-            "algorithms.policy": "PolicyInputs",
+            "algorithms.policy": "PolicyInputs PolicyLoss",
             "algorithms.specs": "AdvantageSpec LossSpec",
             "data.task": "Medium Task",
             "engines.protocols": "Generation",
@@ -50,12 +53,15 @@ else:
             "envs.tools": "ToolEnvironment",
             "envs.tools.images": "images_of zoomed",
             "errors": "CodecError ConfigError RelaxError RowError",
-            "messages": "NOT_SAMPLED FinishReason PreparedPrompt Prompt Reward Sample TokenSequence Trajectory",
+            "messages": (
+                "NOT_SAMPLED Advantage FinishReason PreparedPrompt Prompt Reward Sample TokenSequence Trajectory"
+            ),
             "monitoring.connection": "Connected connected",
             "monitoring.sinks": "LogMessage Sink",
             "registry": "RoleSpec",
             "roles.episode_rollout": "EpisodeRollout Generate",
             "runtime": "Drop Role Row StatefulRole",
+            "runtime.cells": "put_own",
             "serving.session_client": "AgentResult AgentTask",
         },
     )
@@ -64,6 +70,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "NOT_SAMPLED",
+    "Advantage",
     "AdvantageSpec",
     "AgentResult",
     "AgentTask",
@@ -81,6 +88,7 @@ __all__ = [
     "LossSpec",
     "Medium",
     "PolicyInputs",
+    "PolicyLoss",
     "PreparedPrompt",
     "Prompt",
     "RelaxError",
@@ -100,5 +108,6 @@ __all__ = [
     "connected",
     "images_of",
     "png_of",
+    "put_own",
     "zoomed",
 ]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from relax_actors.algorithms.advantages.examples import example_groups
 from relax_actors.algorithms.advantages.groups import Group
 from relax_actors.algorithms.policy_check import check_policy_loss
-from relax_actors.algorithms.specs import accepted
+from relax_actors.algorithms.specs import settings_accepted
 
 __all__ = ["check_advantage", "check_policy_loss", "example_groups"]
 
@@ -36,7 +36,7 @@ def check_advantage(
     Raises:
         AssertionError: a property does not hold; the text names it and the group.
     """
-    bound = accepted(function, settings)
+    bound = settings_accepted(function, settings)
     for name, group in example_groups():
         before = _copy(group)
         found = np.asarray(function(group, **bound))

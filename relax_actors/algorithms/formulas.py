@@ -16,7 +16,7 @@ from relax_actors.algorithms.advantages.baselines import SCALES
 from relax_actors.algorithms.advantages.components import decoupled
 from relax_actors.algorithms.kl import KL
 from relax_actors.algorithms.losses import AGGREGATES
-from relax_actors.algorithms.named_functions import named_advantage, named_loss, readers
+from relax_actors.algorithms.named_functions import readers, spec_of_advantage, spec_of_loss
 from relax_actors.algorithms.policy import RATIOS, ROLLOUT_RATIO
 from relax_actors.algorithms.specs import advantage_spec
 from relax_actors.algorithms.surrogates.weighted import DIVERGENCES
@@ -44,14 +44,14 @@ _NEEDS = {"values": "critic", "greedy": "greedy rollout", "squares": "squared pr
 
 def needs(algorithm: AlgorithmSection) -> list[str]:
     """List what an algorithm needs beyond rewards: a reference, a critic, a teacher, reward components and so on."""
-    advantage = named_advantage(algorithm)
+    advantage = spec_of_advantage(algorithm)
     inputs = [
         ("reference", algorithm.kl.place != "none"),
         *((name, need in advantage.needs) for need, name in _NEEDS.items()),
         ("state across steps", advantage.running_mean),
         ("teacher", algorithm.distil.place != "none"),
         ("reward components", algorithm.components == "decoupled"),
-        ("on-policy data", named_loss(algorithm).ratio == "none" and algorithm.correction.kind == "none"),
+        ("on-policy data", spec_of_loss(algorithm).ratio == "none" and algorithm.correction.kind == "none"),
     ]
     return [name for name, is_needed in inputs if is_needed]
 
@@ -103,7 +103,7 @@ def _advantages(algorithm: AlgorithmSection) -> Iterator[Formula]:
     distil, is_plain = algorithm.distil.place == "advantage", algorithm.advantage != "none"
     if is_plain or algorithm.components == "decoupled" or not distil:
         yield _advantage(algorithm)
-    if "values" in named_advantage(algorithm).needs and algorithm.components != "decoupled":
+    if "values" in spec_of_advantage(algorithm).needs and algorithm.components != "decoupled":
         yield Formula(
             "critic",
             "loss 1/2 max((V - G)^2, (V_old + clip(V - V_old, -value_clip, value_clip) - G)^2), G = A + V_old before "
@@ -137,7 +137,7 @@ def _losses(algorithm: AlgorithmSection) -> Iterator[Formula]:
     name = algorithm.surrogate
     if ratio := _ratio(algorithm):
         yield Formula("ratio", *ratio)
-    spec = named_loss(algorithm)
+    spec = spec_of_loss(algorithm)
     yield Formula("loss", spec.formula or name, spec.latex or rf"\text{{{name}}}")
     if name in readers(POLICY_LOSSES, "divergence"):
         plain, latex = DIVERGENCES[algorithm.divergence]
@@ -155,7 +155,7 @@ def _losses(algorithm: AlgorithmSection) -> Iterator[Formula]:
 
 def _ratio(algorithm: AlgorithmSection) -> tuple[str, str] | None:
     """Return the formula of R in the policy loss; None if the loss has no R."""
-    spec = named_loss(algorithm)
+    spec = spec_of_loss(algorithm)
     if spec.ratio == "rollout":
         return ROLLOUT_RATIO
     is_set = spec.ratio == "setting" or algorithm.surrogate not in POLICY_LOSSES.built_in
@@ -166,7 +166,7 @@ def _advantage(algorithm: AlgorithmSection) -> Formula:
     if algorithm.components == "decoupled":
         spec = advantage_spec(decoupled)
         return Formula("advantage", f"A = {spec.formula}", f"A_i = {spec.latex}")
-    spec, scale, name = named_advantage(algorithm), SCALES.get(algorithm.scale), algorithm.advantage
+    spec, scale, name = spec_of_advantage(algorithm), SCALES.get(algorithm.scale), algorithm.advantage
     plain, latex = spec.formula, spec.latex
     if not plain:
         return Formula("advantage", f"A = {name}", rf"A = \text{{{name}}}")

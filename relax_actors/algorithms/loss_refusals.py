@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from relax_actors.algorithms.named_functions import named_loss, readers
+from relax_actors.algorithms.named_functions import readers, spec_of_loss
 from relax_actors.config import Config
 from relax_actors.registry.catalog import POLICY_LOSSES
 
@@ -22,7 +22,7 @@ def loss_refusals(config: Config) -> Iterator[str]:
 
 
 def _loss(config: Config) -> Iterator[str]:
-    algorithm, spec = config.algorithm, named_loss(config.algorithm)
+    algorithm, spec = config.algorithm, spec_of_loss(config.algorithm)
     sequence = algorithm.ratio.startswith("sequence") and spec.ratio != "sequence_product"
     if sequence and algorithm.aggregate not in MEAN_OF_SAMPLES:
         yield (
@@ -50,7 +50,7 @@ def _loss(config: Config) -> Iterator[str]:
 def _stale_score(config: Config) -> Iterator[str]:
     """Refuse a loss without a ratio for data that the trained weights did not sample."""
     algorithm, updates = config.algorithm, config.trainer.updates
-    if named_loss(algorithm).ratio != "none" or algorithm.correction.kind != "none":
+    if spec_of_loss(algorithm).ratio != "none" or algorithm.correction.kind != "none":
         return
     if config.staleness.max > 0:
         yield (
@@ -68,7 +68,7 @@ def _stale_score(config: Config) -> Iterator[str]:
 
 def _bounds(config: Config) -> Iterator[str]:
     algorithm = config.algorithm
-    if algorithm.clip_low > 1 and named_loss(algorithm).clips_ratio:
+    if algorithm.clip_low > 1 and spec_of_loss(algorithm).clips_ratio:
         yield (
             f"algorithm.clip_low = {algorithm.clip_low:g} is the distance of the lower bound from 1, which is then "
             "below 0; set it to 1 for no lower bound, or to less"
@@ -98,7 +98,7 @@ def _kl(config: Config) -> Iterator[str]:
 def _correction(config: Config) -> Iterator[str]:
     algorithm = config.algorithm
     correction, reject = algorithm.correction, algorithm.reject
-    spec = named_loss(algorithm)
+    spec = spec_of_loss(algorithm)
     if correction.kind != "none" and spec.ratio == "rollout":
         yield (
             f'algorithm.correction.kind = "{correction.kind}" with algorithm.surrogate = "{algorithm.surrogate}" '

@@ -20,14 +20,14 @@ def load_advantage(name: str) -> Function:
     """Load an advantage estimator.
 
     Raises:
-        ConfigError: it does not import, or is not a function.
+        ConfigError: it does not import, is not a function, or its attribute `spec` holds no facts of its kind.
     """
-    return _load(ADVANTAGES, name, "advantage", "a function of a Group")
+    return _load(ADVANTAGES, name, "advantage", "a function of a Group", advantage_spec)
 
 
 def load_policy_loss(name: str) -> Function:
     """Load a policy loss; errors as `load_advantage`."""
-    return _load(POLICY_LOSSES, name, "surrogate")
+    return _load(POLICY_LOSSES, name, "surrogate", facts_of=loss_spec)
 
 
 def load_correction(kind: str) -> Function:
@@ -35,7 +35,7 @@ def load_correction(kind: str) -> Function:
     return _load(CORRECTIONS, kind, "correction.kind")
 
 
-def named_advantage(algorithm: AlgorithmSection) -> AdvantageSpec:
+def spec_of_advantage(algorithm: AlgorithmSection) -> AdvantageSpec:
     """Return the facts of `algorithm.advantage`; none if it does not load, which `check_user_functions` reports."""
     try:
         return advantage_spec(load_advantage(algorithm.advantage))
@@ -43,8 +43,8 @@ def named_advantage(algorithm: AlgorithmSection) -> AdvantageSpec:
         return AdvantageSpec()
 
 
-def named_loss(algorithm: AlgorithmSection) -> LossSpec:
-    """Return the facts of `algorithm.surrogate`, as `named_advantage`."""
+def spec_of_loss(algorithm: AlgorithmSection) -> LossSpec:
+    """Return the facts of `algorithm.surrogate`, as `spec_of_advantage`."""
     try:
         return loss_spec(load_policy_loss(algorithm.surrogate))
     except ConfigError:
@@ -54,7 +54,7 @@ def named_loss(algorithm: AlgorithmSection) -> LossSpec:
 def needs_whole_step(algorithm: AlgorithmSection) -> bool:
     """Whether advantages need the whole step in order, so that its backward cannot start before."""
     wide = algorithm.whiten != "none" or algorithm.scale == "batch_std" or algorithm.signal_scale
-    return wide or named_advantage(algorithm).running_mean
+    return wide or spec_of_advantage(algorithm).running_mean
 
 
 def readers(registry: Registry[Function], setting: str) -> list[str]:
@@ -112,9 +112,22 @@ def call_user_function(function: Callable[..., Any], source: str, *arguments: An
         raise ConfigError(msg) from error
 
 
-def _load(registry: Registry[Function], name: str, setting: str, kind: str = "a function") -> Function:
+def _load(
+    registry: Registry[Function],
+    name: str,
+    setting: str,
+    kind: str = "a function",
+    facts_of: Callable[[Function], object] | None = None,
+) -> Function:
+    """Load a function and check that its facts can be read; `kind` says what to name in place of another object."""
     function = registry.load(name, f"algorithm.{setting}")
     if not callable(function):
         msg = f"algorithm.{setting} = {name!r} is a {type(function).__name__}; name {kind}"
         raise ConfigError(msg)
+    try:
+        if facts_of is not None:
+            facts_of(function)
+    except ConfigError as error:
+        msg = f"algorithm.{setting} = {name!r}: {error}"
+        raise ConfigError(msg) from error
     return function

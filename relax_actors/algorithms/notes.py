@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from relax_actors.algorithms.named_functions import named_advantage, readers
+from relax_actors.algorithms.named_functions import readers, spec_of_advantage
 from relax_actors.algorithms.unused_settings import idle
 from relax_actors.config import Config
 from relax_actors.registry.catalog import POLICY_LOSSES
@@ -12,7 +12,7 @@ from relax_actors.registry.catalog import POLICY_LOSSES
 
 def notes(config: Config) -> Iterator[str]:
     """Yield a note for `relax check` on each unusual combination."""
-    algorithm, advantage = config.algorithm, named_advantage(config.algorithm)
+    algorithm, advantage = config.algorithm, spec_of_advantage(config.algorithm)
     if advantage.unscaled and algorithm.scale != "none":
         yield (
             f'algorithm.advantage = "{algorithm.advantage}" with algorithm.scale = "{algorithm.scale}" divides by a '

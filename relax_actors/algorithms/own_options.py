@@ -13,7 +13,7 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from relax_actors.algorithms.specs import accepted, keyword_only
+from relax_actors.algorithms.specs import keyword_only, settings_accepted
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.errors import ConfigError
 from relax_actors.registry.options import known_options, validated
@@ -25,7 +25,7 @@ SETTINGS = frozenset(AlgorithmSection.model_fields) - {"name", "options"}
 
 def settings_of(function: Callable[..., Any], algorithm: AlgorithmSection) -> dict[str, Any]:
     """Return the settings of [algorithm] that a function's keyword-only parameters name."""
-    return accepted(function, {name: getattr(algorithm, name) for name in sorted(SETTINGS)})
+    return settings_accepted(function, {name: getattr(algorithm, name) for name in sorted(SETTINGS)})
 
 
 def arguments_of(function: Callable[..., Any], algorithm: AlgorithmSection) -> dict[str, Any]:

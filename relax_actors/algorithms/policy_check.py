@@ -96,8 +96,8 @@ def try_functions(algorithm: AlgorithmSection) -> None:
     In one of the steps all ratios are 1, as in the first update of an on-policy run.
 
     Raises:
-        ConfigError: one raised an exception, or returned a wrong shape, no gradient, or a loss, gradient or weight that
-            is not finite; or the loss of a step depends on its cut into micro-batches.
+        ConfigError: one raised an exception, or returned a wrong shape, no gradient, no choice of tokens, or a loss,
+            gradient or weight that is not finite; or the loss of a step depends on its cut into micro-batches.
     """
     functions, step = PolicyFunctions(algorithm), _made_up(0, algorithm.ratio).in_float32()
     for example in (step, replace(step, logprobs=step.proximal, rollout=step.proximal)):
@@ -134,6 +134,9 @@ def _try_step(functions: PolicyFunctions, algorithm: AlgorithmSection, step: _St
         _try_weights(functions.weights, step, f"algorithm.correction.kind = {algorithm.correction.kind!r}")
     if not functions.has_own_loss:
         return
+    if functions.spec.choose is not None:
+        columns = (t[inputs.mask].detach().numpy() for t in (inputs.advantages, inputs.logprobs, inputs.ratio))
+        functions.choose(*columns, seed=0)
     loss = functions.policy_loss(inputs).loss.masked_fill(~inputs.mask, 0.0).sum()
     (gradient,) = torch.autograd.grad(loss, leaf)
     wrong = ~gradient.isfinite()

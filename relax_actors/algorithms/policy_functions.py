@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from typing import Any, cast
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -59,6 +60,7 @@ class PolicyFunctions:
         """Choose tokens of the step by `LossSpec.choose`, `[tokens] bool`; all arrays are `[tokens]`.
 
         Raises:
+            ConfigError: the user's function raised an exception, or returned no bool for each token.
             ValueError: the policy loss chooses no tokens.
         """
         if (function := self.spec.choose) is None:
@@ -67,8 +69,11 @@ class PolicyFunctions:
         given = {"advantages": advantages, "logprobs": logprobs, "ratio": ratio, "seed": seed}
         given |= settings_of(function, self._algorithm)
         names = inspect.signature(function).parameters
-        chosen: Array = function(**{name: given[name] for name in names if name in given})
-        return chosen
+        arguments = {name: given[name] for name in names if name in given}
+        if not self.has_own_loss:
+            return cast("Array", function(**arguments))
+        source = f"algorithm.surrogate = {self._algorithm.surrogate!r}: choose"
+        return checked_choice(call_user_function(function, source, **arguments), len(advantages), source)
 
     def policy_loss(self, inputs: PolicyInputs) -> PolicyLoss:
         """Compute the policy loss of each token.
@@ -137,6 +142,24 @@ def checked_loss(result: object, mask: Tensor, source: str) -> Tensor:
             msg = f"{source} returned a PolicyLoss with {name} {what}; give one {needed} for each token, {_shape(mask)}"
             raise ConfigError(msg)
     return checked(result.loss, mask, source)
+
+
+def checked_choice(chosen: object, tokens: int, source: str) -> Array:
+    """Return the tokens that a user's function chose of a step, `[tokens] bool`.
+
+    Args:
+        chosen: what it returned.
+        tokens: number of tokens of the step.
+        source: setting that names the function, for errors.
+
+    Raises:
+        ConfigError: it is no array of one bool for each token.
+    """
+    if not isinstance(chosen, np.ndarray) or chosen.shape != (tokens,) or chosen.dtype != bool:
+        what = f"{chosen.dtype}{list(chosen.shape)}" if isinstance(chosen, np.ndarray) else type(chosen).__name__
+        msg = f"{source} returned {what}; return a NumPy array of one bool for each token, [{tokens}]"
+        raise ConfigError(msg)
+    return chosen
 
 
 def checked(values: object, mask: Tensor, source: str) -> Tensor:

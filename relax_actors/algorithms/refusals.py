@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 
 from relax_actors.algorithms.advantages.estimation import estimator_of
 from relax_actors.algorithms.loss_refusals import loss_refusals
-from relax_actors.algorithms.named_functions import advantages_with, named_advantage
+from relax_actors.algorithms.named_functions import advantages_with, spec_of_advantage
 from relax_actors.algorithms.specs import AdvantageSpec
 from relax_actors.algorithms.unused_settings import idle, written
 from relax_actors.config import Config
@@ -47,7 +47,7 @@ def _idle(config: Config, spelled: Collection[str]) -> Iterator[str]:
 
 
 def _advantages(config: Config) -> Iterator[str]:
-    advantage, n, named = config.algorithm.advantage, config.rollout.group_size, named_advantage(config.algorithm)
+    advantage, n, named = config.algorithm.advantage, config.rollout.group_size, spec_of_advantage(config.algorithm)
     try:
         required = estimator_of(config.algorithm)[1]
     except ConfigError:  # reported by the check that loads the function
@@ -96,7 +96,7 @@ def _players(config: Config) -> Iterator[str]:
     if environment is None or not environment.players:
         return
     whole = {
-        f'algorithm.advantage = "{algorithm.advantage}"': named_advantage(algorithm).running_mean,
+        f'algorithm.advantage = "{algorithm.advantage}"': spec_of_advantage(algorithm).running_mean,
         'algorithm.scale = "batch_std"': algorithm.scale == "batch_std",
         "algorithm.signal_scale = true": algorithm.signal_scale,
         'algorithm.components = "decoupled"': algorithm.components == "decoupled",
@@ -143,7 +143,7 @@ def _normalisation(config: Config) -> Iterator[str]:
             f'algorithm.whiten = "samples" needs one advantage for each sample, and algorithm.advantage = '
             f'"{algorithm.advantage}" has one for each token; set algorithm.whiten = "tokens" or "none"'
         )
-    if named_advantage(algorithm).unscaled:
+    if spec_of_advantage(algorithm).unscaled:
         yield (
             f'algorithm.whiten = "{algorithm.whiten}" puts back the standard deviation that algorithm.advantage = '
             f'"{algorithm.advantage}" leaves out; set algorithm.whiten = "none", or algorithm.advantage = "group"'
@@ -169,7 +169,7 @@ def _before_teacher(algorithm: AlgorithmSection) -> Iterator[str]:
 def _signal(config: Config) -> Iterator[str]:
     """Refuse statistics of rows without a signal where no row lacks one, or where the trainer alone can tell."""
     algorithm = config.algorithm
-    equal_rewards, is_own = named_advantage(algorithm).equal_rewards, algorithm.advantage not in ADVANTAGES.built_in
+    equal_rewards, is_own = spec_of_advantage(algorithm).equal_rewards, algorithm.advantage not in ADVANTAGES.built_in
     compares = algorithm.components == "sum" and (equal_rewards == "zero" or (is_own and not equal_rewards))
     if algorithm.signal_scale and algorithm.advantage != "none" and not compares:
         which = (
@@ -233,7 +233,7 @@ def _components(config: Config) -> Iterator[str]:
 
 def _has_token_advantages(algorithm: AlgorithmSection) -> bool:
     """Whether the built-in estimators give the tokens of a sample different advantages."""
-    spec = named_advantage(algorithm)
+    spec = spec_of_advantage(algorithm)
     by_kl = "greedy" not in spec.needs or algorithm.kl.place == "reward"
     return algorithm.advantage in ADVANTAGES.built_in and spec.per_token and by_kl
 

@@ -13,11 +13,17 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar, get_args
+
+from relax_actors.errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., Any])
+S = TypeVar("S", bound="FunctionSpec")
 INPUTS = ("tokens", "values", "logprobs", "squares", "greedy", "components", "role")
 """Inputs that an estimator can need besides the rewards."""
+EqualRewards = Literal["zero", "signal", ""]
+FormulaRatio = Literal["setting", "rollout", "sequence_product", "none", ""]
+OverSample = Literal["sum", "mean", ""]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +34,13 @@ class FunctionSpec:
     """Its formula as plain text, in the notation of `formulas`."""
     latex: str = ""
     """Its formula as LaTeX."""
+
+    def __new__(cls, *functions: object, **_facts: object) -> Self:
+        """Refuse a function in place of facts, as the decorator without parentheses is called."""
+        if functions:
+            msg = f"write @{cls.__name__}(...), with parentheses and with facts by name"
+            raise TypeError(msg)
+        return object.__new__(cls)
 
     def __call__(self, function: F) -> F:
         """Attach the facts to a function."""
@@ -45,7 +58,7 @@ class AdvantageSpec(FunctionSpec):
     """Facts of an advantage estimator.
 
     Raises:
-        ValueError: `needs` has a name that is not one of `INPUTS`.
+        ValueError: `needs` or `equal_rewards` has an unknown value.
     """
 
     needs: tuple[str, ...] = ()
@@ -57,22 +70,26 @@ class AdvantageSpec(FunctionSpec):
     is summed into the reward of the sample."""
     by_turn: bool = False
     """Whether the turns of a sample have baselines or advantages of their own: it reads `Group.turn_numbers`."""
-    equal_rewards: Literal["zero", "signal", ""] = ""
+    equal_rewards: EqualRewards = ""
     """Advantages where all samples of a row have the same reward: always 0, or a signal; empty if that depends on other
     numbers."""
     running_mean: bool = False
     """Whether the trainer subtracts the running mean reward of the samples' role, which is state across steps."""
     needs_positive: bool = False
-    """Whether it refuses negative rewards."""
+    """Whether rewards must not be negative; `relax check` refuses settings that make them so."""
     unscaled: str = ""
     """Algorithm and paper whose advantages no standard deviation divides; empty if one may."""
     plain_gradient: str = ""
     """Paper that derives it for the plain policy gradient, without KL and entropy bonus."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.needs, str):
+            msg = f'needs = {self.needs!r} is no tuple; write needs=("{self.needs}",)'
+            raise ValueError(msg)  # noqa: TRY004 a wrong value of a fact, like those below
         if unknown := set(self.needs) - set(INPUTS):
             msg = f"{', '.join(sorted(unknown))} cannot be needed by an estimator; choose of {', '.join(INPUTS)}"
             raise ValueError(msg)
+        _check_choice("equal_rewards", self.equal_rewards, EqualRewards)
 
     @property
     def further_settings(self) -> frozenset[str]:
@@ -92,21 +109,29 @@ class AdvantageSpec(FunctionSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSpec(FunctionSpec):
-    """Facts of a policy loss."""
+    """Facts of a policy loss.
 
-    ratio: Literal["setting", "rollout", "sequence_product", "none", ""] = ""
+    Raises:
+        ValueError: `ratio` or `over_sample` has an unknown value.
+    """
+
+    ratio: FormulaRatio = ""
     """Ratio R of its formula: that of `algorithm.ratio`; of each token to the rollout; of the whole sample; or none, so
     that data of older weights need a correction. Empty if it is not known, or computed by the function."""
     whole_step: bool = False
     """Whether it reads `PolicyInputs.step_sum`: its backward pass starts when all rows of the step are there."""
-    over_sample: Literal["sum", "mean", ""] = ""
-    """Whether a token's loss depends on all tokens of its sample, by sums or by a mean, whatever `algorithm.ratio` is.
-    With `algorithm.entropy.quantile` a mean is over the tokens of the highest entropies."""
+    over_sample: OverSample = ""
+    """How a token's loss depends on all tokens of its sample, whatever `algorithm.ratio` is: by sums, by a mean, or not
+    at all. With `algorithm.entropy.quantile` a mean is over the tokens of the highest entropies."""
     clips_ratio: bool = False
     """Whether `clip_low` and `clip_high` are distances of R from 1."""
     choose: Callable[..., Any] | None = None
     """Function that chooses tokens of the whole step, `[tokens] bool`, from the arrays `advantages`, `logprobs` and
     `ratio` of all tokens, the `seed` of the step and settings, as far as it has parameters of these names."""
+
+    def __post_init__(self) -> None:
+        _check_choice("ratio", self.ratio, FormulaRatio)
+        _check_choice("over_sample", self.over_sample, OverSample)
 
     @property
     def needs_whole_step(self) -> bool:
@@ -120,16 +145,22 @@ class LossSpec(FunctionSpec):
         return chosen | ({"ratio"} if self.ratio == "setting" else set())
 
 
+def _check_choice(name: str, value: str, choices: Any) -> None:
+    """Raise ValueError unless the value of a fact is one of a `Literal`."""
+    known = get_args(choices)
+    if value not in known:
+        msg = f"{name} = {value!r} is not known; choose of {', '.join(map(repr, known))}"
+        raise ValueError(msg)
+
+
 def keyword_only(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """Return the keyword-only parameters of a function by name."""
     parameters = inspect.signature(function).parameters
     return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
 
 
-def accepted(function: Callable[..., Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Select the settings that a function has a keyword-only parameter for; all of them for `**settings`."""
-    if any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values()):
-        return dict(settings)
+def settings_accepted(function: Callable[..., Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Select the settings that a function has a keyword-only parameter for; `**settings` gets none."""
     return {name: settings[name] for name in keyword_only(function) if name in settings}
 
 
@@ -141,12 +172,29 @@ def settings_read(function: Callable[..., Any]) -> frozenset[str]:
 
 
 def advantage_spec(function: Callable[..., Any]) -> AdvantageSpec:
-    """Return the facts of an estimator; without a decorator it reads nothing but the rewards."""
-    spec: AdvantageSpec = getattr(function, "spec", AdvantageSpec())
-    return spec
+    """Return the facts of an estimator; without a decorator it reads nothing but the rewards.
+
+    Raises:
+        ConfigError: its attribute `spec` is something else.
+    """
+    return _spec(function, AdvantageSpec)
 
 
 def loss_spec(function: Callable[..., Any]) -> LossSpec:
-    """Return the facts of a policy loss; those of a function without a decorator are not known."""
-    spec: LossSpec = getattr(function, "spec", LossSpec())
+    """Return the facts of a policy loss; those of a function without a decorator are not known.
+
+    Raises:
+        ConfigError: its attribute `spec` is something else.
+    """
+    return _spec(function, LossSpec)
+
+
+def _spec(function: Callable[..., Any], kind: type[S]) -> S:
+    spec = getattr(function, "spec", None)
+    if spec is None:
+        return kind()
+    if not isinstance(spec, kind):
+        name, other = getattr(function, "__name__", function), type(spec).__name__
+        msg = f"attribute spec of {name} is of type {other}; decorate the function with @{kind.__name__}(...) instead"
+        raise ConfigError(msg)
     return spec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from relax_actors.algorithms.named_functions import advantages_with, named_advantage
+from relax_actors.algorithms.named_functions import advantages_with, spec_of_advantage
 from relax_actors.config import Config
 from relax_actors.data.model_folder import ModelFacts, measure, stored_shapes
 from relax_actors.engines.backends import critic_backend
@@ -25,7 +25,10 @@ def check_values_are_read(config: Config, read: Collection[str]) -> None:
         ConfigError: none does.
     """
     advantage = config.algorithm.advantage
-    reads_values = advantage not in ADVANTAGES.built_in or "values" in {*read, *named_advantage(config.algorithm).needs}
+    reads_values = advantage not in ADVANTAGES.built_in or "values" in {
+        *read,
+        *spec_of_advantage(config.algorithm).needs,
+    }
     if config.critic is not None and not reads_values:
         msg = (
             f'[critic] would compute values that no role reads: algorithm.advantage = "{advantage}"; set '

@@ -27,7 +27,8 @@ class AlgorithmSection(Section):
     GRPO with the loss averaged over tokens."""
 
     advantage: Annotated[str, Named(ADVANTAGES)] = "group"
-    """Advantage estimator, or the dotted path of your own function."""
+    """Advantage estimator, or the dotted path of your own function. With `environment.credit = "turn"` or "branch",
+    `turn` takes the place of `group`."""
     scale: Literal["none", "group_std", "batch_std", "group_mean"] = "group_std"
     """Divisor of the advantages: none, the standard deviation of the rewards of the group or of the step, or the mean
     reward of the group."""
@@ -57,7 +58,8 @@ class AlgorithmSection(Section):
     surrogate: Annotated[str, Named(POLICY_LOSSES)] = "clip"
     """Policy loss, or the dotted path of your own function."""
     clip_low: NonNegative = 0.2
-    """Lower clip bound: distance of the ratio from 1, unless the policy loss bounds something else."""
+    """Lower clip bound, a distance of the ratio from 1; for `divergence_mask` a difference of probabilities, or
+    what `divergence` names; for `geometric` a distance of the log-ratio from 0."""
     clip_high: PositiveFloat = 0.2
     """Upper clip bound, as `clip_low`."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None

@@ -63,7 +63,7 @@ class EnvironmentSection(PoolSection):
     """What the reward of a turn counts for: "episode" sums the rewards of a sample; "turn" gives each turn its own
     return, the rewards from it to the end; "branch" gives each sequence of a sample its own return, where the chat
     template or a player's turn begins a new one. With "turn" and "branch", which need `reward.function =
-    "environment"`, `algorithm.advantage = "group"` becomes "turn"."""
+    "environment"`, `algorithm.advantage = "turn"` takes the place of "group"."""
     discount: Fraction = 1.0
     """Discount factor of rewards of later turns or branches where credit goes to them."""
     isolation: Literal["none", "sandbox"] = "none"

@@ -56,7 +56,7 @@ class RunSection(Section):
 class Config(Section):
     """The configuration of a run.
 
-    What a section leaves to others is filled in when the section is validated, from those above it: the order counts.
+    Validators fill unset settings from sections declared above, so the order of the fields matters.
     """
 
     model_config = ConfigDict(validate_default=True)
@@ -102,7 +102,7 @@ class Config(Section):
     @field_validator("media")
     @classmethod
     def _media(cls, value: MediaSection | None, info: ValidationInfo) -> MediaSection | None:
-        """Give every run of a model that sees or hears the section [media], so that nobody looks at the model again."""
+        """Give runs of multimodal models the section [media], so that other code need not inspect the model."""
         model: ModelSection | None = info.data.get("model")
         if value is None and model is not None and is_multimodal(model.path, model.architecture):
             return MediaSection()

@@ -20,7 +20,7 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Named:
-    """Annotation of a string that names an entry of a registry; refuses unknown names and imports nothing."""
+    """Annotation of a string that names an entry of a registry; refuses unknown names, and imports no user's module."""
 
     registry: Registry[Any]
 

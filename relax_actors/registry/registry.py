@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from relax_actors.errors import ConfigError
 from relax_actors.registry.dotted import check_path, load
+from relax_actors.torchaudio_extension import permit_import
 
 T = TypeVar("T")
 
@@ -47,12 +48,12 @@ class Registry(Generic[T]):
     @cached_property
     def built_in(self) -> Mapping[str, str]:
         """Dotted path of each built-in entry; imports `modules`."""
-        found = dict(self._paths)
+        paths = dict(self._paths)
         for module in self._modules:
-            functions = vars(import_module(module)).items()
-            own = [name for name, each in functions if hasattr(each, "spec") and each.__module__ == module]
-            found |= {name: f"{module}:{name}" for name in own}
-        return found
+            names = vars(import_module(module)).items()
+            own = [name for name, function in names if hasattr(function, "spec") and function.__module__ == module]
+            paths |= {name: f"{module}:{name}" for name in own}
+        return paths
 
     def __contains__(self, name: object) -> bool:
         """Whether a name is built in or registered by an installed package; dotted paths are not looked up."""
@@ -63,7 +64,7 @@ class Registry(Generic[T]):
         return list(dict.fromkeys([*self.built_in, *sorted(entry.name for entry in self._installed())]))
 
     def check(self, name: str, setting: str = "") -> str:
-        """Return `name` if it is registered or has the form of a dotted path; imports nothing.
+        """Return `name` if it is registered or has the form of a dotted path; imports no module of a user.
 
         Args:
             name: a registered name or a dotted path.
@@ -137,6 +138,7 @@ class Registry(Generic[T]):
         return ConfigError(text)
 
     def _import(self, entry: EntryPoint, setting: str) -> object:
+        permit_import()  # the module may import transformers
         try:
             return entry.load()
         except (Exception, SystemExit) as error:

@@ -23,8 +23,8 @@ class RoleSpec:
     kinds: tuple[str, ...] = ("group",)
     """Kinds of rows that it writes: "group" for training rows, "eval" for held-out rows."""
     numbered: Mapping[str, type] = field(default_factory=dict)
-    """Numbered cells that it writes: the dataclass of each kind, such as `{"audit": Audit}`. The stream of the table,
-    permissions and the collector follow from it."""
+    """Numbered cells that it writes: the dataclass of each kind, such as `{"audit": Audit}`; only of a `StatefulRole`,
+    since such a cell has one owner. The stream of the table, permissions and the collector follow from it."""
     turns: bool = False
     """Whether it writes turn cells of the rows that it generates."""
     notes: tuple[str, ...] = ()

@@ -67,7 +67,8 @@ class Trainer(StatefulRole):
 
         lead, has_critic = config.staleness.max, config.critic is not None
         self._ledger = Ledger(config.trainer.prompts_per_step, config.run.steps, lead, has_critic=has_critic)
-        others = {kind: cls for kind, cls in numbered_cells().items() if kind not in self.spec.numbered}
+        kinds = (kind for kind in self.context.table.numbered_kinds() if kind not in self.spec.numbered)
+        others = {kind: numbered_cells().get(kind) for kind in kinds}
         self._collector = Collector(self.context, role_names(config), others)
         # Before the history is read, so that a flood of strays does not fill the memory.
         self._collector.sweep_or_report()

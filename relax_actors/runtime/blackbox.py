@@ -30,7 +30,7 @@ _DELIVERY = struct.Struct("<QQQ")
 _HEAD = struct.Struct("=dI")
 HEAD_READS = 8
 _WAITS = b'[[], "'
-"""Begin of a record without rows; then comes what the actor waits for, or the end of an empty text."""
+"""Prefix of a record without rows; the reason for waiting follows, which may be empty."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,8 @@ def fetch_own(context: Context, subject: str, expected: type[T]) -> T | None:
     try:
         return table.read(cell.data, expected, subject=subject)
     except CodecError as error:
-        context.journal.event("malformed_cell", subject=subject, error=str(error), removed=True)
+        removed: dict[str, Any] = {"removed": True} if context.role == "trainer" else {}
+        context.journal.event("malformed_cell", subject=subject, error=str(error), **removed)
         remove_or_wait(context, cell)
         return None
 

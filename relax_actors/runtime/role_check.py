@@ -41,6 +41,12 @@ def _role_class(cls: object, where: str) -> type[Role]:
     return cls
 
 
+def _is_kind(entry: tuple[object, object]) -> bool:
+    """Whether an entry of `RoleSpec.numbered` is a name and a dataclass."""
+    name, cls = entry
+    return isinstance(name, str) and isinstance(cls, type) and is_dataclass(cls)
+
+
 def check_role(cls: object, where: str) -> type[Role]:
     """Return `cls` if it is a usable role.
 
@@ -50,7 +56,7 @@ def check_role(cls: object, where: str) -> type[Role]:
 
     Raises:
         ConfigError: not a subclass of `Role`; abstract; a constructor with arguments; no column to read; an invalid
-            column or numbered cell to write; no `handle`.
+            column or numbered cell to write, or numbered cells of a pool; no `handle`.
     """
     cls = _role_class(cls, where)
     _check_spec(cls, where)
@@ -83,7 +89,13 @@ def _check_spec(cls: type[Role], where: str) -> None:
     if foreign := [key for key in spec.notes if not key.startswith("note.")]:
         msg = f"{where}: {cls.__name__}.spec.notes names key {foreign[0]!r}; keys of roles begin with 'note.'"
         raise ConfigError(msg)
-    if not isinstance(spec.numbered, Mapping) or not all(map(is_dataclass, spec.numbered.values())):
+    if spec.numbered and not issubclass(cls, StatefulRole):
+        msg = (
+            f"{where}: {cls.__name__}.spec.numbered: a numbered cell has one owner, and this role may have several "
+            "actors; derive it from StatefulRole, or remove `numbered`"
+        )
+        raise ConfigError(msg)
+    if not isinstance(spec.numbered, Mapping) or not all(map(_is_kind, spec.numbered.items())):
         msg = (
             f"{where}: {cls.__name__}.spec.numbered is {spec.numbered!r}; give the dataclass of each kind of cells, "
             'e.g. {"audit": Audit}'

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from broker.codec import decode_fields, encode, open_envelope, plain_value
+from broker.codec import decode_fields, open_envelope, plain_value
 from broker.store import Store
 from broker.subjects import RowId
 from relax_actors import messages
@@ -74,8 +74,10 @@ class Row:
 
     @classmethod
     def of(cls, **columns: Any) -> Row:
-        """Build row 0 of step 0 from the values of its columns, to call a role without a run."""
-        return cls(RowId(0, 0), {name: encode(value, "author.0#1") for name, value in columns.items()}, Store(Path()))
+        """Build row 0 of step 0 from the values of its columns, of any size, to call a role without a run."""
+        row = cls(RowId(0, 0), dict.fromkeys(columns, b""), Store(Path()))
+        row._values.update(columns)
+        return row
 
     @property
     def is_eval(self) -> bool:

@@ -59,10 +59,11 @@ class Collector:
     Args:
         context: context of the trainer.
         roles: roles of the run.
-        others: dataclass of each kind of numbered cells that the trainer does not write.
+        others: dataclass of each kind of numbered cells that the trainer does not write; None for the kinds of a user's
+            role, whose class is not imported here: of their cells only envelope and checksum are checked.
     """
 
-    def __init__(self, context: Context, roles: Collection[str], others: Mapping[str, type]) -> None:
+    def __init__(self, context: Context, roles: Collection[str], others: Mapping[str, type | None]) -> None:
         self._roles, self._others = roles, others
         self._context, self._table = context, context.table
         self._lock = threading.Lock()
@@ -184,7 +185,10 @@ class Collector:
                 if cell is None:
                     continue
                 try:
-                    table.read(cell.data, expected, subject=subject)
+                    if expected is None:
+                        open_envelope(cell.data, subject=subject)
+                    else:
+                        table.read(cell.data, expected, subject=subject)
                     self._well_formed.add(subject)
                 except CodecError as error:
                     self._context.journal.event("malformed_cell", subject=subject, error=str(error), removed=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from relax_actors.algorithms.controllers import adapted_kl
-from relax_actors.algorithms.named_functions import named_advantage, needs_whole_step
+from relax_actors.algorithms.named_functions import needs_whole_step, spec_of_advantage
 from relax_actors.algorithms.step_statistics import (
     RowAdvantages,
     scale_by_reward_std,
@@ -45,7 +45,7 @@ class StepAdvantages:
 
     def __init__(self, algorithm: AlgorithmSection) -> None:
         self._algorithm, self._needs_whole_step = algorithm, needs_whole_step(algorithm)
-        self._subtracts_means = named_advantage(algorithm).running_mean
+        self._subtracts_means = spec_of_advantage(algorithm).running_mean
         self.means: dict[str, float] = {}
         kl = algorithm.kl
         self.kl_coefficient = kl.coefficient if kl.place == "reward" and kl.target is not None else None

@@ -19,11 +19,12 @@ from broker.credentials import sign_in
 from broker.errors import CodecError
 from broker.leases import Failures, RunState
 from broker.ordered_consumer import OrderedConsumer
-from broker.streams import ensure_bucket
+from broker.streams import ensure_bucket, ensure_streams, table_spec
 from broker.subjects import RowId
 from broker.table import Cell, Table
 from relax_actors.config import validate
 from relax_actors.messages import Batch, Quarantined, RowCounts
+from relax_actors.roles import table_kinds
 from relax_actors.roles.advantages import Advantages
 from relax_actors.runtime import Context, Role, Row
 from relax_actors.runtime.blackbox import BlackBox
@@ -34,9 +35,10 @@ from relax_actors.runtime.mailbox import Mailbox
 from relax_actors.runtime.pump import PoolPump
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.runtime.watchdog import Watchdog
-from tests.support.contexts import create_consumer
+from tests.support.contexts import MakeTrainer, create_consumer
 from tests.support.fuzzing import Fuzzer, samples
 from tests.support.running import wait_until
+from tests.support.tiny_stateful import Audit, Auditor
 
 ROW = RowId(3, 4)
 
@@ -153,6 +155,27 @@ def test_an_owner_takes_its_cell_back_from_a_malformed_one(table: Table, tmp_pat
     told = wait_until(lambda: events(table)[1:] and events(table), "two events")
     kinds = [(event["kind"], event["subject"].rsplit(".", 1)[1]) for event in told]
     assert kinds == [("malformed_cell", "3"), ("malformed_cell", "4")]
+
+
+def test_a_role_of_the_user_gets_its_cell_back_through_the_trainer(
+    make_trainer: MakeTrainer, table: Table, tmp_path: Path
+) -> None:
+    kinds = table_kinds([Auditor.spec])
+    spec = table_spec(table.subjects, kinds, 1 << 26)
+    table.connection.call(ensure_streams(table.connection, [spec]), 30)
+    context, subject = context_of(table, tmp_path, "auditor"), table.subjects.numbered("audit", 7)
+    well_formed, nameless = table.subjects.numbered("audit", 8), f"{table.subjects.prefix}.audit.07"
+    table.put(well_formed, Audit(8))
+    table.put_encoded([(subject, Fuzzer("x", 1).content("batch")), (nameless, b"")])
+    assert fetch_own(context, subject, Audit) is None
+    (told,) = wait_until(lambda: events(table), "an event")
+    assert (told["kind"], told["subject"], told.get("removed", False)) == ("malformed_cell", subject, False)
+    assert table.get(subject, direct=False) is not None
+    make_trainer()
+    assert table.get(subject, direct=False) is None
+    assert table.get(nameless, direct=False) is None
+    assert put_own(context, subject, Audit(7)) is None
+    assert table.fetch(well_formed, Audit) == Audit(8)
 
 
 def test_the_last_of_a_kind_is_the_last_that_can_be_read(table: Table) -> None:

@@ -25,6 +25,13 @@ def bounded(proximal: Tensor, rollout: Tensor, mask: Tensor, *, most: float = 1.
     return (proximal - rollout).exp().clamp(max=most)
 
 
+def bounded_by_one(proximal: Tensor, rollout: Tensor, mask: Tensor, **settings: object) -> Tensor:
+    """Weigh by the ratio, at most 1; a parameter has the name of a setting, and others are ignored."""
+    del mask
+    assert not settings
+    return (proximal - rollout).exp().clamp(max=1.0)
+
+
 def spread(group: Group, *, factor: float = 1.0, epsilon: float = 0.0) -> NDArray[np.float64]:
     """Multiply distances from the mean; `epsilon` is a setting."""
     centred: NDArray[np.float64] = (group.rewards - group.rewards.mean()) * factor + 0.0 * epsilon

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from relax_actors.algorithms.advantages import Group
 from relax_actors.algorithms.policy import PolicyInputs, PolicyLoss
+from relax_actors.algorithms.specs import AdvantageSpec, LossSpec
 
 Array = NDArray[np.float64]
 
@@ -75,6 +76,36 @@ def one_flag(inputs: PolicyInputs) -> PolicyLoss:
 
 def flags_of_numbers(inputs: PolicyInputs) -> PolicyLoss:
     return PolicyLoss(-inputs.ratio * inputs.advantages, torch.zeros_like(inputs.ratio), inputs.ratio)
+
+
+def numbers(advantages: Array) -> Array:
+    return advantages
+
+
+def no_choice(covariance: Array) -> Array:
+    return covariance > 0
+
+
+@LossSpec(choose=numbers)
+def choosing_numbers(inputs: PolicyInputs) -> Tensor:
+    """Choose tokens by numbers in place of flags."""
+    return without_fault(inputs)
+
+
+@LossSpec(choose=no_choice)
+def failing_choice(inputs: PolicyInputs) -> Tensor:
+    """Choose tokens by an array that the step does not have."""
+    return without_fault(inputs)
+
+
+@AdvantageSpec()
+def with_facts_of_an_estimator(inputs: PolicyInputs) -> Tensor:
+    return without_fault(inputs)
+
+
+@LossSpec()
+def with_facts_of_a_loss(group: Group) -> Array:
+    return group.totals
 
 
 def pairs(group: Group) -> Array:

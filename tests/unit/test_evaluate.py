@@ -217,6 +217,31 @@ def test_settings_and_inputs_without_effect_are_refused(
     assert found["error"] == f"ValueError: {error}"
 
 
+OF_TOKENS = {"logits": LOGITS["logits"], "targets": [[0]]}
+OVERLONG, SHORT = {"max_tokens": 9, "buffer": 2}, {"lengths": [3]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "inputs", "settings", "error"),
+    [
+        ("entropy", "full", {"logits": LOGITS["logits"]}, {"temperature": "x"}, "temperature is 'x'; give a number"),
+        ("logprobs", "full", OF_TOKENS, {"temperature": None}, "temperature is None; give a number"),
+        ("distillation", "jsd", LOGITS, {"temperature": [1]}, "temperature is [1]; give a number"),
+        ("correction", "opsm", SCORES | {"advantages": [1.0]}, {"threshold": "x"}, "threshold is 'x'; give a number"),
+        ("policy_loss", "clip_cov", PLAIN, {"seed": 0.5}, "seed is 0.5; give a whole number"),
+        ("shaping", "overlong", SHORT, OVERLONG | {"buffer": "2"}, "buffer is '2'; give a whole number"),
+        ("shaping", "overlong", SHORT, OVERLONG | {"max_tokens": 9.5}, "max_tokens is 9.5; give a whole number"),
+        ("shaping", "overlong", SHORT, OVERLONG | {"factor": True}, "factor is True; give a number"),
+        ("shaping", "length", SHORT | {"rewards": [1.0]}, {"factor": [1]}, "factor is [1]; give a number"),
+    ],
+)
+def test_settings_that_are_no_numbers_are_refused_by_name(
+    kind: str, name: str, inputs: dict[str, Any], settings: dict[str, Any], error: str
+) -> None:
+    (found,) = evaluate([{"kind": kind, "name": name, "settings": settings, "inputs": inputs}])
+    assert found["error"] == f"TypeError: setting {error}"
+
+
 def trained(algorithm: dict[str, Any], advantages: list[float]) -> tuple[float, torch.Tensor]:
     """Loss and gradient of the trainer's own objective for two samples of two and one tokens."""
     logprobs = torch.tensor([[-1.0, -2.0], [-0.5, 0.0]], dtype=torch.float64, requires_grad=True)

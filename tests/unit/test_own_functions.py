@@ -64,6 +64,23 @@ def test_functions_that_cannot_train_are_refused(tmp_path: Path, setting: str, n
     assert checked(tmp_path, f"{setting}={OWN}.{name}").errors == (message,)
 
 
+@pytest.mark.parametrize(
+    ("setting", "name", "said"),
+    [
+        (LOSS, "choosing_numbers", ["choose returned float32[22]", "one bool for each token, [22]", STEP]),
+        (LOSS, "failing_choice", ["choose raised TypeError", "'covariance'", STEP]),
+        (LOSS, "with_facts_of_an_estimator", ["spec of with_facts_of_an_estimator", "AdvantageSpec", "@LossSpec(...)"]),
+        (ADVANTAGE, "with_facts_of_a_loss", ["spec of with_facts_of_a_loss", "LossSpec", "@AdvantageSpec(...)"]),
+    ],
+)
+def test_facts_and_choices_that_cannot_be_used_are_refused(
+    tmp_path: Path, setting: str, name: str, said: list[str]
+) -> None:
+    (error,) = checked(tmp_path, f"{setting}={OWN}.{name}").errors
+    assert error.startswith(f"{setting} = '{OWN}.{name}'")
+    assert [text for text in said if text not in error] == []
+
+
 def test_an_estimator_that_refuses_some_groups_is_noted(tmp_path: Path) -> None:
     found = checked(tmp_path, f"{ADVANTAGE}={OWN}.only_varied")
     assert found.errors == ()

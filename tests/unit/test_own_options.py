@@ -47,6 +47,14 @@ def test_options_that_a_function_cannot_take_are_refused(tmp_path: Path, setting
         assert word in error
 
 
+def test_settings_are_given_to_keyword_only_parameters_by_name(tmp_path: Path) -> None:
+    own = f"algorithm.correction.kind={OWN}.bounded_by_one"
+    assert errors(tmp_path, own) == []
+    logprobs, mask = torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool)
+    functions = PolicyFunctions(load_config(TINY, [own]).algorithm)
+    assert functions.weights(logprobs, logprobs + 1, mask).weight.tolist() == [[pytest.approx(np.exp(-1))] * 2]
+
+
 def test_each_function_takes_its_own_options(tmp_path: Path) -> None:
     settings = [
         LOSS,

@@ -19,14 +19,14 @@ from relax_actors.config import load_config
 from relax_actors.data.sources import open_source
 from relax_actors.engines.backends import inference_backend, scoring_backend, training_backend
 from relax_actors.errors import ConfigError
-from relax_actors.messages import Prompt
+from relax_actors.messages import Dropped, Prompt
 from relax_actors.registry import Registry
 from relax_actors.registry.catalog import ALL, INFERENCE_ENGINES, ROLES
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.rewards import load_reward
 from relax_actors.roles import built_in_spec, make_role, role_class, role_names, spec_of, table_kinds
 from relax_actors.roles.permissions import permissions
-from relax_actors.runtime import Role, StatefulRole, check_role
+from relax_actors.runtime import StatefulRole, check_role
 from relax_actors.supervision.assignment import parse, whole
 from tests.support.running import TINY
 
@@ -82,6 +82,16 @@ class Forger(StatefulRole):
 class Silent(StatefulRole):
     pass
 
+class Batchjudge(Judge):
+    spec = RoleSpec(numbered={"batch": Archive})
+
+class Batchreward(Batchjudge):
+    writes = "reward"
+
+class Batchrollout(Batchjudge):
+    reads = ("prompt",)
+    writes = "trajectory"
+
 class Engine:
     def build(self, context):
         return "built"
@@ -133,6 +143,17 @@ def test_an_installed_reward_is_used_by_its_name(install: Install) -> None:
     install("acme_rewards", "[relax_actors.rewards]\nalways = acme_rewards:always\n")
     assert load_reward("always")("", prompt()) == 1.0
     assert "always" in next(registry for registry in ALL if registry.group == "relax_actors.rewards").names()
+
+
+def test_an_installed_module_may_import_transformers(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    hook = "relax_actors.torchaudio_extension"
+    others = [finder for finder in sys.meta_path if type(finder).__module__ != hook]
+    monkeypatch.setattr(sys, "meta_path", others)
+    look = f"import sys\nhooks = [f for f in sys.meta_path if type(f).__module__ == {hook!r}]\n"
+    install(
+        "acme_media", "[relax_actors.rewards]\nmedia = acme_media:always\n", f"{look}def always(*_): return len(hooks)"
+    )
+    assert load_reward("media", "reward.function")("", prompt()) == 1
 
 
 def test_an_installed_data_source_is_used_by_its_name(install: Install) -> None:
@@ -290,6 +311,8 @@ def test_a_stateful_role_without_a_spec_may_write_its_column_only(install: Insta
     [
         (("summary",), "give the dataclass of each kind"),
         ({"summary": "Summary"}, "give the dataclass of each kind"),
+        ({"summary": Dropped("too_old", "")}, "give the dataclass of each kind"),
+        ({5: Prompt}, "give the dataclass of each kind"),
         ({"group": Prompt}, "'group', a kind of rows"),
         ({"event": Prompt}, "'event' cannot name cells"),
         ({"request": Prompt}, "'request' cannot name cells"),
@@ -297,14 +320,21 @@ def test_a_stateful_role_without_a_spec_may_write_its_column_only(install: Insta
         ({"env.>": Prompt}, "'env.>' cannot be part of a subject"),
     ],
 )
-@pytest.mark.parametrize("base", [StatefulRole, Role])
-def test_numbered_cells_of_a_spec_without_a_usable_kind_or_class_are_refused(
-    base: type[Role], numbered: Any, said: str
-) -> None:
-    own = type("Own", (base,), {"spec": RoleSpec(numbered=numbered), "reads": ("reward",)})
+def test_numbered_cells_of_a_spec_without_a_usable_kind_or_class_are_refused(numbered: Any, said: str) -> None:
+    own = type("Own", (StatefulRole,), {"spec": RoleSpec(numbered=numbered), "reads": ("reward",)})
     with pytest.raises(ConfigError, match=re.escape(said)) as refused:
         check_role(own, "roles.own.actor")
     assert str(refused.value).startswith("roles.own.actor: Own.spec.numbered")
+
+
+@pytest.mark.parametrize("section", ["reward", "rollout", "roles.judge"])
+def test_a_role_of_a_pool_has_no_numbered_cells(install: Install, section: str) -> None:
+    install("acme_roles", "")
+    config = load_config(DEMO, [f"{section}.actor=acme_roles.Batch{section.removeprefix('roles.')}"])
+    with pytest.raises(
+        ConfigError, match=rf"{section}\.actor: .*numbered: a numbered cell has one owner.*StatefulRole"
+    ):
+        permissions(config, section.removeprefix("roles."))
 
 
 def test_a_note_of_a_spec_under_the_key_of_another_is_refused() -> None:

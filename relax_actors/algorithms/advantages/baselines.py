@@ -198,7 +198,7 @@ def mean_ratio(group: Group) -> Array:
     latex=r"r_i - b, \quad b \leftarrow \eta b + (1 - \eta) r_i",
 )
 def ema(group: Group) -> Array:
-    r"""Subtract the running mean reward of the role in `metadata["role"]` of the task (SPIRAL, arXiv 2506.24119).
+    r"""Subtract the running mean reward of the task's role, `metadata["role"]` (SPIRAL, arXiv 2506.24119).
 
     $A_i = R_i - b_\text{role}$. This function returns $R_i$; the trainer, which owns the running means, subtracts them
     (`step_statistics.subtract_running_means`).

@@ -31,6 +31,28 @@ def check_settings(
             raise ValueError(msg)
 
 
+def number(settings: Mapping[str, Any], name: str, default: float | None = None) -> float:
+    """Return a setting that no section of the configuration has.
+
+    Raises:
+        TypeError: it is no number.
+    """
+    value = settings.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        msg = f"setting {name} is {value!r}; give a number"
+        raise TypeError(msg)
+    return float(value)
+
+
+def whole_number(settings: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """Return a setting that must be a whole number; errors as `number`."""
+    value = settings.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int):
+        msg = f"setting {name} is {value!r}; give a whole number"
+        raise TypeError(msg)
+    return value
+
+
 def check_inputs(function: str, given: Collection[str], read: Collection[str]) -> None:
     """Raise ValueError unless the function has read every input.
 

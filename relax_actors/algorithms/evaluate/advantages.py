@@ -23,12 +23,12 @@ from relax_actors.algorithms.advantages.groups import (
     returns_tokens,
     sample_slices,
 )
-from relax_actors.algorithms.evaluate.accepted import check_settings
+from relax_actors.algorithms.evaluate.accepted import check_settings, number
 from relax_actors.algorithms.evaluate.inputs import Evaluation, Inputs
 from relax_actors.algorithms.named_functions import load_advantage
 from relax_actors.algorithms.own_options import SETTINGS
 from relax_actors.algorithms.shaping import kl_rewards
-from relax_actors.algorithms.specs import AdvantageSpec, accepted, advantage_spec
+from relax_actors.algorithms.specs import AdvantageSpec, advantage_spec, settings_accepted
 from relax_actors.algorithms.step_statistics import RowAdvantages
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.registry.catalog import ADVANTAGES
@@ -63,7 +63,7 @@ def advantage(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluat
     function: Estimator = decoupled if name == "decoupled" else load_advantage(name)
     step = {**STEP_SETTINGS, **settings}
     _check_settings(name, function, settings)
-    bound = {**_without_default(function, _section(settings)), **accepted(function, _own(settings))}
+    bound = {**_without_default(function, _section(settings)), **settings_accepted(function, _own(settings))}
     estimator: Estimator = partial(function, **bound)
     spec = advantage_spec(function)
     whole = _with_kl(_whole(name, spec, inputs), inputs, step, per_token=spec.per_token)
@@ -91,9 +91,7 @@ def _section(settings: Mapping[str, Any]) -> AlgorithmSection:
         TypeError: a value is no number.
     """
     for name in ("epsilon", "whiten_epsilon", "kl_coefficient"):
-        if not isinstance(settings.get(name, 0.0), int | float):
-            msg = f"setting {name} is {settings[name]!r}; give a number"
-            raise TypeError(msg)
+        number(settings, name, 0.0)
     own = {name: value for name, value in _own(settings).items() if name != "epsilon"}
     kind = settings.get("kl_kind", STEP_SETTINGS["kl_kind"])
     return AlgorithmSection.model_validate({**own, "kl": {"kind": kind}})
@@ -113,7 +111,7 @@ def _without_default(function: Estimator, section: AlgorithmSection) -> dict[str
 
 def _check_settings(name: str, function: Estimator, settings: Mapping[str, Any]) -> None:
     """Raise ValueError unless every setting has an effect."""
-    own = accepted(function, dict.fromkeys(sorted(SETTINGS)))
+    own = settings_accepted(function, dict.fromkeys(sorted(SETTINGS)))
     scale = settings.get("scale")
     optional = {
         "scale": scale == "batch_std" or (scale == "none" and name != "decoupled"),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from relax_actors.algorithms.corrections import RejectKind, kept_by_opsm, kept_sequences
-from relax_actors.algorithms.evaluate.accepted import check_settings
+from relax_actors.algorithms.evaluate.accepted import check_settings, number
 from relax_actors.algorithms.evaluate.inputs import Evaluation, Inputs
 from relax_actors.algorithms.policy_functions import PolicyFunctions
 from relax_actors.algorithms.unused_settings import idle
@@ -33,7 +33,7 @@ def correction(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evalua
         if "threshold" not in settings:
             msg = "opsm needs the setting threshold, such as 1e-4"
             raise ValueError(msg)
-        advantages, threshold = inputs.sample_or_token("advantages"), float(settings["threshold"])
+        advantages, threshold = inputs.sample_or_token("advantages"), number(settings, "threshold")
         return Evaluation({"kept": kept_by_opsm(proximal, rollout, advantages, mask, threshold=threshold)})
     if name in REJECT:
         check_settings(function, settings, ("low", "high"))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from relax_actors.algorithms.distillation import distillation_loss, sampled_reverse_kl
-from relax_actors.algorithms.evaluate.accepted import check_name, check_settings
+from relax_actors.algorithms.evaluate.accepted import check_name, check_settings, number
 from relax_actors.algorithms.evaluate.inputs import Evaluation, Inputs
 from relax_actors.algorithms.evaluate.losses import mean_over_tokens
 from relax_actors.config.algorithm_parts import DistilSection
@@ -48,7 +48,7 @@ def _over_vocabulary(name: str, settings: Mapping[str, Any], inputs: Inputs) -> 
     top_k = settings.get("top_k", logits.shape[-1])
     given = {key: value for key, value in settings.items() if key != "temperature"}
     section = DistilSection.model_validate({**given, "place": "loss", "kind": name, "top_k": top_k})
-    temperature = float(settings.get("temperature", 1.0))
+    temperature = number(settings, "temperature", 1.0)
     if not temperature > 0:
         msg = f"temperature is {temperature}; it must be above 0"
         raise ValueError(msg)

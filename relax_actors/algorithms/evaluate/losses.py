@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from relax_actors.algorithms.entropy import logprobs_and_entropies
-from relax_actors.algorithms.evaluate.accepted import check_name, check_settings
+from relax_actors.algorithms.evaluate.accepted import check_name, check_settings, number
 from relax_actors.algorithms.evaluate.inputs import Evaluation, Inputs
 from relax_actors.algorithms.kl import KLKind, kl_penalty
 from relax_actors.algorithms.losses import LossMode, reduce_loss
@@ -48,7 +48,7 @@ def logprobs(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluati
     if ((targets != targets.long()) | (targets < 0) | (targets >= logits.shape[-1])).any():
         msg = f"input 'targets' must be the ids of tokens, from 0 to {logits.shape[-1] - 1}"
         raise ValueError(msg)
-    per_token, _ = logprobs_and_entropies(logits, targets.long(), float(settings.get("temperature", 1.0)))
+    per_token, _ = logprobs_and_entropies(logits, targets.long(), number(settings, "temperature", 1.0))
     return mean_over_tokens(-per_token if name == "cross_entropy" else per_token, mask, {"logits": logits})
 
 
@@ -63,7 +63,7 @@ def entropy(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluatio
         return _most_uncertain(EntropySection.model_validate(settings).quantile, inputs)
     logits, mask = inputs.vocabulary("logits", gradient=True), inputs.mask
     targets = torch.zeros(mask.shape, dtype=torch.int64)
-    _, per_token = logprobs_and_entropies(logits, targets, float(settings.get("temperature", 1.0)))
+    _, per_token = logprobs_and_entropies(logits, targets, number(settings, "temperature", 1.0))
     return mean_over_tokens(per_token, mask, {"logits": logits})
 
 
@@ -83,7 +83,7 @@ def value_loss(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evalua
     check_name(name, ("clip",))
     check_settings("value_loss 'clip'", settings, ("clip",))
     values, mask = inputs.token("values", gradient=True), inputs.mask
-    clip = float(settings.get("clip", CriticSection().value_clip))
+    clip = number(settings, "clip", CriticSection().value_clip)
     critic = critic_loss(values, inputs.token("old_values"), inputs.token("returns"), clip=clip)
     return mean_over_tokens(critic.loss, mask, {"values": values}, {"clipped": critic.clipped & mask})
 

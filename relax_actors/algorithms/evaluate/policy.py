@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relax_actors.algorithms.evaluate.accepted import check_settings
+from relax_actors.algorithms.evaluate.accepted import check_settings, whole_number
 from relax_actors.algorithms.evaluate.inputs import Evaluation, Inputs
 from relax_actors.algorithms.evaluate.losses import aggregated, gradients_of
 from relax_actors.algorithms.losses import MAX_LOG_RATIO
@@ -55,7 +55,7 @@ def policy_loss(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evalu
     advantages = inputs.sample_or_token("advantages")
     if functions.spec.choose:
         plain = PolicyInputs.of(logprobs, old, advantages, mask, **given)
-        given["selected"] = _selected(functions, plain, int(settings.get("seed", 0)))
+        given["selected"] = _selected(functions, plain, whole_number(settings, "seed", 0))
     step = PolicyInputs.of(logprobs, old, advantages, mask, **given)
     policy = functions.policy_loss(step)
     per_token = policy.loss if policy.weighted else policy.loss * step.weights

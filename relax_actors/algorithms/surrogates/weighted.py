@@ -96,11 +96,11 @@ def divergence_mask(
     latex=r"-\operatorname{sg}(\min(\rho, e)) A \ell_t + (1 - e)\, k_3, \quad e = \frac{(\sum \rho)^2}{N \sum \rho^2}",
 )
 def p3o(inputs: PolicyInputs) -> PolicyLoss:
-    """Compute the loss of P3O: the effective sample size of the step sets the cap of the weight and of a KL term.
+    """Compute the loss of P3O: the step's effective sample size caps weights and sets a KL term (arXiv 2605.12380).
 
     `-sg(min(r, e)) A logprob + (1 - e) k3(policy || rollout)` with r the ratio to the rollout and
-    `e = (sum r)^2 / (N sum r^2)` over the N trained tokens of the step (arXiv 2605.12380). On-policy e is 1. The
-    weights of a correction apply to the first term.
+    `e = (sum r)^2 / (N sum r^2)` over the N trained tokens of the step. On-policy e is 1. The weights of a
+    correction apply to the first term.
     """
     ratio = (inputs.logprobs - inputs.rollout).detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     precise = ratio.double()
