@@ -280,7 +280,7 @@ def test_an_error_on_all_ranks_is_raised_and_the_group_stays_usable(tmp_path: Pa
     before = group.fingerprint()
     with pytest.raises(OSError, match=r"rank 0: .*nowhere"):
         group.publish(tmp_path / "nowhere" / "weights")
-    tokens = np.ones(65, np.int32)
+    tokens = np.ones(66, np.int32)  # the last one is no input
     too_long = TrainSample.of_completion(tokens[:1], tokens[1:])
     with pytest.raises(ValueError, match="holds at most 64"):
         train(group, [too_long], 0, nothing)

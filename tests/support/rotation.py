@@ -8,8 +8,11 @@ from __future__ import annotations
 import hashlib
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+OUTPUT = "skipped_files"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -26,8 +29,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     file = config.getoption("--record-skipped")
-    if file is not None and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Skipped(Path(file)))
+    if file is not None:
+        output = getattr(config, "workeroutput", None)
+        config.pluginmanager.register(Skipped(Path(file)) if output is None else SkippedFiles(output))
 
 
 class Skipped:
@@ -45,8 +49,23 @@ class Skipped:
         if report.skipped:
             self._names.add(report.nodeid)
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self._names.update(node.workeroutput.get(OUTPUT, ()))
+
     def pytest_sessionfinish(self) -> None:
         self._file.write_text("".join(f"{name}\n" for name in sorted(self._names)))
+
+
+class SkippedFiles:
+    """Names of the files that a worker of pytest-xdist skipped as it collected them, which it does not report."""
+
+    def __init__(self, output: dict[str, Any]) -> None:
+        self._names: list[str] = output.setdefault(OUTPUT, [])
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.skipped:
+            self._names.append(report.nodeid)
 
 
 @pytest.hookimpl(trylast=True)

@@ -52,12 +52,15 @@ def test_tests_that_would_start_too_late_are_skipped_with_the_reason(order: Orde
     assert "no time was left" in said
 
 
-def test_skipped_tests_and_files_are_recorded_and_can_be_run_alone(order: Order, pytester: pytest.Pytester) -> None:
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_skipped_tests_and_files_are_recorded_and_can_be_run_alone(
+    order: Order, pytester: pytest.Pytester, workers: str
+) -> None:
     pytester.makepyfile(
         test_file="import pytest\npytest.skip('no package', allow_module_level=True)",
         test_one="import pytest\n@pytest.mark.skip\n@pytest.mark.parametrize('i', 'ab')\ndef test_it(i): pass",
     )
-    order("--record-skipped", "skipped.txt")
+    order("--record-skipped", "skipped.txt", "-n", workers)
     names = (pytester.path / "skipped.txt").read_text().split()
     assert names == ["test_file.py", "test_one.py::test_it[a]", "test_one.py::test_it[b]"]
     pytester.makepyfile(test_file="def test_now(): pass", test_one="def test_it(): pass")
