@@ -47,7 +47,7 @@ class Patience:
 
     Attributes:
         first: before the first message of a row is taken back.
-        drain: for which an actor may live that no node reports any more. So long nothing is known of its pool.
+        drain: for which an actor may live that no node reports any more; so long nothing is known of its pool.
     """
 
     first: float
@@ -144,7 +144,8 @@ class KeptRows:
         self._clock = clock
         self._idle: dict[str, Idle] = {}
         self._processes: dict[str, dict[str, str]] = {role: {} for role in patience}
-        self._unknown_until: dict[str, float] = dict.fromkeys(patience, float("-inf"))
+        # Until when an actor may live that no node reports any more.
+        self._missing: dict[str, dict[str, float]] = {role: {} for role in patience}
         self._seen_at = float("-inf")
 
     def forget(self) -> None:
@@ -169,14 +170,15 @@ class KeptRows:
         self._seen_at = now
         for role, pool in actors.items():
             processes, before = {name: actor.process for name, actor in pool.items()}, self._processes[role]
-            if before.keys() - processes.keys():
-                # Its node may have vanished without it, and it may still be finishing its rows.
-                self._unknown_until[role] = now + self._patience[role].drain
+            # A node may have vanished without its actors, which finish their rows. The successor of an actor fences it.
+            gone = dict.fromkeys(before.keys() - processes.keys(), now + self._patience[role].drain)
+            missing = self._missing[role] | gone
+            self._missing[role] = {name: end for name, end in missing.items() if name not in processes and now < end}
             if processes != before:
                 # What a dead actor held is delivered again only after its deadline.
                 self._idle.pop(role, None)
             self._processes[role] = processes
-        idle = {role for role in idle_roles(actors) if now >= self._unknown_until[role]}
+        idle = {role for role in idle_roles(actors) if not self._missing[role]}
         self._idle = {role: time for role, time in self._idle.items() if role in idle}
         return idle
 

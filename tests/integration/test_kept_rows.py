@@ -268,6 +268,17 @@ def test_actors_of_a_vanished_node_may_finish_their_rows(watched: Watched, guard
         assert len(watched.wait(20)) == 8
 
 
+def test_the_actors_of_a_node_that_was_restarted_are_not_waited_for(watched: Watched, guarded: Guarded) -> None:
+    with pool_client(guarded, SUBJECTS, "rollout") as thief:
+        keep(thief, thief.take(4), DELAY_FOR_GOOD)
+        assert watched.wait(8) == []
+        watched.lose_node(0)
+        assert watched.wait(8) == []
+        watched.actors(restarts=1)
+        assert watched.wait(PATIENCE - 5) == []
+        assert len(watched.wait(13)) == 8
+
+
 def test_lost_rows_are_found_although_nothing_is_known_of_the_actors(watched: Watched, guarded: Guarded) -> None:
     class UnreadableError(Exception):
         pass
