@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -303,7 +304,8 @@ class RunState:
 
     async def _entries(self, role: str = "") -> dict[str, dict[str, Any] | str | None]:
         keys = await self._keys(f"lease.{role}" if role else "lease")
-        return {key.removeprefix("lease."): (await self._lease(key))[0] for key in keys}
+        entries = await asyncio.gather(*map(self._lease, keys))
+        return {key.removeprefix("lease."): entry for key, (entry, _) in zip(keys, entries, strict=True)}
 
     async def _lease(self, key: str) -> tuple[dict[str, Any] | str | None, int]:
         """Return the state of a lease, why its entry is invalid, or None without an entry; and the revision."""

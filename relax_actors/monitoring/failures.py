@@ -96,8 +96,8 @@ class FailureCounts:
             count = self._count(role, "", text)
             count.crashes += n
             count.actor = role if kind == "down" else event.sender
-        elif kind in ("row_quarantined", "row_failed", "row_lost"):
-            role = str(body.get("by"))[:64] if kind == "row_lost" and role == "root" else role
+        elif kind in ("row_quarantined", "row_failed", "row_kept", "row_lost"):
+            role = str(body.get("by"))[:64] if kind in ("row_kept", "row_lost") and role == "root" else role
             count = self._count(role, text.split(":", 1)[0] if text else self._last_error(role), text)
             count.quarantined += n if kind == "row_quarantined" else 0
             count.retried += n if kind != "row_quarantined" else 0

@@ -40,7 +40,7 @@ class Snapshot:
     Attributes:
         beat: time of the last sign of life, in seconds of CLOCK_MONOTONIC.
         rows: rows that the actor is handling.
-        waiting_for: what the actor waits for if it handles none.
+        waiting_for: what the actor waits for; it may handle rows meanwhile.
         since: when `rows` and `waiting_for` were recorded, in seconds since 1970.
         deliveries: the last `MAX_DELIVERIES` messages that the actor took, acknowledged or not, in no order. Filled by
             `read_with_deliveries` only.
@@ -77,7 +77,7 @@ class BlackBox:
         self._beat[0] = time.monotonic()
 
     def record(self, rows: list[str], waiting_for: str = "") -> None:
-        """Record the rows being handled, or what the actor waits for; also a sign of life."""
+        """Record the rows being handled and what the actor waits for; also a sign of life."""
         now = round(time.time(), 3)
         body = json.dumps([rows, waiting_for, now]).encode()
         if len(body) > SIZE - _TEXT:

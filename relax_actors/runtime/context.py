@@ -33,7 +33,7 @@ class Context:
         journal: publishes events and metrics.
         stopping: whether the actor was asked to stop.
         progress: report progress, so that the watchdog does not take the actor for hung.
-        report_waiting: report what the actor waits for, for `relax tree` and the black box.
+        report_waiting: report what the actor waits for, also while it handles rows, for `relax tree` and the black box.
         wait_for_room: called when the disk is full; waits a while, or raises the error.
         wake: make the pump call `Role.serve`, now or when the current rows are done; thread-safe.
         device_lock: context manager in which the actor may compute. Where roles share a device, entering it waits

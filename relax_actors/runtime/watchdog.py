@@ -76,7 +76,7 @@ class Watchdog:
         self.report_waiting(waiting_for)
 
     def report_waiting(self, waiting_for: str) -> None:
-        """Record what the role waits for; rows that it is handling stay recorded."""
+        """Record what the role waits for; the rows that it is handling stay recorded beside it."""
         self.end_work()
         self._box.record(self._rows, waiting_for)
 

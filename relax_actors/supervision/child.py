@@ -44,8 +44,6 @@ class ChildProcess:
     verdict: Verdict | None = None
     kill_at: float | None = None
     checked_at: float = 0.0
-    works: bool = False
-    """Whether a ready actor did anything but wait at the last check."""
 
     def read_status(self) -> bool:
         """Read what the child reported; return False at the end of the pipe."""
@@ -72,7 +70,6 @@ class ChildProcess:
             heartbeat: seconds without a sign of life that are allowed.
         """
         verdict = None
-        self.works = self.box is not None and not self.box.waits()
         if self.box is not None and (silent := now - max(self.box.last_beat(), since)) > heartbeat:
             rows = self.box.read().rows
             doing = f" while handling {enumerate_rows(rows)}" if rows else ""
@@ -84,6 +81,13 @@ class ChildProcess:
             return verdict
         reason = verdict.reason.replace("supervision.heartbeat", "it was stopped by a signal")
         return replace(verdict, reason=reason, blame=Blame.EXTERNAL)
+
+    def works(self) -> bool:
+        """Return whether the actor does anything but wait; callable from any thread, also while the process ends."""
+        try:
+            return self.box is not None and not self.box.waits()
+        except OSError:  # the box was closed
+            return True
 
     def kill(self, verdict: Verdict) -> None:
         """Kill the child's process group; the first verdict counts."""

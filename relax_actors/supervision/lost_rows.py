@@ -37,7 +37,7 @@ from relax_actors.runtime.join import trigger_columns
 from relax_actors.runtime.journal import Journal
 from relax_actors.runtime.row import FAILURES, redelivery_column
 from relax_actors.runtime.service_role import ServiceRole
-from relax_actors.supervision.kept_rows import KeptRows, Nodes, longest_unseen, nodes_of
+from relax_actors.supervision.kept_rows import KeptRows, Nodes, nodes_of, patience_of
 from relax_actors.supervision.streams import consumers_of, redelivery_filters
 
 MAX_LOOKUPS = 256
@@ -128,8 +128,8 @@ class LostRows:
         self._roles = {name: make_role(config, name) for name in role_names(config)}
         pools = (pool_of(config, name, role) for name, role in self._roles.items())
         self._pools = [pool for pool in pools if pool is not None]
-        patience = {pool.role: longest_unseen(config, self._roles[pool.role]) for pool in self._pools}
-        self._kept = KeptRows(table, nodes, patience, report)
+        patience = {pool.role: patience_of(config, pool.role, self._roles[pool.role]) for pool in self._pools}
+        self._kept = KeptRows(table, nodes, patience, report, clock)
         self._due, self._stalled = float("-inf"), False
         self._seen: list[int] | None = None
         # Stream sequences of cells that were looked up, so that rows that take long are not looked up again.
@@ -143,19 +143,19 @@ class LostRows:
         Call it every second.
         """
         now = self._clock()
-        if self._stalled:
-            self._kept.watch(now)
-            if self._kept.release(now):
+        if now >= self._due:
+            self._due = now + self._config.supervision.ack_wait
+            seen = self._progress()
+            self._stalled, self._seen = self._seen in (None, seen), seen
+            if self._stalled:
                 self.check()
-        if now < self._due:
-            return
-        self._due = now + self._config.supervision.ack_wait
-        seen = self._progress()
-        self._stalled, self._seen = self._seen in (None, seen), seen
+            else:
+                self._kept.forget()
+        # Last, since an error here must not end the search for rows that are lost already.
         if self._stalled:
-            self.check()
-        else:
-            self._kept.forget()
+            self._kept.watch()
+            if self._kept.release():
+                self.check()
 
     def _progress(self) -> list[int]:
         """Return the stream sequences of the newest weights and of the newest result of an evaluation."""

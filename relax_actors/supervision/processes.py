@@ -104,7 +104,8 @@ class ProcessTree:
     def states(self) -> dict[str, dict[str, Any]]:
         """Return each child's `phase`, `since` (seconds since 1970), `restarts`, `pid` and whether it `works`.
 
-        Callable from any thread.
+        Callable from any thread. A process that is not ready works until it has ended. What a ready one does is read
+        now, since the loop may take long for an iteration.
         """
         epoch = time.time() - time.monotonic()
         return {
@@ -113,7 +114,7 @@ class ProcessTree:
                 "since": round(epoch + c.since, 3),
                 "restarts": max(0, c.starts - 1),
                 "pid": running.process.pid if (running := self._running.get(name)) else None,
-                "works": running is not None and running.works,
+                "works": running is not None and (c.phase is not Phase.READY or running.works()),
             }
             for pool in self.pools.values()
             for name, c in list(pool.children.items())

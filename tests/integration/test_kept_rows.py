@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from broker.table import Table
 from relax_actors.config import load_config
 from relax_actors.messages import Weights
 from relax_actors.roles import make_role
-from relax_actors.supervision.kept_rows import longest_unseen, nodes_of
+from relax_actors.supervision.kept_rows import Nodes, nodes_of, patience_of
 from relax_actors.supervision.lost_rows import LostRows
 from tests.support.fuzzing import samples
 from tests.support.guarded import Guarded, MakeGuarded
@@ -34,7 +34,8 @@ SUBJECTS = Subjects(RUN)
 SETTINGS = [f"run.name={RUN}", "supervision.ack_wait=60"]
 CONFIG = load_config(TINY, SETTINGS)
 ROWS = [RowId(0, index) for index in range(4)]
-PATIENCE = longest_unseen(CONFIG, make_role(CONFIG, "rollout"))
+LIMITS = patience_of(CONFIG, "rollout", make_role(CONFIG, "rollout"))
+PATIENCE = LIMITS.first
 EXTENSION = b"+WPI"
 MISSING_SECONDS = 2.0
 """Time without a delivery that is taken for none at all."""
@@ -65,17 +66,28 @@ class Watched:
         nodes = nodes_of(self.table, state_of(self.table.connection))
         self.search = LostRows(self.table, CONFIG, nodes, self.report, lambda: self.now)
 
-    def actors(self, phase: str = "ready", *, works: bool = False, n: int = 0) -> None:
+    def actors(self, phase: str = "ready", *, works: bool = False, n: int = 0, restarts: int = 0) -> None:
         """Publish what a node sees of its rollout."""
-        child = {"phase": phase, "since": time.time(), "restarts": 0, "pid": 1, "works": works}
+        child = {"phase": phase, "since": time.time(), "restarts": restarts, "pid": 1, "works": works}
         lease = {
             "name": f"node{n}",
             "where": "here",
-            "since": time.time(),
+            "since": 1.0,
             "pid": 1,
             "children": {f"rollout.{n}": child},
         }
         self.node.call(state_of(self.node).renew_lease("node", n, lease, 60), 10)
+
+    def lose_node(self, n: int) -> None:
+        """Let the lease of a node end."""
+        self.node.call(state_of(self.node).release_lease("node", n), 10)
+
+    def unacknowledged(self) -> int:
+        """Return how many messages the role has not acknowledged."""
+        work = self.table.connection.js.consumer_info(SUBJECTS.table_stream, "rollout")
+        pending = self.table.connection.call(work, 10).num_ack_pending
+        assert pending is not None
+        return pending
 
     def wait(self, seconds: float, step: float = 4.0) -> list[tuple[str, str]]:
         """Let time pass, with a look every few seconds; return the events."""
@@ -140,7 +152,8 @@ def test_rows_that_a_client_keeps_are_delivered_again_and_then_quarantined(
         assert sorted(again) == [f"{first}.redeliver-rollout", f"{second}.redeliver-rollout"]
         keep(thief, {name: again[name] for name in sorted(again)[:1]}, how)
         answer(watched, thief, {name: again[name] for name in sorted(again)[1:]})
-        assert watched.wait(2 * PATIENCE) == [("row_kept", first), ("row_quarantined", first)]
+        assert watched.wait(LIMITS.again - 8) == []
+        assert watched.wait(16) == [("row_kept", first), ("row_quarantined", first)]
     assert watched.wait(2 * PATIENCE) == []
 
 
@@ -206,6 +219,84 @@ def test_an_early_row_that_is_kept_hides_no_later_loss(watched: Watched, guarded
         assert watched.wait(PATIENCE + 8) == [("row_kept", kept), *lost]
 
 
+def test_a_kept_row_that_was_removed_hides_no_later_loss(watched: Watched, guarded: Guarded) -> None:
+    with pool_client(guarded, SUBJECTS, "rollout") as thief:
+        taken = thief.take(4)
+        early, *later = sorted(taken)
+        keep(thief, {early: taken[early]}, DELAY_FOR_GOOD)
+        thief.acknowledge(*(taken[name] for name in later))
+    watched.table.purge([f"{SUBJECTS.prefix}.{ROWS[0]}.>"])
+    assert watched.unacknowledged() == 1
+    assert watched.wait(PATIENCE + 8) == [("row_lost", str(row)) for row in ROWS[1:]]
+    assert watched.unacknowledged() == 0
+
+
+def test_each_row_is_reported_before_the_next_one_is_taken_back(
+    watched: Watched, guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = []
+
+    def report(kind: str, **_: Any) -> None:
+        if kind == "row_kept":
+            left.append(watched.unacknowledged())
+
+    monkeypatch.setattr(watched, "report", report)
+    watched.restart()
+    with pool_client(guarded, SUBJECTS, "rollout") as thief:
+        keep(thief, thief.take(4), DELAY_FOR_GOOD)
+        watched.wait(PATIENCE + 8)
+    assert left == [3, 2, 1, 0]
+
+
+def test_the_idle_time_begins_anew_with_the_restart_of_an_actor(watched: Watched, guarded: Guarded) -> None:
+    """What the dead one held waits for its redelivery."""
+    with pool_client(guarded, SUBJECTS, "rollout") as thief:
+        keep(thief, thief.take(4), DELAY_FOR_GOOD)
+        assert watched.wait(PATIENCE - 5) == []
+        watched.actors(restarts=1)
+        assert watched.wait(PATIENCE - 5) == []
+        assert len(watched.wait(12)) == 8
+
+
+def test_actors_of_a_vanished_node_may_finish_their_rows(watched: Watched, guarded: Guarded) -> None:
+    watched.actors(works=True, n=1)
+    with pool_client(guarded, SUBJECTS, "rollout") as slow:
+        keep(slow, slow.take(4), EXTENSION)
+        assert watched.wait(8) == []
+        watched.lose_node(1)
+        assert watched.wait(LIMITS.drain + PATIENCE - 8) == []
+        assert len(watched.wait(20)) == 8
+
+
+def test_the_actors_of_a_node_that_was_restarted_are_not_waited_for(watched: Watched, guarded: Guarded) -> None:
+    with pool_client(guarded, SUBJECTS, "rollout") as thief:
+        keep(thief, thief.take(4), DELAY_FOR_GOOD)
+        assert watched.wait(8) == []
+        watched.lose_node(0)
+        assert watched.wait(8) == []
+        watched.actors(restarts=1)
+        assert watched.wait(PATIENCE - 5) == []
+        assert len(watched.wait(13)) == 8
+
+
+def test_lost_rows_are_found_although_nothing_is_known_of_the_actors(watched: Watched, guarded: Guarded) -> None:
+    class UnreadableError(Exception):
+        pass
+
+    def nodes() -> Nodes:
+        raise UnreadableError
+
+    search = LostRows(watched.table, CONFIG, nodes, watched.report, lambda: watched.now)
+    with suppress(UnreadableError):
+        search.check_when_due()
+    with pool_client(guarded, SUBJECTS, "rollout") as thief:
+        thief.acknowledge(*thief.take(4).values())
+    watched.now += CONFIG.supervision.ack_wait
+    with pytest.raises(UnreadableError):
+        search.check_when_due()
+    assert watched.seen == [("row_lost", str(row)) for row in ROWS]
+
+
 @pytest.mark.parametrize("fatal", ["row_kept", "row_lost"])
 def test_a_root_that_is_killed_while_it_takes_rows_back_leaves_nothing_undone(
     watched: Watched, guarded: Guarded, monkeypatch: pytest.MonkeyPatch, fatal: str
@@ -226,7 +317,7 @@ def test_a_root_that_is_killed_while_it_takes_rows_back_leaves_nothing_undone(
             with pytest.raises(KilledError):
                 watched.wait(2 * PATIENCE)
         watched.restart()
-        watched.wait(4)
+        watched.wait(PATIENCE + 8)
         assert {row for kind, row in watched.seen if kind == "row_lost"} == {str(row) for row in ROWS}
         assert sorted(thief.take(5, MISSING_SECONDS)) == [f"{row}.redeliver-rollout" for row in ROWS]
         assert "row_quarantined" not in {kind for kind, _ in watched.seen}

@@ -275,16 +275,20 @@ def test_rows_of_a_step_that_is_trained_are_not_needed(table: Table, guarded: Gu
 
 
 def test_a_run_is_checked_after_each_ack_wait_without_progress(table: Table, guarded: Guarded) -> None:
-    times, events = iter([0.0, 59.0, 60.0, 119.0, 120.0]), Events()
-    lost_rows = lost_rows_in(table, events, clock=lambda: next(times))
+    now, events = 0.0, Events()
+    lost_rows = lost_rows_in(table, events, clock=lambda: now)
     lost_rows.check_when_due()
     with consumer(guarded, "rollout") as rollout:
         rollout.acknowledge(*rollout.take(8).values())
+    now = 59.0
     lost_rows.check_when_due()
     assert events.seen == []
     table.put(SUBJECTS.numbered("weights", 1), Weights(1, "f" * 32, [], 1))
-    for _ in range(2):
-        lost_rows.check_when_due()
+    now = 60.0
+    lost_rows.check_when_due()
+    now = 119.0
+    lost_rows.check_when_due()
     assert events.seen == []
+    now = 120.0
     lost_rows.check_when_due()
     assert events.seen == [("row_lost", str(row)) for row in ROWS if row.step == 1]

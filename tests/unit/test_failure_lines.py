@@ -62,11 +62,12 @@ def test_event_is_a_sentence(body: LogMessage, text: str) -> None:
     assert sentence(body) == text
 
 
-def test_lost_rows_count_for_the_role_that_the_root_names() -> None:
+def test_lost_and_kept_rows_count_for_the_role_that_the_root_names() -> None:
     counts = FailureCounts()
     counts.take(event("row_lost", "root", row="group.1.2", by="reward", error="RowLost: it was acknowledged"))
     counts.take(event("row_lost", "rollout", row="group.1.3", by="reward", error="RowLost: forged"))
-    assert [line.partition(":")[0] for line in counts.lines()] == ["reward", "rollout"]
+    counts.take(event("row_kept", "root", row="group.1.4", by="judge", error="RowKept: its actors waited"))
+    assert [line.partition(":")[0] for line in counts.lines()] == ["reward", "rollout", "judge"]
 
 
 def test_failures_of_one_error_are_one_line_that_is_printed_now_and_then() -> None:

@@ -79,19 +79,28 @@ def test_states_of_children_are_available(run: RunTree) -> None:
     assert time.time() - state["since"] < PATIENCE
 
 
-def test_states_say_which_children_work(run: RunTree, tmp_path: Path) -> None:
+def test_states_say_which_children_work_now(run: RunTree, tmp_path: Path) -> None:
     running = run({"a": WAITS, "b": WAITS}, boxes=("a", "b"))
     for _ in range(2):
         running.until("ready")
     box = BlackBox(tmp_path / "a.box")
-
-    def working() -> list[bool]:
-        return [state["works"] for state in running.tree.states().values()]
-
     for rows, waits_for, works in ((["group.1.2"], "", True), ([], "a row with prompt", False), ([], "", True)):
         box.record(rows, waits_for)
-        wait_until(lambda works=works: working() == [works, False], f"states of {rows}")
+        # The loop of the tree may take long for an iteration, so this does not wait for one.
+        assert [state["works"] for state in running.tree.states().values()] == [works, False], rows
     box.close()
+
+
+def test_a_child_that_stops_works_until_it_has_ended(run: RunTree) -> None:
+    ignores = HEAD + "signal.signal(15, signal.SIG_IGN)\nsay(ready=True)\nwhile True:\n    signal.pause()\n"
+    running = run({"a": ignores}, boxes=("a",))
+    running.until("ready", "a")
+    assert not running.tree.states()["a"]["works"]
+    running.tree.stop()
+    wait_until(lambda: running.tree.states()["a"]["phase"] == "stopping", "phase stopping")
+    assert running.tree.states()["a"]["works"]
+    assert running.tree.kill("a", signal.SIGKILL)
+    wait_until(lambda: not running.tree.states()["a"]["works"], "end of the child")
 
 
 def test_configuration_error_ends_all_children_at_once(run: RunTree) -> None:
