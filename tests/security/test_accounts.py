@@ -227,8 +227,8 @@ def test_user_is_told_what_is_written_and_cannot_forge_it(guarded: Keyed, user: 
         assert found is not None
         assert found.data == b"from the trainer"
         assert table.get(SUBJECTS.numbered("weights", 8)) is None
-        sequences = [json.loads((message.headers or {}).get("Nats-Sequence", "0")) for message in heard]
-    assert found.sequence in sequences
+        sequence = str(found.sequence)
+        wait_until(lambda: sequence in [(m.headers or {}).get("Nats-Sequence") for m in heard], "view of the weights")
 
 
 @pytest.mark.parametrize("role", ["rollout", "reward"])
