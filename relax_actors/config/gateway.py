@@ -15,7 +15,7 @@ class GatewaySection(PoolSection):
     """[gateway]: HTTP endpoints on the live policy, and sessions for agents; needs `relax-actors[gateway]`."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. One that other machines can reach needs `token_file` and TLS."""
+    """Address to listen on. An address that other machines can reach needs `token_file` and TLS."""
     port: Annotated[int, Field(ge=0, lt=65536)] = 0
     """Port of actor 0; actor n takes the port n above it. With 0 each takes a free port, the same one after a
     restart. The addresses are in the files `<run folder>/gateway/url.<n>`."""

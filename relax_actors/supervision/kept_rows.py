@@ -33,7 +33,7 @@ from relax_actors.runtime.row import redelivery_column
 MAX_AT_ONCE = 256
 """Stream sequences that are acknowledged at once."""
 GAP_SECONDS = 5.0
-"""Longest gap between two looks at the leases; after a longer one the idle time starts anew."""
+"""Longest gap between two looks at the leases; after a longer one the idle time starts again."""
 ASK_SECONDS, RELEASE_SECONDS = 10.0, 30.0
 """Seconds for one request, and for the messages of one role; what is left then follows later."""
 AGAIN_FACTOR, AGAIN_SECONDS = 4.0, 60.0
@@ -162,7 +162,7 @@ class KeptRows:
             self._idle[role] = Idle(since, sequence, since + self._patience[role].first)
 
     def _look(self) -> set[str]:
-        """Read the leases, and end the idle times of the pools that do not wait; return those that do."""
+        """Read the leases, forget the idle times of busy pools, and return the idle pools."""
         now = self._clock()
         if now - self._seen_at > GAP_SECONDS:
             self._idle = {}

@@ -146,7 +146,8 @@ def test_program_reaches_no_network(kind: Kind) -> None:
 def test_program_sees_no_file_of_this_user(kind: Kind, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("hidden")
-    ended = run(kind, f"import os; print([os.access(path, os.R_OK) for path in ({str(secret)!r}, '/root/.profile')])")
+    paths = [str(secret), str(Path.home() / ".profile")]
+    ended = run(kind, f"import os; print([os.access(path, os.R_OK) for path in {paths!r}])")
     assert ended.output == "[False, False]\n"
 
 

@@ -51,7 +51,7 @@ def advantage(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluat
 
     Args:
         name: value of algorithm.advantage, or "decoupled".
-        settings: those that the estimator has parameters for, and `STEP_SETTINGS`.
+        settings: the estimator's parameters, and `STEP_SETTINGS`.
         inputs: `rewards`; as far as the estimator needs them `token_rewards`, `mask`, `values`, `logprobs`, `squares`,
             `turns` and `reference_logprobs` for each token, `components`, and `greedy_rewards` and `roles` for each
             sample; `groups`, the group of each sample; `lengths`, where no input has tokens.

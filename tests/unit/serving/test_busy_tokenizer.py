@@ -1,4 +1,4 @@
-"""A client whose long text must wait for others is told to come again, not that its request is wrong."""
+"""A client is asked to try again later if its long text has to wait for other texts."""
 
 from __future__ import annotations
 
