@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -52,7 +52,9 @@ class Count(Environment):
 class Barrier(TurnRollout):
     """Rollout that waits for all environments before each turn."""
 
-    has_barrier: ClassVar[bool] = True
+    def has_barrier(self) -> bool:
+        """Return true."""
+        return True
 
 
 class PacedBackend:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from broker.subjects import RowId
@@ -13,8 +14,8 @@ from relax_actors.errors import ConfigError, RelaxError, RowError, RowTakenError
 from relax_actors.messages import FinishReason, Sample, Trajectory
 from relax_actors.messages.samples import TRUNCATED
 from relax_actors.registry.role_spec import RoleSpec
-from relax_actors.roles.rollout import BatchKey, Pending, Rollout
-from relax_actors.runtime import Drop, More, Results, Row
+from relax_actors.roles.rollout import Rollout
+from relax_actors.runtime import Drop, Row
 from relax_actors.serving.agent_sessions import AgentSessions
 from relax_actors.serving.dialogue import Dialogue
 from relax_actors.serving.generation_service import GenerationService
@@ -34,27 +35,6 @@ ALL_FAILED = (
 )
 NO_ANSWER = "no_answer"
 """Reason of a row that is dropped because no agent did anything with it."""
-
-
-@dataclass(slots=True, eq=False)
-class _Batch:
-    """Rows that are held together.
-
-    Attributes:
-        key: what they have in common.
-        pending: rows that are not held yet, by batch key.
-        more: takes further rows that have arrived.
-        held: the rows.
-    """
-
-    key: BatchKey
-    pending: Pending
-    more: More
-    held: dict[RowId, Row] = field(default_factory=dict)
-
-    def is_over(self) -> bool:
-        """Whether the batch ends: no row is held, or the next ones need newer weights."""
-        return not self.held or self.key in self.pending
 
 
 class AgentRollout(Rollout):
@@ -77,6 +57,7 @@ class AgentRollout(Rollout):
         """
         self._news: queue.SimpleQueue[RowId | None] = queue.SimpleQueue()
         super().setup()
+        self._policy.on_guest(lambda: self._news.put(None))
         if self._media is not None or self._baselines:
             msg = "[agent] works with models of text, and with advantages that need no greedy sample of each prompt"
             raise ConfigError(msg)
@@ -92,84 +73,45 @@ class AgentRollout(Rollout):
         self._sessions = AgentSessions(self.context, dialogue, service, limit, self._news.put)
         service.start(self._sessions)
 
-    def on_guest(self) -> None:
-        """Wake the role's thread: a request waits."""
-        self._news.put(None)
-
     def guest_limit(self) -> int:
         """Return the most requests that are generated at once: one for each sample of the rows, or more."""
         return max(super().guest_limit(), self.row_limit() * self._settings.group_size)
 
-    def _generate(self, key: BatchKey, pending: Pending, more: More) -> Iterator[Results]:
-        """Hold rows of a batch key until their agents are done; yield each when all of its samples have ended.
+    def make_work(self, *, greedy: bool) -> _AgentWork:
+        """Return the rows whose samples are offered to agents."""
+        return _AgentWork(self, greedy=greedy)
 
-        Requests of agents join the running batch as they come, and rows are held and leave between two tokens. No row
-        is added while rows of another key are pending: held-out rows have the policy to themselves, at their exact
-        version. Rows that are still held when generation fails are released.
-        """
-        first, (version, _) = pending.pop(key), key
-        if gone := self._use_weights(version, first):
-            yield gone
-            return
-        batch = _Batch(key, pending, more)
-        try:
-            self._open(first, batch)
-            while batch.held or key in pending:
-                self.progress()
-                if version is None:
-                    late = pending.pop(key, [])
-                    self._stager.use_newest(max((row.prompt.min_version for row in late), default=0))
-                    self._open(late, batch)
-                yield self._exchange(batch, 0 if len(self._guests.waiting) else WAIT_SECONDS)
-                if len(self._guests.waiting) and not batch.is_over():
-                    for _ in self._guests.answer(version, batch.is_over):
-                        yield self._exchange(batch, 0)
-        finally:
-            for row in list(batch.held):
-                self._close(row)
-            self._ended({}, 0)  # old news must not be taken for news of a row that is delivered again
+    def offer(self, row: Row, *, greedy: bool) -> None:
+        """Offer the samples of a row to agents."""
+        prompt, agent = row.prompt, self.context.config.agent
+        task: dict[str, Any] = {"prompt": prompt.text, "messages": prompt.messages, "metadata": prompt.metadata}
+        task["held_out"] = row.is_eval
+        if agent is not None and agent.shows_answer:
+            task["answer"] = prompt.answer
+        samples = range(1 if greedy else self._settings.group_size)
+        sessions = [Session(row.id, n, task, prompt.seed, greedy=greedy) for n in samples]
+        self.context.table.connection.call(self._sessions.open(row.id, sessions), OPEN_SECONDS)
 
-    def _exchange(self, batch: _Batch, seconds: float) -> Results:
-        """Take in rows, and return those that are over; waits for news this long at most."""
-        over = [batch.held.pop(row) for row in self._ended(batch.held, seconds)]
-        found: list[tuple[Row, Any]] = [(row, self._result(row)) for row in over]
-        bad: list[tuple[Row, RelaxError]] = []
-        limit = self.row_limit() - len(batch.held)
-        self._open(self._joining(batch.key, batch.pending, lambda: batch.more(limit), bad), batch)
-        return found + bad
-
-    def _ended(self, held: Mapping[RowId, Row], seconds: float) -> list[RowId]:
-        """Wait for news, this long at most; return the rows that are over."""
-        found: list[RowId] = []
-        try:
-            news = self._news.get(timeout=seconds) if seconds else self._news.get_nowait()
-            while True:
-                if news is not None and news in held and news not in found:
-                    found.append(news)
-                news = self._news.get_nowait()
-        except queue.Empty:
-            return found
-
-    def _open(self, rows: Sequence[Row], batch: _Batch) -> None:
-        """Offer the samples of rows to agents."""
-        _, greedy = batch.key
-        for row in rows:
-            prompt = row.prompt
-            task: dict[str, Any] = {"prompt": prompt.text, "messages": prompt.messages, "metadata": prompt.metadata}
-            task["held_out"] = row.is_eval
-            agent = self.context.config.agent
-            if agent is not None and agent.shows_answer:
-                task["answer"] = prompt.answer
-            samples = range(1 if greedy else self._settings.group_size)
-            sessions = [Session(row.id, n, task, prompt.seed, greedy=greedy) for n in samples]
-            batch.held[row.id] = row
-            self.context.table.connection.call(self._sessions.open(row.id, sessions), OPEN_SECONDS)
-
-    def _close(self, row: RowId) -> list[Session] | RowTakenError:
+    def withdraw(self, row: RowId) -> list[Session] | RowTakenError:
+        """Offer the samples of a row no more; return them, or why another actor has the row."""
         return self.context.table.connection.call(self._sessions.close(row), OPEN_SECONDS)
 
-    def _result(self, row: Row) -> Trajectory | Drop | RelaxError:
-        sessions = self._close(row.id)
+    def news(self, seconds: float) -> list[RowId]:
+        """Wait for news, this long at most; return the rows that may be over."""
+        found: list[RowId] = []
+        # No wait beside requests that can be generated.
+        waits = seconds if not self._policy.guests_waiting else 0
+        with suppress(queue.Empty):
+            news = self._news.get(timeout=waits) if waits else self._news.get_nowait()
+            while True:
+                if news is not None and news not in found:
+                    found.append(news)
+                news = self._news.get_nowait()
+        return found
+
+    def result_of(self, row: Row) -> Trajectory | Drop | RelaxError:
+        """Return the result of a row whose samples have ended."""
+        sessions = self.withdraw(row.id)
         if isinstance(sessions, RowTakenError):
             return sessions
         try:
@@ -236,6 +178,63 @@ class AgentRollout(Rollout):
             "agent_replays": self._sessions.replays,
             "agent_branches": self._sessions.branches,
         }
+
+
+class _AgentWork:
+    """Rows whose samples agents work out; see `relax_actors.generation.work.Work`.
+
+    Requests of agents join the running batch as they come, and rows are held and leave between two tokens.
+
+    Args:
+        role: offers the samples.
+        greedy: whether the rows are held out, with one sample each.
+    """
+
+    asks_as_guests = True
+
+    def __init__(self, role: AgentRollout, *, greedy: bool) -> None:
+        self._role, self._greedy = role, greedy
+        self._held: dict[RowId, Row] = {}
+        self._over: list[Row] = []
+
+    def __len__(self) -> int:
+        """Return the number of rows that are held."""
+        return len(self._held) + len(self._over)
+
+    def room(self, limit: int) -> int:
+        """Return how many rows may be held: they need no room of their own."""
+        del limit
+        return self._role.row_limit() - len(self)
+
+    def open(self, rows: Sequence[Row]) -> list[tuple[Row, RelaxError]]:
+        """Offer the samples of rows to agents."""
+        for row in rows:
+            self._held[row.id] = row
+            self._role.offer(row, greedy=self._greedy)
+        return []
+
+    def exchange(self) -> None:
+        """Look for rows that are over."""
+        self._look(0)
+
+    def wait(self) -> None:
+        """Wait a short time for a request or the end of a sample."""
+        self._look(WAIT_SECONDS)
+
+    def _look(self, seconds: float) -> None:
+        self._over += [self._held.pop(row) for row in self._role.news(seconds) if row in self._held]
+
+    def results(self) -> list[tuple[Row, Any]]:
+        """Return the rows that are over."""
+        self._look(0)
+        over, self._over = self._over, []
+        return [(row, self._role.result_of(row)) for row in over]
+
+    def close(self) -> None:
+        """Withdraw the rows that are held."""
+        for row in [*self._held, *(row.id for row in self._over)]:
+            self._role.withdraw(row)
+        self._role.news(0)  # old news must not be taken for news of a row that is delivered again
 
 
 def _with_equal_metrics(samples: Sequence[Sample]) -> list[Sample]:

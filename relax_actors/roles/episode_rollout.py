@@ -153,7 +153,7 @@ class EpisodeRollout(Rollout):
             found: PromptMedia | None = prefix(shared)
             return found
 
-        refresh = self._stager.refresh if self._in_flight_updates and not prompt.exact_version else None
+        version = prompt.min_version if prompt.exact_version else None
 
         def generate(sequences: Sequence[NDArray[Any]]) -> list[Generation]:
             nonlocal calls
@@ -173,10 +173,8 @@ class EpisodeRollout(Rollout):
             }
             calls += 1
             found = [_nothing() for _ in sequences]
-            places = list(requests)
-            for done in self._engine.stream(list(requests.values()), self.progress, refresh) if requests else ():
-                for n, (generation,) in done:
-                    found[places[n]] = generation
+            for i, (generation,) in zip(requests, self._policy.answer(list(requests.values()), version), strict=True):
+                found[i] = generation
             return found
 
         return generate

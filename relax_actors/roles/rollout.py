@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 
@@ -14,22 +15,20 @@ from broker.subjects import RowId
 from relax_actors.algorithms.advantages.estimation import needs_greedy
 from relax_actors.config import Config
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.engines.backends import inference_backend
 from relax_actors.engines.protocols import Generation, GenerationRequest, PromptMedia
-from relax_actors.engines.protocols.guests import GUESTS, InFlight
-from relax_actors.engines.protocols.inference import Refresh
 from relax_actors.errors import RelaxError, RowError, StoreError
+from relax_actors.generation.batch import GUESTS, Kind, Samples
+from relax_actors.generation.policy import Policy
+from relax_actors.generation.work import SingleTurns, Work
 from relax_actors.messages import Prompt, Trajectory
 from relax_actors.messages.experts import split_prompt_experts
 from relax_actors.messages.fingerprints import fingerprints_of
 from relax_actors.registry.role_spec import RoleSpec
-from relax_actors.roles.guest_batches import GuestBatches
 from relax_actors.runtime import More, Results, Role, Row
 from relax_actors.serving.generation_service import GenerationService, Surroundings
 from relax_actors.training.row_media import RowMedia, with_media
 from relax_actors.training.stops import stops_of
 from relax_actors.training.validation import RowValidator
-from relax_actors.weights.stager import Stager
 
 REPORT_INTERVAL = 0.25
 """Least number of seconds between two `generated` metrics, so that short rows do not flood the broker."""
@@ -73,27 +72,15 @@ class Rollout(Role):
         self._settings = config.rollout
         self._tokenizer = Tokenizer(config.model_path)
         self._stop_ids, self._stop_strings = stops_of(self._tokenizer, config.rollout.stop)
-        self._engine = inference_backend(config).build(self.context)
-        self._stager = Stager(self.context, self._engine)
-        self._stager.start()
+        self._policy = Policy(self.context, self.progress, guests=self.guest_limit(), has_barrier=self.has_barrier())
+        self._engine, self._stager = self._policy.engine, self._policy.stager
         self._validator = RowValidator(config)
         self._media = None if config.media is None else RowMedia(self.context)
-        self._in_flight_updates = config.updates_in_flight
         self._baselines = 1 if needs_greedy(config.algorithm) else 0
         # Media of rows that are not being generated yet.
         self._media_of: dict[RowId, PromptMedia] = {}
         self._generated_tokens = 0
-        self._model_seconds = 0.0
         self._last_report = 0.0
-        self._guests = GuestBatches(
-            self._engine,
-            self._stager,
-            self.progress,
-            self.guest_limit(),
-            config.rollout.max_running_tokens,
-            is_alone=config.run.deterministic,
-            updates_in_flight=self._in_flight_updates,
-        )
         self._service = None if config.gateway is None else self._make_service()
         if self._service is not None:
             self.start_service(self._service)
@@ -102,18 +89,14 @@ class Rollout(Role):
         """Begin to answer requests of the gateway."""
         service.start()
 
-    def on_guest(self) -> None:
-        """Take notice of a request of the gateway. Called in the event loop's thread."""
-
     def _make_service(self) -> GenerationService:
         config = self.context.config
         around = Surroundings(
-            self._guests.waiting,
+            self._policy,
             self._tokenizer,
             self._engine.context_length,
             lambda texts: stops_of(self._tokenizer, [*config.rollout.stop, *texts]),
             self._stager.served,
-            self.on_guest,
         )
         return GenerationService(self.context, around)
 
@@ -138,7 +121,7 @@ class Rollout(Role):
         yield self._enqueue(rows, pending)
         while pending:
             yield from self._generate(next(iter(pending)), pending, more)
-        if len(self._guests.waiting):
+        if self._policy.guests_waiting:
             self.context.wake()  # some requests could not join
 
     def _enqueue(self, rows: Sequence[Row], pending: Pending) -> list[tuple[Row, RelaxError]]:
@@ -157,7 +140,7 @@ class Rollout(Role):
         return bad
 
     def _generate(self, key: BatchKey, pending: Pending, more: More) -> Iterator[Results]:
-        """Generate one batch: the pending rows of a batch key, and matching rows that arrive later.
+        """Generate the pending rows of a batch key, and matching rows that arrive later.
 
         No row joins a batch of an exact version. No row joins while rows of another key are pending, or while newer
         weights are staged and in-flight updates are off: the batch then drains, so that neither is starved.
@@ -166,39 +149,84 @@ class Rollout(Role):
         if gone := self._use_weights(version, first):
             yield gone
             return
-        running, pace = InFlight(), self._guests.pace()
-        bad: list[tuple[Row, RelaxError]] = []
-
-        def start(rows: Sequence[Row]) -> list[GenerationRequest]:
-            now = time.monotonic()
-            return running.add([(self._request(row, greedy=greedy), (row, now)) for row in rows])
-
-        def join(limit: int) -> list[GenerationRequest]:
-            joining = self._joining(key, pending, lambda: more(limit), bad)
-            waiting = self._guests.invitable(running) if running.has_rows and not self._drains(key, pending) else 0
-            guests = self._guests.invite(running) if pace.step(waiting, len(running)) and waiting else []
-            return guests + start(joining)
-
-        cpu_start = time.thread_time()
+        work, bad = self.make_work(greedy=greedy), list[tuple[Row, RelaxError]]()
         try:
-            for done in self._engine.stream(start(first), self.progress, self._refresh_of(version), join):
-                self._model_seconds += time.thread_time() - cpu_start
-                found: list[tuple[Row, Any]] = []
-                for (row, started), samples in running.take(done):
-                    self._report(samples, time.monotonic() - started)
-                    found.append((row, self._trajectory(row, samples)))
-                yield [*found, *bad]
+            bad += work.open(first)
+            for _ in self._advance(work, key, pending, more, bad):
+                yield [*work.results(), *bad]
                 bad.clear()
-                cpu_start = time.thread_time()
         finally:
-            running.dismiss()
-        yield bad
+            self._policy.give_up()
+            work.close()
+
+    def _advance(
+        self, work: Work, key: BatchKey, pending: Pending, more: More, bad: list[tuple[Row, RelaxError]]
+    ) -> Iterator[None]:
+        """Generate until no row is without a result; yield whenever there may be results.
+
+        Args:
+            work: the rows.
+            key: of the batch.
+            pending: rows that are not being generated yet; those that arrive and do not join are added.
+            more: takes further rows that have arrived.
+            bad: rows that cannot be generated are added, with their errors.
+        """
+        version, _ = key
+
+        def take_in(limit: int) -> None:
+            work.exchange()
+            if rows := self._joining(key, pending, lambda: more(work.room(limit)), bad):
+                bad.extend(work.open(rows))
+
+        def opens() -> bool:
+            return key not in pending and not self._policy.waits_for_weights(version)
+
+        def invites() -> bool:
+            return opens() if work.asks_as_guests else bool(len(work)) and not self._drains(key, pending)
+
+        yield
+        while len(work):
+            if version is None:  # nothing runs: conversations go on with newer weights, which some rows need
+                late = pending.pop(key, [])
+                self._stager.use_newest(max((row.prompt.min_version for row in late), default=0))
+                bad += work.open(late)
+            ran = False
+            for _ in self._policy.run(version, take_in, opens, invites):
+                ran = True
+                yield
+            if not len(work):
+                return
+            if not ran:
+                work.wait()
+                self.progress()
+            take_in(self.row_limit())
+            yield
+
+    def make_work(self, *, greedy: bool) -> Work:
+        """Return what turns rows into requests, and answers into results, while one batch key is generated.
+
+        Args:
+            greedy: whether the rows get one sample each, of the most likely tokens.
+        """
+
+        def generate(row: Row) -> Future[Samples]:
+            return self._policy.generate(self._request(row, greedy=greedy), Kind.ROW)
+
+        return SingleTurns(generate, self._finish)
+
+    def _finish(self, row: Row, samples: Samples, seconds: float) -> Trajectory:
+        self._report(samples, seconds)
+        return self._trajectory(row, samples)
 
     def serve(self, until: Callable[[], bool]) -> None:
         """Answer requests of the gateway while there is no row; see `Role`."""
-        self._guests.serve(until)
-        if len(self._guests.waiting):
+        self._policy.serve(until)
+        if self._policy.guests_waiting:
             self.context.wake()
+
+    def has_barrier(self) -> bool:
+        """Return whether the turns of all conversations form one batch, so that batches do not depend on time."""
+        return False
 
     def guest_limit(self) -> int:
         """Return the most requests of the gateway that are generated at once."""
@@ -211,9 +239,6 @@ class Rollout(Role):
         elif not self._stager.try_use_version(version):
             return [(row, StoreError(f"weights {version} are gone")) for row in rows]
         return []
-
-    def _refresh_of(self, version: int | None) -> Refresh | None:
-        return self._stager.refresh if version is None and self._in_flight_updates else None
 
     def _joining(
         self, key: BatchKey, pending: Pending, arrive: Callable[[], Sequence[Row]], bad: list[tuple[Row, RelaxError]]
@@ -239,7 +264,7 @@ class Rollout(Role):
     def _drains(self, key: BatchKey, pending: Pending) -> bool:
         """Whether nothing joins the running batch of a key, so that other rows and newer weights get their turn."""
         version, _ = key
-        waits = self._refresh_of(version) is None and (pending or self._stager.has_newer)
+        waits = self._policy.refresh_of(version) is None and (pending or self._stager.has_newer)
         return version is not None or bool(waits) or any(other != key for other in pending)
 
     def _checked_prompt(self, row: Row) -> Prompt:
@@ -266,10 +291,19 @@ class Rollout(Role):
             self.context.journal.metric({"kind": "generated", "tokens": tokens, "seconds": round(seconds, 5)})
 
     def _request(self, row: Row, *, greedy: bool) -> GenerationRequest:
-        settings, prompt = self._settings, row.prompt
+        return replace(
+            self._template(greedy=greedy),
+            tokens=row.prompt.tokens if self._media is None else row.media.tokens,
+            seed=row.prompt.seed,
+            media=self._media_of.pop(row.id, None),
+        )
+
+    def _template(self, *, greedy: bool) -> GenerationRequest:
+        """Return the settings of the requests of rows."""
+        settings = self._settings
         return GenerationRequest(
-            tokens=prompt.tokens if self._media is None else row.media.tokens,
-            seed=prompt.seed,
+            tokens=np.zeros(0, np.int32),
+            seed=0,
             samples=1 if greedy else settings.group_size + self._baselines,
             temperature=settings.temperature,
             top_p=settings.top_p,
@@ -278,7 +312,6 @@ class Rollout(Role):
             greedy_samples=1 if greedy else self._baselines,
             min_tokens=settings.min_tokens,
             stop_strings=self._stop_strings,
-            media=self._media_of.pop(row.id, None),
         )
 
     def _trajectory(self, row: Row, samples: list[Generation]) -> Trajectory:
@@ -315,7 +348,7 @@ class Rollout(Role):
         version = self._engine.version
         return {
             "generated_tokens": self._generated_tokens,
-            "model_cpu_seconds": round(self._model_seconds, 3),
+            "model_cpu_seconds": round(self._policy.model_seconds, 3),
             "version": -1 if version is None else version,
             "swap_seconds": round(self._stager.swap_seconds, 6),
             "weights_from_memory": self._stager.received_from_memory,
@@ -328,5 +361,4 @@ class Rollout(Role):
         """Close the stager and the engine."""
         if self._service is not None:
             self._service.close()
-        self._stager.close()
-        self._engine.close()
+        self._policy.close()

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from broker.codec import decode, decode_fields, encode, open_envelope
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.engines.protocols import Generation, GenerationRequest, StopStrings
-from relax_actors.engines.protocols.guests import Guest, Guests
+from relax_actors.engines.protocols import GenerationRequest, StopStrings
 from relax_actors.errors import CodecError, ConfigError, RelaxError
+from relax_actors.generation.batch import Generates
 from relax_actors.messages.generate import (
     STILL_WORKING,
     CallNote,
@@ -59,20 +59,18 @@ class Surroundings:
     """What the service needs of the rollout role.
 
     Attributes:
-        guests: queue of the requests that join the engine's batch.
+        policy: generates.
         tokenizer: tokenizer of the model.
         context_length: largest number of tokens of prompt and answer.
         stops: stop tokens and stop strings of `rollout.stop` and further texts.
         fingerprints: fingerprints of weights by version.
-        on_guest: called when a request has joined the queue.
     """
 
-    guests: Guests
+    policy: Generates
     tokenizer: Tokenizer
     context_length: int
     stops: Callable[[list[str]], tuple[frozenset[int], StopStrings | None]]
     fingerprints: Mapping[int, str]
-    on_guest: Callable[[], None] = lambda: None
 
 
 class GenerationService:
@@ -235,31 +233,29 @@ class GenerationService:
             watch: tells when the client has left, which has the same effect.
         """
         watch = watch or CallWatch()
-        if len(self._around.guests) >= MAX_WAITING:
+        if self._around.policy.guests_waiting >= MAX_WAITING:
             return GenerateAnswer(refusal=Refusal.BUSY, detail=f"{MAX_WAITING} requests wait for the engine; try again")
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Generation | RelaxError] = loop.create_future()
-
-        def done(result: Generation | RelaxError) -> None:
-            loop.call_soon_threadsafe(_settle, answer, result)
-
-        guest = Guest(replace(request, watch=watch), done)
-        self._around.guests.add(guest)
-        self._around.on_guest()
-        self._context.wake()
-        watch.on_cancel(lambda: _settle(answer, RelaxError(LEFT)))
+        asked = self._around.policy.generate(replace(request, watch=watch))
+        left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        watch.on_cancel(lambda: None if left.done() else left.set_result(None))
+        answer = asyncio.wrap_future(asked)
         sending = asyncio.ensure_future(watch.send_pieces(request.tokens))
         try:
-            found = await asyncio.wait_for(answer, seconds)
-        except TimeoutError:
-            detail = f"the engine did not finish the request within {seconds:g} s; try again, or raise the time"
-            return GenerateAnswer(refusal=Refusal.FAILED, detail=detail, call=call)
+            both: list[asyncio.Future[Any]] = [answer, left]
+            await asyncio.wait(both, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                (found,) = answer.result()
+            elif left.done():
+                return GenerateAnswer(refusal=Refusal.FAILED, detail=LEFT, call=call)
+            else:
+                detail = f"the engine did not finish the request within {seconds:g} s; try again, or raise the time"
+                return GenerateAnswer(refusal=Refusal.FAILED, detail=detail, call=call)
+        except RelaxError as error:
+            return GenerateAnswer(refusal=Refusal.FAILED, detail=str(error)[:500], call=call)
         finally:
             sending.cancel()
             watch.cancel()
-            self._around.guests.remove(guest)
-        if isinstance(found, RelaxError):
-            return GenerateAnswer(refusal=Refusal.FAILED, detail=str(found)[:500], call=call)
+            answer.cancel()
         version = int(found.versions[-1]) if len(found.versions) else -1
         return GenerateAnswer(
             prompt=request.tokens,
@@ -291,8 +287,3 @@ class Refused(Exception):  # noqa: N818 an answer, not an error of the program
     def __init__(self, refusal: Refusal, detail: str) -> None:
         super().__init__(detail)
         self.answer = GenerateAnswer(refusal=refusal, detail=detail)
-
-
-def _settle(future: asyncio.Future[Any], result: Any) -> None:
-    if not future.done():
-        future.set_result(result)

@@ -1,4 +1,4 @@
-"""Episodes that an actor generates: which turns are ready, and the traffic with their environments.
+"""Episodes that an actor generates: their turns, and the traffic with their environments.
 
 Used from the role's thread. Every wait has a deadline: the client answers each operation, at the latest with an error.
 """
@@ -6,9 +6,11 @@ Used from the role's thread. Every wait has a deadline: the client answers each 
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from relax_actors.config import Config
 from relax_actors.config.environment import EnvironmentSection
@@ -16,6 +18,7 @@ from relax_actors.engines.protocols import Generation, GenerationRequest
 from relax_actors.envs.client import EnvironmentClient
 from relax_actors.envs.operations import Close
 from relax_actors.errors import EpisodesFailedError, RelaxError, RowError
+from relax_actors.generation.batch import Generates, Kind, Samples
 from relax_actors.messages import Act, EnvironmentAnswer, Fault, FinishReason, Open, Trajectory
 from relax_actors.runtime import Drop, Row
 from relax_actors.runtime.context import Context
@@ -24,32 +27,41 @@ from relax_actors.training.conversation import Conversation
 from relax_actors.training.episode import Episode, State
 from relax_actors.training.episode_group import EpisodeGroup, Live, SeenPrompt, starts_of, task_of
 from relax_actors.training.episode_input import Limits
-from relax_actors.training.token_ledger import TokenLedger
 from relax_actors.training.turn_log import TurnLog, read_turns, repeat_turns
 
 MAX_LOSSES = 20
 """Times that a session may be lost in one turn before its sample fails."""
+WAIT_SECONDS = 0.05
+"""Longest wait for an environment's answer before rows and guests are looked for again."""
 LOOK_SECONDS = 1.0
 """Interval of looking for episodes that have taken too long."""
 
 
 class EpisodeBatch:
-    """Episodes of the rows that an actor generates together.
+    """Episodes of the rows that an actor generates together; see `relax_actors.generation.work.Work`.
 
     Args:
         context: context of the actor.
         client: sessions of the actor.
         conversation: renders observations.
         limits: limits of an episode.
-        ledger: says which turns may begin.
+        samples: samples of each row.
+        policy: generates turns.
+        template: settings of the requests.
+        see: returns the prompt of a row with its media; None for a model that reads text only.
+        check: checks the trajectory of a row that is over.
         barrier: whether to wait for all environments before each turn.
+        most: rows that are generated at once.
 
     Attributes:
         groups: rows that are not over.
-        counts: turns generated, turns taken from turn cells instead, sessions opened and lost, and failures of
-            environments. Batches of one actor share it: the number of a session is part of its name, so that no answer
-            to an earlier session is taken for one to a later session of the same sample.
+        counts: turns generated, turns taken from turn cells instead, sessions opened and lost, failures of
+            environments, and seconds without anything to generate. Batches of one actor share it: the number of a
+            session is part of its name, so that no answer to an earlier session is taken for one to a later session of
+            the same sample.
     """
+
+    asks_as_guests = False
 
     def __init__(
         self,
@@ -57,43 +69,51 @@ class EpisodeBatch:
         client: EnvironmentClient,
         conversation: Conversation,
         limits: Limits,
-        ledger: TokenLedger,
         *,
+        samples: int,
+        policy: Generates,
+        template: GenerationRequest,
+        see: Callable[[Row], SeenPrompt | None],
+        check: Callable[[EpisodeGroup, Trajectory], Trajectory | RelaxError],
+        fingerprints: Mapping[int, str],
         barrier: bool,
+        most: int,
+        counts: dict[str, float],
     ) -> None:
         config: Config = context.config
         assert config.environment is not None  # noqa: S101 the role is chosen by this section
         self._context, self._client, self._conversation = context, client, conversation
         self._section: EnvironmentSection = config.environment
-        self._settings, self._limits, self._ledger, self._barrier = config.rollout, limits, ledger, barrier
+        self._settings, self._limits, self._samples, self._barrier = config.rollout, limits, samples, barrier
+        self._policy, self._template, self._see, self._check = policy, template, see, check
+        self._fingerprints, self._most = fingerprints, most
         self.groups: list[EpisodeGroup] = []
         self._sessions: dict[str, Live] = {}
-        self._ready: deque[Live] = deque()
+        self._ready: list[Live] = []
+        self._done: list[tuple[Live, Generation]] = []
         self._looked = 0.0
-        self.counts: Counter[str] = Counter()
+        self.counts = counts
 
-    def add(
-        self, rows: Sequence[Row], samples: int, see: Callable[[Row], SeenPrompt | None] = lambda _: None
-    ) -> list[tuple[Row, RelaxError]]:
-        """Begin with rows, or continue where the last actor that had them wrote turns down.
+    def __len__(self) -> int:
+        """Return the number of rows that are not over."""
+        return len(self.groups)
 
-        Args:
-            rows: the rows.
-            samples: samples of each row.
-            see: returns the prompt of a row with its media; None for a model that reads text only.
+    def room(self, limit: int) -> int:
+        """Return how many rows may begin: turns need no room of their own."""
+        del limit
+        return self._most - len(self.groups)
 
-        Returns:
-            The rows whose prompts cannot be rendered, with their errors.
-        """
+    def open(self, rows: Sequence[Row]) -> list[tuple[Row, RelaxError]]:
+        """Begin with rows, or continue where the last actor that had them wrote turns down."""
         bad: list[tuple[Row, RelaxError]] = []
         if not rows:
             return bad
         turns = read_turns(self._context.table, [row.id for row in rows])
         for row in rows:
             recorded = turns[row.id]
-            seen = see(row)
+            seen = self._see(row)
             try:
-                starts = starts_of(row.prompt, samples, self._conversation, self._section, seen)
+                starts = starts_of(row.prompt, self._samples, self._conversation, self._section, seen)
             except RowError as error:
                 bad.append((row, error))
                 continue
@@ -109,6 +129,18 @@ class EpisodeBatch:
             self._open([live for live in group.members if live.episode.state is not State.ENDED])
         return bad
 
+    def exchange(self) -> None:
+        """Write turns down, take the answers of environments, and ask for the turns that are ready."""
+        self._write_turns()
+        self._take_answers(0.0)
+        self._ask()
+
+    def wait(self) -> None:
+        """Wait a short time for an environment."""
+        start = time.monotonic()
+        self._take_answers(WAIT_SECONDS)
+        self.counts["environment_wait_seconds"] += time.monotonic() - start
+
     def _open(self, members: Sequence[Live]) -> None:
         """Open the sessions of episodes, and bring them to their last action."""
         operations = []
@@ -116,7 +148,7 @@ class EpisodeBatch:
             self._sessions.pop(live.session, None)
             self.counts["sessions_opened"] += 1
             row, sample = live.group.row, live.episode.start.sample
-            live.session = f"{row.id}.{sample}@{self._context.author}.{self.counts['sessions_opened']}"
+            live.session = f"{row.id}.{sample}@{self._context.author}.{self.counts['sessions_opened']:.0f}"
             self._sessions[live.session] = live
             actions, seen = live.episode.actions, live.episode.observations
             opening = Open(live.session, task_of(row.prompt), derive_seed(row.prompt.seed, "environment", sample))
@@ -128,7 +160,7 @@ class EpisodeBatch:
             operations.append(opening)
         self._client.submit(operations)
 
-    def take_answers(self, timeout: float) -> None:
+    def _take_answers(self, timeout: float) -> None:
         """Take the answers of environments that have arrived; waits at most `timeout` seconds for the first one."""
         for answer in self._client.take(timeout):
             live = self._sessions.get(answer.session)
@@ -184,13 +216,15 @@ class EpisodeBatch:
             if group.seconds(now) < self._section.episode_seconds:
                 continue
             for live in group.members:
-                if live.episode.state not in (State.ENDED, State.GENERATING):
+                if live.episode.state is State.GENERATING and not (live.asked and live.asked.cancel()):
+                    continue  # its turn is being generated
+                if live.episode.state is not State.ENDED:
                     live.episode.end(FinishReason.TIMEOUT)
                     self._ended(live)
-        self._ready = deque(live for live in self._ready if live.episode.state is State.READY)
+        self._ready = [live for live in self._ready if live.episode.state is State.READY]
 
     def _ended(self, live: Live) -> None:
-        self._ledger.end(live)
+        self._policy.release(live)
         if live.episode.reason is not FinishReason.ERROR:
             live.group.log.add(live.episode.last_turn())
         if self._sessions.pop(live.session, None) is not None:
@@ -199,54 +233,45 @@ class EpisodeBatch:
     def _act(self, members: Sequence[Live]) -> None:
         self._client.submit([Act(m.session, m.episode.turns - 1, m.episode.actions[-1]) for m in members])
 
-    @property
-    def ready(self) -> int:
-        """Number of turns that are ready to generate."""
-        return len(self._ready)
-
-    def requests(self, template: GenerationRequest) -> list[tuple[GenerationRequest, Live]]:
-        """Begin the turns that are ready and that the ledger has room for, those of the oldest conversations first.
+    def _ask(self) -> None:
+        """Ask for the turns that are ready.
 
         With a barrier, a turn of all samples forms one batch, whatever its environments take: a deterministic run
         computes the same bits again.
-
-        Args:
-            template: settings of the requests.
         """
         if self._barrier and any(self._waits(live) for live in self._sessions.values()):
-            return []
+            return
         if self._barrier:
-            self._ready = deque(sorted(self._ready, key=lambda live: (live.group.row.id, live.episode.start.sample)))
-        elif self._ledger.has_limit:
-            self._ready = deque(self._ledger.oldest_first(self._ready))
-        found: list[tuple[GenerationRequest, Live]] = []
-        while self._ready:
-            live = self._ready[0]
+            self._ready.sort(key=lambda live: (live.group.row.id, live.episode.start.sample))
+        ready, self._ready = self._ready, []
+        for live in ready:
             episode = live.episode
             most = episode.max_tokens
-            if not self._ledger.begin(live, episode.held + most):
-                break
-            self._ready.popleft()
             request = replace(
-                template,
+                self._template,
                 tokens=episode.tokens,
                 seed=episode.seed,
                 samples=1,
                 max_tokens=most,
-                min_tokens=min(template.min_tokens, most),
+                min_tokens=min(self._template.min_tokens, most),
                 session="" if self._barrier else f"{live.session}{episode.player}",
                 media=episode.media,
             )
             episode.begin()
-            found.append((request, live))
-        return found
+            live.asked = self._policy.generate(request, Kind.TURN, conversation=live, tokens=episode.held + most)
+            live.asked.add_done_callback(partial(self._take, live))
+
+    def _take(self, live: Live, samples: Future[Samples]) -> None:
+        if not samples.cancelled() and samples.exception() is None:
+            self._done.append((live, samples.result()[0]))
 
     @staticmethod
     def _waits(live: Live) -> bool:
         return live.episode.state in (State.OPENING, State.WAITING)
 
-    def generated(self, done: Sequence[tuple[Live, Generation]]) -> None:
+    def _generated(self) -> None:
         """Take generated turns, and give them to their environments."""
+        done, self._done = self._done, []
         acting = []
         for live, found in done:
             self.counts["turns"] += 1
@@ -255,19 +280,26 @@ class EpisodeBatch:
             if live.episode.state is State.ENDED:
                 self._ended(live)
             else:
-                self._ledger.wait(live, live.episode.held)
+                self._policy.hold(live, live.episode.held)
                 acting.append(live)
         self._act(acting)
 
-    def write_turns(self) -> None:
+    def _write_turns(self) -> None:
         """Write the turns of rows whose work is worth more than rollout.turn_log_after."""
         now = time.monotonic()
         for group in self.groups:
             if now - group.started >= self._settings.turn_log_after:
                 group.log.flush(group.seconds(now))
 
-    def finished(self, fingerprints: dict[int, str]) -> list[tuple[EpisodeGroup, Trajectory | Drop | RelaxError]]:
-        """Remove the rows that are over, and return them with their results."""
+    def results(self) -> list[tuple[Row, Any]]:
+        """Take the turns that were generated; return the rows that are over, with their results."""
+        self._generated()
+        return [
+            (group.row, self._check(group, result) if isinstance(result, Trajectory) else result)
+            for group, result in self._finished()
+        ]
+
+    def _finished(self) -> list[tuple[EpisodeGroup, Trajectory | Drop | RelaxError]]:
         over = [group for group in self.groups if group.is_over]
         if not over:
             return []
@@ -275,7 +307,7 @@ class EpisodeBatch:
         found: list[tuple[EpisodeGroup, Trajectory | Drop | RelaxError]] = []
         for group in over:
             try:
-                found.append((group, group.result(self._section, fingerprints)))
+                found.append((group, group.result(self._section, self._fingerprints)))
             except EpisodesFailedError as error:
                 found.append((group, error))
             except ValueError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from broker.codec import Array
 from relax_actors.config.environment import EnvironmentSection
 from relax_actors.engines.protocols.media import PromptMedia
 from relax_actors.errors import EpisodesFailedError
+from relax_actors.generation.batch import Samples
 from relax_actors.messages import DropReason, FinishReason, Prompt, Sample, Trajectory
 from relax_actors.messages.samples import PLAYER_REWARD, TRUNCATED
 from relax_actors.runtime import Drop, Row
@@ -35,6 +37,7 @@ class Live:
         restoring: whether the session is being restored, so that its last action must be repeated.
         losses: how often the session was lost since the last answer.
         failure: the last error of the environment.
+        asked: the turn that was asked for last.
     """
 
     episode: Episode
@@ -43,6 +46,7 @@ class Live:
     restoring: bool = False
     losses: int = 0
     failure: str = ""
+    asked: Future[Samples] | None = None
 
 
 @dataclass(eq=False)

@@ -13,7 +13,7 @@ import pytest
 from nats.aio.subscription import Subscription
 
 from broker.table import Table
-from relax_actors.engines.protocols.guests import Guest
+from relax_actors.generation.batch import Ticket
 from relax_actors.messages.generate import GenerateCall
 from relax_actors.roles.agent_rollout import AgentRollout
 from relax_actors.roles.gateway import GatewayRole
@@ -33,7 +33,7 @@ SETTINGS = (
     "agent.retries=0",
     "gateway.max_concurrent=1000",
 )
-KEPT = (Session, Forest, Turn, LogWriter, CallWatch, Guest, GenerateCall, LiveStream, Subscription, asyncio.Task)
+KEPT = (Session, Forest, Turn, LogWriter, CallWatch, Ticket, GenerateCall, LiveStream, Subscription, asyncio.Task)
 """Types of what a session needs."""
 
 

@@ -10,17 +10,18 @@ import pytest
 
 from broker.subjects import RowId
 from relax_actors.engines.protocols import Generation
-from relax_actors.engines.protocols.guests import Guest
+from relax_actors.generation.batch import Ticket
 from relax_actors.messages import FinishReason
 from relax_actors.messages.generate import GenerateAnswer, GenerateCall
 from relax_actors.serving.errors import ApiError
+from tests.support.asked import answer
 from tests.support.running import wait_until
 from tests.support.service_ends import ServiceEnds
 
 PROMPT = np.array([1, 2], np.int32)
 
 
-def next_guest(ends: ServiceEnds) -> Guest:
+def next_guest(ends: ServiceEnds) -> Ticket:
     (guest, *more) = wait_until(lambda: ends.guests.take(8), "a request")
     assert not more, "suspects are sent one at a time"
     return guest
@@ -41,7 +42,7 @@ def test_request_with_which_two_actors_died_is_not_sent_to_a_third(ends: Service
     ends.start(3)
     guest = next_guest(ends)
     assert int(guest.request.tokens[0] - PROMPT[0]) == 1 - poison
-    guest.done(Generation(PROMPT, np.zeros(2, np.float32), np.zeros(2, np.int32), FinishReason.STOP))
+    answer(guest, Generation(PROMPT, np.zeros(2, np.float32), np.zeros(2, np.int32), FinishReason.STOP))
     assert asking[1 - poison].result(20).tokens.tolist() == PROMPT.tolist()
     error = refused(asking[poison])
     assert (error.status, error.code, error.retry_after) == (422, "request_killed_actors", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,14 +12,15 @@ from numpy.typing import NDArray
 from broker.codec import encode
 from broker.subjects import RowId
 from relax_actors.data.renderer import Extension, Message
+from relax_actors.engines.protocols import GenerationRequest
 from relax_actors.envs.client import EnvironmentClient
 from relax_actors.messages import EnvironmentAnswer, FinishReason, Prompt, Turns
 from relax_actors.runtime import Row
 from relax_actors.training.episode import Episode, State
 from relax_actors.training.episode_batch import EpisodeBatch
 from relax_actors.training.episode_input import Limits, Start
-from relax_actors.training.token_ledger import TokenLedger
 from relax_actors.training.turn_log import Recorded, TurnLog, read_turns, repeat_turns
+from tests.support.asked import Asked
 from tests.support.contexts import MakeContext
 from tests.support.running import wait_until
 
@@ -131,10 +133,25 @@ def test_time_of_an_episode_counts_from_its_first_actor(make_context: MakeContex
     turns = context.table.subjects.turns("group")
     wait_until(lambda: context.table.count_cells(turns) == 2, "turn cells")
     client = EnvironmentClient(context)
-    batch = EpisodeBatch(context, client, Digits(), LIMITS, TokenLedger(None, None), barrier=False)
+    template = GenerationRequest(np.zeros(0, np.int32), 0, 2, 1.0, 1.0, 8, frozenset())
+    batch = EpisodeBatch(
+        context,
+        client,
+        Digits(),
+        LIMITS,
+        samples=2,
+        policy=Asked(),
+        template=template,
+        see=lambda _: None,
+        check=lambda _, trajectory: trajectory,
+        fingerprints={},
+        barrier=False,
+        most=2,
+        counts=defaultdict(float),
+    )
     prompt = {"prompt": encode(Prompt("34>", np.array([3, 4], np.int32), "", {}, 5, 0), "prompts.0#1")}
-    assert batch.add([Row(row, prompt, context.table.store) for row in (old, young)], 2) == []
-    batch.take_answers(0.0)
+    assert batch.open([Row(row, prompt, context.table.store) for row in (old, young)]) == []
+    batch.exchange()
     reasons = {group.row.id: [live.episode.reason for live in group.members] for group in batch.groups}
     assert reasons == {old: [FinishReason.TIMEOUT, FinishReason.TIMEOUT], young: [None, None]}
     assert [group.members[0].episode.turns for group in batch.groups] == [1, 1]

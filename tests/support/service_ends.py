@@ -21,7 +21,6 @@ from broker.subjects import RowId, Subjects
 from broker.table import Table
 from relax_actors.config import load_config
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.engines.protocols.guests import Guests
 from relax_actors.messages import Prompt
 from relax_actors.messages.generate import GenerateAnswer, GenerateCall, SessionAnswer, SessionCall
 from relax_actors.runtime import Context
@@ -30,6 +29,7 @@ from relax_actors.serving.call_watch import CallWatch
 from relax_actors.serving.generation_service import GenerationService, Surroundings
 from relax_actors.serving.run_policy import RunPolicy
 from relax_actors.supervision.streams import ensure_run_streams
+from tests.support.asked import Asked
 from tests.support.contexts import context_of
 from tests.support.embedded import Embedded
 from tests.support.running import TINY
@@ -93,7 +93,7 @@ class ServiceEnds:
             self._rollout.close()
         rollout = self._as_user("rollout")
         self._rollout = rollout.table.connection
-        self.guests, self.sessions = Guests(), SilentSessions()
+        self.guests, self.sessions = Asked(), SilentSessions()
         tokenizer = Tokenizer(rollout.config.model_path)
         self.size = tokenizer.size
         around = Surroundings(self.guests, tokenizer, 64, lambda _: (tokenizer.stop_ids, None), {})

@@ -22,7 +22,6 @@ from broker.subjects import RowId
 from broker.table import Table
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.protocols import Generation
-from relax_actors.engines.protocols.guests import Guests
 from relax_actors.messages import FinishReason
 from relax_actors.messages.generate import GenerateAnswer, GenerateCall, SessionCall
 from relax_actors.serving.agent_sessions import AgentSessions
@@ -31,6 +30,8 @@ from relax_actors.serving.dialogue import Dialogue
 from relax_actors.serving.generation_service import GenerationService, Surroundings
 from relax_actors.serving.session_book import Session
 from relax_actors.training.stops import stops_of
+from tests.support.asked import Asked
+from tests.support.asked import answer as give
 from tests.support.contexts import context_of
 from tests.support.running import SUPPORT
 
@@ -81,9 +82,9 @@ def make_sessions(table: Table, tmp_path: Path, goes_on: threading.Event, left: 
         settings = ("agent.function=x.y", "agent.max_turns=4", "agent.lease_seconds=1", *more)
         context = context_of(table, tmp_path, "rollout", settings, incarnation, SUPPORT / "tiny_agents.toml")
         context.table.patience = 0.2
-        tokenizer, guests, prompts = Tokenizer(context.config.model_path), Guests(), []
         waits = threading.Event()
-        around = Surroundings(guests, tokenizer, 256, partial(stops_of, tokenizer), {7: "f" * 32}, waits.set)
+        tokenizer, guests, prompts = Tokenizer(context.config.model_path), Asked(waits.set), []
+        around = Surroundings(guests, tokenizer, 256, partial(stops_of, tokenizer), {7: "f" * 32})
         service, ended = GenerationService(context, around), threading.Event()
         sessions = AgentSessions(context, Dialogue(tokenizer), service, 64, left.add)
 
@@ -98,7 +99,7 @@ def make_sessions(table: Table, tmp_path: Path, goes_on: threading.Event, left: 
                     tokens = tokenizer.encode(f"{len(prompts)}{'ab' if strings else '#'}", special=False)
                     zeros = np.zeros(len(tokens), np.float32)
                     versions = np.full(len(tokens), 7, np.int32)
-                    guest.done(Generation(tokens, zeros, versions, FinishReason.STOP))
+                    give(guest, Generation(tokens, zeros, versions, FinishReason.STOP))
 
         thread = threading.Thread(target=engine, daemon=True)
         thread.start()

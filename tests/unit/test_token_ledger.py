@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relax_actors.training.token_ledger import TokenLedger
+from relax_actors.generation.token_ledger import TokenLedger
 
 
 def test_a_waiting_conversation_keeps_its_place_in_the_cache() -> None:

@@ -47,6 +47,11 @@ class TokenLedger:
         """Whether any turn may have to wait."""
         return self._running_limit is not None
 
+    @property
+    def is_used(self) -> bool:
+        """Whether a conversation holds tokens."""
+        return bool(self._held)
+
     def oldest_first(self, conversations: Iterable[Conversation]) -> list[Conversation]:
         """Sort conversations by their first turns; new ones stay in order behind the others."""
         places = {conversation: i for i, conversation in enumerate(self._held)}
