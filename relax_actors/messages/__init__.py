@@ -28,9 +28,9 @@ from relax_actors.messages.environment import (
 )
 from relax_actors.messages.media import KINDS_OF_MEDIA, Media, MediaSource, ObservedMedia, PreparedPrompt
 from relax_actors.messages.samples import NOT_SAMPLED, FinishReason, Sample, TokenSequence
+from relax_actors.messages.session_log import SessionLog, SessionState, SessionTurn, Turn
 from relax_actors.messages.teacher import TeacherScores
 from relax_actors.messages.trajectory import Trajectory
-from relax_actors.messages.turns import Turn, Turns
 
 __all__ = [
     "KINDS_OF_MEDIA",
@@ -61,11 +61,13 @@ __all__ = [
     "Reward",
     "RowCounts",
     "Sample",
+    "SessionLog",
+    "SessionState",
+    "SessionTurn",
     "Shard",
     "TeacherScores",
     "TokenSequence",
     "Trajectory",
     "Turn",
-    "Turns",
     "Weights",
 ]

@@ -16,10 +16,10 @@ from relax_actors.messages.samples import TRUNCATED
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.roles.rollout import Rollout
 from relax_actors.runtime import Drop, Row
-from relax_actors.serving.agent_sessions import AgentSessions
-from relax_actors.serving.dialogue import Dialogue
-from relax_actors.serving.generation_service import GenerationService
-from relax_actors.serving.session_book import Session
+from relax_actors.sessions.agent_sessions import AgentSessions
+from relax_actors.sessions.dialogue import Dialogue
+from relax_actors.sessions.service import GenerationService
+from relax_actors.sessions.session_book import Session
 
 WAIT_SECONDS = 0.2
 """Longest wait for a request or the end of a sample before rows are looked for again."""

@@ -25,7 +25,7 @@ from relax_actors.messages.experts import split_prompt_experts
 from relax_actors.messages.fingerprints import fingerprints_of
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import More, Results, Role, Row
-from relax_actors.serving.generation_service import GenerationService, Surroundings
+from relax_actors.sessions.service import GenerationService, Surroundings
 from relax_actors.training.row_media import RowMedia, with_media
 from relax_actors.training.stops import stops_of
 from relax_actors.training.validation import RowValidator

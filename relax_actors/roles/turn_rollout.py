@@ -18,13 +18,13 @@ from relax_actors.messages import Trajectory
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.roles.rollout import Rollout
 from relax_actors.runtime import Row
-from relax_actors.training.conversation import conversation_of
-from relax_actors.training.episode_input import Limits
+from relax_actors.sessions.conversation import conversation_of
+from relax_actors.sessions.episode_input import Limits
 
 if TYPE_CHECKING:  # `relax check` loads every role, and needs no NATS
-    from relax_actors.training.episode_batch import EpisodeBatch
-    from relax_actors.training.episode_group import EpisodeGroup, SeenPrompt
-    from relax_actors.training.observation_media import ObservationMedia
+    from relax_actors.sessions.episode_batch import EpisodeBatch
+    from relax_actors.sessions.episode_group import EpisodeGroup, SeenPrompt
+    from relax_actors.sessions.observation_media import ObservationMedia
 
 
 class TurnRollout(Rollout):
@@ -45,7 +45,7 @@ class TurnRollout(Rollout):
         chats = self._tokenizer.has_chat_template if config.data.chat is None else config.data.chat
         self._observed: ObservationMedia | None = None
         if self._media is not None:
-            from relax_actors.training.observation_media import ObservationMedia  # noqa: PLC0415 as above
+            from relax_actors.sessions.observation_media import ObservationMedia  # noqa: PLC0415 as above
 
             self._observed = ObservationMedia(config, self.context.table.store, self.progress)
         family = None if self._observed is None else self._observed.family
@@ -66,7 +66,7 @@ class TurnRollout(Rollout):
 
     def make_work(self, *, greedy: bool) -> EpisodeBatch:
         """Return the episodes of rows."""
-        from relax_actors.training.episode_batch import EpisodeBatch  # noqa: PLC0415 as above
+        from relax_actors.sessions.episode_batch import EpisodeBatch  # noqa: PLC0415 as above
 
         return EpisodeBatch(
             self.context,
@@ -88,8 +88,8 @@ class TurnRollout(Rollout):
         """Return the prompt of a row with its media; None for a model that reads text only."""
         if self._media is None or self._observed is None:
             return None
-        from relax_actors.training.episode_group import SeenPrompt  # noqa: PLC0415 as above
-        from relax_actors.training.episode_media import EpisodeMedia  # noqa: PLC0415
+        from relax_actors.sessions.episode_group import SeenPrompt  # noqa: PLC0415 as above
+        from relax_actors.sessions.episode_media import EpisodeMedia  # noqa: PLC0415
 
         prepare = EpisodeMedia(self.context.config, self._observed, self._media, row.id)
         return SeenPrompt(row.media.tokens, self._media_of.pop(row.id), prepare)

@@ -23,13 +23,13 @@ from relax_actors.errors import SlowRowError, TooLongError
 from relax_actors.messages.generate import GenerateCall, GeneratePiece, Refusal
 from relax_actors.serving.ask import Ask
 from relax_actors.serving.completion import Completed
-from relax_actors.serving.dialogue import Dialogue, answer_message, before_stop
 from relax_actors.serving.errors import ApiError, refused
 from relax_actors.serving.event_stream import EventStream, wait_for_client
 from relax_actors.serving.live import LiveChoice, LiveStream, Writer
 from relax_actors.serving.policy import OnPiece, Policy
 from relax_actors.serving.requests import is_retry
 from relax_actors.serving.visible_text import before_marks, visible
+from relax_actors.sessions.dialogue import Dialogue, answer_message, before_stop
 
 HEARTBEAT_SECONDS = 10.0
 """Interval of comments in a stream that waits for its answer."""

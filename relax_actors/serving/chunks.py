@@ -9,9 +9,9 @@ from typing import Any
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.serving.ask import Ask
 from relax_actors.serving.completion import Completed, entries_of, event, whole_body
-from relax_actors.serving.dialogue import answer_message
 from relax_actors.serving.errors import ApiError
 from relax_actors.serving.live import Delta
+from relax_actors.sessions.dialogue import answer_message
 
 DONE = b"data: [DONE]\n\n"
 

@@ -13,7 +13,7 @@ from relax_actors.data.tool_call import ParsedAnswer
 from relax_actors.messages import FinishReason
 from relax_actors.messages.generate import GenerateAnswer
 from relax_actors.serving.ask import Ask
-from relax_actors.serving.dialogue import answer_message
+from relax_actors.sessions.dialogue import answer_message
 
 
 @dataclass(frozen=True, slots=True)

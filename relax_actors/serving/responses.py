@@ -10,9 +10,9 @@ from pydantic import Field
 
 from relax_actors.serving.ask import Ask, Sampling, Undistorted, check_messages, offered_tools
 from relax_actors.serving.completion import Completed, event
-from relax_actors.serving.dialogue import answer_message
 from relax_actors.serving.errors import ApiError
 from relax_actors.serving.live import Delta
+from relax_actors.sessions.dialogue import answer_message
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 

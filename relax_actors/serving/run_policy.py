@@ -30,8 +30,8 @@ from relax_actors.runtime.context import Context
 from relax_actors.serving.ended_rows import EndedRows
 from relax_actors.serving.errors import ApiError
 from relax_actors.serving.policy import OnPiece
-from relax_actors.serving.session_book import row_of
 from relax_actors.serving.suspect_calls import MAX_DEATHS, SuspectCalls
+from relax_actors.sessions.session_book import row_of
 
 Answer = TypeVar("Answer", GenerateAnswer, SessionAnswer)
 LEASE_SECONDS = 1.0

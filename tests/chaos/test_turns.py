@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from relax_actors.messages import Turns
+from relax_actors.messages import SessionLog
 from tests.support.faults import hit, story_of
 from tests.support.running import IMAGES, ON_POLICY, Run, processes_of, wait_until
 from tests.support.turn_counter import TurnCounter
@@ -76,12 +76,12 @@ def test_work_beyond_the_bound_of_the_turn_log_is_not_repeated(make_run: Callabl
     alone = make_run("calm", *settings).complete()
     run = make_run("killed", *settings).start()
     counter = TurnCounter(run)
-    cells: list[Turns] = []
+    cells: list[SessionLog] = []
     for row in ("group.0.0", "group.1.1"):
         subject = f"relax.{run.name}.{row}.turns.0.0"
         wait_until(lambda subject=subject: run.table.get(subject), subject, 180)
         hit(run, "rollout.0")
-        cell = run.table.fetch(subject, Turns)
+        cell = run.table.fetch(subject, SessionLog)
         assert cell is not None
         cells.append(cell)
     run.disconnect()

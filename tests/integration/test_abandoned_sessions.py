@@ -14,14 +14,15 @@ from nats.aio.subscription import Subscription
 
 from broker.table import Table
 from relax_actors.generation.batch import Ticket
+from relax_actors.messages import Turn
 from relax_actors.messages.generate import GenerateCall
 from relax_actors.roles.agent_rollout import AgentRollout
 from relax_actors.roles.gateway import GatewayRole
-from relax_actors.serving.call_watch import CallWatch
-from relax_actors.serving.forest import Forest, Turn
 from relax_actors.serving.live import LiveStream
-from relax_actors.serving.session_book import Session
-from relax_actors.serving.session_log import LogWriter
+from relax_actors.sessions.call_watch import CallWatch
+from relax_actors.sessions.forest import Forest
+from relax_actors.sessions.session_book import Session
+from relax_actors.sessions.session_log import LogWriter
 from tests.support.policy_ends import USER, PolicyEnds
 from tests.support.running import wait_until
 

@@ -14,12 +14,12 @@ from broker.connection import Connection
 from broker.server import Server
 from broker.table import Table
 from relax_actors.errors import RowTakenError
-from relax_actors.messages import Turns
+from relax_actors.messages import SessionLog
 from relax_actors.messages.generate import GenerateCall, Refusal, SessionCall
 from relax_actors.messages.session_log import SessionState
-from relax_actors.serving.agent_sessions import AgentSessions
-from relax_actors.serving.call_watch import CallWatch
-from relax_actors.serving.session_log import LogWriter, take_log
+from relax_actors.sessions.agent_sessions import AgentSessions
+from relax_actors.sessions.call_watch import CallWatch
+from relax_actors.sessions.session_log import LogWriter, take_log
 from tests.support.running import wait_until
 from tests.support.session_ends import ROW, USER, ask, begin, handle, stopped
 
@@ -86,7 +86,7 @@ def test_actor_that_was_taken_for_dead_gives_no_answer_that_its_successor_does_n
 
 def test_cell_whose_acknowledgement_is_lost_is_written_once(table: Table) -> None:
     def write(writer: LogWriter, reason: str) -> None:
-        table.connection.call(writer.write(states=[SessionState(0, 0, reason)]), 20)
+        table.connection.call(writer.write(SessionLog(states=[SessionState(0, 0, reason)])), 20)
 
     writer, again, other = (LogWriter(table, ROW, 0) for _ in range(3))
     write(writer, "stop")
@@ -108,7 +108,7 @@ def test_turns_behind_one_whose_cell_is_lost_are_left_out(make_sessions: Callabl
     cell = table.get(table.subjects.turn(ROW, 0, 2))
     assert cell is not None
     table.remove([cell])
-    table.put(cell.subject, Turns([]))  # not of a session
+    table.put(cell.subject, SessionLog())
     with make_sessions(2) as (sessions, connection, _):
         (session, _) = sessions.book.sessions(ROW)
         assert len(session.forest.turns) == 1

@@ -18,8 +18,8 @@ from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.protocols import MediaItem, PromptMedia
 from relax_actors.errors import RowError, StoreError
 from relax_actors.messages import ObservedMedia, Sample, TokenSequence, Trajectory
+from relax_actors.sessions.observation_media import Observation, ObservationMedia
 from relax_actors.training.media_preparer import MediaPreparer
-from relax_actors.training.observation_media import Observation, ObservationMedia
 from relax_actors.training.prompt_media import MediaReader
 from relax_actors.training.row_media import RowMedia
 from tests.support.contexts import context_of

@@ -16,7 +16,7 @@ from broker.table import Table
 from relax_actors.errors import EngineError
 from relax_actors.messages.generate import GenerateCall, Refusal, SessionCall
 from relax_actors.roles.agent_rollout import AgentRollout
-from relax_actors.serving.call_watch import CallWatch
+from relax_actors.sessions.call_watch import CallWatch
 from tests.support.policy_ends import PolicyEnds
 from tests.support.running import wait_until
 from tests.support.session_ends import ROW, USER, LeftRows, ask, begin, begin_reopening, full, handle, reopen, stopped

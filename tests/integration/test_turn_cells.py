@@ -11,15 +11,17 @@ from numpy.typing import NDArray
 
 from broker.codec import encode
 from broker.subjects import RowId
+from broker.table import Table
 from relax_actors.data.renderer import Extension, Message
 from relax_actors.engines.protocols import GenerationRequest
 from relax_actors.envs.client import EnvironmentClient
-from relax_actors.messages import EnvironmentAnswer, FinishReason, Prompt, Turns
+from relax_actors.messages import EnvironmentAnswer, FinishReason, Prompt, SessionLog
 from relax_actors.runtime import Row
-from relax_actors.training.episode import Episode, State
-from relax_actors.training.episode_batch import EpisodeBatch
-from relax_actors.training.episode_input import Limits, Start
-from relax_actors.training.turn_log import Recorded, TurnLog, read_turns, repeat_turns
+from relax_actors.sessions.episode import Episode, State
+from relax_actors.sessions.episode_batch import EpisodeBatch
+from relax_actors.sessions.episode_group import repeat
+from relax_actors.sessions.episode_input import Limits, Start
+from relax_actors.sessions.session_log import LazyLog, read_log
 from tests.support.asked import Asked
 from tests.support.contexts import MakeContext
 from tests.support.running import wait_until
@@ -49,7 +51,11 @@ def episodes() -> list[Episode]:
     return [Episode(Start(i, 5, np.array([3, 4], np.int32)), LIMITS, Digits()) for i in range(2)]
 
 
-def turn(episode: Episode, token: int, log: TurnLog) -> None:
+def read(table: Table) -> tuple[list[SessionLog], int]:
+    return table.call(read_log(table, ROW))
+
+
+def turn(episode: Episode, token: int, log: LazyLog) -> None:
     episode.observe(EnvironmentAnswer("s", episode.turns - 1))
     episode.begin()
     one = np.array([token], np.int32)
@@ -60,55 +66,49 @@ def test_turns_of_a_row_are_read_in_order_and_two_actors_do_not_mix(make_context
     table = make_context("rollout").table
     subjects = table.subjects
     first = episodes()
-    log = TurnLog(table, ROW)
+    log = LazyLog(table, ROW)
     for number in range(3):
         for episode in first:
             turn(episode, number, log)
         log.flush()
     wait_until(lambda: table.count_cells(subjects.turn(ROW, 0, "*")) == 3, "turn cells")
-    found = read_turns(table, [ROW])[ROW]
-    assert found.attempt == 1
+    logs, length = read(table)
+    assert length == 3
     again = episodes()
-    assert repeat_turns(again, found.turns) == 6
+    assert repeat(again, logs) == 6
     assert [e.actions for e in again] == [e.actions for e in first]
     assert {e.state for e in again} == {State.WAITING}
 
     # The first actor was taken for dead, but writes a further turn while its successor writes others.
     turn(first[0], 7, log)
     log.flush()
-    later = TurnLog(table, ROW, found.attempt)
+    wait_until(lambda: table.count_cells(subjects.turn(ROW, "*", "*")) == 4, "turn cells")
+    later = LazyLog(table, ROW, length)
     turn(again[0], 8, later)
     turn(again[1], 8, later)
     later.flush()
+    turn(again[1], 9, later)
+    later.flush()
+    turn(first[1], 7, log)
+    log.flush()
     wait_until(lambda: table.count_cells(subjects.turn(ROW, "*", "*")) == 5, "turn cells")
-    found = read_turns(table, [ROW])[ROW]
+    logs, length = read(table)
     third = episodes()
-    assert repeat_turns(third, found.turns) == 8
-    assert [e.actions[3:] for e in third] == [["[7]"], ["[8]"]]
-    assert found.attempt == 2
-
-
-def test_a_cell_that_is_written_already_goes_to_the_next_attempt(make_context: MakeContext) -> None:
-    table = make_context("rollout").table
-    one, other = episodes()[0], episodes()[1]
-    for episode in (one, other):
-        log = TurnLog(table, ROW)
-        turn(episode, 1, log)
-        log.flush()
-    wait_until(lambda: table.count_cells(table.subjects.turn(ROW, "*", 0)) == 2, "turn cells")
-    assert len(read_turns(table, [ROW])[ROW].turns) == 2
+    assert repeat(third, logs) == 8
+    assert [e.actions[3:] for e in third] == [["[7]"], ["[7]"]], "the successor writes no more"
+    assert length == 5
 
 
 def test_a_malformed_turn_cell_is_skipped(make_context: MakeContext) -> None:
     table = make_context("rollout").table
     table.put_encoded([(table.subjects.turn(ROW, 0, 0), b"garbage")])
-    table.put(table.subjects.turn(ROW, 0, 1), Turns([]))
-    assert read_turns(table, [ROW]) == {ROW: Recorded([], 1)}
+    table.put(table.subjects.turn(ROW, 0, 1), SessionLog())
+    assert read(table) == ([SessionLog()], 2)
 
 
 def test_turns_that_are_too_large_for_one_cell_are_written_as_several(make_context: MakeContext) -> None:
     table = make_context("rollout").table
-    log, (one, other) = TurnLog(table, ROW), episodes()
+    log, (one, other) = LazyLog(table, ROW), episodes()
     for size in (2, 2, 2, 5, 1):
         for each in (one, other):
             each.observe(EnvironmentAnswer("s", each.turns - 1, [{"role": "user", "content": "x" * (size << 20)}]))
@@ -119,7 +119,7 @@ def test_turns_that_are_too_large_for_one_cell_are_written_as_several(make_conte
     wait_until(lambda: table.count_cells(table.subjects.turn(ROW, "*", "*")) >= 7, "turn cells")
     again = episodes()
     # No cell can hold an observation of 5 MiB: what follows it is generated again.
-    assert repeat_turns(again, read_turns(table, [ROW])[ROW].turns) == 6
+    assert repeat(again, read(table)[0]) == 6
     assert [e.turns for e in again] == [3, 3]
 
 
@@ -127,7 +127,7 @@ def test_time_of_an_episode_counts_from_its_first_actor(make_context: MakeContex
     context = make_context("rollout", "environment.name=tiny_pick.Pick", "environment.episode_seconds=50")
     old, young = RowId(4, 1), RowId(4, 2)
     for row, seconds in ((old, 51.0), (young, 5.0)):
-        log, (first, _) = TurnLog(context.table, row), episodes()
+        log, (first, _) = LazyLog(context.table, row), episodes()
         turn(first, 7, log)
         log.flush(seconds)
     turns = context.table.subjects.turns("group")

@@ -24,10 +24,10 @@ from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.messages import Prompt
 from relax_actors.messages.generate import GenerateAnswer, GenerateCall, SessionAnswer, SessionCall
 from relax_actors.runtime import Context
-from relax_actors.serving import generation_service
-from relax_actors.serving.call_watch import CallWatch
-from relax_actors.serving.generation_service import GenerationService, Surroundings
 from relax_actors.serving.run_policy import RunPolicy
+from relax_actors.sessions import service
+from relax_actors.sessions.call_watch import CallWatch
+from relax_actors.sessions.service import GenerationService, Surroundings
 from relax_actors.supervision.streams import ensure_run_streams
 from tests.support.asked import Asked
 from tests.support.contexts import context_of
@@ -135,7 +135,7 @@ class ServiceEnds:
 @pytest.fixture
 def ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServiceEnds]:
     """Return both ends, with a short interval between signs of life."""
-    monkeypatch.setattr(generation_service, "ALIVE_SECONDS", 0.1)
+    monkeypatch.setattr(service, "ALIVE_SECONDS", 0.1)
     broker = Embedded(tmp_path / "broker", load_config(TINY, [f"run.name={RUN}", *GATEWAY]))
     broker.start()
     found = ServiceEnds(broker, tmp_path)

@@ -24,11 +24,11 @@ from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.protocols import Generation
 from relax_actors.messages import FinishReason
 from relax_actors.messages.generate import GenerateAnswer, GenerateCall, SessionCall
-from relax_actors.serving.agent_sessions import AgentSessions
-from relax_actors.serving.call_watch import CallWatch
-from relax_actors.serving.dialogue import Dialogue
-from relax_actors.serving.generation_service import GenerationService, Surroundings
-from relax_actors.serving.session_book import Session
+from relax_actors.sessions.agent_sessions import AgentSessions
+from relax_actors.sessions.call_watch import CallWatch
+from relax_actors.sessions.dialogue import Dialogue
+from relax_actors.sessions.service import GenerationService, Surroundings
+from relax_actors.sessions.session_book import Session
 from relax_actors.training.stops import stops_of
 from tests.support.asked import Asked
 from tests.support.asked import answer as give

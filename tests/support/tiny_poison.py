@@ -8,7 +8,7 @@ from typing import Any
 
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.roles.agent_rollout import AgentRollout
-from relax_actors.serving.generation_service import GenerationService
+from relax_actors.sessions.service import GenerationService
 
 
 class FragileTokenizer(Tokenizer):

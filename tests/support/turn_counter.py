@@ -14,7 +14,7 @@ from broker.store import Store
 from broker.subjects import Subjects
 from broker.table import Table
 from relax_actors.errors import RelaxError
-from relax_actors.messages import Turns
+from relax_actors.messages import SessionLog
 from tests.support.running import Run
 
 POLL_SECONDS = 0.25
@@ -68,6 +68,5 @@ class TurnCounter:
                     continue
                 self.cells.add(subject)
                 row = str(subjects.parse(subject).row)
-                for turn in table.read(cell.data, Turns).turns:
-                    if len(turn.token_ids):
-                        self.turns[row, turn.sample, turn.attempt, turn.number] += 1
+                for turn in table.read(cell.data, SessionLog).turns:
+                    self.turns[row, turn.sample, turn.attempt, turn.number] += 1

@@ -17,13 +17,14 @@ from relax_actors.data.character_tokenizer import make_character_tokenizer
 from relax_actors.data.renderer import Extension, Message
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import RowError, TooLongError
-from relax_actors.messages import EnvironmentAnswer, FinishReason, Trajectory, Turn, Turns
+from relax_actors.messages import EnvironmentAnswer, FinishReason, SessionLog, SessionState, SessionTurn, Trajectory
 from relax_actors.rewards.credit import discounted, environment_reward
-from relax_actors.training.conversation import ChatConversation, PlainConversation, text_of
-from relax_actors.training.episode import Episode, State
-from relax_actors.training.episode_input import Limits, Start
-from relax_actors.training.turn_log import repeat_turns
+from relax_actors.sessions.conversation import ChatConversation, PlainConversation, text_of
+from relax_actors.sessions.episode import Episode, State
+from relax_actors.sessions.episode_group import repeat
+from relax_actors.sessions.episode_input import Limits, Start
 from tests.support.chat_folder import make_chat_folder
+from tests.support.turns import log_of, repeat_turns
 
 PROMPT = np.array([1, 2, 3], np.int32)
 
@@ -58,7 +59,7 @@ def answer(text: str = "", turn: int = 0, **fields: Any) -> EnvironmentAnswer:
     return EnvironmentAnswer("s", turn, messages, **fields)
 
 
-def write(one: Episode, text: str, reason: FinishReason = FinishReason.STOP) -> Turn:
+def write(one: Episode, text: str, reason: FinishReason = FinishReason.STOP) -> SessionTurn:
     """Let the model write a text."""
     one.begin()
     tokens = np.array([ord(c) for c in text], np.int32)
@@ -74,7 +75,7 @@ def stories(draw: st.DrawFn) -> list[tuple[str, str, FinishReason, float | None]
     )
 
 
-def play(one: Episode, story: list[tuple[str, str, FinishReason, float | None]]) -> list[Turn]:
+def play(one: Episode, story: list[tuple[str, str, FinishReason, float | None]]) -> list[SessionTurn | SessionState]:
     turns, reward = [], None
     for number, (seen, said, reason, next_reward) in enumerate(story):
         if one.state is State.ENDED:
@@ -91,7 +92,7 @@ def play(one: Episode, story: list[tuple[str, str, FinishReason, float | None]])
         one.observe(answer("", len(turns) - 1, reward=reward, done=True))
     if one.state is not State.ENDED:
         one.end(FinishReason.TIMEOUT)
-    return [*turns, one.last_turn()]
+    return [*turns, one.last_state()]
 
 
 CONVERSATIONS = [Letters(needs_stop=stop, rewrites=rewrites) for stop in (False, True) for rewrites in (False, True)]
@@ -112,9 +113,9 @@ def test_every_sampled_token_is_trained_once_and_recorded_turns_repeat_the_episo
     assert all(len(s.token_ids) <= max(room, len(PROMPT)) for s in sample.sequences)
     assert sum(len(s.spans) for s in sample.sequences) == one.turns == len(sample.turn_rewards)
     assert sample.metrics["environment_reward"] == pytest.approx(float(np.sum(sample.turn_rewards)), abs=1e-5)
-    kept = decode(encode(Turns(turns), "test"), Turns).turns
+    cell = decode(encode(log_of(turns), "test"), SessionLog)
     again = episode(conversation, room=room, token_budget=budget)
-    repeat_turns([again] * 3, kept)
+    repeat([again] * 3, [cell])
     other = again.sample()
     assert (again.state, again.reason, again.actions) == (one.state, one.reason, one.actions)
     for a, b in zip(sample.sequences, other.sequences, strict=True):

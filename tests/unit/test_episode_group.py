@@ -19,9 +19,9 @@ from relax_actors.messages import DropReason, FinishReason, Trajectory
 from relax_actors.rewards import environment
 from relax_actors.rewards.loading import call_reward, load_reward
 from relax_actors.runtime import Drop, Row
-from relax_actors.training.episode import Episode
-from relax_actors.training.episode_group import EpisodeGroup, Live
-from relax_actors.training.episode_input import Limits, Start
+from relax_actors.sessions.episode import Episode
+from relax_actors.sessions.episode_group import EpisodeGroup, Live
+from relax_actors.sessions.episode_input import Limits, Start
 from tests.unit.test_episode import Letters, answer, episode, write
 
 ENDS = FinishReason.ENV_DONE, FinishReason.ERROR, FinishReason.MAX_TURNS

@@ -19,14 +19,16 @@ from relax_actors.messages import (
     Media,
     MediaSource,
     ObservedMedia,
+    SessionLog,
+    SessionState,
+    SessionTurn,
     Trajectory,
-    Turn,
-    Turns,
 )
-from relax_actors.training.episode import Episode, State
-from relax_actors.training.episode_input import Limits, Start
-from relax_actors.training.observation_media import Observation
-from relax_actors.training.turn_log import repeat_turns
+from relax_actors.sessions.episode import Episode, State
+from relax_actors.sessions.episode_group import repeat
+from relax_actors.sessions.episode_input import Limits, Start
+from relax_actors.sessions.observation_media import Observation
+from tests.support.turns import log_of, repeat_turns
 from tests.unit.test_episode import Letters, write
 
 PLACEHOLDER, WIDE = "#", 3
@@ -108,8 +110,8 @@ def episode(prepare: Prepare, conversation: Letters | None = None, *, from_envir
     return Episode(start, Limits(3, 4, 60), conversation or Pictures(), prepare)
 
 
-def play(one: Episode, *observations: EnvironmentAnswer) -> list[Turn]:
-    turns = []
+def play(one: Episode, *observations: EnvironmentAnswer) -> list[SessionTurn | SessionState]:
+    turns: list[SessionTurn | SessionState] = []
     for answer in observations:
         one.observe(answer)
         if one.state is State.READY:
@@ -136,7 +138,7 @@ def test_pictures_are_expanded_between_turns_and_never_trained() -> None:
     (sequence,) = again.sequences
     assert [observed.start for observed in sequence.observed] == [6]
     assert "".join(map(chr, sequence.token_ids[sequence.loss_mask])) == "xyxyxy"
-    assert [turn.media is None for turn in turns] == [True, False, True]
+    assert [len(one.turn.media) for one in turns if isinstance(one, SessionTurn)] == [0, 1, 0]
     content = again.samples[0].messages[2]["content"]
     assert content[0] == {"type": "image", "bytes": "xxh3:" + content[0]["bytes"].removeprefix("xxh3:")}
     assert len(content[0]["bytes"]) == 37
@@ -146,9 +148,9 @@ def test_recorded_turns_bring_media_back_without_their_files() -> None:
     prepare = Prepare()
     one = episode(prepare)
     turns = play(one, EnvironmentAnswer("s", -1), *ANSWERS[1:])
-    cell = decode(encode(Turns(turns), "rollout.0#1"), Turns)
+    cell = decode(encode(log_of(turns), "rollout.0#1"), SessionLog)
     other = episode(prepare)
-    assert repeat_turns([other], cell.turns) == 3
+    assert repeat([other], [cell]) == 3
     np.testing.assert_array_equal(other.tokens, one.tokens)
     assert other.media is not None
     assert one.media is not None

@@ -16,10 +16,10 @@ from relax_actors.envs import Step
 from relax_actors.envs.observation import answer_of
 from relax_actors.envs.tools import ToolEnvironment
 from relax_actors.messages import FinishReason
-from relax_actors.serving.dialogue import Dialogue, answer_message
-from relax_actors.training.conversation import ChatConversation
-from relax_actors.training.episode import Episode
-from relax_actors.training.episode_input import Limits, Start
+from relax_actors.sessions.conversation import ChatConversation
+from relax_actors.sessions.dialogue import Dialogue, answer_message
+from relax_actors.sessions.episode import Episode
+from relax_actors.sessions.episode_input import Limits, Start
 from tests.support.chat_folder import make_chat_folder
 from tests.support.chat_templates import MISTRAL, SMOLLM2
 

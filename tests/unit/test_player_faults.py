@@ -23,8 +23,8 @@ from relax_actors.errors import RowError
 from relax_actors.messages import EnvironmentAnswer, FinishReason, Reward, Trajectory
 from relax_actors.rewards.credit import environment_reward
 from relax_actors.runtime import Drop, Row
-from relax_actors.training.episode import Episode, Limits, Start, State
-from relax_actors.training.episode_group import EpisodeGroup, Live
+from relax_actors.sessions.episode import Episode, Limits, Start, State
+from relax_actors.sessions.episode_group import EpisodeGroup, Live
 from tests.unit.test_episode import PROMPT, Letters, answer, write
 from tests.unit.test_players import PICK, PLAYERS, SETTINGS, duel, episode, play, played
 

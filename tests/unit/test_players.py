@@ -23,14 +23,14 @@ from relax_actors.config.environment import EnvironmentSection
 from relax_actors.envs import Step
 from relax_actors.envs.observation import EnvironmentFaultError, answer_of
 from relax_actors.errors import RowError
-from relax_actors.messages import FinishReason, Sample, Trajectory, Turn, Turns
+from relax_actors.messages import FinishReason, Sample, SessionLog, SessionState, SessionTurn, Trajectory
 from relax_actors.messages.player_parts import parts_of
 from relax_actors.rewards.credit import environment_reward
 from relax_actors.runtime import Row
-from relax_actors.training.episode import Episode, State
-from relax_actors.training.episode_group import EpisodeGroup, Live
-from relax_actors.training.episode_input import Limits, Start
-from relax_actors.training.turn_log import repeat_turns
+from relax_actors.sessions.episode import Episode, State
+from relax_actors.sessions.episode_group import EpisodeGroup, Live, repeat
+from relax_actors.sessions.episode_input import Limits, Start
+from tests.support.turns import log_of
 from tests.unit.test_episode import CONVERSATIONS, PROMPT, Letters, answer, write
 
 PLAYERS = ("solver", "critic")
@@ -54,9 +54,11 @@ def stories(draw: st.DrawFn) -> list[tuple[str, str, str, dict[str, float]]]:
     return draw(st.lists(turn, max_size=8))
 
 
-def play(one: Episode, story: list[tuple[str, str, str, dict[str, float]]]) -> tuple[list[Turn], list[str]]:
+def play(
+    one: Episode, story: list[tuple[str, str, str, dict[str, float]]]
+) -> tuple[list[SessionTurn | SessionState], list[str]]:
     """Play a story; return the turns as they are written down, and the player of each."""
-    turns: list[Turn] = []
+    turns: list[SessionTurn | SessionState] = []
     acted: list[str] = []
     rewards: dict[str, float] = {}
     for player, seen, said, next_rewards in story:
@@ -72,7 +74,7 @@ def play(one: Episode, story: list[tuple[str, str, str, dict[str, float]]]) -> t
         one.observe(answer("", len(turns) - 1, rewards=rewards, done=True))
     if one.state is not State.ENDED:
         one.end(FinishReason.TIMEOUT)
-    return [*turns, one.last_turn()], acted
+    return [*turns, one.last_state()], acted
 
 
 @settings(max_examples=60, deadline=None)
@@ -96,7 +98,7 @@ def test_players_have_their_own_tokens_and_recorded_turns_repeat_the_episode(
         for name in PLAYERS:
             assert sum(sample.turn_rewards[of_turns == name]) == rewards[name]
     again = episode(conversation, trained, room=room)
-    repeat_turns([again] * 3, decode(encode(Turns(turns), "test"), Turns).turns)
+    repeat([again] * 3, [decode(encode(log_of(turns), "test"), SessionLog)])
     other = again.sample()
     assert (again.state, again.reason, again.rewards, other.metrics) == (
         one.state,

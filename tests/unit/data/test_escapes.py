@@ -16,8 +16,8 @@ from relax_actors.data.character_tokenizer import make_character_tokenizer
 from relax_actors.data.renderer import Renderer
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import RowError
-from relax_actors.serving.dialogue import Dialogue
-from relax_actors.training.conversation import ChatConversation, Conversation, PlainConversation
+from relax_actors.sessions.conversation import ChatConversation, Conversation, PlainConversation
+from relax_actors.sessions.dialogue import Dialogue
 from tests.support.chat_folder import make_chat_folder
 
 SPECIAL = {"image": "<|image|>"}

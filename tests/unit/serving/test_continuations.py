@@ -10,11 +10,12 @@ import pytest
 
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.messages.generate import GenerateCall, Refusal
-from relax_actors.serving.continuations import Continuation, Continuations
-from relax_actors.serving.dialogue import Dialogue
-from relax_actors.serving.forest import ROOT, Forest, Turn
-from relax_actors.serving.generation_service import Refused
-from relax_actors.serving.states import conversation_keys
+from relax_actors.messages.session_log import ROOT, Turn
+from relax_actors.sessions.continuations import Continuation, Continuations
+from relax_actors.sessions.dialogue import Dialogue
+from relax_actors.sessions.forest import Forest
+from relax_actors.sessions.service import Refused
+from relax_actors.sessions.states import conversation_keys
 from tests.support.chat_folder import make_chat_folder
 
 TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>"
@@ -49,14 +50,13 @@ class Talk:
         self.forest.add(
             Turn(
                 plan.parent,
-                plan.asked,
-                state,
                 plan.observed,
                 tokens,
                 numbers,
                 np.ones(len(tokens), np.int32),
-                "stop",
-                messages=(*plan.new, answer),
+                asked=plan.asked,
+                state=state,
+                messages=[*plan.new, answer],
             )
         )
 

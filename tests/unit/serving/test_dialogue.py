@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.serving.dialogue import Dialogue, before_stop
+from relax_actors.sessions.dialogue import Dialogue, before_stop
 from tests.support.chat_folder import make_chat_folder
 
 TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>"

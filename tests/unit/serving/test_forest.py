@@ -10,15 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relax_actors.serving.forest import ROOT, Forest, Turn
-from relax_actors.serving.states import conversation_keys
+from relax_actors.messages.session_log import ROOT, Turn
+from relax_actors.sessions.forest import Forest
+from relax_actors.sessions.states import conversation_keys
 
 USER = {"role": "user", "content": "hello"}
 
 
 def turn_of(asked: str) -> Turn:
     empty = np.zeros(0, np.int32)
-    return Turn(ROOT, asked, "state", empty, empty, np.zeros(0, np.float32), empty, "stop")
+    return Turn(ROOT, empty, empty, np.zeros(0, np.float32), empty, asked=asked, state="state")
 
 
 def turn(forest: Forest, messages: list[dict[str, Any]], answer: str, call: str = "") -> int:
@@ -31,14 +32,13 @@ def turn(forest: Forest, messages: list[dict[str, Any]], answer: str, call: str 
     tokens = np.array([1000 + number] * 2, np.int32)
     added = Turn(
         parent,
-        keys[-1],
-        state,
         np.arange(new, dtype=np.int32),
         tokens,
         np.full(2, -0.5, np.float32),
         np.full(2, number, np.int32),
-        "stop",
-        call,
+        asked=keys[-1],
+        state=state,
+        call=call,
     )
     return forest.add(added)
 
@@ -112,7 +112,7 @@ def test_repeated_request_gets_its_own_answer() -> None:
 def test_turn_of_an_unknown_parent_is_refused() -> None:
     empty = np.zeros(0, np.int32)
     with pytest.raises(ValueError, match=r"^turn 0 of a session continues turn 3, which does not exist$"):
-        Forest().add(Turn(3, "a", "b", empty, empty, empty, empty, "stop"))
+        Forest().add(Turn(3, empty, empty, empty, empty, asked="a", state="b"))
 
 
 @settings(max_examples=60, deadline=None)

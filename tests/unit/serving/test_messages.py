@@ -20,7 +20,7 @@ from relax_actors.messages.generate import (
     SessionAnswer,
     SessionCall,
 )
-from relax_actors.messages.session_log import SessionLog, SessionState, SessionTurn
+from relax_actors.messages.session_log import SessionLog, SessionState, SessionTurn, Turn
 
 TOKENS = arrays.arrays(np.int32, st.integers(0, 4), elements=st.integers(0, 2**31 - 1))
 FLOATS = st.floats(-1e6, 1e6)
@@ -39,7 +39,8 @@ def session_turns(draw: st.DrawFn) -> SessionTurn:
     tokens = draw(TOKENS)
     numbers = np.zeros(len(tokens), np.float32)
     messages = draw(st.lists(PLAIN, max_size=2))
-    return SessionTurn(0, 0, -1, draw(st.text()), "s", draw(TOKENS), tokens, numbers, tokens, "stop", "c", messages)
+    turn = Turn(-1, draw(TOKENS), tokens, numbers, tokens, "stop", draw(st.text()), "s", "c", messages)
+    return SessionTurn(0, 0, turn)
 
 
 CALLS = st.builds(

@@ -9,9 +9,9 @@ import pytest
 
 from broker.subjects import RowId
 from relax_actors.messages import FinishReason
-from relax_actors.messages.session_log import SessionLog, SessionState, SessionTurn
-from relax_actors.serving.session_book import Rules, Session, SessionBook
-from relax_actors.serving.session_log import cell_of, restore
+from relax_actors.messages.session_log import SessionLog, SessionState, SessionTurn, Turn
+from relax_actors.sessions.session_book import Rules, Session, SessionBook
+from relax_actors.sessions.session_log import restore
 from tests.unit.serving.test_forest import USER, turn
 
 RULES = Rules(seconds=100.0, lease=10.0, retries=1, max_turns=4)
@@ -104,15 +104,15 @@ def test_agents_of_a_row_that_was_taken_over_go_on() -> None:
 def test_log_brings_sessions_back_to_where_they_were() -> None:
     sessions = [Session(ROW, n, {}, 7) for n in range(2)]
     number = turn(sessions[0].forest, [USER], "a")
-    cells = [cell_of(0, number, sessions[0].forest.turns[number])]
+    cells = [SessionTurn(0, number, sessions[0].forest.turns[number])]
     logs = [SessionLog(cells), SessionLog([], [SessionState(0, 1), SessionState(1, 0, "stop", 0.5)])]
     found = [Session(ROW, n, {}, 7) for n in range(2)]
     restore(found, logs)
     assert (found[0].attempt, found[0].state) == (1, None)
-    assert found[0].forest.replayed(cells[0].asked) == 0, "a restarted agent gets the recorded answer"
+    assert found[0].forest.replayed(cells[0].turn.asked) == 0, "a restarted agent gets the recorded answer"
     assert found[1].state == SessionState(1, 0, "stop", 0.5)
-    empty = cells[0].observed
-    orphan = SessionTurn(0, 2, 9, "x", "y", empty, empty[:0], empty[:0], empty[:0], "stop", "")
+    empty = cells[0].turn.observed
+    orphan = SessionTurn(0, 2, Turn(9, empty, empty[:0], empty[:0], empty[:0], asked="x", state="y"))
     restore(found, [SessionLog([orphan])])
     assert len(found[0].forest.turns) == 1
 
@@ -126,7 +126,7 @@ def test_turn_recorded_beside_the_end_of_its_sample_is_not_exported(*, late_firs
     session.end(FinishReason.TIMEOUT)
     end = SessionLog([], session.unrecorded)
     turn(session.forest, [{"role": "user", "content": "late"}], "c")
-    first, left, late = (SessionLog([cell_of(0, n, one)]) for n, one in enumerate(session.forest.turns))
+    first, left, late = (SessionLog([SessionTurn(0, n, one)]) for n, one in enumerate(session.forest.turns))
     found = Session(ROW, 0, {}, 7)
     restore([found], [first, left, late, end] if late_first else [first, left, end, late])
     assert (len(found.forest.turns), found.forest.leaves(), found.state) == (3, [0], session.state)
@@ -141,7 +141,7 @@ def test_a_refilled_sample_gets_other_answers_if_its_agent_failed_and_the_same_i
     for text in ("a", "b"):
         turn(session.forest, [USER], text)
     asked = session.forest.turns[0].asked
-    logs = [SessionLog([cell_of(0, number, one)]) for number, one in enumerate(session.forest.turns)]
+    logs = [SessionLog([SessionTurn(0, number, one)]) for number, one in enumerate(session.forest.turns)]
     (lost,) = expired(book, 50.0)
     assert (lost.attempt, lost.forgets) == (1, False)
     if not by_log:

@@ -9,10 +9,11 @@ from typing import Any
 from numpy.typing import NDArray
 
 from relax_actors.messages.generate import GenerateCall, Refusal
-from relax_actors.serving.dialogue import Dialogue
-from relax_actors.serving.forest import ROOT, Forest
-from relax_actors.serving.generation_service import Refused
-from relax_actors.serving.states import canonical
+from relax_actors.messages.session_log import ROOT
+from relax_actors.sessions.dialogue import Dialogue
+from relax_actors.sessions.forest import Forest
+from relax_actors.sessions.service import Refused
+from relax_actors.sessions.states import canonical
 
 _CHANGED = (
     "messages[{}] is not the answer that this session gave here; this run trains whole conversations alone: send it "

@@ -15,12 +15,12 @@ from relax_actors.data.renderer import Message
 from relax_actors.engines.protocols.media import PromptMedia
 from relax_actors.errors import RowError
 from relax_actors.messages import MediaSource, ObservedMedia
-from relax_actors.training.observation_media import Observation, ObservationMedia
+from relax_actors.sessions.observation_media import Observation, ObservationMedia
 from relax_actors.training.row_media import RowMedia
 
 
 class EpisodeMedia:
-    """Implements `relax_actors.training.episode.Media` for one row. Used from the role's thread.
+    """Implements `relax_actors.sessions.episode.Media` for one row. Used from the role's thread.
 
     Args:
         config: configuration of a run of a multimodal model.

@@ -12,7 +12,7 @@ from relax_actors.engines.protocols.media import PromptMedia
 from relax_actors.messages import MediaSource, ObservedMedia
 
 if TYPE_CHECKING:  # imports what only models that see or hear need
-    from relax_actors.training.observation_media import Observation
+    from relax_actors.sessions.observation_media import Observation
 
 Array = NDArray[Any]
 
@@ -62,7 +62,7 @@ class Start:
 
 
 class Media(Protocol):
-    """Prepares what environments show to a model that sees or hears; see `relax_actors.training.episode_media`.
+    """Prepares what environments show to a model that sees or hears; see `relax_actors.sessions.episode_media`.
 
     Attributes:
         none: media of no tokens.
@@ -102,12 +102,12 @@ class Reading:
         tokens: `[len] int32`.
         branches: whether a new sequence begins with them.
         media: media of the sequence up to here; None for a model that reads text only.
-        observed: those of these tokens, as cells hold them; None if they are text alone.
+        observed: those of these tokens, as cells hold them; empty if they are text alone.
         sources: files of the media in place of those of the whole conversation if it branches, else behind them.
     """
 
     tokens: Array
     branches: bool
     media: PromptMedia | None = None
-    observed: ObservedMedia | None = None
+    observed: Sequence[ObservedMedia] = ()
     sources: Sequence[MediaSource] = ()

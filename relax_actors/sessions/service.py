@@ -7,9 +7,11 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from numpy.typing import NDArray
+
 from broker.codec import decode, decode_fields, encode, open_envelope
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.engines.protocols import GenerationRequest, StopStrings
+from relax_actors.engines.protocols import Generation, GenerationRequest, StopStrings
 from relax_actors.errors import CodecError, ConfigError, RelaxError
 from relax_actors.generation.batch import Generates
 from relax_actors.messages.generate import (
@@ -23,7 +25,7 @@ from relax_actors.messages.generate import (
     SessionCall,
 )
 from relax_actors.runtime.context import Context
-from relax_actors.serving.call_watch import CallWatch
+from relax_actors.sessions.call_watch import CallWatch
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg  # `relax check` loads every role, and imports no broker client
@@ -171,7 +173,8 @@ class GenerationService:
         watches.add(watch)
         try:
             if not call.session:
-                return await self.ask(self.request(call), call.call, call.seconds, watch)
+                request = self.request(call)
+                return self.answer(request.tokens, await self.ask(request, call.call, call.seconds, watch), call.call)
             if self._sessions is None:
                 return GenerateAnswer(refusal=Refusal.ENDED, detail=f"this run has no session {call.session[:128]!r}")
             return await self._sessions.generate(call, watch, author)
@@ -223,7 +226,7 @@ class GenerationService:
 
     async def ask(
         self, request: GenerationRequest, call: str, seconds: float, watch: CallWatch | None = None
-    ) -> GenerateAnswer:
+    ) -> Generation:
         """Generate a request in the engine's running batch.
 
         Args:
@@ -231,10 +234,13 @@ class GenerationService:
             call: id of the call.
             seconds: time after which nobody waits for the answer; the request then leaves the queue or the batch.
             watch: tells when the client has left, which has the same effect.
+
+        Raises:
+            Refused: there is no answer.
         """
         watch = watch or CallWatch()
         if self._around.policy.guests_waiting >= MAX_WAITING:
-            return GenerateAnswer(refusal=Refusal.BUSY, detail=f"{MAX_WAITING} requests wait for the engine; try again")
+            raise Refused(Refusal.BUSY, f"{MAX_WAITING} requests wait for the engine; try again")
         asked = self._around.policy.generate(replace(request, watch=watch))
         left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         watch.on_cancel(lambda: None if left.done() else left.set_result(None))
@@ -244,26 +250,26 @@ class GenerationService:
             both: list[asyncio.Future[Any]] = [answer, left]
             await asyncio.wait(both, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if answer.done():
-                (found,) = answer.result()
-            elif left.done():
-                return GenerateAnswer(refusal=Refusal.FAILED, detail=LEFT, call=call)
-            else:
-                detail = f"the engine did not finish the request within {seconds:g} s; try again, or raise the time"
-                return GenerateAnswer(refusal=Refusal.FAILED, detail=detail, call=call)
+                return answer.result()[0]
         except RelaxError as error:
-            return GenerateAnswer(refusal=Refusal.FAILED, detail=str(error)[:500], call=call)
+            raise Refused(Refusal.FAILED, str(error)[:500], call) from error
         finally:
             sending.cancel()
             watch.cancel()
             answer.cancel()
-        version = int(found.versions[-1]) if len(found.versions) else -1
+        slow = f"the engine did not finish the request within {seconds:g} s; try again, or raise the time"
+        raise Refused(Refusal.FAILED, LEFT if left.done() else slow, call)
+
+    def answer(self, prompt: NDArray[Any], generation: Generation, call: str) -> GenerateAnswer:
+        """Return what a client gets of an answer to `prompt`, `[len] int32`."""
+        versions = generation.versions
         return GenerateAnswer(
-            prompt=request.tokens,
-            tokens=found.tokens,
-            logprobs=found.logprobs,
-            versions=found.versions,
-            finish_reason=str(found.finish_reason),
-            fingerprint=self.fingerprint(version),
+            prompt=prompt,
+            tokens=generation.tokens,
+            logprobs=generation.logprobs,
+            versions=versions,
+            finish_reason=str(generation.finish_reason),
+            fingerprint=self.fingerprint(int(versions[-1]) if len(versions) else -1),
             call=call,
         )
 
@@ -284,6 +290,6 @@ class GenerationService:
 class Refused(Exception):  # noqa: N818 an answer, not an error of the program
     """A request that no answer can be generated for; `answer` says why."""
 
-    def __init__(self, refusal: Refusal, detail: str) -> None:
+    def __init__(self, refusal: Refusal, detail: str, call: str = "") -> None:
         super().__init__(detail)
-        self.answer = GenerateAnswer(refusal=refusal, detail=detail)
+        self.answer = GenerateAnswer(refusal=refusal, detail=detail, call=call)

@@ -12,7 +12,7 @@ from broker.subjects import RowId
 from relax_actors.messages import FinishReason
 from relax_actors.messages.generate import SessionAnswer
 from relax_actors.messages.session_log import SessionState
-from relax_actors.serving.forest import Forest
+from relax_actors.sessions.forest import Forest
 
 _ID = re.compile(r"(group|eval)-(\d{1,18})-(\d{1,18})-(\d{1,9})-(\d{1,9})")
 

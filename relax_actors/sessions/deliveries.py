@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from broker.subjects import RowId
-from relax_actors.serving.session_book import Session
+from relax_actors.sessions.session_book import Session
 
 MAX_DELIVERING = 4096
 """Answers on their way; of older ones it stays unknown whether they arrived."""

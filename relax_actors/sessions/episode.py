@@ -8,6 +8,7 @@ the observations that the environment gives to it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum, auto
 from typing import Any
 
@@ -18,15 +19,15 @@ from numpy.typing import NDArray
 from relax_actors.data.media_fields import plain_messages
 from relax_actors.engines.protocols.media import PromptMedia
 from relax_actors.errors import RowError, StoreError, TooLongError
-from relax_actors.messages import EnvironmentAnswer, FinishReason, Sample, Turn
+from relax_actors.messages import EnvironmentAnswer, FinishReason, Sample, SessionState, SessionTurn, TokenSequence
 from relax_actors.messages.samples import PLAYER_REWARD
 from relax_actors.runtime.seeds import derive_seed
-from relax_actors.training.conversation import Conversation
-from relax_actors.training.episode_input import Limits, Media, Reading, Start
-from relax_actors.training.player_history import NO_TOKENS, PlayerHistory
+from relax_actors.sessions.conversation import Conversation
+from relax_actors.sessions.episode_input import Limits, Media, Reading, Start
+from relax_actors.sessions.forest import Forest
+from relax_actors.sessions.player_history import NO_TOKENS, PlayerHistory
 
 Array = NDArray[Any]
-_NO_LOGPROBS = np.zeros(0, np.float32)
 
 
 class State(Enum):
@@ -52,6 +53,7 @@ class Episode:
         state: what it waits for.
         reason: why it ended; None before.
         attempt: how often the sample has begun again.
+        forest: its turns.
         actions: what the model wrote, a text for each turn.
         observations: what the environment answered to its reset and to each action.
     """
@@ -68,8 +70,9 @@ class Episode:
         self.reason: FinishReason | None = None
         self.actions: list[str] = []
         self.observations: list[EnvironmentAnswer] = []
+        self.forest = Forest()
         self._histories = {
-            name: PlayerHistory(name, self.start, self._conversation, self._prepare)
+            name: PlayerHistory(name, self.start, self._conversation, self.forest, self._prepare)
             for name in self.start.players or ("",)
         }
         self._acting = next(iter(self._histories.values()))
@@ -190,8 +193,17 @@ class Episode:
         self._expect(State.READY)
         self.state = State.GENERATING
 
-    def generated(self, tokens: Array, logprobs: Array, versions: Array, reason: str) -> Turn:
+    def generated(
+        self, tokens: Array, logprobs: Array, versions: Array, reason: str, experts: Array | None = None
+    ) -> SessionTurn:
         """Take a generated turn; GENERATING becomes WAITING or ENDED.
+
+        Args:
+            tokens: `[len] int32`.
+            logprobs: `[len] float32`.
+            versions: `[len] int32`.
+            reason: why it ended.
+            experts: see `Turn.experts`.
 
         Returns:
             The turn as it is written down. In state WAITING the environment must be given the last of `actions`.
@@ -199,9 +211,10 @@ class Episode:
         self._expect(State.GENERATING)
         cut = reason != FinishReason.STOP
         short = self.max_tokens < self._limits.max_tokens
-        turn = self._turn(tokens, logprobs, versions, reason)
+        turn = self._acting.next_turn((tokens, logprobs, versions), str(reason), experts)
+        written = SessionTurn(self.start.sample, self.turns, turn, self.attempt, self._before, self.observations[-1])
+        self._acting.write(self.forest.add(turn))
         self.actions.append(self._conversation.text(tokens))
-        self._acting.write(turn.number, self.actions[-1], (tokens, logprobs, versions))
         if self._budget_left is not None:
             self._budget_left -= len(tokens)
         self._rewards.append(self._owed[self.player])
@@ -213,54 +226,65 @@ class Episode:
             self.end(FinishReason.TOKEN_BUDGET)
         elif cut and self._conversation.needs_stop:
             self.end(FinishReason.LENGTH)
-        return turn
+        return written
 
-    def _turn(self, tokens: Array, logprobs: Array, versions: Array, reason: str) -> Turn:
-        position = self.start.sample, self.attempt, self.turns, self._before
-        read = self.observations[-1], self._reading.tokens, self._reading.branches
-        return Turn(*position, *read, tokens, logprobs, versions, str(reason), media=self._reading.observed)
+    @property
+    def before(self) -> int:
+        """Number of tokens up to the end of the turn that the next one continues; see `experts_of`."""
+        return self._acting.before
 
     def end(self, reason: FinishReason) -> None:
         """End the episode, in any state."""
         self.state, self.reason = State.ENDED, reason
 
-    def last_turn(self) -> Turn:
+    def last_state(self) -> SessionState:
         """Return what is written down of the end of an episode, in state ENDED."""
         self._expect(State.ENDED)
-        position = self.start.sample, self.attempt, self.turns, self._digest.hexdigest()
-        seen = self.observations[-1] if len(self.observations) > self.turns else EnvironmentAnswer("", self.turns - 1)
-        return Turn(*position, seen, NO_TOKENS, False, NO_TOKENS, _NO_LOGPROBS, NO_TOKENS, ended=str(self.reason))
+        seen = self.observations[-1] if len(self.observations) > self.turns else None
+        before = self._digest.hexdigest()
+        return SessionState(
+            self.start.sample, self.attempt, str(self.reason), number=self.turns, before=before, seen=seen
+        )
 
-    def repeat(self, turn: Turn) -> bool:
+    def repeat(self, written: SessionTurn) -> bool:
         """Take a turn that was written down; False if it does not follow what the episode has so far."""
-        if turn.attempt > self.attempt and turn.number == 0:
-            self.attempt = turn.attempt - 1
+        if written.attempt > self.attempt and written.number == 0:
+            self.attempt = written.attempt - 1
             self.restart()
-        follows = (turn.attempt, turn.number) == (self.attempt, self.turns)
-        waits = self.state in (State.OPENING, State.WAITING) or (turn.ended and self.state is State.ENDED)
-        known = self._histories.keys() >= {turn.observed.player or self.player, *turn.observed.rewards}
-        if not (follows and waits and known) or turn.before != self._digest.hexdigest():
+        seen, turn = written.seen, written.turn
+        waits = self.state in (State.OPENING, State.WAITING)
+        if not waits or seen is None or not self._follows(written, seen):
             return False
-        if turn.ended:
-            self._repeat_end(turn)
-            return True
+        player = seen.player or self.player
+        if turn.player not in ("", player):
+            return False
         try:
-            reading = self._history(turn.observed.player or self.player).recorded(turn)
+            reading = self._history(player).recorded(turn)
         except StoreError:  # lost media: the turn is generated again
             return False
-        self.observe(turn.observed, reading)
+        self.observe(seen, reading)
         if self.state is not State.READY:
             return False
         self.begin()
-        self.generated(turn.token_ids, turn.logprobs, turn.versions, turn.finish_reason)
+        self.generated(turn.tokens, turn.logprobs, turn.versions, turn.finish_reason, turn.experts)
         return True
 
-    def _repeat_end(self, turn: Turn) -> None:
-        if self.state is State.WAITING:
-            self._take_rewards(turn.observed)
-        if self.state is not State.ENDED:
-            self.observations.append(turn.observed)
-        self.end(FinishReason(turn.ended))
+    def repeat_end(self, written: SessionState) -> bool:
+        """Take an end that was written down; False if it does not follow what the episode has so far."""
+        ends = self.state in (State.OPENING, State.WAITING, State.ENDED) and bool(written.reason)
+        if not ends or not self._follows(written, written.seen):
+            return False
+        if self.state is not State.ENDED and written.seen is not None:
+            if self.state is State.WAITING:
+                self._take_rewards(written.seen)
+            self.observations.append(written.seen)
+        self.end(FinishReason(written.reason))
+        return True
+
+    def _follows(self, written: SessionTurn | SessionState, seen: EnvironmentAnswer | None) -> bool:
+        known = seen is None or self._histories.keys() >= {seen.player or self.player, *seen.rewards}
+        place = (written.attempt, written.number, written.before)
+        return known and place == (self.attempt, self.turns, self._digest.hexdigest())
 
     @property
     def rewards(self) -> dict[str, float]:
@@ -290,8 +314,10 @@ class Episode:
             "branches": float(self.branches),
             "attempts": float(self.attempt + 1),
         }
+        shown = {one.name for one in histories} if everyone else set(counted)
+        sequences = self.forest.sequences(players=list(self._histories)) or [histories[0].prompt()]
         return Sample(
-            tuple(s for one in histories for s in one.built(trained=trained and (everyone or one.name in counted))),
+            tuple(s if trained and s.player in shown else _masked(s) for s in sequences),
             joint.join(self.actions),
             self.reason or FinishReason.ERROR,
             metrics,
@@ -315,3 +341,8 @@ class Episode:
         if self.state not in states:
             msg = f"sample {self.start.sample} is {self.state.name}, not {' or '.join(state.name for state in states)}"
             raise AssertionError(msg)
+
+
+def _masked(sequence: TokenSequence) -> TokenSequence:
+    """Return a sequence none of whose tokens is trained."""
+    return replace(sequence, loss_mask=np.zeros_like(sequence.loss_mask))

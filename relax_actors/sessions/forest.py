@@ -11,48 +11,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from relax_actors.engines.protocols import Generation
+from relax_actors.messages.experts import compact, expand
 from relax_actors.messages.samples import NOT_SAMPLED, TokenSequence
+from relax_actors.messages.session_log import ROOT, Turn
 
 Array = NDArray[Any]
 Branches: TypeAlias = Literal["all", "last"]
 """Which leaves are exported: all of them, or that of the last turn alone."""
-ROOT = -1
-"""Parent of a turn that continues no other."""
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """An answer of the policy, and what it answered.
-
-    Attributes:
-        parent: number of the turn that it continues, or `ROOT`.
-        asked: key of the conversation that was asked to be continued (`states.conversation_keys`).
-        state: key of the conversation with the answer, as the client sees it.
-        observed: `[len] int32`, tokens between the parent's last one and the answer; the whole prompt for a root.
-        tokens: `[len] int32`, the answer.
-        logprobs: `[len] float32`.
-        versions: `[len] int32`, version of the weights that sampled each token.
-        finish_reason: why the answer ended, a `FinishReason`.
-        call: id of the request, by which a repeated request finds its answer.
-        messages: the messages that follow the parent's answer, and the answer.
-    """
-
-    parent: int
-    asked: str
-    state: str
-    observed: Array
-    tokens: Array
-    logprobs: Array
-    versions: Array
-    finish_reason: str
-    call: str = ""
-    messages: tuple[dict[str, Any], ...] = ()
 
 
 class Forest:
@@ -102,10 +73,11 @@ class Forest:
         self.turns.append(turn)
         if not is_known:
             return number
-        self._by_state[turn.state] = number
-        self._by_asked.setdefault(turn.asked, []).append(number)
+        if turn.asked:
+            self._by_state[turn.state] = number
+            self._by_asked.setdefault(turn.asked, []).append(number)
         if is_used:
-            self._given[turn.asked] = len(self._by_asked[turn.asked])
+            self._given[turn.asked] = len(self._by_asked.get(turn.asked, ()))
             self._give(number, deliverer)
         self.arrived(turn.parent)  # it was continued
         if turn.call:
@@ -227,13 +199,17 @@ class Forest:
         exported = self.exported()
         return sorted(exported - {self.turns[number].parent for number in exported})
 
-    def sequences(self, branches: Branches = "all") -> list[TokenSequence]:
-        """Return the token sequences of the exported leaves.
+    def sequences(self, branches: Branches = "all", *, players: Sequence[str] = ("",)) -> list[TokenSequence]:
+        """Return the token sequences of the exported leaves, those of a player together.
 
         A turn that several sequences share is trained in the first of them and context in the others, so that each
         sampled token is trained at most once; with `branches = "all"` exactly once.
+
+        Args:
+            branches: which leaves are exported.
+            players: order of the players.
         """
-        leaves = self.leaves()
+        leaves = sorted(self.leaves(), key=lambda leaf: (players.index(self.turns[leaf].player), leaf))
         if branches == "last" and leaves:
             leaves = [self.last]
         trained: set[int] = set()
@@ -245,10 +221,10 @@ class Forest:
         return found
 
     def _sequence(self, path: Sequence[int], trained: set[int]) -> TokenSequence:
+        turns = [self.turns[number] for number in path]
         tokens, mask, logprobs, versions, spans = [], [], [], [], []
         length = 0
-        for number in path:
-            turn = self.turns[number]
+        for number, turn in zip(path, turns, strict=True):
             before, own = len(turn.observed), len(turn.tokens)
             tokens += [turn.observed, turn.tokens]
             mask += [np.zeros(before, np.bool_), np.full(own, number not in trained)]
@@ -256,10 +232,25 @@ class Forest:
             versions += [np.full(before, NOT_SAMPLED, np.int32), turn.versions]
             spans.append((length + before, length + before + own))
             length += before + own
+        experts = [turn.experts for turn in turns if turn.experts is not None]
         return TokenSequence(
             np.concatenate(tokens).astype(np.int32),
             np.concatenate(mask),
             np.concatenate(logprobs).astype(np.float32),
             np.concatenate(versions).astype(np.int32),
             np.array(spans, np.int32).reshape(-1, 2),
+            np.concatenate([expand(one) for one in experts]) if len(experts) == len(turns) else None,
+            turns[-1].player,
+            tuple(one for turn in turns for one in turn.media),
         )
+
+
+def experts_of(generation: Generation, before: int) -> Array | None:
+    """Return the experts that a turn keeps of what an engine recorded; see `Turn.experts`.
+
+    Args:
+        generation: the answer.
+        before: tokens of the turn's parent and of those before it; 0 for a root.
+    """
+    recorded = generation.routed_experts
+    return None if recorded is None else compact(recorded[max(0, before - 1) :])

@@ -23,11 +23,12 @@ from relax_actors.messages import Act, EnvironmentAnswer, Fault, FinishReason, O
 from relax_actors.runtime import Drop, Row
 from relax_actors.runtime.context import Context
 from relax_actors.runtime.seeds import derive_seed
-from relax_actors.training.conversation import Conversation
-from relax_actors.training.episode import Episode, State
-from relax_actors.training.episode_group import EpisodeGroup, Live, SeenPrompt, starts_of, task_of
-from relax_actors.training.episode_input import Limits
-from relax_actors.training.turn_log import TurnLog, read_turns, repeat_turns
+from relax_actors.sessions.conversation import Conversation
+from relax_actors.sessions.episode import Episode, State
+from relax_actors.sessions.episode_group import EpisodeGroup, Live, SeenPrompt, starts_of, task_of
+from relax_actors.sessions.episode_input import Limits
+from relax_actors.sessions.forest import experts_of
+from relax_actors.sessions.session_log import LazyLog, read_logs
 
 MAX_LOSSES = 20
 """Times that a session may be lost in one turn before its sample fails."""
@@ -108,20 +109,20 @@ class EpisodeBatch:
         bad: list[tuple[Row, RelaxError]] = []
         if not rows:
             return bad
-        turns = read_turns(self._context.table, [row.id for row in rows])
+        table = self._context.table
+        logs = table.call(read_logs(table, [row.id for row in rows]))
         for row in rows:
-            recorded = turns[row.id]
+            cells, length = logs[row.id]
             seen = self._see(row)
             try:
                 starts = starts_of(row.prompt, self._samples, self._conversation, self._section, seen)
             except RowError as error:
                 bad.append((row, error))
                 continue
-            group = EpisodeGroup(row, TurnLog(self._context.table, row.id, recorded.attempt), time.monotonic())
-            group.earlier = recorded.seconds
+            group = EpisodeGroup(row, LazyLog(table, row.id, length), time.monotonic())
             prepare = None if seen is None else seen.prepare
             group.members = [Live(Episode(start, self._limits, self._conversation, prepare), group) for start in starts]
-            repeated = repeat_turns([live.episode for live in group.members], recorded.turns)
+            repeated = group.repeat(cells)
             if repeated:
                 self.counts["turns_repeated"] += repeated
                 self._context.journal.event("row_resumed", row=str(row.id), turns=repeated)
@@ -226,7 +227,7 @@ class EpisodeBatch:
     def _ended(self, live: Live) -> None:
         self._policy.release(live)
         if live.episode.reason is not FinishReason.ERROR:
-            live.group.log.add(live.episode.last_turn())
+            live.group.log.add(live.episode.last_state())
         if self._sessions.pop(live.session, None) is not None:
             self._client.submit([Close(live.session)])
 
@@ -275,12 +276,13 @@ class EpisodeBatch:
         acting = []
         for live, found in done:
             self.counts["turns"] += 1
-            turn = live.episode.generated(found.tokens, found.logprobs, found.versions, found.finish_reason)
+            episode, experts = live.episode, experts_of(found, live.episode.before)
+            turn = episode.generated(found.tokens, found.logprobs, found.versions, found.finish_reason, experts)
             live.group.log.add(turn)
-            if live.episode.state is State.ENDED:
+            if episode.state is State.ENDED:
                 self._ended(live)
             else:
-                self._policy.hold(live, live.episode.held)
+                self._policy.hold(live, episode.held)
                 acting.append(live)
         self._act(acting)
 

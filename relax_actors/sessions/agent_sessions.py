@@ -16,20 +16,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker.subjects import RowId
+from relax_actors.engines.protocols import Generation
 from relax_actors.errors import ConfigError, RelaxError, RowError, RowTakenError, SlowRowError, TooLongError
-from relax_actors.messages import FinishReason
+from relax_actors.messages import FinishReason, SessionLog, SessionTurn, Turn
 from relax_actors.messages.generate import GenerateAnswer, GenerateCall, Refusal, SessionAnswer, SessionCall
+from relax_actors.messages.session_log import ROOT
 from relax_actors.runtime.context import Context
 from relax_actors.runtime.seeds import derive_seed
-from relax_actors.serving.call_watch import CallWatch
-from relax_actors.serving.continuations import Continuations
-from relax_actors.serving.deliveries import Deliveries, Delivery
-from relax_actors.serving.dialogue import Dialogue, answer_message
-from relax_actors.serving.forest import ROOT, Turn
-from relax_actors.serving.generation_service import LEFT, GenerationService, Refused
-from relax_actors.serving.session_book import Rules, Session, SessionBook
-from relax_actors.serving.session_log import HeldLogs, LogWriter, cell_of, released, restore
-from relax_actors.serving.states import conversation_keys
+from relax_actors.sessions.call_watch import CallWatch
+from relax_actors.sessions.continuations import Continuations
+from relax_actors.sessions.deliveries import Deliveries, Delivery
+from relax_actors.sessions.dialogue import Dialogue, answer_message
+from relax_actors.sessions.forest import experts_of
+from relax_actors.sessions.service import LEFT, GenerationService, Refused
+from relax_actors.sessions.session_book import Rules, Session, SessionBook
+from relax_actors.sessions.session_log import HeldLogs, LogWriter, released, restore
+from relax_actors.sessions.states import conversation_keys
 
 TICK_SECONDS = 0.5
 
@@ -115,7 +117,7 @@ class AgentSessions:
         """
         async with session.recording, self._log_of(session) as log:
             if states := list(session.unrecorded):
-                await log.write(states=states)
+                await log.write(SessionLog(states=states))
                 del session.unrecorded[: len(states)]
             else:
                 await log.check()
@@ -247,31 +249,34 @@ class AgentSessions:
         # In a thread of its own: templates take milliseconds.
         plan = await asyncio.to_thread(self._continuations.plan, session.forest, call, keys)
         before = session.forest.tokens(plan.parent)
-        answer = await self._service.ask(
-            self._request(session, call, np.concatenate([before, plan.observed])), call.call, call.seconds, watch
-        )
+        request = self._request(session, call, np.concatenate([before, plan.observed]))
+        try:
+            answer = await self._service.ask(request, call.call, call.seconds, watch)
+        except Refused:
+            _check_current(session, call)
+            session.alive_until = time.monotonic() + session.lease
+            raise
         _check_current(session, call)
         session.alive_until = time.monotonic() + session.lease
-        if answer.refusal:
-            return answer
-        parsed = self.dialogue.parse(answer.prompt, answer.tokens, call.tools, call.stop)
+        parsed = self.dialogue.parse(request.tokens, answer.tokens, call.tools, call.stop)
         message = answer_message(parsed, call.call)
         state_key = conversation_keys([*call.messages, message], call.tools, call.settings)[-1]
         turn = Turn(
             plan.parent,
-            plan.asked,
-            state_key,
             plan.observed,
             answer.tokens,
             answer.logprobs,
             answer.versions,
-            answer.finish_reason,
+            str(answer.finish_reason),
+            plan.asked,
+            state_key,
             call.call,
-            (*plan.new, message),
+            [*plan.new, message],
+            experts=experts_of(answer, len(before)),
         )
         beginning = session.forest.beginnings
         async with self._log_of(session) as log:
-            await log.write([cell_of(session.sample, len(session.forest.turns), turn)])
+            await log.write(SessionLog([SessionTurn(session.sample, len(session.forest.turns), turn)]))
         # A session that ended meanwhile, or was given to another agent: the record of that follows this cell.
         is_current = session.id == call.session and session.state is None
         is_known = session.forest.beginnings == beginning
@@ -314,16 +319,8 @@ class AgentSessions:
     def _given(self, session: Session, number: int) -> GenerateAnswer:
         turn = session.forest.turns[number]
         prompt = np.concatenate([session.forest.tokens(turn.parent), turn.observed]).astype(np.int32)
-        version = int(turn.versions[-1]) if len(turn.versions) else -1
-        return GenerateAnswer(
-            prompt=prompt,
-            tokens=turn.tokens,
-            logprobs=turn.logprobs,
-            versions=turn.versions,
-            finish_reason=turn.finish_reason,
-            fingerprint=self._service.fingerprint(version),
-            call=turn.call,
-        )
+        recorded = Generation(turn.tokens, turn.logprobs, turn.versions, FinishReason(turn.finish_reason))
+        return self._service.answer(prompt, recorded, turn.call)
 
 
 def _check_current(session: Session, call: GenerateCall) -> None:

@@ -14,14 +14,14 @@ from relax_actors.config.environment import EnvironmentSection
 from relax_actors.engines.protocols.media import PromptMedia
 from relax_actors.errors import EpisodesFailedError
 from relax_actors.generation.batch import Samples
-from relax_actors.messages import DropReason, FinishReason, Prompt, Sample, Trajectory
+from relax_actors.messages import DropReason, FinishReason, Prompt, Sample, SessionLog, Trajectory
 from relax_actors.messages.samples import PLAYER_REWARD, TRUNCATED
 from relax_actors.runtime import Drop, Row
-from relax_actors.training.conversation import Conversation
-from relax_actors.training.episode import Episode, State
-from relax_actors.training.episode_input import Media, Start
-from relax_actors.training.growing_sequence import GrowingSequence
-from relax_actors.training.turn_log import TurnLog
+from relax_actors.sessions.conversation import Conversation
+from relax_actors.sessions.episode import Episode, State
+from relax_actors.sessions.episode_input import Media, Start
+from relax_actors.sessions.player_history import untrained
+from relax_actors.sessions.session_log import LazyLog
 
 MASKED = TRUNCATED - {FinishReason.ABORT}
 
@@ -55,17 +55,22 @@ class EpisodeGroup:
 
     Attributes:
         row: the row.
-        log: its turn cells.
+        log: its log.
         started: monotonic time at which this actor began with it.
         members: its samples.
         earlier: seconds that other actors spent on it before.
     """
 
     row: Row
-    log: TurnLog
+    log: LazyLog
     started: float
     members: list[Live] = field(default_factory=list)
     earlier: float = 0.0
+
+    def repeat(self, logs: Sequence[SessionLog]) -> int:
+        """Bring the samples to where the logs of earlier actors end; return the number of turns that were taken."""
+        self.earlier = max([self.earlier, *(log.seconds for log in logs)])
+        return repeat([live.episode for live in self.members], logs)
 
     def seconds(self, now: float) -> float:
         """Return the time that actors have spent on the row."""
@@ -111,6 +116,17 @@ class EpisodeGroup:
             return tokens
         first = next(sample.sequences[0] for sample in samples if sample.sequences[0].sampled.any())
         return first.token_ids[: np.flatnonzero(first.sampled)[0]]
+
+
+def repeat(episodes: Sequence[Episode], logs: Sequence[SessionLog]) -> int:
+    """Bring the episodes of a row to where its logs end; return the number of turns that were taken."""
+    repeated, known = 0, range(len(episodes))
+    for log in logs:
+        repeated += sum(episodes[turn.sample].repeat(turn) for turn in log.turns if turn.sample in known)
+        for state in log.states:
+            if state.sample in known:
+                episodes[state.sample].repeat_end(state)
+    return repeated
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +203,7 @@ def _with_prompt(sample: Sample, prompt: Any) -> Sample:
     """Give a sample that ended before its environment gave a prompt that of another sample: no sequence is empty."""
     if any(len(sequence.token_ids) for sequence in sample.sequences):
         return sample
-    player = sample.sequences[0].player
-    return replace(sample, sequences=(GrowingSequence.of(prompt).built(trained=False, player=player),))
+    return replace(sample, sequences=(untrained(prompt, sample.sequences[0].player),))
 
 
 def _with_equal_metrics(samples: Sequence[Sample]) -> list[Sample]:
