@@ -199,9 +199,6 @@ class Config(Section):
                 'rollout.backend = "transformers"'
             )
             raise ValueError(msg)
-        if self.trainer.router_replay:
-            msg = "trainer.router_replay: the experts of episodes with [environment] are not recorded; set it to false"
-            raise ValueError(msg)
         credit = self.environment.credit
         if credit != "episode" and self.reward.function != "environment":
             msg = (

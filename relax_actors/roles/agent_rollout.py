@@ -18,6 +18,7 @@ from relax_actors.roles.rollout import Rollout
 from relax_actors.runtime import Drop, Row
 from relax_actors.sessions.agent_sessions import AgentSessions
 from relax_actors.sessions.dialogue import Dialogue
+from relax_actors.sessions.forest import masked
 from relax_actors.sessions.service import GenerationService
 from relax_actors.sessions.session_book import Session
 
@@ -58,8 +59,8 @@ class AgentRollout(Rollout):
         self._news: queue.SimpleQueue[RowId | None] = queue.SimpleQueue()
         super().setup()
         self._policy.on_guest(lambda: self._news.put(None))
-        if self._media is not None or self._baselines:
-            msg = "[agent] works with models of text, and with advantages that need no greedy sample of each prompt"
+        if self._media is not None:
+            msg = "[agent] works with models of text"
             raise ConfigError(msg)
 
     def start_service(self, service: GenerationService) -> None:
@@ -88,8 +89,9 @@ class AgentRollout(Rollout):
         task["held_out"] = row.is_eval
         if agent is not None and agent.shows_answer:
             task["answer"] = prompt.answer
-        samples = range(1 if greedy else self._settings.group_size)
-        sessions = [Session(row.id, n, task, prompt.seed, greedy=greedy) for n in samples]
+        sampled = 0 if greedy else self._settings.group_size
+        samples = range(1 if greedy else sampled + self._baselines)
+        sessions = [Session(row.id, n, task, prompt.seed, greedy=n >= sampled) for n in samples]
         self.context.table.connection.call(self._sessions.open(row.id, sessions), OPEN_SECONDS)
 
     def withdraw(self, row: RowId) -> list[Session] | RowTakenError:
@@ -115,10 +117,13 @@ class AgentRollout(Rollout):
         if isinstance(sessions, RowTakenError):
             return sessions
         try:
-            samples = [sample for session in sessions if (sample := self._sample(session, row)) is not None]
-            if not samples:
+            each = [self._sample(session, row) for session in sessions]
+            baselines = 0 if row.is_eval else self._baselines
+            samples = [sample for sample in each if sample is not None]
+            if len(samples) <= baselines or None in each[len(each) - baselines :]:
                 return self._end_without_samples(sessions, row)
             trajectory = Trajectory.of(row.prompt.tokens, _with_equal_metrics(samples), self._stager.served)
+            trajectory = replace(trajectory, greedy_samples=baselines)
         except ValueError as error:
             return RowError(f"agents of {row.id}: {error}")
         if not row.is_eval and (why := self._validator.of_trajectory(trajectory, row.id.step)):
@@ -131,7 +136,8 @@ class AgentRollout(Rollout):
             return RowError(f"agents of {row.id}: {NO_REWARD}")
         if all(session.has_failed for session in sessions):
             return RowError(f"agents of {row.id}: {ALL_FAILED}")
-        return Drop(NO_ANSWER, "no agent of the row has got an answer of the policy")
+        of = "its greedy sample" if any(session.forest.leaves() for session in sessions) else "the row"
+        return Drop(NO_ANSWER, f"no agent of {of} has got an answer of the policy, and ended well")
 
     def _lacks_reward(self, session: Session, row: Row) -> bool:
         """Whether the agent of a session has ended well without the reward that the row is scored by."""
@@ -161,7 +167,10 @@ class AgentRollout(Rollout):
         if state.reward is not None or state.reason in TRUNCATED or failed:
             metrics["environment_reward"] = state.reward or 0.0
         return Sample(
-            tuple(forest.sequences(agent.branches)),
+            tuple(
+                masked(sequence) if session.greedy and not row.is_eval else sequence
+                for sequence in forest.sequences(agent.branches)
+            ),
             self._tokenizer.decode(forest.turns[last].tokens),
             FinishReason(state.reason),
             metrics,

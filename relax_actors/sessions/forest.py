@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -243,6 +244,11 @@ class Forest:
             turns[-1].player,
             tuple(one for turn in turns for one in turn.media),
         )
+
+
+def masked(sequence: TokenSequence) -> TokenSequence:
+    """Return a sequence none of whose tokens is trained."""
+    return replace(sequence, loss_mask=np.zeros_like(sequence.loss_mask))
 
 
 def experts_of(generation: Generation, before: int) -> Array | None:
