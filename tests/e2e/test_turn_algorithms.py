@@ -1,4 +1,4 @@
-"""Several turns, with an environment or an agent, and what used to work for single answers alone: each in a whole run."""
+"""Several turns, with an environment or an agent, and what once worked for single answers alone, in whole runs."""
 
 from __future__ import annotations
 
