@@ -193,12 +193,6 @@ class Config(Section):
         if self.agent is not None:
             msg = "[agent] and [environment] exclude each other: agents own their loop; remove one of them"
             raise ValueError(msg)
-        if self.media is not None and self.rollout.backend == "sglang":
-            msg = (
-                'rollout.backend = "sglang": episodes with [environment] of a model that sees or hears need '
-                'rollout.backend = "transformers"'
-            )
-            raise ValueError(msg)
         credit = self.environment.credit
         if credit != "episode" and self.reward.function != "environment":
             msg = (
