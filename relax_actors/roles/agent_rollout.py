@@ -19,8 +19,10 @@ from relax_actors.runtime import Drop, Row
 from relax_actors.sessions.agent_sessions import AgentSessions
 from relax_actors.sessions.dialogue import Dialogue
 from relax_actors.sessions.forest import masked
+from relax_actors.sessions.observation_media import ObservationMedia
 from relax_actors.sessions.service import GenerationService
 from relax_actors.sessions.session_book import Session
+from relax_actors.sessions.session_media import SessionMedia, task_messages
 
 WAIT_SECONDS = 0.2
 """Longest wait for a request or the end of a sample before rows are looked for again."""
@@ -59,19 +61,19 @@ class AgentRollout(Rollout):
         self._news: queue.SimpleQueue[RowId | None] = queue.SimpleQueue()
         super().setup()
         self._policy.on_guest(lambda: self._news.put(None))
-        if self._media is not None:
-            msg = "[agent] works with models of text"
-            raise ConfigError(msg)
 
     def start_service(self, service: GenerationService) -> None:
         """Begin to answer requests of agents."""
-        config = self.context.config
-        dialogue = Dialogue(self._tokenizer)
+        config, media, kinds = self.context.config, None, tuple[str, ...]()
+        if self._media is not None:
+            prepares = ObservationMedia(config, self.context.table.store)
+            media, kinds = SessionMedia(config, prepares, self._media), tuple(prepares.family.kinds)
+        dialogue = Dialogue(self._tokenizer, kinds)
         if not self._tokenizer.chat_template:
             msg = "[agent] needs a model with a chat template; add chat_template.jinja to the model folder"
             raise ConfigError(msg)
         limit = min(self._engine.context_length, room(config))
-        self._sessions = AgentSessions(self.context, dialogue, service, limit, self._news.put)
+        self._sessions = AgentSessions(self.context, dialogue, service, limit, self._news.put, media)
         service.start(self._sessions)
 
     def guest_limit(self) -> int:
@@ -85,13 +87,15 @@ class AgentRollout(Rollout):
     def offer(self, row: Row, *, greedy: bool) -> None:
         """Offer the samples of a row to agents."""
         prompt, agent = row.prompt, self.context.config.agent
-        task: dict[str, Any] = {"prompt": prompt.text, "messages": prompt.messages, "metadata": prompt.metadata}
+        task: dict[str, Any] = {"prompt": prompt.text, "messages": task_messages(prompt), "metadata": prompt.metadata}
         task["held_out"] = row.is_eval
         if agent is not None and agent.shows_answer:
             task["answer"] = prompt.answer
+        if prompt.media:
+            task["media"] = [{"kind": one.kind, "path": one.path, "stored": one.stored} for one in prompt.media]
         sampled = 0 if greedy else self._settings.group_size
         samples = range(1 if greedy else sampled + self._baselines)
-        sessions = [Session(row.id, n, task, prompt.seed, greedy=n >= sampled) for n in samples]
+        sessions = [Session(row.id, n, task, prompt.seed, greedy=n >= sampled, media=prompt.media) for n in samples]
         self.context.table.connection.call(self._sessions.open(row.id, sessions), OPEN_SECONDS)
 
     def withdraw(self, row: RowId) -> list[Session] | RowTakenError:
@@ -122,7 +126,8 @@ class AgentRollout(Rollout):
             samples = [sample for sample in each if sample is not None]
             if len(samples) <= baselines or None in each[len(each) - baselines :]:
                 return self._end_without_samples(sessions, row)
-            trajectory = Trajectory.of(row.prompt.tokens, _with_equal_metrics(samples), self._stager.served)
+            prompt = row.prompt.tokens if self._media is None else row.media.tokens
+            trajectory = Trajectory.of(prompt, _with_equal_metrics(samples), self._stager.served)
             trajectory = replace(trajectory, greedy_samples=baselines)
         except ValueError as error:
             return RowError(f"agents of {row.id}: {error}")

@@ -31,6 +31,7 @@ from relax_actors.sessions.forest import experts_of
 from relax_actors.sessions.service import LEFT, GenerationService, Refused
 from relax_actors.sessions.session_book import Rules, Session, SessionBook
 from relax_actors.sessions.session_log import HeldLogs, LogWriter, released, restore
+from relax_actors.sessions.session_media import SessionMedia
 from relax_actors.sessions.states import conversation_keys
 
 TICK_SECONDS = 0.5
@@ -45,6 +46,7 @@ class AgentSessions:
         service: generates requests.
         room: largest number of tokens of a sequence.
         on_end: called when all samples of a row have ended, or another actor has taken it over.
+        media: prepares media; None for a model that reads text only.
     """
 
     def __init__(
@@ -54,13 +56,14 @@ class AgentSessions:
         service: GenerationService,
         room: int,
         on_end: Callable[[RowId], None],
+        media: SessionMedia | None = None,
     ) -> None:
         section = context.config.agent
         if section is None:
             msg = "AgentSessions needs [agent]"
             raise ValueError(msg)
         self._context, self._service, self._room = context, service, room
-        self.dialogue = dialogue
+        self.dialogue, self._media = dialogue, media
         self._on_end, self._shows_answer = on_end, section.shows_answer
         grace = section.lease_seconds if context.config.local_agent is not None else section.idle_seconds
         self._continuations = Continuations(dialogue, must_continue=section.on_rewrite == "error")
@@ -89,6 +92,8 @@ class AgentSessions:
         sessions = self.book.close(row)
         self._deliveries.forget(row)
         self._unrecorded.pop(row, None)
+        if self._media is not None:
+            self._media.forget(row)
         return self._logs.release(row) or sessions
 
     async def _tick(self) -> None:
@@ -231,7 +236,10 @@ class AgentSessions:
         return detail
 
     async def _answer(self, delivery: Delivery, call: GenerateCall, watch: CallWatch, author: str) -> GenerateAnswer:
-        session = delivery.session
+        session, shown = delivery.session, None
+        if self._media is not None:
+            shown = await self._media.admit(session.row, session.media, call.messages)
+            call = replace(call, messages=shown.messages)
         if session.unrecorded:  # its turns must follow the record of its attempt
             await self._record(session)
             _check_current(session, call)
@@ -248,8 +256,15 @@ class AgentSessions:
             raise Refused(Refusal.ENDED, _over(call.session, why))
         # In a thread of its own: templates take milliseconds.
         plan = await asyncio.to_thread(self._continuations.plan, session.forest, call, keys)
-        before = session.forest.tokens(plan.parent)
-        request = self._request(session, call, np.concatenate([before, plan.observed]))
+        before, read = session.forest.tokens(plan.parent), None
+        observed = plan.observed
+        if self._media is not None and shown is not None:
+            path = [session.forest.turns[number] for number in session.forest.path(plan.parent)]
+            sources = shown.behind(len(shown.messages) - len(plan.new))
+            read = await self._media.read(path, len(before), observed, sources, session.row)
+            observed = read.tokens
+        request = self._request(session, call, np.concatenate([before, observed]))
+        request = replace(request, media=None if read is None else read.media)
         try:
             answer = await self._service.ask(request, call.call, call.seconds, watch)
         except Refused:
@@ -263,7 +278,7 @@ class AgentSessions:
         state_key = conversation_keys([*call.messages, message], call.tools, call.settings)[-1]
         turn = Turn(
             plan.parent,
-            plan.observed,
+            observed,
             answer.tokens,
             answer.logprobs,
             answer.versions,
@@ -272,6 +287,7 @@ class AgentSessions:
             state_key,
             call.call,
             [*plan.new, message],
+            media=[] if read is None or read.observed is None else [read.observed],
             experts=experts_of(answer, len(before)),
         )
         beginning = session.forest.beginnings

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from broker.subjects import RowId
-from relax_actors.messages import FinishReason
+from relax_actors.messages import FinishReason, MediaSource
 from relax_actors.messages.generate import SessionAnswer
 from relax_actors.messages.session_log import SessionState
 from relax_actors.sessions.forest import Forest
@@ -53,6 +53,7 @@ class Session:
         state: how it ended; None if it did not.
         lease: seconds of the agent's lease.
         greedy: whether the policy answers greedily, as it does in held-out rows.
+        media: media of the row's prompt.
         unrecorded: states that the log does not have yet, oldest first.
         answering: held while a request of the sample is answered.
         recording: held while its states are recorded.
@@ -70,6 +71,7 @@ class Session:
     state: SessionState | None = None
     lease: float = 30.0
     greedy: bool = False
+    media: Sequence[MediaSource] = ()
     unrecorded: list[SessionState] = field(default_factory=list)
     answering: asyncio.Lock = field(default_factory=asyncio.Lock)
     recording: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 
 import openai
 
 from relax_actors.serving.session_client import AgentResult, AgentTask
+from tests.support.tiny_images import png
 
 
 async def play(task: AgentTask) -> AgentResult:
@@ -66,3 +68,20 @@ async def branch(task: AgentTask) -> float:
         more = [*first, answers[0].choices[0].message.to_dict(), {"role": "user", "content": "more"}]
         await client.chat.completions.create(model="policy", messages=more)
     return float("7" in (answers[0].choices[0].message.content or ""))
+
+
+async def look(task: AgentTask) -> AgentResult:
+    """Show the picture of the task, then one as bytes, then none and the first one again; reward: share of sevens."""
+    picture = base64.b64encode(png(len(task.session))).decode()
+    shown = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}}
+    async with openai.AsyncOpenAI(base_url=task.base_url, api_key=task.api_key, max_retries=10) as client:
+        messages = list(task.task["messages"]) or [{"role": "user", "content": task.task["prompt"]}]
+        texts = []
+        for more in ([shown, {"type": "text", "text": "1"}], [{"type": "text", "text": "2"}, shown], "3"):
+            answer = await client.chat.completions.create(model="policy", messages=messages)
+            message = answer.choices[0].message
+            texts.append(message.content or "")
+            messages += [message.to_dict(), {"role": "user", "content": more}]
+        await client.chat.completions.create(model="policy", messages=messages)
+    whole = "".join(texts)
+    return AgentResult(whole.count("7") / max(1, len(whole)))
