@@ -40,6 +40,7 @@ LARGE = (
     "trainer.backend=megatron",
     "trainer.megatron.ranks=2",
     "trainer.megatron.tensor_parallel=2",
+    "trainer.megatron.sequence_parallel=true",
     "trainer.router_replay=true",
     "trainer.warm_start.steps=2",
     "trainer.prompts_per_step=4",
