@@ -190,10 +190,14 @@ class Config(Section):
         """Check what episodes with an environment cannot have."""
         if self.environment is None:
             return self
-        if self.agent is not None:
-            msg = "[agent] and [environment] exclude each other: agents own their loop; remove one of them"
-            raise ValueError(msg)
         credit = self.environment.credit
+        if self.agent is not None and (credit != "episode" or self.environment.players):
+            setting = "players" if self.environment.players else "credit"
+            msg = (
+                f"environment.{setting} is of episodes that the run plays; with [agent] the agent plays, its sample "
+                f"has the sum of the environment's rewards: leave environment.{setting} out"
+            )
+            raise ValueError(msg)
         if credit != "episode" and self.reward.function != "environment":
             msg = (
                 f'environment.credit = "{credit}" gives credit by the rewards of the environment, but reward.function '

@@ -18,6 +18,7 @@ from relax_actors.roles.rollout import Rollout
 from relax_actors.runtime import Drop, Row
 from relax_actors.sessions.agent_sessions import AgentSessions
 from relax_actors.sessions.dialogue import Dialogue
+from relax_actors.sessions.episode_group import task_of
 from relax_actors.sessions.forest import masked
 from relax_actors.sessions.observation_media import ObservationMedia
 from relax_actors.sessions.service import GenerationService
@@ -69,11 +70,16 @@ class AgentRollout(Rollout):
             prepares = ObservationMedia(config, self.context.table.store)
             media, kinds = SessionMedia(config, prepares, self._media), tuple(prepares.family.kinds)
         dialogue = Dialogue(self._tokenizer, kinds)
+        self._hosts = None
+        if config.environment is not None:
+            from relax_actors.envs.client import EnvironmentClient  # noqa: PLC0415 `relax check` needs no NATS
+
+            self._hosts = EnvironmentClient(self.context)
         if not self._tokenizer.chat_template:
             msg = "[agent] needs a model with a chat template; add chat_template.jinja to the model folder"
             raise ConfigError(msg)
         limit = min(self._engine.context_length, room(config))
-        self._sessions = AgentSessions(self.context, dialogue, service, limit, self._news.put, media)
+        self._sessions = AgentSessions(self.context, dialogue, service, limit, self._news.put, media, self._hosts)
         service.start(self._sessions)
 
     def guest_limit(self) -> int:
@@ -95,7 +101,11 @@ class AgentRollout(Rollout):
             task["media"] = [{"kind": one.kind, "path": one.path, "stored": one.stored} for one in prompt.media]
         sampled = 0 if greedy else self._settings.group_size
         samples = range(1 if greedy else sampled + self._baselines)
-        sessions = [Session(row.id, n, task, prompt.seed, greedy=n >= sampled, media=prompt.media) for n in samples]
+        own = task_of(prompt)
+        sessions = [
+            Session(row.id, n, task, prompt.seed, greedy=n >= sampled, media=prompt.media, environment_task=own)
+            for n in samples
+        ]
         self.context.table.connection.call(self._sessions.open(row.id, sessions), OPEN_SECONDS)
 
     def withdraw(self, row: RowId) -> list[Session] | RowTakenError:
@@ -147,7 +157,7 @@ class AgentRollout(Rollout):
     def _lacks_reward(self, session: Session, row: Row) -> bool:
         """Whether the agent of a session has ended well without the reward that the row is scored by."""
         state = session.state
-        if state is None or state.reason != FinishReason.STOP or state.reward is not None:
+        if state is None or state.reason != FinishReason.STOP or _reward_of(session) is not None:
             return False
         return bool(session.forest.leaves()) and self.context.config.takes_reported_reward(is_eval=row.is_eval)
 
@@ -163,14 +173,16 @@ class AgentRollout(Rollout):
         if failed and agent.on_error != "zero" and not row.is_eval:
             return None
         last = forest.last
+        reward = _reward_of(session)
         metrics = {
             **{f"agent/{name}": value for name, value in state.metrics.items()},
+            **{f"environment/{name}": value for step in session.steps for name, value in step.seen.metrics.items()},
             "turns": float(len(forest.exported())),
             "branches": float(len(forest.leaves())),
             "retries": float(state.attempt),
         }
-        if state.reward is not None or state.reason in TRUNCATED or failed:
-            metrics["environment_reward"] = state.reward or 0.0
+        if reward is not None or state.reason in TRUNCATED or failed:
+            metrics["environment_reward"] = reward or 0.0
         return Sample(
             tuple(
                 masked(sequence) if session.greedy and not row.is_eval else sequence
@@ -181,6 +193,12 @@ class AgentRollout(Rollout):
             metrics,
             messages=forest.conversation(last),
         )
+
+    def close(self) -> None:
+        """Close the environments, the stager and the engine."""
+        if self._hosts is not None:
+            self._hosts.close()
+        super().close()
 
     def metrics(self) -> dict[str, float]:
         """Return those of every rollout, and the sessions and turns of agents."""
@@ -249,6 +267,14 @@ class _AgentWork:
         for row in [*self._held, *(row.id for row in self._over)]:
             self._role.withdraw(row)
         self._role.news(0)  # old news must not be taken for news of a row that is delivered again
+
+
+def _reward_of(session: Session) -> float | None:
+    """Return what the agent has reported, else the sum of its environment's rewards; None without both."""
+    if session.state is None or session.state.reward is not None:
+        return None if session.state is None else session.state.reward
+    rewards = [step.seen.reward for step in session.steps if step.seen.reward is not None]
+    return float(sum(rewards)) if rewards else None
 
 
 def _with_equal_metrics(samples: Sequence[Sample]) -> list[Sample]:

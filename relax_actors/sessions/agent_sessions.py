@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from broker.subjects import RowId
 from relax_actors.engines.protocols import Generation
 from relax_actors.errors import ConfigError, RelaxError, RowError, RowTakenError, SlowRowError, TooLongError
-from relax_actors.messages import FinishReason, SessionLog, SessionTurn, Turn
+from relax_actors.messages import FinishReason, SessionLog, SessionStep, SessionTurn, Turn
 from relax_actors.messages.generate import GenerateAnswer, GenerateCall, Refusal, SessionAnswer, SessionCall
 from relax_actors.messages.session_log import ROOT
 from relax_actors.runtime.context import Context
 from relax_actors.runtime.seeds import derive_seed
+from relax_actors.sessions.agent_environment import AgentEnvironments, Hosts
 from relax_actors.sessions.call_watch import CallWatch
 from relax_actors.sessions.continuations import Continuations
 from relax_actors.sessions.deliveries import Deliveries, Delivery
@@ -47,6 +48,7 @@ class AgentSessions:
         room: largest number of tokens of a sequence.
         on_end: called when all samples of a row have ended, or another actor has taken it over.
         media: prepares media; None for a model that reads text only.
+        hosts: actors that host the run's environment; None in a run without one.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class AgentSessions:
         room: int,
         on_end: Callable[[RowId], None],
         media: SessionMedia | None = None,
+        hosts: Hosts | None = None,
     ) -> None:
         section = context.config.agent
         if section is None:
@@ -64,6 +67,7 @@ class AgentSessions:
             raise ValueError(msg)
         self._context, self._service, self._room = context, service, room
         self.dialogue, self._media = dialogue, media
+        self._environments = None if hosts is None else AgentEnvironments(hosts, context.author, self._write_step)
         self._on_end, self._shows_answer = on_end, section.shows_answer
         grace = section.lease_seconds if context.config.local_agent is not None else section.idle_seconds
         self._continuations = Continuations(dialogue, must_continue=section.on_rewrite == "error")
@@ -90,6 +94,9 @@ class AgentSessions:
     async def close(self, row: RowId) -> list[Session] | RowTakenError:
         """Forget a row; return its samples, or why another actor has them."""
         sessions = self.book.close(row)
+        if self._environments is not None:
+            for session in sessions:
+                self._environments.forget(session)
         self._deliveries.forget(row)
         self._unrecorded.pop(row, None)
         if self._media is not None:
@@ -169,6 +176,8 @@ class AgentSessions:
         await self._record(session)
         now = time.monotonic()
         session = self._find(call.session, now)  # its lease may have ended meanwhile
+        if call.kind == "environment":
+            return await self._step(session, call)
         if call.kind == "end" and session.state is None:
             if call.error:
                 self.book.fail(session, now)
@@ -176,11 +185,25 @@ class AgentSessions:
             else:
                 session.end(FinishReason.STOP, call.reward, call.metrics)
                 is_eval = session.row.kind == "eval"
-                if call.reward is None and self._context.config.takes_reported_reward(is_eval=is_eval):
+                scored = any(step.seen.reward is not None for step in session.steps)
+                if call.reward is None and not scored and self._context.config.takes_reported_reward(is_eval=is_eval):
                     self._context.journal.event("agent_without_reward", session=call.session)
         if session.unrecorded:
             await self._record(session)
         return session.shown(call.session, now)
+
+    async def _write_step(self, session: Session, step: SessionStep) -> None:
+        async with self._log_of(session) as log:
+            await log.write(SessionLog(steps=[step]))
+
+    async def _step(self, session: Session, call: SessionCall) -> SessionAnswer:
+        """Reset or step the environment of a session."""
+        if self._environments is None:
+            raise Refused(Refusal.INVALID, "the run has no section [environment]; add it, or step one of your own")
+        seen = await self._environments.step(session, call, lambda: _check_current(session, call))
+        now = time.monotonic()
+        session.alive_until = now + session.lease
+        return replace(session.shown(call.session, now), seen=seen)
 
     def _find(self, name: str, now: float) -> Session:
         """Return a session and renew its lease.
@@ -339,7 +362,7 @@ class AgentSessions:
         return self._service.answer(prompt, recorded, turn.call)
 
 
-def _check_current(session: Session, call: GenerateCall) -> None:
+def _check_current(session: Session, call: GenerateCall | SessionCall) -> None:
     """Check that a session is still that of the agent that asks; it may end while a request waits.
 
     Raises:

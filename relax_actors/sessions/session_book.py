@@ -11,7 +11,7 @@ from typing import Any
 from broker.subjects import RowId
 from relax_actors.messages import FinishReason, MediaSource
 from relax_actors.messages.generate import SessionAnswer
-from relax_actors.messages.session_log import SessionState
+from relax_actors.messages.session_log import SessionState, SessionStep
 from relax_actors.sessions.forest import Forest
 
 _ID = re.compile(r"(group|eval)-(\d{1,18})-(\d{1,18})-(\d{1,9})-(\d{1,9})")
@@ -54,6 +54,8 @@ class Session:
         lease: seconds of the agent's lease.
         greedy: whether the policy answers greedily, as it does in held-out rows.
         media: media of the row's prompt.
+        environment_task: what the run's environment gets for the sample.
+        steps: what the environment has answered in the present attempt.
         unrecorded: states that the log does not have yet, oldest first.
         answering: held while a request of the sample is answered.
         recording: held while its states are recorded.
@@ -72,6 +74,8 @@ class Session:
     lease: float = 30.0
     greedy: bool = False
     media: Sequence[MediaSource] = ()
+    environment_task: Mapping[str, Any] = field(default_factory=dict)
+    steps: list[SessionStep] = field(default_factory=list)
     unrecorded: list[SessionState] = field(default_factory=list)
     answering: asyncio.Lock = field(default_factory=asyncio.Lock)
     recording: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -100,6 +104,7 @@ class Session:
     def begin_again(self, state: SessionState) -> None:
         """Enter a new attempt."""
         self.attempt = state.attempt
+        self.steps = []
         if state.forgets:
             self.forest.forget()
         else:

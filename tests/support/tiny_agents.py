@@ -7,7 +7,7 @@ import base64
 
 import openai
 
-from relax_actors.serving.session_client import AgentResult, AgentTask
+from relax_actors.serving.session_client import AgentResult, AgentTask, TaskEnvironment
 from tests.support.tiny_images import png
 
 
@@ -85,3 +85,18 @@ async def look(task: AgentTask) -> AgentResult:
         await client.chat.completions.create(model="policy", messages=messages)
     whole = "".join(texts)
     return AgentResult(whole.count("7") / max(1, len(whole)))
+
+
+async def act(task: AgentTask) -> AgentResult:
+    """Play the run's environment: what the policy says is the action. The rewards are those of the environment."""
+    environment = TaskEnvironment(task)
+    async with openai.AsyncOpenAI(base_url=task.base_url, api_key=task.api_key, max_retries=10) as client:
+        seen, messages = await environment.reset(), list(task.task["messages"])
+        while not seen.done:
+            messages += seen.messages
+            answer = await client.chat.completions.create(model="policy", messages=messages)
+            message = answer.choices[0].message
+            messages.append(message.to_dict())
+            seen = await environment.step(message.content or "")
+    await environment.close()
+    return AgentResult()
