@@ -44,8 +44,8 @@ NO_ANSWER = "no_answer"
 class AgentRollout(Rollout):
     """Offers the samples of its rows to agents, generates what they ask, and writes what they did.
 
-    Each answer is a turn in a forest of its sample (`sessions.forest`), written to the table before the agent gets it, so
-    that an actor that takes the row over knows all that the agent knows.
+    Each answer is a turn in a forest of its sample (`sessions.forest`). The table has it before the agent does, so that
+    an actor that takes the row over knows all that the agent knows.
     """
 
     spec: ClassVar[RoleSpec] = replace(Rollout.spec, turns=True)
