@@ -14,6 +14,7 @@ import numpy as np
 from relax_actors.config import Config
 from relax_actors.data.task import Task
 from relax_actors.engines.protocols import Generation, GenerationRequest, InferenceEngine
+from relax_actors.engines.protocols.backend import InferenceBackend
 from relax_actors.engines.protocols.inference import Done, MoreRequests, Refresh, no_more_requests
 from relax_actors.envs import Environment, Step
 from relax_actors.messages import FinishReason
@@ -55,7 +56,7 @@ class Barrier(TurnRollout):
     has_barrier: ClassVar[bool] = True
 
 
-class PacedBackend:
+class PacedBackend(InferenceBackend):
     """Backend of `PacedEngine`; option `token_seconds`."""
 
     def build(self, context: Context) -> InferenceEngine:
@@ -83,11 +84,6 @@ class PacedBackend:
         """Accept everything."""
         del config, model
         yield from ()
-
-    def server_module(self, config: Config) -> str:
-        """The engine needs no server."""
-        del config
-        return ""
 
 
 def paced(

@@ -193,12 +193,6 @@ class Config(Section):
         if self.agent is not None:
             msg = "[agent] and [environment] exclude each other: agents own their loop; remove one of them"
             raise ValueError(msg)
-        if self.media is not None and self.rollout.backend == "sglang":
-            msg = (
-                'rollout.backend = "sglang": episodes with [environment] of a model that sees or hears need '
-                'rollout.backend = "transformers"'
-            )
-            raise ValueError(msg)
         if self.trainer.router_replay:
             msg = "trainer.router_replay: the experts of episodes with [environment] are not recorded; set it to false"
             raise ValueError(msg)
@@ -229,10 +223,6 @@ class Config(Section):
         if self.simulate is not None and (self.trainer.updates > 1 or self.critic is not None):
             key = "critic" if self.critic is not None else "trainer.minibatches and trainer.epochs"
             msg = f"{key}: simulated engines take the time of whole steps from [simulate]; leave it out"
-            raise ValueError(msg)
-        if self.simulate is not None and self.weights.transport != "store":
-            transport = self.weights.transport
-            msg = f'weights.transport = "{transport}": simulated engines have no tensors to send; set "store"'
             raise ValueError(msg)
         if self.rollout.in_flight_updates and self.staleness.max == 0:
             msg = "rollout.in_flight_updates = true needs staleness.max of 1 or more: on-policy rows have one version"

@@ -13,6 +13,7 @@ import numpy as np
 
 from broker.codec import Array
 from relax_actors.config import Config
+from relax_actors.data.checked_run import CheckedRun
 from relax_actors.data.model_folder import measure
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.protocols.media import PromptMedia
@@ -76,6 +77,14 @@ class Teacher(Scorer):
     "<|im_start|>system\\nThe answer is {answer}.<|im_end|>\\n{prompt}"."""
     patience: float = 60.0
     """Seconds to wait for a `server` that does not answer; then the actor ends and is restarted."""
+
+    def check(self, run: CheckedRun) -> Iterator[str]:
+        """Check the scoring engine, the options, the teacher's model and its vocabulary."""
+        from relax_actors.roles.teacher_check import check_teacher  # noqa: PLC0415 only a check needs it
+
+        yield from super().check(run)
+        if run.model is not None:
+            yield from check_teacher(self, run.config, run.model.folder)
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         """Return the columns to read: those of every scorer, and with a hint also the prompt."""

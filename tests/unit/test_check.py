@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from broker.server import Server, ServerSettings
-from relax_actors.cli.check import examine
-from relax_actors.cli.machine import GPU_FILES, gpu_problem
+from relax_actors.checks import examine
+from relax_actors.checks.machine import GPU_FILES, gpu_problem
 from relax_actors.config import load_config
 from relax_actors.data.model_folder import prepare
 from relax_actors.runtime.run_folder import RunFolder

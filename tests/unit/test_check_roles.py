@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relax_actors.cli.check import examine
+from relax_actors.checks import examine
 from relax_actors.config import load_config
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo" / "demo.toml"

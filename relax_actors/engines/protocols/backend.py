@@ -1,7 +1,8 @@
 """Protocols of backends, which check a configuration and build engines.
 
 A backend is an object, or a class without constructor arguments, in a module that does not import its engine. It is
-named by a built-in name (`relax_actors.registry.catalog`), an entry point of a package, or a dotted path.
+named by a built-in name (`relax_actors.registry.catalog`), an entry point of a package, or a dotted path. A subclass of
+the protocol inherits what most backends answer.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from typing import Protocol
 
 from relax_actors.config import Config
 from relax_actors.engines.protocols.critic import CriticEngine
+from relax_actors.engines.protocols.footprint import TRAINED_BYTES, Footprint, follower_bytes
 from relax_actors.engines.protocols.inference import InferenceEngine
 from relax_actors.engines.protocols.scoring import ScoringEngine
+from relax_actors.engines.protocols.server import ServerSpec
 from relax_actors.engines.protocols.training import TrainingEngine
 from relax_actors.runtime import Context
 
@@ -42,12 +45,16 @@ class InferenceBackend(Protocol):
             ConfigError: the engine is not installed, or cannot run this model or configuration.
         """
 
-    def server_module(self, config: Config) -> str:
-        """Return the module that runs an inference server for each rollout actor; empty string for none.
+    def server(self, config: Config) -> ServerSpec | None:  # noqa: ARG002 of a protocol
+        """Return how to run an inference server for each rollout actor; None if the engine needs none.
 
-        The supervisor of the node starts `python -m MODULE RUN_FOLDER NUMBER`, restarts it like an actor, and stops it
-        after the rollout actor of that number.
+        The supervisor of the node restarts the server like an actor, and stops it after the actor of its number.
         """
+        return None
+
+    def footprint(self, config: Config) -> Footprint:
+        """Return what an actor needs, with its server."""
+        return Footprint(parameter_bytes=follower_bytes(config))
 
 
 class TrainingBackend(Protocol):
@@ -62,6 +69,10 @@ class TrainingBackend(Protocol):
 
     def check(self, config: Config, model: Path) -> Iterator[str]:
         """Check the configuration before a run starts; see `InferenceBackend.check`."""
+
+    def footprint(self, config: Config) -> Footprint:  # noqa: ARG002 of a protocol
+        """Return what the trainer needs, besides a reference and copies of weights for other actors."""
+        return Footprint(parameter_bytes=TRAINED_BYTES)
 
 
 class CriticBackend(Protocol):
@@ -81,6 +92,10 @@ class CriticBackend(Protocol):
             config: configuration of the run.
             model: folder of the critic's architecture: critic.path, or that of the policy.
         """
+
+    def footprint(self, config: Config) -> Footprint:  # noqa: ARG002 of a protocol
+        """Return what the critic needs."""
+        return Footprint(parameter_bytes=TRAINED_BYTES)
 
 
 class ScoringBackend(Protocol):

@@ -8,12 +8,13 @@ from pathlib import Path
 from relax_actors.config import Config
 from relax_actors.engines.backends import critic_section, refuse_options
 from relax_actors.engines.protocols import ScoringEngine, TrainingEngine
+from relax_actors.engines.protocols.backend import CriticBackend, TrainingBackend
 from relax_actors.engines.protocols.critic import CriticEngine
 from relax_actors.engines.torch.architectures import check_architecture, check_value_head
 from relax_actors.runtime import Context
 
 
-class TorchTrainingBackend:
+class TorchTrainingBackend(TrainingBackend):
     """Trains with torch in the process of the trainer; see `TrainingBackend`."""
 
     def build(self, context: Context) -> TrainingEngine:
@@ -49,7 +50,7 @@ class TorchScoringBackend:
         yield from ()
 
 
-class TorchCriticBackend:
+class TorchCriticBackend(CriticBackend):
     """Trains a critic with torch in the process of its actor; see `CriticBackend`."""
 
     def build(self, context: Context) -> CriticEngine:

@@ -6,33 +6,39 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from string import Formatter
+from typing import Protocol
 
 from relax_actors.config import Config
 from relax_actors.data.model_folder import measure
 from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.engines.torch.architectures import check_architecture
 from relax_actors.errors import ConfigError, RowError
 from relax_actors.media.family import family_of
-from relax_actors.roles import make_role
-from relax_actors.roles.teacher import Teacher
 
 SECTION = "roles.teacher"
 SERVER_SECONDS = 3.0
 """Deadline of the question which model a server serves."""
 
 
-def check_teacher(config: Config, folder: Path) -> Iterator[str]:
+class TeacherOptions(Protocol):
+    """Options of `Teacher`."""
+
+    backend: str
+    model: Path | None
+    server: str
+    api_key_file: Path | None
+    hint: str
+
+
+def check_teacher(role: TeacherOptions, config: Config, folder: Path) -> Iterator[str]:
     """Check the teacher's options, its model and its vocabulary.
 
     Args:
+        role: the teacher, with its options.
         config: configuration of the run.
         folder: folder of the student's model.
     """
     distil = config.algorithm.distil
-    if "teacher" not in config.roles:
-        return
-    role = make_role(config, "teacher")
-    if not isinstance(role, Teacher):
-        return
     if distil.place == "none":
         msg = f'[{SECTION}] has no effect without algorithm.distil.place; set it to "advantage" or "loss"'
         raise ConfigError(msg)
@@ -61,7 +67,7 @@ def check_teacher(config: Config, folder: Path) -> Iterator[str]:
         yield from _check_model(config, role.model, folder)
 
 
-def _check_source(role: Teacher) -> None:
+def _check_source(role: TeacherOptions) -> None:
     """Check that the teacher is exactly one of a folder, a server and the live policy."""
     if role.model is not None and role.server:
         msg = f"{SECTION} has both model and server; remove one"
@@ -88,9 +94,9 @@ def _check_source(role: Teacher) -> None:
             raise ConfigError(msg)
 
 
-def _check_server(role: Teacher, folder: Path) -> Iterator[str]:
+def _check_server(role: TeacherOptions, folder: Path) -> Iterator[str]:
     """Check the vocabulary of a server that answers and names a tokenizer on this machine; a note if it does not."""
-    import httpx
+    import httpx  # noqa: PLC0415 only a server needs it
 
     where = f"{SECTION}.server {role.server}"
     key = "" if role.api_key_file is None else role.api_key_file.read_text().strip()
@@ -142,8 +148,6 @@ def _check_hint(hint: str, folder: Path) -> None:
 
 def _check_model(config: Config, path: Path, folder: Path) -> Iterator[str]:
     """Check that a teacher's folder holds a model with the student's vocabulary and enough context."""
-    from relax_actors.engines.torch.architectures import check_architecture
-
     if not any(path.glob("*.safetensors")):
         why = "has no *.safetensors" if path.is_dir() else "does not exist"
         msg = f"{SECTION}.model {path} {why}; name the folder of a trained model, such as runs/demo/model"
