@@ -118,7 +118,7 @@ class SglangBackend(InferenceBackend):
             yield f"rollouts use {len(urls)} external servers"
             return
         presence.require()
-        name = next(iter(fields.get("architectures") or ()), causal_model_class(facts.model_type))
+        name = next(iter(fields.get("architectures") or ()), "") or causal_model_class(model)
         if name and served_family(model) is None and not presence.serves(name):
             msg = (
                 f'rollout.backend = "sglang" with a model of type {facts.model_type}: the installed SGLang has no '
