@@ -6,12 +6,10 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from relax_actors.config import Config
 from relax_actors.data.task import Task
 from relax_actors.engines.protocols import Generation, GenerationRequest, InferenceEngine
 from relax_actors.engines.protocols.backend import InferenceBackend
@@ -79,11 +77,6 @@ class PacedBackend(InferenceBackend):
 
         seconds = float(context.config.rollout.options.get("token_seconds", 0.0))
         return PacedEngine(context.config.model_path, kept_bytes=0)
-
-    def check(self, config: Config, model: Path) -> Iterator[str]:
-        """Accept everything."""
-        del config, model
-        yield from ()
 
 
 def paced(

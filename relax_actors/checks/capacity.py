@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from relax_actors.checks.machine import has_gpu
 from relax_actors.config import Config
+from relax_actors.data.checked_run import CheckedRun
 from relax_actors.data.model_folder import ModelFacts, measure
 from relax_actors.engines.backends import footprints, inference_backend
 from relax_actors.engines.protocols.footprint import WEIGHT_BYTES, Footprint, follower_bytes
@@ -22,19 +23,9 @@ CACHED_BYTES = 4
 """Bytes of a number in the key-value cache of a rollout that generates in its own process."""
 
 
-def check_memory(config: Config, facts: ModelFacts, here: Collection[str]) -> Iterator[str]:
-    """Compare the estimated memory of the processes that start on this machine with what it has.
-
-    Weights and caches of roles on GPUs are not counted.
-
-    Args:
-        config: configuration of the run.
-        facts: size and shape of the model.
-        here: roles whose actors start on this machine.
-
-    Raises:
-        ConfigError: they need more.
-    """
+def check_memory(run: CheckedRun, facts: ModelFacts) -> Iterator[str]:
+    """Compare the estimated memory of the processes that start on this machine, outside of GPUs, with what it has."""
+    config, here = run.config, run.here
     used = {role: size for role, size in memory_of_roles(config, facts).items() if role in here}
     need, have = sum(used.values()), memory_of_machine()
     parts = ", ".join(f"{role} {size >> 20}" for role, size in used.items())
@@ -47,12 +38,8 @@ def check_memory(config: Config, facts: ModelFacts, here: Collection[str]) -> It
     if used:
         yield f"memory: about {need >> 20} MiB on this machine ({parts})"
     backend = inference_backend(config)
-    if (
-        "rollout" in here
-        and facts.cached
-        and backend.server(config) is None
-        and backend.footprint(config).parameter_bytes
-    ):
+    generates_here = backend.server(config) is None and backend.footprint(config).parameter_bytes
+    if "rollout" in here and facts.cached and generates_here:
         samples = config.rollout.max_concurrent_prompts * config.rollout.group_size
         size = samples * facts.cached * CACHED_BYTES / (1 << 20)
         yield f"besides, keys and values of {samples} samples: {size:.3g} MiB a token in each rollout actor"

@@ -27,8 +27,8 @@ from relax_actors.roles.columns import check_columns
 from relax_actors.supervision.sandbox import check_sandbox
 from relax_actors.weights.transports import transport_class
 
-Check = Callable[[], Iterator[str]]
-"""Checks one concern: yields notes, raises ConfigError for what cannot work."""
+Check = Callable[[], Iterator[str] | None]
+"""Checks one concern: yields notes, or returns None if it has none; raises ConfigError for what cannot work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,51 +82,39 @@ def examine(
 
 def _attempt(check: Check, errors: list[str], notes: list[str]) -> None:
     try:
-        notes.extend(check())
+        notes.extend(check() or ())
     except ConfigError as error:
         errors.append(str(error))
 
 
 def _checks(run: CheckedRun) -> Iterator[Check]:
     config, here = run.config, run.here
-    yield partial(_check_installed)
+    yield from (registry.check_installed for registry in ALL)
     yield partial(check_columns, config)
     yield partial(check_functions, config)
     for name in role_names(config):
         yield partial(_check_role, run, name)
     yield lambda: transport_class(config).check(config, here)
-    yield partial(_check_sandboxes, run)
+    yield partial(check_sandbox, config, sorted(here))
     yield partial(check_steps, config)
-    yield partial(machine.check_ranks, config, here)
+    yield partial(machine.check_ranks, run)
     yield partial(machine.check_shared_devices, config)
-    yield partial(machine.check_devices, config, here)
+    yield partial(machine.check_devices, run)
     yield partial(machine.check_folders, config)
     yield partial(machine.check_broker, config)
     if (model := run.model) is not None:
-        yield partial(describe_run, config, model.facts, here)
+        yield partial(describe_run, run, model.facts)
         yield lambda: training_backend(config).check(config, model.folder)
         yield lambda: inference_backend(config).check(config, model.folder)
         yield partial(check_weight_files, config)
         yield partial(check_router_replay, config, model.facts)
         yield partial(check_lengths, config, model.facts)
         yield partial(check_characters, config, model.tokenizer)
-        yield partial(check_memory, config, model.facts, here)
+        yield partial(check_memory, run, model.facts)
         yield partial(check_disk, config, model.facts)
     yield partial(check_data, run, config.data, "data")
     if (held_out := config.eval) is not None:
         yield partial(check_data, run, held_out.data, "eval.data")
-
-
-def _check_installed() -> Iterator[str]:
-    """Check that installed packages register no conflicting names."""
-    for registry in ALL:
-        registry.check_installed()
-    yield from ()
-
-
-def _check_sandboxes(run: CheckedRun) -> Iterator[str]:
-    check_sandbox(run.config, sorted(run.here))
-    yield from ()
 
 
 def _check_role(run: CheckedRun, name: str) -> Iterator[str]:

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,6 +17,7 @@ from broker.errors import BrokerError
 from broker.permissions import OPERATOR
 from broker.server import is_jetstream_ready, port_problem
 from relax_actors.config import Config
+from relax_actors.data.checked_run import CheckedRun
 from relax_actors.engines.backends import footprints
 from relax_actors.errors import ConfigError
 from relax_actors.roles import replicas, spec_of
@@ -28,34 +29,21 @@ GPU_FILES = ("/proc/driver/nvidia/gpus", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
 
 
-def check_devices(config: Config, roles: Collection[str]) -> Iterator[str]:
-    """Check that the devices of the roles that run here exist.
-
-    Args:
-        config: configuration of the run.
-        roles: roles whose actors run on this machine.
+def check_devices(run: CheckedRun) -> None:
+    """Check that the devices of the roles that start on this machine exist.
 
     Raises:
         ConfigError: one line for each setting that names no device of this machine.
     """
-    problems = [
-        f"{setting} = {device!r} {problem}"
-        for setting, device, gpus in _devices(config, roles)
-        if (problem := _device_problem(device, gpus))
-    ]
+    config, gpus = run.config, {role: footprint.gpus for role, footprint in footprints(run.config).items()}
+    gpus |= {name: 1 for name in config.roles if spec_of(config, name).device}
+    problems = []
+    for name in (name for name, wanted in gpus.items() if wanted and name in run.here):
+        device = str(_device(config, name))
+        if problem := _device_problem(device, gpus[name]):
+            problems.append(f"{f'roles.{name}' if name in config.roles else name}.device = {device!r} {problem}")
     if problems:
         raise ConfigError("\n".join(problems))
-    yield from ()
-
-
-def _devices(config: Config, roles: Collection[str]) -> Iterator[tuple[str, str, int]]:
-    """Setting and value of each role's device, and the number of GPUs that an actor of the role takes."""
-    for name, footprint in footprints(config).items():
-        if name in roles and footprint.gpus:
-            yield f"{name}.device", getattr(config, name).device, footprint.gpus
-    for name, section in config.roles.items():
-        if name in roles and spec_of(config, name).device:
-            yield f"roles.{name}.device", str(section.options.get("device", "auto")), 1
 
 
 def _device_problem(device: str, gpus: int) -> str:
@@ -123,19 +111,15 @@ def count_gpus() -> int:
         raise ConfigError(msg) from error
 
 
-def check_ranks(config: Config, here: Collection[str]) -> Iterator[str]:
+def check_ranks(run: CheckedRun) -> Iterator[str]:
     """Compare the ranks of trainer and critic with the GPUs of this machine, or with its cores.
-
-    Args:
-        config: configuration of the run.
-        here: roles whose actors start on this machine.
 
     Raises:
         ConfigError: there are more ranks, and the device is not set to "cpu".
     """
-    for role, footprint in footprints(config).items():
-        section, ranks = getattr(config, role), footprint.gpus
-        if role == "rollout" or role not in here or ranks == 1 or section.device not in ("auto", "cpu"):
+    for role, footprint in footprints(run.config).items():
+        section, ranks = getattr(run.config, role), footprint.gpus
+        if role == "rollout" or role not in run.here or ranks == 1 or section.device not in ("auto", "cpu"):
             continue  # a named GPU is checked with the devices
         setting = f"{role}.{section.backend}.ranks = {ranks}"
         if section.device == "auto" and has_gpu():
@@ -176,7 +160,7 @@ def _device(config: Config, role: str) -> str | None:
     return getattr(section, "device", None)
 
 
-def check_folders(config: Config) -> Iterator[str]:
+def check_folders(config: Config) -> None:
     """Check that the folder of the run and the store can be written.
 
     Raises:
@@ -186,7 +170,6 @@ def check_folders(config: Config) -> Iterator[str]:
         if problem := _folder_problem(folder.absolute()):
             msg = f"{setting} {folder} cannot be written by user {os.getuid()}: {problem}; choose another {setting}"
             raise ConfigError(msg)
-    yield from ()
 
 
 def _folder_problem(folder: Path) -> str:
@@ -203,7 +186,7 @@ def _folder_problem(folder: Path) -> str:
         return f"{existing}, which belongs to user {existing.stat().st_uid}: {error.strerror}"
 
 
-def check_broker(config: Config) -> Iterator[str]:
+def check_broker(config: Config) -> None:
     """Check the port of the embedded broker, and the files that a run signs in with.
 
     Raises:
@@ -218,7 +201,6 @@ def check_broker(config: Config) -> Iterator[str]:
         if path is not None and not path.exists():
             msg = f"{setting} {path} does not exist; create credentials with `relax keys`, or correct the path"
             raise ConfigError(msg)
-    yield from ()
 
 
 def _is_own_broker(config: Config) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from relax_actors.config import Config
-from relax_actors.data.checked_run import CheckedModel
+from relax_actors.data.checked_run import CheckedModel, CheckedRun
 from relax_actors.data.model_folder import ModelFacts, measure, prepare
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import ConfigError
@@ -40,15 +40,15 @@ def check_model(config: Config, folder: Path) -> CheckedModel:
     return CheckedModel(folder, facts, tokenizer)
 
 
-def describe_run(config: Config, facts: ModelFacts, here: Collection[str]) -> Iterator[str]:
+def describe_run(run: CheckedRun, facts: ModelFacts) -> Iterator[str]:
     """Note the model and the actors of each role on this machine."""
     experts = "" if facts.moe is None else f", {facts.moe.experts} experts in {facts.moe.layers} layers"
     yield (
         f"model: {facts.model_type}, {facts.parameters / 1e6:.2f} M parameters{experts}, context of "
         f"{facts.context_length} tokens, vocabulary of {facts.vocabulary}"
     )
-    names = [name for name in role_names(config) if name in here]
-    yield f"actors on this machine: {', '.join(f'{name} {replicas(config, name)}' for name in names)}"
+    actors = [f"{name} {replicas(run.config, name)}" for name in role_names(run.config) if name in run.here]
+    yield f"actors on this machine: {', '.join(actors)}"
 
 
 def check_router_replay(config: Config, facts: ModelFacts) -> Iterator[str]:
@@ -69,7 +69,7 @@ def check_router_replay(config: Config, facts: ModelFacts) -> Iterator[str]:
     yield f"the experts chosen for every token are recorded and replayed: {size} bytes a token of a trajectory"
 
 
-def check_lengths(config: Config, facts: ModelFacts) -> Iterator[str]:
+def check_lengths(config: Config, facts: ModelFacts) -> None:
     """Check that a completion leaves room for a prompt in the model's context and in a micro-batch."""
     completion = config.rollout.max_tokens
     limits = {
@@ -80,4 +80,3 @@ def check_lengths(config: Config, facts: ModelFacts) -> Iterator[str]:
         if completion >= limit:
             msg = f"rollout.max_tokens = {completion} leaves no room for a prompt in {name} = {limit}; lower it"
             raise ConfigError(msg)
-    yield from ()

@@ -67,24 +67,8 @@ def critic_section(config: Config) -> CriticSection:
     return config.critic
 
 
-def refuse_options(config: Config, section: str) -> None:
-    """Check that no options are set for a built-in engine, which has none.
-
-    Args:
-        config: configuration of the run.
-        section: "rollout" or "trainer".
-
-    Raises:
-        ConfigError: options are set.
-    """
-    settings = getattr(config, section)
-    if settings.options:
-        msg = f"{section}.options: the backend {settings.backend!r} takes none; remove {', '.join(settings.options)}"
-        raise ConfigError(msg)
-
-
 def unused_settings(config: Config, spelled: Collection[str] = ()) -> Iterator[str]:
-    """Yield a line for each setting of a backend that the run does not use.
+    """Yield a line for each setting of a backend that the run does not use, and for options that none reads.
 
     Args:
         config: configuration of the run.
@@ -99,6 +83,11 @@ def unused_settings(config: Config, spelled: Collection[str] = ()) -> Iterator[s
                     f"{setting} = {json.dumps(value)} has no effect with {section}.backend = "
                     f'"{getattr(config, section).backend}"; set {section}.backend = "{name}", or remove it'
                 )
+    for section in ("rollout", "trainer"):
+        settings = getattr(config, section)
+        if settings.options and settings.backend in BACKENDS[section].built_in:
+            given = ", ".join(settings.options)
+            yield f"{section}.options: the backend {settings.backend!r} takes none; remove {given}"
 
 
 def _other_tables(config: Config) -> Iterator[tuple[str, str, BaseModel]]:

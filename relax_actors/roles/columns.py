@@ -80,16 +80,7 @@ def _columns_of_advantages(config: Config, writers: Collection[str]) -> set[str]
 
 
 def _check_log_probs(config: Config, produced: Collection[str], read: Collection[str]) -> Iterator[str]:
-    """Check that needed log-probs are computed and that no role computes unneeded ones.
-
-    Args:
-        config: configuration of the run.
-        produced: columns that some role writes.
-        read: columns that custom roles or the advantages read.
-
-    Raises:
-        ConfigError: a role is missing, or no role reads its column.
-    """
+    """Check that needed log-probs are in a column `produced`, and that all that a role computes are in one `read`."""
     algorithm = config.algorithm
     wanted = {
         "reference": algorithm.needs_reference,
@@ -132,15 +123,7 @@ def _check_log_probs(config: Config, produced: Collection[str], read: Collection
 
 
 def _check_values_are_read(config: Config, read: Collection[str]) -> None:
-    """Check that some role reads the critic's values.
-
-    Args:
-        config: configuration of the run.
-        read: columns that custom roles or the advantages read.
-
-    Raises:
-        ConfigError: none does.
-    """
+    """Check that some role reads the critic's values: `read` are the columns that custom roles or advantages read."""
     advantage = config.algorithm.advantage
     reads_values = advantage not in ADVANTAGES.built_in or "values" in {
         *read,

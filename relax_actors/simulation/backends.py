@@ -8,7 +8,6 @@ from pathlib import Path
 from relax_actors.config import Config
 from relax_actors.config.simulate import SimulateSection
 from relax_actors.data.model_folder import measure
-from relax_actors.engines.backends import refuse_options
 from relax_actors.engines.protocols import InferenceEngine, TrainingEngine
 from relax_actors.engines.protocols.backend import InferenceBackend, TrainingBackend
 from relax_actors.engines.protocols.footprint import Footprint
@@ -32,12 +31,6 @@ class SimulatedInferenceBackend(InferenceBackend):
         length = measure(config.model_path).context_length
         return SimulatedInference(devices, context.n, length, config.rollout.max_concurrent_prompts)
 
-    def check(self, config: Config, model: Path) -> Iterator[str]:
-        """Refuse options."""
-        del model
-        refuse_options(config, "rollout")
-        yield from ()
-
     def footprint(self, config: Config) -> Footprint:
         """Return the memory of a process without torch."""
         del config
@@ -52,9 +45,8 @@ class SimulatedTrainingBackend(TrainingBackend):
         return SimulatedTraining(context.config, Devices(_section(context.config), context.folder.root))
 
     def check(self, config: Config, model: Path) -> Iterator[str]:
-        """Refuse options, and transports that send from memory."""
+        """Refuse transports that send from memory."""
         del model
-        refuse_options(config, "trainer")
         if transport_class(config).from_memory:
             transport = config.weights.transport
             msg = f'weights.transport = "{transport}": simulated engines have no tensors to send; set "store"'

@@ -87,7 +87,7 @@ class InferenceServerProcess:
                 beat = now
                 self._box.beat()
             if now - asked >= (ASK_SECONDS if ready else POLL_SECONDS):
-                if self._answers() if ready else self._generates():
+                if self._responds(ready=ready):
                     answered = time.monotonic()
                     if not ready:
                         ready = True
@@ -101,10 +101,9 @@ class InferenceServerProcess:
         self._record_path.unlink(missing_ok=True)
         return 0
 
-    def _answers(self) -> bool:
-        return answers(self._record, self._spec.health, self._answer)
-
-    def _generates(self) -> bool:
+    def _responds(self, *, ready: bool) -> bool:
+        if ready:
+            return answers(self._record, self._spec.health, self._answer)
         return generates(self._record, self._spec, self._answer)
 
     def _end_as(self, code: int) -> int:

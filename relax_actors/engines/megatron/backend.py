@@ -9,7 +9,7 @@ from typing import Any
 
 from relax_actors.config import Config
 from relax_actors.config.training import MegatronSection
-from relax_actors.engines.backends import critic_section, refuse_options
+from relax_actors.engines.backends import critic_section
 from relax_actors.engines.megatron import architecture, installation, layout
 from relax_actors.engines.protocols import ScoringEngine, TrainingEngine
 from relax_actors.engines.protocols.backend import CriticBackend, TrainingBackend
@@ -38,7 +38,6 @@ class MegatronTrainingBackend(TrainingBackend):
 
     def check(self, config: Config, model: Path) -> Iterator[str]:
         """Refuse models that Megatron-Core would compute differently, and layouts that cannot work."""
-        refuse_options(config, "trainer")
         if config.trainer.megatron.ranks > 1 and transport_class(config).from_memory:
             msg = (
                 f'weights.transport = "{config.weights.transport}" sends from the memory of the trainer\'s process, '
@@ -46,14 +45,7 @@ class MegatronTrainingBackend(TrainingBackend):
                 'weights.transport = "store"'
             )
             raise ConfigError(msg)
-        installation.require()
-        body = _body(model)
-        fields = architecture.decoder_fields(body)
-        architecture.check(fields)
-        found = layout.Layout.of(config.trainer.megatron)
-        layout.check(found, fields)
-        layout.check_towers(found, body)
-        yield from _notes("trainer", found)
+        yield from _check("trainer", found := layout.Layout.of(config.trainer.megatron), model)
         if config.trainer.stream and not found.streams:
             yield (
                 f"trainer.stream = true has no effect with trainer.megatron.pipeline_parallel = {found.pipeline}: a "
@@ -84,14 +76,7 @@ class MegatronCriticBackend(CriticBackend):
 
     def check(self, config: Config, model: Path) -> Iterator[str]:
         """Refuse models that Megatron-Core would compute differently, and layouts that cannot work."""
-        installation.require("critic")
-        body = _body(model)
-        fields = architecture.decoder_fields(body)
-        architecture.check(fields, "critic.backend")
-        found = layout.Layout.of(critic_section(config).megatron)
-        layout.check(found, fields, "critic.megatron")
-        layout.check_towers(found, body, "critic.megatron")
-        yield from _notes("critic", found)
+        yield from _check("critic", layout.Layout.of(critic_section(config).megatron), model)
 
     def footprint(self, config: Config) -> Footprint:
         """Return what the critic needs with its ranks."""
@@ -134,7 +119,13 @@ def _footprint(config: Config, section: MegatronSection) -> Footprint:
     )
 
 
-def _notes(role: str, found: layout.Layout) -> Iterator[str]:
+def _check(role: str, found: layout.Layout, model: Path) -> Iterator[str]:
+    installation.require(role)
+    body = _body(model)
+    fields = architecture.decoder_fields(body)
+    architecture.check(fields, f"{role}.backend")
+    layout.check(found, fields, f"{role}.megatron")
+    layout.check_towers(found, body, f"{role}.megatron")
     if found.ranks > 1:
         sizes = ", ".join(f"{name} {size}" for name, size in found.groups().items() if size > 1)
         yield f"the {role} has {found.ranks} ranks: {sizes}"

@@ -21,7 +21,30 @@ from relax_actors.engines.protocols.training import TrainingEngine
 from relax_actors.runtime import Context
 
 
-class InferenceBackend(Protocol):
+class Backend(Protocol):
+    """What backends of a configuration section have in common."""
+
+    def check(self, config: Config, model: Path) -> Iterator[str]:  # noqa: ARG002 of a protocol
+        """Check the configuration before a run starts, without importing the engine.
+
+        Args:
+            config: configuration of the run.
+            model: model folder, with its config.json; for a critic `critic.path`, or that of the policy.
+
+        Yields:
+            Notes for the user.
+
+        Raises:
+            ConfigError: the engine is not installed, or cannot run this model or configuration.
+        """
+        yield from ()
+
+    def footprint(self, config: Config) -> Footprint:  # noqa: ARG002 of a protocol
+        """Return what an actor needs; of a trainer without a reference and copies of weights for other actors."""
+        return Footprint(parameter_bytes=TRAINED_BYTES)
+
+
+class InferenceBackend(Backend, Protocol):
     """Builds the engine of rollout actors; named by `rollout.backend`."""
 
     def build(self, context: Context) -> InferenceEngine:
@@ -29,20 +52,6 @@ class InferenceBackend(Protocol):
 
         Raises:
             ConfigError: the configuration cannot work on this node.
-        """
-
-    def check(self, config: Config, model: Path) -> Iterator[str]:
-        """Check the configuration before a run starts, without importing the engine.
-
-        Args:
-            config: configuration of the run.
-            model: model folder, with its config.json.
-
-        Yields:
-            Notes for the user.
-
-        Raises:
-            ConfigError: the engine is not installed, or cannot run this model or configuration.
         """
 
     def server(self, config: Config) -> ServerSpec | None:  # noqa: ARG002 of a protocol
@@ -57,7 +66,7 @@ class InferenceBackend(Protocol):
         return Footprint(parameter_bytes=follower_bytes(config))
 
 
-class TrainingBackend(Protocol):
+class TrainingBackend(Backend, Protocol):
     """Builds the engine of the trainer; named by `trainer.backend`."""
 
     def build(self, context: Context) -> TrainingEngine:
@@ -67,15 +76,8 @@ class TrainingBackend(Protocol):
             ConfigError: the configuration cannot work on this node.
         """
 
-    def check(self, config: Config, model: Path) -> Iterator[str]:
-        """Check the configuration before a run starts; see `InferenceBackend.check`."""
 
-    def footprint(self, config: Config) -> Footprint:  # noqa: ARG002 of a protocol
-        """Return what the trainer needs, besides a reference and copies of weights for other actors."""
-        return Footprint(parameter_bytes=TRAINED_BYTES)
-
-
-class CriticBackend(Protocol):
+class CriticBackend(Backend, Protocol):
     """Builds the engine of the role `critic`; named by `critic.backend`."""
 
     def build(self, context: Context) -> CriticEngine:
@@ -84,18 +86,6 @@ class CriticBackend(Protocol):
         Raises:
             ConfigError: the configuration cannot work on this node.
         """
-
-    def check(self, config: Config, model: Path) -> Iterator[str]:
-        """Check the configuration before a run starts; see `InferenceBackend.check`.
-
-        Args:
-            config: configuration of the run.
-            model: folder of the critic's architecture: critic.path, or that of the policy.
-        """
-
-    def footprint(self, config: Config) -> Footprint:  # noqa: ARG002 of a protocol
-        """Return what the critic needs."""
-        return Footprint(parameter_bytes=TRAINED_BYTES)
 
 
 class ScoringBackend(Protocol):
@@ -115,7 +105,7 @@ class ScoringBackend(Protocol):
         """
 
     def check(self, config: Config, model: Path, setting: str) -> Iterator[str]:
-        """Check the configuration before a run starts; see `InferenceBackend.check`.
+        """Check the configuration before a run starts; see `Backend.check`.
 
         Args:
             config: configuration of the run.

@@ -11,7 +11,6 @@ from relax_actors.algorithms.advantages.estimation import needs_greedy
 from relax_actors.config import Config
 from relax_actors.data.model_folder import measure
 from relax_actors.data.nested_config import text_fields
-from relax_actors.engines.backends import refuse_options
 from relax_actors.engines.protocols import InferenceEngine
 from relax_actors.engines.protocols.backend import InferenceBackend
 from relax_actors.engines.protocols.footprint import PROCESS_BYTES, WEIGHT_BYTES, Footprint
@@ -74,7 +73,6 @@ class SglangBackend(InferenceBackend):
 
     def check(self, config: Config, model: Path) -> Iterator[str]:
         """Refuse settings that SGLang does not support and models whose weights it cannot load."""
-        refuse_options(config, "rollout")
         if config.environment is not None and config.media is not None:
             msg = (
                 'rollout.backend = "sglang": episodes with [environment] of a model that sees or hears need '

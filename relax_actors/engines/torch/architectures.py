@@ -21,6 +21,7 @@ from relax_actors.media.family import family_of
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 _DEFAULT_ROPE = "default"
+_USUAL_TYPES = ("llama", "mistral", "qwen3")
 USUAL_CLASSES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -57,10 +58,10 @@ def check_architecture(config: Config, folder: Path) -> None:
     # A multimodal model is of a type that `family_of` knows.
     names = [] if is_family else [str(given["model_type"]), str(given.get("text_config", {}).get("model_type"))]
     known = USUAL if _is_usual(fields, names) else describe(body)
-    found = [] if known is None else [*_type_problems(names, known), *_field_problems(fields, known)]
+    found = [*_type_problems(names, known), *_field_problems(fields, known)]
     if is_family:
         found += nested_config.problems(given)
-    if not found and known is not None and known.error:
+    if not found and known.error:
         found = [f"transformers cannot build this model: {known.error}; correct the field that it names"]
     if found:
         raise ConfigError("\n".join(f"{where}: {problem}" for problem in found))
@@ -71,7 +72,7 @@ def causal_model_class(folder: Path) -> str:
     given, body = _read(folder)
     model_type = str(given["model_type"])
     known = USUAL if model_type in USUAL.classes else describe(body)
-    return "" if known is None else known.classes.get(model_type, "")
+    return known.classes.get(model_type, "")
 
 
 def check_value_head(folder: Path) -> None:
@@ -84,9 +85,8 @@ def check_value_head(folder: Path) -> None:
     model_type = str(given["model_type"])
     if family_of(folder) is not None or model_type in USUAL.value_heads:
         return
-    known = describe(body)
-    if known is not None and model_type not in known.value_heads:
-        why = _unknown("model_type", model_type, known.value_heads, "a token-classification model", _USUAL_TYPES)
+    if model_type not in (known := describe(body).value_heads):
+        why = _unknown("model_type", model_type, known, "a token-classification model", _USUAL_TYPES)
         msg = f"critic: {why}"
         raise ConfigError(msg)
 
@@ -142,9 +142,6 @@ def _head_problems(fields: Mapping[str, Any], known: Description) -> Iterator[st
         yield f"hidden_size = {hidden} is not a multiple of num_attention_heads = {heads}; change one of them{remedy}"
     elif (width or hidden // heads) % 2 and known.has_rope and "partial_rotary" not in str(fields):
         yield f"head_dim = {width or hidden // heads} is odd; rotary positions need an even number"
-
-
-_USUAL_TYPES = ("llama", "mistral", "qwen3")
 
 
 def _unknown(field: str, value: str, known: Collection[str], kind: str, usual: Collection[str]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from relax_actors.config import Config
-from relax_actors.engines.backends import critic_section, refuse_options
+from relax_actors.engines.backends import critic_section
 from relax_actors.engines.protocols import ScoringEngine, TrainingEngine
 from relax_actors.engines.protocols.backend import CriticBackend, TrainingBackend
 from relax_actors.engines.protocols.critic import CriticEngine
@@ -27,7 +27,6 @@ class TorchTrainingBackend(TrainingBackend):
 
     def check(self, config: Config, model: Path) -> Iterator[str]:
         """Refuse models that transformers cannot build."""
-        refuse_options(config, "trainer")
         check_architecture(config, model)
         yield from ()
 

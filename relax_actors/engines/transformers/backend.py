@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from relax_actors.config import Config
-from relax_actors.engines.backends import refuse_options
 from relax_actors.engines.protocols import InferenceEngine
 from relax_actors.engines.protocols.backend import InferenceBackend
 from relax_actors.engines.torch.architectures import check_architecture
@@ -33,6 +32,5 @@ class TransformersBackend(InferenceBackend):
 
     def check(self, config: Config, model: Path) -> Iterator[str]:
         """Refuse models that transformers cannot build."""
-        refuse_options(config, "rollout")
         check_architecture(config, model)
         yield from ()
