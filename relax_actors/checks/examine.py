@@ -20,7 +20,7 @@ from relax_actors.data.check import check_characters, check_data
 from relax_actors.data.checked_run import CheckedModel, CheckedRun
 from relax_actors.data.model_folder import ModelFacts
 from relax_actors.engines.backends import inference_backend, training_backend, unused_settings
-from relax_actors.errors import ConfigError
+from relax_actors.errors import ConfigError, RelaxError
 from relax_actors.registry.catalog import ALL
 from relax_actors.roles import make_role, role_names
 from relax_actors.roles.columns import check_columns
@@ -118,7 +118,14 @@ def _checks(run: CheckedRun) -> Iterator[Check]:
 
 
 def _check_role(run: CheckedRun, name: str) -> Iterator[str]:
-    return make_role(run.config, name).check(replace(run, role=name))
+    role = make_role(run.config, name)
+    try:
+        yield from role.check(replace(run, role=name)) or ()
+    except RelaxError:
+        raise
+    except Exception as error:
+        msg = f"{type(role).__name__}.check of role {name} raised {type(error).__name__}: {error}; correct it"
+        raise ConfigError(msg) from error
 
 
 def require(config: Config, roles: Collection[str] | None = None, spelled: Collection[str] = ()) -> Findings:
