@@ -6,14 +6,13 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from relax_actors.config import Config
 from relax_actors.data.task import Task
 from relax_actors.engines.protocols import Generation, GenerationRequest, InferenceEngine
+from relax_actors.engines.protocols.backend import InferenceBackend
 from relax_actors.engines.protocols.inference import Done, MoreRequests, Refresh, no_more_requests
 from relax_actors.envs import Environment, Step
 from relax_actors.messages import FinishReason
@@ -57,7 +56,7 @@ class Barrier(TurnRollout):
         return True
 
 
-class PacedBackend:
+class PacedBackend(InferenceBackend):
     """Backend of `PacedEngine`; option `token_seconds`."""
 
     def build(self, context: Context) -> InferenceEngine:
@@ -80,16 +79,6 @@ class PacedBackend:
 
         seconds = float(context.config.rollout.options.get("token_seconds", 0.0))
         return PacedEngine(context.config.model_path, kept_bytes=0)
-
-    def check(self, config: Config, model: Path) -> Iterator[str]:
-        """Accept everything."""
-        del config, model
-        yield from ()
-
-    def server_module(self, config: Config) -> str:
-        """The engine needs no server."""
-        del config
-        return ""
 
 
 def paced(

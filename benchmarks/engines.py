@@ -27,9 +27,9 @@ from broker.process import spawn, stop
 from relax_actors.config import Config, validate
 from relax_actors.data.model_folder import measure, prepare
 from relax_actors.engines.protocols import GenerationRequest
+from relax_actors.engines.protocols.server import ServerRecord
 from relax_actors.engines.sglang.connection import SglangSettings
 from relax_actors.engines.sglang.engine import SglangEngine
-from relax_actors.engines.sglang.server_record import ServerRecord
 from relax_actors.engines.sglang.weight_loaders import DiskLoader
 from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.engines.transformers.engine import TransformersEngine

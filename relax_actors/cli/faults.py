@@ -13,7 +13,6 @@ from enum import StrEnum
 from pathlib import Path
 
 from relax_actors.engines.backends import inference_backend
-from relax_actors.engines.sglang import launch
 from relax_actors.errors import ConfigError
 from relax_actors.monitoring.connection import Connected, connected
 from relax_actors.roles import role_names
@@ -21,8 +20,6 @@ from relax_actors.runtime.journal import Journal
 from relax_actors.supervision.pools import SERVER
 
 NODE, ROOT, BROKER, ANY = "node", "root", "broker", "any"
-# Processes without a lease are found by their command line.
-_COMMANDS = {NODE: "supervision.node ", BROKER: "nats-server ", SERVER: f"{launch.__name__} "}
 LEASE_SECONDS = 30.0
 WAIT_SECONDS = 30.0
 """How long to wait for a victim, and for the event of a fault to be stored."""
@@ -198,10 +195,16 @@ def _damage(path: Path, way: Damage, source: random.Random) -> None:
     temporary.rename(path)
 
 
+def _commands(at: Connected) -> dict[str, str]:
+    """Part of the command line of each target without a lease."""
+    server = inference_backend(at.config).server(at.config)
+    found = {} if server is None else {SERVER: f"{' '.join(server.command[1:])} "}
+    return {**found, NODE: "supervision.node ", BROKER: "nats-server "}
+
+
 def _check_target(at: Connected, target: str) -> None:
     role, _, n = target.partition("/")
-    has_servers = inference_backend(at.config).server_module(at.config)
-    names = [*role_names(at.config), *([SERVER] if has_servers else []), ANY, NODE, BROKER]
+    names = [*role_names(at.config), *_commands(at), ANY]
     if role not in names or (n and not n.isdigit()):
         msg = f"{target!r} is no target of chaos; choose one of {', '.join(names)}, or <role>/<number>"
         raise ConfigError(msg)
@@ -215,9 +218,9 @@ def _check_target(at: Connected, target: str) -> None:
 def _processes(at: Connected, target: str) -> Iterator[tuple[str, int]]:
     """Yield name and process id of each live process of a target."""
     role, _, n = target.partition("/")
-    if role in _COMMANDS:
+    if (pattern := _commands(at).get(role)) is not None:
         for pid, command in _command_lines():
-            if _COMMANDS[role] in command and f"{at.folder.root}{f' {n} ' if n else ''}" in command:
+            if pattern in command and f"{at.folder.root}{f' {n} ' if n else ''}" in command:
                 yield role, pid
         return
     leases = at.table.connection.call(at.state.leases(), LEASE_SECONDS)

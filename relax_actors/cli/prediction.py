@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 from rich.table import Table
 
-from relax_actors.cli.check import require
+from relax_actors.checks import require
 from relax_actors.cli.foreground import explain, log_to_file, run_root
 from relax_actors.config import Config, load_config, validate
 from relax_actors.errors import ConfigError, RelaxError

@@ -226,10 +226,6 @@ class Config(Section):
             key = "critic" if self.critic is not None else "trainer.minibatches and trainer.epochs"
             msg = f"{key}: simulated engines take the time of whole steps from [simulate]; leave it out"
             raise ValueError(msg)
-        if self.simulate is not None and self.weights.transport != "store":
-            transport = self.weights.transport
-            msg = f'weights.transport = "{transport}": simulated engines have no tensors to send; set "store"'
-            raise ValueError(msg)
         if self.rollout.in_flight_updates and self.staleness.max == 0:
             msg = "rollout.in_flight_updates = true needs staleness.max of 1 or more: on-policy rows have one version"
             raise ValueError(msg)

@@ -6,7 +6,7 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from relax_actors.config.sections import (
     Fraction,
@@ -33,7 +33,7 @@ class WarmStartSection(Section):
 
 
 class MegatronSection(Section):
-    """Parallelism of the backend "megatron": [trainer.megatron] and [critic.megatron]."""
+    """[trainer.megatron] and [critic.megatron]: parallelism of Megatron-Core."""
 
     ranks: Positive = 1
     """Number of training processes, one for each GPU if there are GPUs. Data parallelism is what remains after tensor,
@@ -135,14 +135,9 @@ class TrainerSection(PoolSection):
         return self
 
     @property
-    def ranks(self) -> int:
-        """Processes that train."""
-        return self.megatron.ranks if self.backend == "megatron" else 1
-
-    @property
     def shares_prefixes(self) -> bool:
         """Whether shared prefixes are computed once: ranks of context parallelism share each sequence instead."""
-        return self.share_prefixes and not (self.backend == "megatron" and self.megatron.context_parallel > 1)
+        return self.share_prefixes and self.megatron.context_parallel == 1
 
     @property
     def updates(self) -> int:
@@ -181,11 +176,6 @@ class CriticSection(PoolSection):
     deadline: PositiveFloat = 300.0
     """Seconds without progress after which the critic counts as hung, is killed and replaced."""
 
-    @property
-    def ranks(self) -> int:
-        """Processes that train the critic."""
-        return self.megatron.ranks if self.backend == "megatron" else 1
-
 
 class StalenessSection(Section):
     """[staleness]: how far generation may run ahead of training."""
@@ -213,18 +203,14 @@ class WeightsSection(Section):
     patience: Annotated[float, Field(gt=0, le=20)] = 10.0
     """Seconds after which an actor reads the file instead, with `transport = "torch"`."""
 
-    @model_validator(mode="after")
-    def _transport(self) -> WeightsSection:
-        fields = type(self).model_fields
-        idle = [name for name in ("listen", "patience") if getattr(self, name) != fields[name].default]
-        if self.transport == "store" and idle:
-            msg = f'weights.{idle[0]} has no effect without weights.transport = "torch"; set that, or remove it'
-            raise ValueError(msg)
+    @field_validator("listen")
+    @classmethod
+    def _address(cls, value: str) -> str:
         try:
-            unusable = IPv4Address(self.listen).is_unspecified
+            unusable = IPv4Address(value).is_unspecified
         except ValueError:
             unusable = True
         if unusable:
-            msg = f"weights.listen = {self.listen!r} is not an IPv4 address that other machines can connect to"
+            msg = f"weights.listen = {value!r} is not an IPv4 address that other machines can connect to"
             raise ValueError(msg)
-        return self
+        return value

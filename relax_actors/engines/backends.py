@@ -1,15 +1,23 @@
-"""Load the backends that a configuration names."""
+"""Load the backends that a configuration names, and find settings of others."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Collection, Iterator
 from typing import Any
+
+from pydantic import BaseModel
 
 from relax_actors.config import Config
 from relax_actors.config.training import CriticSection
 from relax_actors.engines.protocols.backend import CriticBackend, InferenceBackend, ScoringBackend, TrainingBackend
+from relax_actors.engines.protocols.footprint import Footprint
 from relax_actors.errors import ConfigError
 from relax_actors.registry.catalog import CRITIC_ENGINES, INFERENCE_ENGINES, SCORING_ENGINES, TRAINING_ENGINES
 from relax_actors.registry.registry import Registry
+
+BACKENDS = {"rollout": INFERENCE_ENGINES, "trainer": TRAINING_ENGINES, "critic": CRITIC_ENGINES}
+"""Sections with a setting `backend`; a backend has its own settings in the table of its name, if there is one."""
 
 
 def inference_backend(config: Config) -> InferenceBackend:
@@ -40,6 +48,13 @@ def scoring_backend(name: str, setting: str) -> ScoringBackend:
     return backend
 
 
+def footprints(config: Config) -> dict[str, Footprint]:
+    """Return what an actor of each role with a backend of its own section needs: trainer, critic, rollout."""
+    critic = {} if config.critic is None else {"critic": critic_backend(config.critic).footprint(config)}
+    trainer, rollout = training_backend(config), inference_backend(config)
+    return {"trainer": trainer.footprint(config), **critic, "rollout": rollout.footprint(config)}
+
+
 def critic_section(config: Config) -> CriticSection:
     """Section [critic] of a run that has a critic.
 
@@ -52,20 +67,37 @@ def critic_section(config: Config) -> CriticSection:
     return config.critic
 
 
-def refuse_options(config: Config, section: str) -> None:
-    """Check that no options are set for a built-in engine, which has none.
+def unused_settings(config: Config, spelled: Collection[str] = ()) -> Iterator[str]:
+    """Yield a line for each setting of a backend that the run does not use, and for options that none reads.
 
     Args:
         config: configuration of the run.
-        section: "rollout" or "trainer".
-
-    Raises:
-        ConfigError: options are set.
+        spelled: dotted names that the file or an override sets; without them, settings that differ from the default.
     """
-    settings = getattr(config, section)
-    if settings.options:
-        msg = f"{section}.options: the backend {settings.backend!r} takes none; remove {', '.join(settings.options)}"
-        raise ConfigError(msg)
+    for section, name, table in _other_tables(config):
+        defaults = type(table)().model_dump(mode="json")
+        for key, value in table.model_dump(mode="json").items():
+            setting = f"{section}.{name}.{key}"
+            if setting in spelled or value != defaults[key]:
+                yield (
+                    f"{setting} = {json.dumps(value)} has no effect with {section}.backend = "
+                    f'"{getattr(config, section).backend}"; set {section}.backend = "{name}", or remove it'
+                )
+    for section in ("rollout", "trainer"):
+        settings = getattr(config, section)
+        if settings.options and settings.backend in BACKENDS[section].built_in:
+            given = ", ".join(settings.options)
+            yield f"{section}.options: the backend {settings.backend!r} takes none; remove {given}"
+
+
+def _other_tables(config: Config) -> Iterator[tuple[str, str, BaseModel]]:
+    """Yield section and name of each backend that is not chosen, with the table of its settings."""
+    for section, registry in BACKENDS.items():
+        settings = getattr(config, section)
+        for name in registry.built_in:
+            table = getattr(settings, name, None)
+            if isinstance(table, BaseModel) and settings.backend != name:
+                yield section, name, table
 
 
 def _instance(registry: Registry[Any], name: str, setting: str) -> Any:

@@ -100,7 +100,7 @@ INFERENCE_ENGINES: Registry[Any] = Registry(
         "sglang": "relax_actors.engines.sglang.backend:SglangBackend",
         "simulated": "relax_actors.simulation.backends:SimulatedInferenceBackend",
     },
-    attributes=("build", "check", "server_module"),
+    attributes=("build", "check", "server", "footprint"),
 )
 TRAINING_ENGINES: Registry[Any] = Registry(
     "training engine",
@@ -110,7 +110,7 @@ TRAINING_ENGINES: Registry[Any] = Registry(
         "megatron": "relax_actors.engines.megatron.backend:MegatronTrainingBackend",
         "simulated": "relax_actors.simulation.backends:SimulatedTrainingBackend",
     },
-    attributes=("build", "check"),
+    attributes=("build", "check", "footprint"),
 )
 SCORING_ENGINES: Registry[Any] = Registry(
     "scoring engine",
@@ -128,7 +128,7 @@ CRITIC_ENGINES: Registry[Any] = Registry(
         "torch": "relax_actors.engines.torch.backend:TorchCriticBackend",
         "megatron": "relax_actors.engines.megatron.backend:MegatronCriticBackend",
     },
-    attributes=("build", "check"),
+    attributes=("build", "check", "footprint"),
 )
 WEIGHT_TRANSPORTS: Registry[Any] = Registry(
     "weight transport",
@@ -137,7 +137,7 @@ WEIGHT_TRANSPORTS: Registry[Any] = Registry(
         "store": "relax_actors.weights.transports.store:StoreTransport",
         "torch": "relax_actors.weights.transports.torch:TorchTransport",
     },
-    attributes=("make_sender", "make_receiver"),
+    attributes=("make_sender", "make_receiver", "check", "from_memory"),
 )
 
 ALL: tuple[Registry[Any], ...] = (

@@ -6,10 +6,11 @@ import asyncio
 import inspect
 import shutil
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, ClassVar
 
 from relax_actors.config.gateway import AgentSection
+from relax_actors.data.checked_run import CheckedRun
 from relax_actors.errors import ConfigError
 from relax_actors.registry import dotted
 from relax_actors.registry.role_spec import RoleSpec
@@ -29,6 +30,17 @@ class AgentRole(ServiceRole):
 
     spec: ClassVar = RoleSpec(section="agent", requires="local_agent", start_order=70)
 
+    def check(self, run: CheckedRun) -> Iterator[str]:
+        """Check that the agent's program or function and its token are on this machine."""
+        section = run.config.agent or AgentSection()
+        if "agent" not in run.here:
+            return
+        _found(section)
+        if (path := section.gateway_token_file) is not None and not path.is_file():
+            msg = f"agent.gateway_token_file {path} does not exist; copy a token of that gateway to it, of mode 600"
+            raise ConfigError(msg)
+        yield from ()
+
     def setup(self) -> None:
         """Find the agent and the gateway.
 
@@ -36,10 +48,7 @@ class AgentRole(ServiceRole):
             ConfigError: the command or the function cannot be found.
         """
         self._section = section = self.context.config.agent or AgentSection()
-        self._program = Program(section.command, section.cwd, section.environment, section.max_output_bytes)
-        self._function = None if section.command else load_function(section.function)
-        if section.command:
-            self._program.check()
+        self._program, self._function = _found(section)
         self._folder = self.context.folder.root / "agents"
         self._done = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -148,6 +157,15 @@ class AgentRole(ServiceRole):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         return await self._program.run(task, folder)
+
+
+def _found(section: AgentSection) -> tuple[Program, Callable[[AgentTask], Awaitable[Any]] | None]:
+    """Return the program of an agent, and its function if it is one; raises ConfigError if neither can be found."""
+    program = Program(section.command, section.cwd, section.environment, section.max_output_bytes)
+    if not section.command:
+        return program, load_function(section.function)
+    program.check()
+    return program, None
 
 
 def load_function(path: str) -> Callable[[AgentTask], Awaitable[Any]]:

@@ -8,7 +8,7 @@ the rows of a step until a checkpoint of the critic covers it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from broker.codec import Array
 from broker.subjects import CellId, RowId, Subjects
 from relax_actors.algorithms.micro_batches import split_rows
 from relax_actors.config import Config
+from relax_actors.data.checked_run import CheckedRun
 from relax_actors.engines.backends import critic_backend, critic_section
 from relax_actors.engines.protocols.media import PromptMedia
 from relax_actors.errors import ConfigError, FencedError, RelaxError
@@ -60,6 +61,13 @@ class Critic(StatefulRole):
         requires="critic",
         start_order=75,
     )
+
+    def check(self, run: CheckedRun) -> Iterator[str]:
+        """Check that the critic can be built, and that the folder to start from holds one for the policy's tokens."""
+        from relax_actors.roles.critic_check import check_critic  # noqa: PLC0415 only a check needs it
+
+        if run.model is not None:
+            yield from check_critic(critic_section(run.config), run.config, run.model)
 
     def setup(self) -> None:
         """Build the engine and the readers of a step."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from broker.codec import decode_fields, encode, open_envelope
+from relax_actors.config import Config
+from relax_actors.config.environment import EnvironmentSection
+from relax_actors.data.checked_run import CheckedRun
 from relax_actors.errors import CodecError, ConfigError
 from relax_actors.messages import EnvironmentAnswer, EnvironmentAnswers, EnvironmentRequest, Open
 from relax_actors.registry.role_spec import RoleSpec
@@ -36,17 +39,43 @@ class EnvironmentRole(ServiceRole):
 
     spec: ClassVar = RoleSpec(section="environment", requires="environment", serves=("env",), start_order=15)
 
+    def check(self, run: CheckedRun) -> Iterator[str]:
+        """Check that the environment imports and takes its options, and that its actors have room for the episodes."""
+        from relax_actors.envs.loading import load_environment  # noqa: PLC0415 `relax check` loads every role
+        from relax_actors.envs.tools.python import PythonEnvironment  # noqa: PLC0415
+
+        config, section = run.config, self._section(run.config)
+        cls, options = load_environment(section, hosted=False)
+        if section.isolation == "sandbox" and issubclass(cls, PythonEnvironment) and options["sandbox"] != "none":
+            msg = (
+                f'environment.options.sandbox = "{options["sandbox"]}" with environment.isolation = "sandbox": a '
+                'sandbox can start no other one for `run_python`. Write environment.options.sandbox = "none": the code '
+                "then does what the sandboxed actor may; or leave environment.isolation out"
+            )
+            raise ConfigError(msg)
+        load_environment(section)
+        episodes = config.rollout.replicas * config.rollout.max_concurrent_prompts * config.rollout.group_size
+        room = section.replicas * section.sessions
+        if room < episodes:
+            yield (
+                f"environment.replicas x environment.sessions = {room}, and the rollouts play up to {episodes} "
+                "episodes at once: the others wait"
+            )
+
+    @staticmethod
+    def _section(config: Config) -> EnvironmentSection:
+        if config.environment is None:
+            msg = "role environment needs the section [environment]"
+            raise ConfigError(msg)
+        return config.environment
+
     def setup(self) -> None:
         """Import the class of the environment, in the process that forks sessions."""
         from relax_actors.envs.forks import Forks  # noqa: PLC0415 `relax check` loads every role
         from relax_actors.envs.host import SessionHost  # noqa: PLC0415
         from relax_actors.envs.tools.container import OWNER, owner_labels  # noqa: PLC0415
 
-        section = self.context.config.environment
-        if section is None:
-            msg = "role environment needs the section [environment]"
-            raise ConfigError(msg)
-        context = self.context
+        context, section = self.context, self._section(self.context.config)
         self._forks = Forks(section, {OWNER: owner_labels(context.config, context.role, context.n)})
         self._host: SessionHost = SessionHost(section, self._forks, self._report)
         self._tasks: set[asyncio.Task[None]] = set()

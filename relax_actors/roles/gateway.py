@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
 from broker.files import write_private
 from relax_actors.config.gateway import GatewaySection
+from relax_actors.data.checked_run import CheckedRun
 from relax_actors.errors import ConfigError
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime.service_role import ServiceRole
@@ -17,6 +20,18 @@ class GatewayRole(ServiceRole):
     """Serves HTTP; see `relax_actors.serving`. It keeps no state that its clients need."""
 
     spec: ClassVar = RoleSpec(section="gateway", requires="gateway", requests=("generate",), start_order=45)
+
+    def check(self, run: CheckedRun) -> Iterator[str]:
+        """Check that the files of the gateway can be used on this machine."""
+        section = run.config.gateway or GatewaySection()
+        if "gateway" in run.here:
+            from relax_actors.serving.tokens import read_tokens  # noqa: PLC0415 as in `setup`
+
+            if section.token_file is not None:
+                read_tokens(section.token_file)
+            if (pair := _certificate(section)) is not None:
+                _check_certificate(*pair)
+        yield from ()
 
     def setup(self) -> None:
         """Load the tokenizer and bind the address.
@@ -111,6 +126,21 @@ def _certificate(section: GatewaySection) -> tuple[Path, Path] | None:
     if section.certificate is None or section.certificate_key is None:
         return None
     return section.certificate, section.certificate_key
+
+
+def _check_certificate(certificate: Path, key: Path) -> None:
+    for name, path in (("certificate", certificate), ("certificate_key", key)):
+        if not path.is_file():
+            msg = f"gateway.{name} {path} does not exist; give the path of a PEM file"
+            raise ConfigError(msg)
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=lambda: b"")
+    except (OSError, ValueError) as error:
+        msg = (
+            f"gateway.certificate {certificate} with gateway.certificate_key {key} cannot be used ({error}); give a "
+            "certificate in PEM, and its private key without a password"
+        )
+        raise ConfigError(msg) from error
 
 
 def _is_free(host: str, port: int) -> bool:

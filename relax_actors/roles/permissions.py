@@ -84,7 +84,7 @@ def _node(config: Config, subjects: Subjects) -> Permissions:
     leases = [f"lease.{kind}.*" for kind in ("node", "root", "owner")]
     keys = tuple(bucket_key(subjects, name) for name in [*_failures("*"), *leases])
     metrics = (subjects.metric("node", "*"), subjects.metric("root", "*"))
-    # "server": SGLang's servers, children of nodes beside the actors.
+    # "server": inference servers, children of nodes beside the actors.
     names = (*role_names(config), NODE, "root", "server", "zygote")
     events = [subjects.event(name, "*", "*") for name in names]
     published = (*events, *metrics, *keys, f"$JS.ACK.{table}.>")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 
 from broker.store import Store
+from relax_actors.data.checked_run import CheckedRun
 from relax_actors.messages import FinishReason, Prompt, Reward, Sample
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.rewards import RewardFunction, checked, load_reward, load_rewards
@@ -82,6 +84,15 @@ class RewardRole(Role):
     kinds: ClassVar = ("group", "eval")
     max_concurrent_rows: ClassVar = 16
     spec: ClassVar = RoleSpec(section="reward", start_order=10)
+
+    def check(self, run: CheckedRun) -> Iterator[str]:
+        """Check that the reward functions import; those for a sandbox are imported in it only."""
+        config = run.config
+        if config.reward.isolation == "none":
+            RewardScorer(config.reward.function, "reward.function")
+            if config.eval is not None:
+                RewardScorer(config.eval.reward, "eval.reward")
+        yield from ()
 
     def setup(self) -> None:
         """Load the reward functions."""

@@ -6,13 +6,14 @@ Such roles are optional. In a run without [roles.reference] or [roles.actor_fwd]
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from relax_actors.config import Config
 from relax_actors.config.sections import Named
+from relax_actors.data.checked_run import CheckedRun
 from relax_actors.engines.backends import scoring_backend
 from relax_actors.engines.protocols.media import PromptMedia
 from relax_actors.engines.protocols.samples import TrainSample
@@ -54,6 +55,12 @@ class Scorer(Role):
             "backend": (Annotated[str, Named(SCORING_ENGINES)], cls.backend),
         }
         return super().options() | own
+
+    def check(self, run: CheckedRun) -> Iterator[str]:
+        """Check the scoring engine with the model."""
+        if run.model is not None:
+            setting = f"roles.{run.role}.backend"
+            yield from scoring_backend(self.backend, setting).check(run.config, run.model.folder, setting)
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         """Return the columns to read: the trajectory, and the media of its prompt if the model takes media."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from string import Formatter
 from typing import TYPE_CHECKING, ClassVar, cast
 
@@ -22,7 +21,7 @@ from relax_actors.errors import RelaxError, RowError
 from relax_actors.messages import Prompt, Trajectory
 from relax_actors.messages.teacher import TeacherScores
 from relax_actors.registry.role_spec import RoleSpec
-from relax_actors.roles.scorer import Scorer
+from relax_actors.roles.teacher_check import CheckedTeacher
 from relax_actors.runtime import Row
 from relax_actors.training.samples import in_layout, without_truncated
 
@@ -52,7 +51,7 @@ class Hinted:
         return len(self.after) - len(self.before)
 
 
-class Teacher(Scorer):
+class Teacher(CheckedTeacher):
     """Scores the tokens of trajectories with a teacher; writes `TeacherScores`.
 
     The teacher is one of three: the model of the folder `model`, which is frozen; an SGLang server at `server`; or,
@@ -63,19 +62,6 @@ class Teacher(Scorer):
     writes: ClassVar = "teacher"
     spec: ClassVar = RoleSpec(device=True, start_order=72)
     follows_weights: ClassVar = True
-
-    model: Path | None = None
-    """Model folder of the teacher, with weights and the tokenizer of the student."""
-    server: str = ""
-    """URL of an SGLang server that serves the teacher."""
-    api_key_file: Path | None = None
-    """File with the API key of `server`."""
-    hint: str = ""
-    """Text that the teacher reads in place of the prompt. It contains {prompt}, the text that the student reads, and
-    may contain {answer} and the names of metadata of the row. With a chat template write its markers, such as
-    "<|im_start|>system\\nThe answer is {answer}.<|im_end|>\\n{prompt}"."""
-    patience: float = 60.0
-    """Seconds to wait for a `server` that does not answer; then the actor ends and is restarted."""
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         """Return the columns to read: those of every scorer, and with a hint also the prompt."""

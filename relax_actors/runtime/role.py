@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 from relax_actors.config import Config
+from relax_actors.data.checked_run import CheckedRun
 from relax_actors.registry.options import build, options_of
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime.context import Context
@@ -80,6 +81,19 @@ class Role:
     spec: ClassVar[RoleSpec] = RoleSpec()
 
     context: Context
+
+    def check(self, run: CheckedRun) -> Iterator[str]:  # noqa: ARG002 subclasses use it
+        """Check what the role needs before a run starts; called by `relax check` and `relax up` without `context`.
+
+        It imports no engine. It looks for what an actor needs on its machine only if `run.here` has the role.
+
+        Yields:
+            Notes for the user.
+
+        Raises:
+            ConfigError: the role cannot work in this run, or on this machine.
+        """
+        yield from ()
 
     def setup(self) -> None:
         """Prepare the actor, e.g. load a model. Called once in the role's thread, before the first row.

@@ -8,16 +8,20 @@ from pathlib import Path
 from relax_actors.config import Config
 from relax_actors.config.simulate import SimulateSection
 from relax_actors.data.model_folder import measure
-from relax_actors.engines.backends import refuse_options
 from relax_actors.engines.protocols import InferenceEngine, TrainingEngine
+from relax_actors.engines.protocols.backend import InferenceBackend, TrainingBackend
+from relax_actors.engines.protocols.footprint import Footprint
 from relax_actors.errors import ConfigError
 from relax_actors.runtime import Context
 from relax_actors.simulation.devices import Devices
 from relax_actors.simulation.inference import SimulatedInference
 from relax_actors.simulation.training import SimulatedTraining
+from relax_actors.weights.transports import transport_class
+
+SIMULATED = Footprint(process_bytes=20 << 20, gpus=0)
 
 
-class SimulatedInferenceBackend:
+class SimulatedInferenceBackend(InferenceBackend):
     """Simulated generation; implements `InferenceBackend`."""
 
     def build(self, context: Context) -> InferenceEngine:
@@ -27,19 +31,13 @@ class SimulatedInferenceBackend:
         length = measure(config.model_path).context_length
         return SimulatedInference(devices, context.n, length, config.rollout.max_concurrent_prompts)
 
-    def check(self, config: Config, model: Path) -> Iterator[str]:
-        """Refuse options."""
-        del model
-        refuse_options(config, "rollout")
-        yield from ()
-
-    def server_module(self, config: Config) -> str:
-        """The engine needs no server."""
+    def footprint(self, config: Config) -> Footprint:
+        """Return the memory of a process without torch."""
         del config
-        return ""
+        return SIMULATED
 
 
-class SimulatedTrainingBackend:
+class SimulatedTrainingBackend(TrainingBackend):
     """Simulated training; implements `TrainingBackend`."""
 
     def build(self, context: Context) -> TrainingEngine:
@@ -47,10 +45,18 @@ class SimulatedTrainingBackend:
         return SimulatedTraining(context.config, Devices(_section(context.config), context.folder.root))
 
     def check(self, config: Config, model: Path) -> Iterator[str]:
-        """Refuse options."""
+        """Refuse transports that send from memory."""
         del model
-        refuse_options(config, "trainer")
+        if transport_class(config).from_memory:
+            transport = config.weights.transport
+            msg = f'weights.transport = "{transport}": simulated engines have no tensors to send; set "store"'
+            raise ConfigError(msg)
         yield from ()
+
+    def footprint(self, config: Config) -> Footprint:
+        """Return the memory of a process without torch."""
+        del config
+        return SIMULATED
 
 
 def _section(config: Config) -> SimulateSection:

@@ -1,8 +1,8 @@
-"""Process that runs an inference server for one rollout actor, as a separate child of the node.
+"""Keeper of an inference server: the process of the server of one rollout actor, as a separate child of the node.
 
 The actor and the server survive each other's death. The node's supervisor starts this process as
-`python -m relax_actors.supervision.inference_server RUN_FOLDER NUMBER`. It leads the process group of the server,
-publishes the server's address once it generates, and ends when the server ends.
+`python -m relax_actors.supervision.inference_server RUN_FOLDER NUMBER`. It leads the process group of the server, which
+the backend's `ServerSpec` describes, publishes the server's address once it generates, and ends when the server ends.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from broker.process import spawn
-from relax_actors.engines.sglang import launch
-from relax_actors.engines.sglang.server_record import ServerRecord, process_start_ticks
+from relax_actors.engines.backends import inference_backend
+from relax_actors.engines.protocols.server import ServerRecord, ServerSpec, process_start_ticks
 from relax_actors.runtime.blackbox import BlackBox
 from relax_actors.runtime.exit_codes import EXIT_BLAMELESS, EXIT_CRASHED
 from relax_actors.runtime.run_folder import RunFolder
@@ -31,8 +31,6 @@ from relax_actors.supervision import janitor
 from relax_actors.supervision.outcome import StatusPipe
 
 POLL_SECONDS, ASK_SECONDS = 0.25, 5.0
-SILENT_SECONDS = 60.0
-"""A server whose HTTP process does not answer for so long is killed."""
 
 
 class InferenceServerProcess:
@@ -41,9 +39,11 @@ class InferenceServerProcess:
     Args:
         folder: the folder of the node.
         n: number of the actor that the server is for.
+        spec: how the server is started and asked.
     """
 
-    def __init__(self, folder: RunFolder, n: int) -> None:
+    def __init__(self, folder: RunFolder, n: int, spec: ServerSpec) -> None:
+        self._spec = spec
         self._status = StatusPipe()
         self._box = BlackBox(folder.black_box(f"server.{n}"))
         self._record_path = folder.server(n)
@@ -51,19 +51,20 @@ class InferenceServerProcess:
         heartbeat = folder.load_config().supervision.heartbeat
         self._beats, self._answer = min(1.0, heartbeat / 4), heartbeat / 2
         self._stop_requested = False
-        # SGLang leaves the names of its sockets behind when it is killed.
-        scratch = tempfile.mkdtemp(prefix="relax-sglang-")
+        # A killed server leaves the names of its sockets behind.
+        scratch = tempfile.mkdtemp(prefix="relax-server-")
         self._start_janitor(scratch)
         key, port = secrets.token_urlsafe(32), free_port()
         life, pid = secrets.token_hex(8), os.getpid()
         self._record = ServerRecord(f"http://127.0.0.1:{port}", key, life, pid, process_start_ticks(pid) or 0)
-        command = [sys.executable, "-m", launch.__name__, str(folder.root), str(n), str(port)]
-        environment = os.environ | {launch.KEY_VARIABLE: key, "TMPDIR": scratch, "GLOO_SOCKET_IFNAME": "lo"}
+        command = [*spec.command, str(folder.root), str(n), str(port)]
+        environment = {**os.environ, **spec.environment, spec.key_variable: key, "TMPDIR": scratch}
         self._server = spawn(command, log=2, environment=environment, session=False)
 
     def _start_janitor(self, scratch: str) -> None:
         read, write = os.pipe2(os.O_CLOEXEC)
         command = [sys.executable, "-I", "-S", janitor.__file__, str(read), str(os.getpid()), scratch]
+        command += self._spec.shared_memory
         # Without the environment it has no mark of the process tree, whose janitor would kill this one.
         subprocess.Popen(command, pass_fds=(read,), stdin=subprocess.DEVNULL, start_new_session=True, env={})  # noqa: S603
         os.close(read)
@@ -86,19 +87,24 @@ class InferenceServerProcess:
                 beat = now
                 self._box.beat()
             if now - asked >= (ASK_SECONDS if ready else POLL_SECONDS):
-                if (answers if ready else generates)(self._record, self._answer):
+                if self._responds(ready=ready):
                     answered = time.monotonic()
                     if not ready:
                         ready = True
                         self._record.save(self._record_path)
                         self._status.ready()
-                elif ready and now - answered > SILENT_SECONDS:
-                    self._status.failed(f"the server has not answered for {SILENT_SECONDS:g} s")
+                elif ready and now - answered > self._spec.silent_seconds:
+                    self._status.failed(f"the server has not answered for {self._spec.silent_seconds:g} s")
                     return EXIT_CRASHED
                 asked = time.monotonic()
             time.sleep(POLL_SECONDS)
         self._record_path.unlink(missing_ok=True)
         return 0
+
+    def _responds(self, *, ready: bool) -> bool:
+        if ready:
+            return answers(self._record, self._spec.health, self._answer)
+        return generates(self._record, self._spec, self._answer)
 
     def _end_as(self, code: int) -> int:
         """End as the server did, so that the supervisor judges the server's end."""
@@ -112,14 +118,14 @@ class InferenceServerProcess:
         return EXIT_BLAMELESS
 
 
-def generates(record: ServerRecord, seconds: float) -> bool:
+def generates(record: ServerRecord, spec: ServerSpec, seconds: float) -> bool:
     """Whether the server of a record generates. The second request needs the key, which another server at this port
-    would refuse; health is answered without it.
+    would refuse; the first may be answered without it.
     """
-    return answers(record, seconds, "/health_generate") and answers(record, seconds)
+    return answers(record, spec.generates, seconds) and answers(record, spec.health, seconds)
 
 
-def answers(record: ServerRecord, seconds: float, path: str = "/model_info") -> bool:
+def answers(record: ServerRecord, path: str, seconds: float) -> bool:
     """Whether the server answers a path with status 200; proxies of the environment are bypassed."""
     request = urllib.request.Request(  # noqa: S310 always http
         record.url + path, headers={"Authorization": f"Bearer {record.key}"}
@@ -141,7 +147,11 @@ def main() -> None:
     """Run an inference server; the process's entry point."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        keeper = InferenceServerProcess(RunFolder(Path(sys.argv[1])), int(sys.argv[2]))
+        folder = RunFolder(Path(sys.argv[1]))
+        config = folder.load_config()
+        spec = inference_backend(config).server(config)
+        assert spec is not None  # noqa: S101 the node starts keepers for such backends alone
+        keeper = InferenceServerProcess(folder, int(sys.argv[2]), spec)
         signal.signal(signal.SIGTERM, keeper.request_stop)
         code = keeper.run()
     except BaseException:  # noqa: BLE001 the process ends here

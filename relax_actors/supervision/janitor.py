@@ -1,8 +1,8 @@
 """Janitor of an inference server: kills its process group when its keeper ends, and removes leftover shared memory.
 
 The keeper is the process of `inference_server.py`. The janitor runs as a script, in its own session, so that whatever
-ends the keeper does not end it: `python -I -S janitor.py <descriptor> <group> <folder>`. The descriptor is the read end
-of a pipe whose only write end is the keeper's.
+ends the keeper does not end it: `python -I -S janitor.py <descriptor> <group> <folder> <beginning of a segment's
+name>...`. The descriptor is the read end of a pipe whose only write end is the keeper's.
 """
 
 import os
@@ -16,7 +16,6 @@ SCAN_SECONDS, MAX_SCAN_SECONDS = 0.25, 1.0
 """Seconds between two scans, at first and later. Segments created and leaked between two scans are missed."""
 END_SECONDS = 10.0
 SHARED_MEMORY = "/dev/shm/"  # noqa: S108 where shared memory lies
-SEGMENT_PREFIXES = ("sglang_", "sgl_shm", "sem.mp-", "psm_", "torch_")
 
 
 def members(group: int) -> list[int]:
@@ -43,9 +42,9 @@ def is_janitor(pid: int) -> bool:
         return False
 
 
-def segments(group: int) -> set[str]:
-    """Find the shared-memory segments, of the kinds that inference servers create, that a group's processes use."""
-    kept = {entry.inode(): entry.path for entry in os.scandir(SHARED_MEMORY) if entry.name.startswith(SEGMENT_PREFIXES)}
+def segments(group: int, beginnings: tuple[str, ...]) -> set[str]:
+    """Find the shared-memory segments that a group's processes use, by the beginnings of their names."""
+    kept = {entry.inode(): entry.path for entry in os.scandir(SHARED_MEMORY) if entry.name.startswith(beginnings)}
     found = set()
     for pid in members(group):
         try:
@@ -63,11 +62,12 @@ def segments(group: int) -> set[str]:
 def main() -> None:
     """Wait for the keeper's end, then clean up."""
     pipe, group, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    beginnings = tuple(sys.argv[4:])
     left, pause = set(), SCAN_SECONDS
     while not select.select([pipe], [], [], pause)[0]:
-        left |= segments(group)
+        left |= segments(group, beginnings)
         pause = min(MAX_SCAN_SECONDS, 1.1 * pause)
-    left |= segments(group)
+    left |= segments(group, beginnings)
     end = time.monotonic() + END_SECONDS
     while members(group) and time.monotonic() < end:
         try:

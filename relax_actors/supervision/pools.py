@@ -18,11 +18,12 @@ from relax_actors.supervision.supervisor import Supervisor
 
 SERVER = "server"
 """Pool of the inference servers, and the first part of their children's names."""
+KEEPER_MODULE = "relax_actors.supervision.inference_server"
 
 
 def pool_names(config: Config, node: Assignment) -> list[str]:
     """Pools of a node in their start order: inference servers for its rollouts, then its roles."""
-    serves = "rollout" in node.roles and inference_backend(config).server_module(config)
+    serves = "rollout" in node.roles and inference_backend(config).server(config) is not None
     return [*([SERVER] if serves else []), *node.roles]
 
 
@@ -65,8 +66,7 @@ def secrets_of(config: Config, roles: Iterable[str]) -> set[str]:
 
 
 def server_launch(folder: RunFolder, n: int, environment: dict[str, str]) -> Launch:
-    """How the inference server of rollout actor `n` is started."""
-    child, config = f"{SERVER}.{n}", folder.load_config()
-    module = inference_backend(config).server_module(config)
-    command = [sys.executable, "-m", module, str(folder.root), str(n)]
+    """How the keeper of the inference server of rollout actor `n` is started."""
+    child = f"{SERVER}.{n}"
+    command = [sys.executable, "-m", KEEPER_MODULE, str(folder.root), str(n)]
     return Launch(command, folder.log(child), folder.black_box(child), environment)

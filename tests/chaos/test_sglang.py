@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from relax_actors.engines.sglang import launch
+from relax_actors.engines.sglang.backend import SEGMENTS
 from relax_actors.supervision.janitor import segments
 from tests.chaos.test_crash_equivalence import kill_at
 from tests.support.faults import command_of, story_of, wait_for_cell
@@ -36,7 +37,7 @@ def segments_of(run: Run) -> set[Path]:
     used: set[str] = set()
     for pid in processes_of(run.folder.root):
         with contextlib.suppress(ProcessLookupError):
-            used |= segments(os.getpgid(pid))
+            used |= segments(os.getpgid(pid), SEGMENTS)
     return {Path(path) for path in used}
 
 

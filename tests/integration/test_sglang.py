@@ -19,6 +19,7 @@ import torch
 from broker.errors import StoreError
 from relax_actors.data.model_folder import measure
 from relax_actors.engines.protocols import Generation, GenerationRequest
+from relax_actors.engines.sglang.backend import SEGMENTS
 from relax_actors.engines.sglang.engine import SglangEngine
 from relax_actors.engines.sglang.server import Server, ServerGoneError
 from relax_actors.engines.sglang.weight_loaders import BroadcastLoader, DiskLoader, StagedWeights, TensorLoader
@@ -194,7 +195,7 @@ def test_the_next_incarnation_after_a_crash_finds_the_server_with_its_weights(ke
         "from relax_actors.engines.sglang.connection import SglangSettings\n"
         "from relax_actors.engines.sglang.engine import SglangEngine\n"
         "from relax_actors.engines.sglang.weight_loaders import DiskLoader\n"
-        "from relax_actors.engines.sglang.server_record import ServerRecord\n"
+        "from relax_actors.engines.protocols.server import ServerRecord\n"
         "path = pathlib.Path(sys.argv[1])\n"
         "find = lambda: ServerRecord.load(path)\n"
         "settings = SglangSettings(512, rows=1, patience=60, stall=60)\n"
@@ -359,7 +360,7 @@ def test_killing_the_supervisor_and_the_keeper_leaves_nothing_of_the_server(tmp_
         assert supervisor.stdout is not None
         group = json.loads(supervisor.stdout.readline())
         assert len(members(group)) >= 4
-        used = {*map(Path, segments(group)), scratch_of(group)}
+        used = {*map(Path, segments(group, SEGMENTS)), scratch_of(group)}
         assert len(used) >= 2
         assert all(path.exists() for path in used)
         supervisor.kill()

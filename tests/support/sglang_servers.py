@@ -15,10 +15,10 @@ import pytest
 
 from relax_actors.config import Config
 from relax_actors.data.model_folder import measure
+from relax_actors.engines.protocols.server import ServerRecord
 from relax_actors.engines.sglang import presence
 from relax_actors.engines.sglang.connection import SglangSettings
 from relax_actors.engines.sglang.engine import SglangEngine
-from relax_actors.engines.sglang.server_record import ServerRecord
 from relax_actors.engines.sglang.weight_loaders import DiskLoader, WeightLoader
 from relax_actors.errors import ConfigError
 from relax_actors.runtime.blackbox import Snapshot

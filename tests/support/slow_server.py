@@ -5,21 +5,22 @@ The server computes, as a model that is loaded on a busy machine; the rollout wa
 
 from __future__ import annotations
 
-import signal
+import os
 import sys
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 from relax_actors.config import Config
 from relax_actors.engines.protocols import InferenceEngine
+from relax_actors.engines.protocols.server import ServerSpec
 from relax_actors.engines.transformers.backend import TransformersBackend
 from relax_actors.runtime import Context
-from relax_actors.runtime.blackbox import BlackBox
 from relax_actors.runtime.run_folder import RunFolder
-from relax_actors.supervision.outcome import StatusPipe
 
 LOAD_DEADLINES = 1.6
 """Start deadlines that a server takes to load."""
+KEY = "SLOW_SERVER_KEY"
 
 
 class SlowServed(TransformersBackend):
@@ -31,28 +32,31 @@ class SlowServed(TransformersBackend):
             time.sleep(0.1)
         return super().build(context)
 
-    def server_module(self, config: Config) -> str:
+    def server(self, config: Config) -> ServerSpec:
         """This module."""
         del config
-        return "slow_server"
+        return ServerSpec(
+            command=(sys.executable, "-m", "slow_server"), health="/health", generates="/ready", key_variable=KEY
+        )
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers every request that has the key."""
+
+    def do_GET(self) -> None:
+        """Answer."""
+        self.send_response(200 if self.headers["Authorization"] == f"Bearer {os.environ[KEY]}" else 401)
+        self.end_headers()
 
 
 def main() -> None:
-    """Load, then wait to be stopped."""
-    folder, n = RunFolder(Path(sys.argv[1])), int(sys.argv[2])
-    config, status = folder.load_config(), StatusPipe()
-    box = BlackBox(folder.black_box(f"server.{n}"))
-    folder.server(n).parent.mkdir(parents=True, exist_ok=True)
-    folder.server(n).unlink(missing_ok=True)
-    end = time.monotonic() + LOAD_DEADLINES * config.supervision.start_deadline
+    """Load, then answer until killed."""
+    seconds = RunFolder(Path(sys.argv[1])).load_config().supervision.start_deadline
+    end = time.monotonic() + LOAD_DEADLINES * seconds
     while time.monotonic() < end:
         sum(range(10_000))
-    folder.server(n).touch()
-    status.ready()
-    while signal.sigtimedwait([signal.SIGTERM], 0.2) is None:
-        box.beat()
+    HTTPServer(("127.0.0.1", int(sys.argv[3])), Handler).serve_forever()
 
 
 if __name__ == "__main__":
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     main()

@@ -15,10 +15,12 @@ from pathlib import Path
 import pytest
 
 from broker.server import Server, ServerSettings
-from relax_actors.cli.check import examine
-from relax_actors.cli.machine import GPU_FILES, gpu_problem
+from relax_actors.checks import examine
+from relax_actors.checks.machine import GPU_FILES, gpu_problem
 from relax_actors.config import load_config
 from relax_actors.data.model_folder import prepare
+from relax_actors.engines.torch.architectures import check_architecture
+from relax_actors.errors import ConfigError
 from relax_actors.runtime.run_folder import RunFolder
 from tests.support.media_rows import write_config
 from tests.support.tiny_images import png, write_video
@@ -64,8 +66,6 @@ def test_the_demo_has_no_errors() -> None:
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        (["model_type=qwen33"], f"model_type = 'qwen33' {NOT_CAUSAL} did you mean 'qwen3'?"),
-        (["model_type=t5"], f"model_type = 't5' {NOT_CAUSAL} use for example llama, mistral, qwen3"),
         (
             ["num_key_value_heads=3"],
             "num_attention_heads = 4 is not a multiple of num_key_value_heads = 3; change one of them",
@@ -76,17 +76,6 @@ def test_the_demo_has_no_errors() -> None:
         ),
         (["head_dim=15"], "head_dim = 15 is odd; rotary positions need an even number"),
         (
-            ["hidden_act=sillu"],
-            "hidden_act = 'sillu' is not an activation of the installed transformers; did you mean 'silu'?",
-        ),
-        (
-            ["rope_parameters={rope_type='yarm'}"],
-            (
-                "rope_type = 'yarm' is not a scaling of rotary positions of the installed transformers; did you mean "
-                "'yarn'?"
-            ),
-        ),
-        (
             ["dtype=fp8"],
             "dtype = 'fp8' is no floating-point type of torch; use one of auto, float32, bfloat16, float16, float64",
         ),
@@ -96,6 +85,31 @@ def test_the_demo_has_no_errors() -> None:
 )
 def test_an_architecture_that_cannot_be_built_is_refused_with_the_field(settings: list[str], problem: str) -> None:
     assert errors(*(f"{ARCHITECTURE}.{setting}" for setting in settings)) == (f"{ARCHITECTURE}: {problem}",)
+
+
+def test_names_that_transformers_does_not_know_are_refused_together() -> None:
+    settings = ["model_type=t5", "hidden_act=sillu", "rope_parameters={rope_type='yarm'}"]
+    (error,) = errors(*(f"{ARCHITECTURE}.{setting}" for setting in settings))
+    model_type, activation, rope = error.splitlines()
+    assert model_type == f"{ARCHITECTURE}: model_type = 't5' {NOT_CAUSAL} use for example llama, mistral, qwen3"
+    assert "hidden_act = 'sillu' is not an activation of the installed transformers; did you mean 'silu'?" in activation
+    assert "rope_type = 'yarm' is not a scaling" in rope
+    assert "did you mean 'yarn'?" in rope
+
+
+def test_a_configuration_that_transformers_refuses_is_refused_in_its_words(tmp_path: Path) -> None:
+    config = load_config(DEMO, [f"{ARCHITECTURE}.model_type=gemma2", f"{ARCHITECTURE}.layer_types=['none']"])
+    prepare(config, tmp_path)
+    with pytest.raises(ConfigError, match=r"transformers cannot build this model: .*layer_types"):
+        check_architecture(config, tmp_path)
+
+
+def test_a_usual_model_is_checked_without_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")  # fails where transformers is asked
+    assert errors(f"{ARCHITECTURE}.model_type=llama", f"{ARCHITECTURE}.rope_parameters={{rope_type='yarn'}}") == ()
+    (error,) = errors(f"{ARCHITECTURE}.model_type=gemma2")
+    assert "transformers cannot be asked about this model" in error
+    assert "reinstall it" in error
 
 
 def test_head_dim_is_a_remedy_where_the_model_has_it(tmp_path: Path) -> None:
@@ -120,10 +134,11 @@ def test_a_model_folder_that_cannot_be_used_is_refused_with_its_path(tmp_path: P
     (folder / "pytorch_model.bin").touch()
     weights = f"model.path {folder} has no *.safetensors, only pytorch_model.bin; convert the weights to safetensors"
     assert errors(config=toml) == (weights,)
-    body = json.loads((folder / "config.json").read_text()) | {"model_type": "qwen33"}
+    body = json.loads((folder / "config.json").read_text()) | {"dtype": "fp8"}
     (folder / "config.json").write_text(json.dumps(body))
-    model_type = f"model_type = 'qwen33' {NOT_CAUSAL} did you mean 'qwen3'?"
-    assert errors(config=toml) == (f"{folder / 'config.json'}: {model_type}", weights)
+    first, second = errors(config=toml)
+    assert first.startswith(f"{folder / 'config.json'}: dtype = 'fp8'")
+    assert second == weights
 
 
 def cuda_reason() -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from relax_actors.cli.check import examine
+from relax_actors.checks import examine
 from relax_actors.config import load_config
 from tests.support.running import SUPPORT
 
@@ -57,7 +57,7 @@ def test_missing_files_of_agents_and_the_gateway_are_named_one_after_the_other(c
     folder = config_file.parent
 
     def errors() -> tuple[str, ...]:
-        return examine(load_config(config_file)).errors
+        return tuple(sorted(examine(load_config(config_file)).errors))
 
     token = f"gateway.token_file {folder / 'tokens'} cannot be read"
     first, second = errors()

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from relax_actors.cli import check_capacity
-from relax_actors.cli.check import examine
-from relax_actors.cli.check_backends import unused_settings
-from relax_actors.cli.check_capacity import PROCESS_BYTES, memory_of_roles
-from relax_actors.cli.machine import has_gpu, usable_cores
+from relax_actors.checks import capacity, examine
+from relax_actors.checks.capacity import memory_of_roles
+from relax_actors.checks.machine import has_gpu, usable_cores
 from relax_actors.config import load_config
 from relax_actors.data.model_folder import ModelFacts
+from relax_actors.engines.backends import unused_settings
+from relax_actors.engines.protocols.footprint import PROCESS_BYTES
 from relax_actors.engines.sglang.presence import has_experts, serves
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo" / "demo.toml"
@@ -133,7 +133,7 @@ def test_ranks_share_the_optimizer() -> None:
 
 
 def test_roles_of_other_machines_need_no_memory_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_capacity, "memory_of_machine", lambda: PROCESS_BYTES * 3)
+    monkeypatch.setattr(capacity, "memory_of_machine", lambda: PROCESS_BYTES * 3)
     config = load_config(DEMO, [*CPU, "rollout.replicas=4"])
     (error,) = examine(config).errors
     assert "on this machine need" in error

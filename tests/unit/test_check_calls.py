@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from relax_actors.cli.check import Findings, examine
-from relax_actors.cli.check_calls import calls_of, check_call
+from relax_actors.checks import Findings, examine
+from relax_actors.checks.calls import calls_of, check_call
 from relax_actors.cli.main import build
 from relax_actors.config import load_config
 from relax_actors.envs import bubblewrap

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from relax_actors.cli.check import examine
+from relax_actors.checks import examine
 from relax_actors.config import load_config
 from relax_actors.data.model_folder import prepare
 from relax_actors.engines.torch.model import build, build_critic

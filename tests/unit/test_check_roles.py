@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from relax_actors.cli.check import examine
+from relax_actors.checks import examine
 from relax_actors.config import load_config
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo" / "demo.toml"
 ROLES = """\
 from abc import ABC, abstractmethod
 from relax_actors import Role
+from relax_actors.errors import ConfigError
 
 class Base(Role):
     reads = ("trajectory",)
@@ -29,6 +30,13 @@ class Base(Role):
 class WithArguments(Base):
     def __init__(self, budget, scale=2):
         self.budget = budget
+
+class Checking(Base):
+    def check(self, run):
+        yield f"{run.role} may spend {self.budget} of {run.model.facts.context_length}"
+        if self.budget > run.model.facts.context_length:
+            raise ConfigError(f"roles.{run.role}.budget = {self.budget} is too much; lower it")
+        1 / self.budget
 
 class OwnBuild(WithArguments):
     @classmethod
@@ -126,6 +134,13 @@ def test_a_role_class_that_cannot_run_is_refused(errors: Errors, actor: str, opt
 
 def test_a_role_that_builds_itself_may_have_a_constructor(errors: Errors) -> None:
     assert errors("checked_roles.OwnBuild") == ()
+
+
+def test_a_role_brings_its_own_check(errors: Errors) -> None:
+    assert errors("checked_roles.Checking") == ()
+    assert errors("checked_roles.Checking", "budget=65") == ("roles.own.budget = 65 is too much; lower it",)
+    (error,) = errors("checked_roles.Checking", "budget=0")
+    assert "Checking.check of role own raised ZeroDivisionError" in error
 
 
 def test_an_import_error_names_file_and_line(errors: Errors, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from broker.permissions import NODE, OBSERVER, OPERATOR
 from broker.subjects import check_name
 from relax_actors.algorithms.notes import notes
-from relax_actors.cli.check import examine
+from relax_actors.checks import examine
 from relax_actors.config import Config, load_config, validate
 from relax_actors.config.load import EXAMPLES
 from relax_actors.config.schema import MAX_ROLE_NAME, NOT_ROLES
@@ -142,8 +142,6 @@ def test_an_unknown_key_suggests_a_close_one(write: Write, more: str, key: str, 
         ("algorithm.correction.high=0.9", "algorithm.correction.high", "greater than or equal to 1"),
         ("algorithm.reject.low=1.1", "algorithm.reject.low", "less than or equal to 1"),
         ("staleness.policy=correct", None, "set algorithm.correction.kind (with algorithm.proximal)"),
-        ("weights.patience=1", "weights", 'has no effect without weights.transport = "torch"'),
-        ("weights.listen=0.0.0.0", "weights", "has no effect without"),
         ("weights.patience=21", "weights.patience", "less than or equal to 20"),
         ("weights.transport=nccl", "weights.transport", "torch"),
         ("prompts.replicas=2", None, "prompts.replicas must be 1: one actor owns the admission of rows"),
@@ -425,10 +423,15 @@ def test_a_listen_address_that_is_not_reachable_is_refused(write: Write, listen:
 
 def test_simulated_engines_have_no_weights_to_send() -> None:
     simulated = Path(__file__).parents[1] / "support" / "cluster.toml"
-    with pytest.raises(
-        ConfigError, match=r'weights.transport = "torch": simulated engines have no tensors to send; set "store"'
-    ):
-        load_config(simulated, ["weights.transport=torch"])
+    (error,) = examine(load_config(simulated, ["weights.transport=torch"])).errors
+    assert 'weights.transport = "torch": simulated engines have no tensors to send; set "store"' in error
+
+
+@pytest.mark.parametrize("setting", ["weights.patience=1", "weights.listen=127.0.0.2"])
+def test_settings_of_a_sender_are_refused_without_one(setting: str) -> None:
+    (error,) = examine(load_config(DEMO, [setting])).errors
+    assert error.startswith(setting.partition("=")[0])
+    assert 'has no effect without weights.transport = "torch"' in error
 
 
 def test_ranks_of_megatron_cannot_send_weights_from_memory() -> None:

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from safetensors.numpy import save_file
 
 import relax_actors
-from relax_actors.cli.check import examine
+from relax_actors.checks import examine
 from relax_actors.cli.main import build
 from relax_actors.config import Config, load_config
 from relax_actors.data.model_folder import prepare

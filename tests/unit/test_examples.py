@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from relax_actors.algorithms.advantages import Group
 from relax_actors.algorithms.refusals import refusals
-from relax_actors.cli.check import examine
+from relax_actors.checks import examine
 from relax_actors.config import load_config
 from relax_actors.data.model_folder import prepare
 from relax_actors.messages import Reward, Trajectory

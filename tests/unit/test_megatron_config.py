@@ -187,7 +187,7 @@ max_tokens = 8
     (tmp_path / "data.jsonl").write_text('{"prompt": "12>", "answer": "3"}\n')
     code = (
         "import sys; from pathlib import Path\n"
-        "from relax_actors.cli.check import examine; from relax_actors.config import load_config\n"
+        "from relax_actors.checks import examine; from relax_actors.config import load_config\n"
         f"found = examine(load_config(Path({str(config)!r}), sys.argv[1:]))\n"
         "assert 'torch' not in sys.modules\n"
         "print('|'.join(found.errors))"

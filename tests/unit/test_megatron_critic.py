@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from relax_actors.cli.check import examine
+from relax_actors.checks import examine
 from relax_actors.config import load_config
 from relax_actors.config.training import CriticSection
 from relax_actors.engines.megatron.backend import MegatronCriticBackend

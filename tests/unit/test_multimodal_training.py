@@ -15,10 +15,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import AutoModelForMultimodalLM
 
 from broker.store import Store
-from relax_actors.cli.critic import check_critic
 from relax_actors.config import Config
 from relax_actors.config.training import CriticSection
+from relax_actors.data.checked_run import CheckedModel
 from relax_actors.data.model_folder import measure
+from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.protocols import TrainSample, train
 from relax_actors.engines.protocols.samples import input_lengths, plan_micro_batches
 from relax_actors.engines.torch.critic import TorchCritic
@@ -26,6 +27,7 @@ from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.engines.torch.stored_weights import fingerprint_of
 from relax_actors.errors import ConfigError
+from relax_actors.roles.critic_check import check_critic
 from relax_actors.training.warm_start import warm_start
 from relax_actors.weights import files as weights
 from tests.support.media_batches import media_batch
@@ -187,14 +189,14 @@ def test_a_critic_of_another_family_is_refused(tmp_path: Path) -> None:
         critic.initialise(publish(tensors_of(build(other.model_path, seed=3)), tmp_path / "policy")[1])
         critic.export(tmp_path / "critic")
         checked = config.model_copy(update={"critic": section})
-        facts = measure(other.model_path)
+        policy = CheckedModel(config.model_path, measure(other.model_path), Tokenizer(config.model_path))
         if not said:
-            assert list(check_critic(checked, config.model_path, facts))
+            assert list(check_critic(section, checked, policy))
             continue
         with pytest.raises(
             ConfigError, match=f"^critic.path {tmp_path / 'critic'} {said}; a critic reads the features"
         ):
-            list(check_critic(checked, config.model_path, facts))
+            list(check_critic(section, checked, policy))
 
 
 def test_media_count_once_for_the_samples_of_a_row_in_a_micro_batch(tmp_path: Path) -> None:

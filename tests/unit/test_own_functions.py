@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from relax_actors.cli.check import Findings, examine
+from relax_actors.checks import Findings, examine
 from relax_actors.config import load_config
 from tests.support.running import TINY
 

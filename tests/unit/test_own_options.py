@@ -11,7 +11,7 @@ import torch
 from relax_actors.algorithms.advantages.estimation import estimator_of
 from relax_actors.algorithms.advantages.groups import Group
 from relax_actors.algorithms.policy_functions import PolicyFunctions
-from relax_actors.cli.check import examine
+from relax_actors.checks import examine
 from relax_actors.config import load_config
 from tests.support.running import TINY
 

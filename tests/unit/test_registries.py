@@ -14,7 +14,7 @@ import pytest
 from broker.subjects import Subjects
 from relax_actors.algorithms.advantages import Group
 from relax_actors.algorithms.advantages.estimation import estimator_of
-from relax_actors.cli.check import examine
+from relax_actors.checks import examine
 from relax_actors.config import load_config
 from relax_actors.data.sources import open_source
 from relax_actors.engines.backends import inference_backend, scoring_backend, training_backend
@@ -37,6 +37,7 @@ from dataclasses import dataclass
 
 from relax_actors import Role, RoleSpec, StatefulRole
 from relax_actors.data.task import Task
+from relax_actors.engines.protocols.footprint import Footprint
 from relax_actors.messages import Evaluation
 
 @dataclass(frozen=True)
@@ -97,8 +98,10 @@ class Engine:
         return "built"
     def check(self, config, model):
         yield f"engine of {model.name} takes {sorted(config.rollout.options)}"
-    def server_module(self, config):
+    def server(self, config):
         return "acme_server"
+    def footprint(self, config):
+        return Footprint(parameter_bytes=1)
 
 class NoEngine:
     def build(self, context):
@@ -185,7 +188,7 @@ def test_an_installed_engine_brings_its_build_its_check_and_its_server(install: 
         config = load_config(DEMO, [f"rollout.backend={backend}", "rollout.options.level=3"])
         engine = inference_backend(config)
         assert engine.build(None) == "built"  # type: ignore[arg-type, comparison-overlap]
-        assert engine.server_module(config) == "acme_server"
+        assert engine.server(config) == "acme_server"
         findings = examine(config)
         assert findings.errors == ()
         assert any("takes ['level']" in note for note in findings.notes)
@@ -193,7 +196,7 @@ def test_an_installed_engine_brings_its_build_its_check_and_its_server(install: 
 
 def test_an_engine_without_a_method_is_refused(install: Install) -> None:
     install("acme_engine", "[relax_actors.inference_engines]\nacme = acme_engine:NoEngine\n")
-    said = "rollout.backend = 'acme': .* is not a usable inference engine: it has no check, server_module"
+    said = "rollout.backend = 'acme': .* is not a usable inference engine: it has no check, server, footprint"
     with pytest.raises(ConfigError, match=said):
         inference_backend(load_config(DEMO, ["rollout.backend=acme"]))
 

@@ -25,6 +25,8 @@ from relax_actors.config import Config, validate
 from relax_actors.data.model_folder import ModelFacts, MoeFacts
 from relax_actors.engines.backends import inference_backend
 from relax_actors.engines.protocols import GenerationRequest, StopStrings
+from relax_actors.engines.protocols.server import ServerRecord, process_start_ticks
+from relax_actors.engines.sglang.backend import SEGMENTS, SglangBackend
 from relax_actors.engines.sglang.checkpoint_names import to_checkpoint_names
 from relax_actors.engines.sglang.connection import SglangSettings
 from relax_actors.engines.sglang.engine import SglangEngine
@@ -33,7 +35,6 @@ from relax_actors.engines.sglang.partial_sample import PartialSample
 from relax_actors.engines.sglang.sample_limit import SampleLimit
 from relax_actors.engines.sglang.server import Server, pickled
 from relax_actors.engines.sglang.server_arguments import CPU_TOKENS, MARGIN, server_arguments
-from relax_actors.engines.sglang.server_record import ServerRecord, process_start_ticks
 from relax_actors.engines.sglang.weight_loaders import DiskLoader
 from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.errors import ActorError, ConfigError, EngineError, RelaxError
@@ -339,7 +340,7 @@ def test_run_starts_servers_unless_urls_are_set() -> None:
         (external, False),
         (config_of(rollout={"backend": "transformers"}), False),
     ):
-        assert bool(inference_backend(config).server_module(config)) == starts
+        assert (inference_backend(config).server(config) is not None) == starts
 
 
 def test_missing_sglang_error_names_the_install_command() -> None:
@@ -390,7 +391,7 @@ def test_own_server_is_not_reached_through_a_proxy(server_url: str, monkeypatch:
         monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("no_proxy", "")
     record = ServerRecord(server_url, "right", "ab", 12)
-    assert answers(record, 5)
+    assert answers(record, "/model_info", 5)
     server = Server(record)
     assert server.identity() == "3:a"
     server.close()
@@ -423,9 +424,11 @@ def test_unreachable_external_server_is_reported_with_the_reason(tmp_path: Path)
 
 
 def test_health_of_another_server_at_the_port_is_not_accepted(server_url: str) -> None:
-    assert generates(ServerRecord(server_url, "right", "ab", 12), 5)
-    assert answers(ServerRecord(server_url, "wrong", "ab", 12), 5, "/health_generate")
-    assert not generates(ServerRecord(server_url, "wrong", "ab", 12), 5)
+    spec = SglangBackend().server(config_of())
+    assert spec is not None
+    assert generates(ServerRecord(server_url, "right", "ab", 12), spec, 5)
+    assert answers(ServerRecord(server_url, "wrong", "ab", 12), spec.generates, 5)
+    assert not generates(ServerRecord(server_url, "wrong", "ab", 12), spec, 5)
 
 
 def test_routed_experts_are_decoded_or_refused() -> None:
@@ -494,8 +497,9 @@ def test_janitor_kills_the_group_of_a_dead_keeper_and_removes_its_segments(tmp_p
         semaphore = Path(SHARED_MEMORY) / f"sem.{child.stdout.readline().decode().strip()[1:]}"
         assert semaphore.exists()
         assert child.pid in members(child.pid)
-        assert segments(child.pid) == {str(segment), str(semaphore)}
+        assert segments(child.pid, SEGMENTS) == {str(segment), str(semaphore)}
         arguments = [sys.executable, "-I", "-S", janitor.__file__, str(read), str(child.pid), str(scratch)]
+        arguments += SEGMENTS
         with subprocess.Popen(arguments, pass_fds=(read,)) as cleaner:
             os.close(read)
             os.close(write)

@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from relax_actors.config import Config
-from relax_actors.engines.backends import critic_section, refuse_options
+from relax_actors.config.training import MegatronSection
+from relax_actors.engines.backends import critic_section
 from relax_actors.engines.megatron import architecture, installation, layout
 from relax_actors.engines.protocols import ScoringEngine, TrainingEngine
+from relax_actors.engines.protocols.backend import CriticBackend, TrainingBackend
 from relax_actors.engines.protocols.critic import CriticEngine
+from relax_actors.engines.protocols.footprint import STATE_BYTES, WEIGHT_BYTES, Footprint
 from relax_actors.errors import ConfigError
 from relax_actors.runtime import Context
+from relax_actors.weights.transports import transport_class
 
 
-class MegatronTrainingBackend:
+class MegatronTrainingBackend(TrainingBackend):
     """Training with Megatron-Core, in one process or in a group of ranks; see `TrainingBackend`."""
 
     def build(self, context: Context) -> TrainingEngine:
@@ -34,22 +38,14 @@ class MegatronTrainingBackend:
 
     def check(self, config: Config, model: Path) -> Iterator[str]:
         """Refuse models that Megatron-Core would compute differently, and layouts that cannot work."""
-        refuse_options(config, "trainer")
-        if config.trainer.megatron.ranks > 1 and config.weights.transport != "store":
+        if config.trainer.megatron.ranks > 1 and transport_class(config).from_memory:
             msg = (
                 f'weights.transport = "{config.weights.transport}" sends from the memory of the trainer\'s process, '
                 "but with trainer.megatron.ranks above 1 the weights are in the processes of the ranks; set "
                 'weights.transport = "store"'
             )
             raise ConfigError(msg)
-        installation.require()
-        body = _body(model)
-        fields = architecture.decoder_fields(body)
-        architecture.check(fields)
-        found = layout.Layout.of(config.trainer.megatron)
-        layout.check(found, fields)
-        layout.check_towers(found, body)
-        yield from _notes("trainer", found)
+        yield from _check("trainer", found := layout.Layout.of(config.trainer.megatron), model)
         if config.trainer.stream and not found.streams:
             yield (
                 f"trainer.stream = true has no effect with trainer.megatron.pipeline_parallel = {found.pipeline}: a "
@@ -57,8 +53,12 @@ class MegatronTrainingBackend:
                 "pipeline; set trainer.stream = false to say so, or use data, tensor or context parallelism"
             )
 
+    def footprint(self, config: Config) -> Footprint:
+        """Return what the trainer needs with its ranks."""
+        return _footprint(config, config.trainer.megatron)
 
-class MegatronCriticBackend:
+
+class MegatronCriticBackend(CriticBackend):
     """A critic with Megatron-Core, in the actor's process or in a group of ranks; see `CriticBackend`."""
 
     def build(self, context: Context) -> CriticEngine:
@@ -76,14 +76,11 @@ class MegatronCriticBackend:
 
     def check(self, config: Config, model: Path) -> Iterator[str]:
         """Refuse models that Megatron-Core would compute differently, and layouts that cannot work."""
-        installation.require("critic")
-        body = _body(model)
-        fields = architecture.decoder_fields(body)
-        architecture.check(fields, "critic.backend")
-        found = layout.Layout.of(critic_section(config).megatron)
-        layout.check(found, fields, "critic.megatron")
-        layout.check_towers(found, body, "critic.megatron")
-        yield from _notes("critic", found)
+        yield from _check("critic", layout.Layout.of(critic_section(config).megatron), model)
+
+    def footprint(self, config: Config) -> Footprint:
+        """Return what the critic needs with its ranks."""
+        return _footprint(config, critic_section(config).megatron)
 
 
 class MegatronScoringBackend:
@@ -105,7 +102,30 @@ class MegatronScoringBackend:
         yield from ()
 
 
-def _notes(role: str, found: layout.Layout) -> Iterator[str]:
+def _footprint(config: Config, section: MegatronSection) -> Footprint:
+    """Return what an actor with its ranks needs.
+
+    Weights are in `trainer.precision`; weights and gradients of the optimizer are in float32 besides.
+    """
+    weight, state = WEIGHT_BYTES["float32"], STATE_BYTES
+    model = 2 * weight
+    if config.trainer.precision == "bfloat16":
+        model, state = WEIGHT_BYTES["bfloat16"] + weight, state + weight
+    copies = max(1, section.ranks // (section.tensor_parallel * section.pipeline_parallel))
+    return Footprint(
+        processes=section.ranks + 1 if section.ranks > 1 else 1,  # ranks of a group are beside the actor's process
+        parameter_bytes=model * copies + state * (1 if section.distributed_optimizer else copies),
+        gpus=section.ranks,
+    )
+
+
+def _check(role: str, found: layout.Layout, model: Path) -> Iterator[str]:
+    installation.require(role)
+    body = _body(model)
+    fields = architecture.decoder_fields(body)
+    architecture.check(fields, f"{role}.backend")
+    layout.check(found, fields, f"{role}.megatron")
+    layout.check_towers(found, body, f"{role}.megatron")
     if found.ranks > 1:
         sizes = ", ".join(f"{name} {size}" for name, size in found.groups().items() if size > 1)
         yield f"the {role} has {found.ranks} ranks: {sizes}"

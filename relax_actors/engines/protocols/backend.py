@@ -1,7 +1,8 @@
 """Protocols of backends, which check a configuration and build engines.
 
 A backend is an object, or a class without constructor arguments, in a module that does not import its engine. It is
-named by a built-in name (`relax_actors.registry.catalog`), an entry point of a package, or a dotted path.
+named by a built-in name (`relax_actors.registry.catalog`), an entry point of a package, or a dotted path. A subclass of
+the protocol inherits what most backends answer.
 """
 
 from __future__ import annotations
@@ -12,13 +13,38 @@ from typing import Protocol
 
 from relax_actors.config import Config
 from relax_actors.engines.protocols.critic import CriticEngine
+from relax_actors.engines.protocols.footprint import TRAINED_BYTES, Footprint, follower_bytes
 from relax_actors.engines.protocols.inference import InferenceEngine
 from relax_actors.engines.protocols.scoring import ScoringEngine
+from relax_actors.engines.protocols.server import ServerSpec
 from relax_actors.engines.protocols.training import TrainingEngine
 from relax_actors.runtime import Context
 
 
-class InferenceBackend(Protocol):
+class Backend(Protocol):
+    """What backends of a configuration section have in common."""
+
+    def check(self, config: Config, model: Path) -> Iterator[str]:  # noqa: ARG002 of a protocol
+        """Check the configuration before a run starts, without importing the engine.
+
+        Args:
+            config: configuration of the run.
+            model: model folder, with its config.json; for a critic `critic.path`, or that of the policy.
+
+        Yields:
+            Notes for the user.
+
+        Raises:
+            ConfigError: the engine is not installed, or cannot run this model or configuration.
+        """
+        yield from ()
+
+    def footprint(self, config: Config) -> Footprint:  # noqa: ARG002 of a protocol
+        """Return what an actor needs; of a trainer without a reference and copies of weights for other actors."""
+        return Footprint(parameter_bytes=TRAINED_BYTES)
+
+
+class InferenceBackend(Backend, Protocol):
     """Builds the engine of rollout actors; named by `rollout.backend`."""
 
     def build(self, context: Context) -> InferenceEngine:
@@ -28,29 +54,19 @@ class InferenceBackend(Protocol):
             ConfigError: the configuration cannot work on this node.
         """
 
-    def check(self, config: Config, model: Path) -> Iterator[str]:
-        """Check the configuration before a run starts, without importing the engine.
+    def server(self, config: Config) -> ServerSpec | None:  # noqa: ARG002 of a protocol
+        """Return how to run an inference server for each rollout actor; None if the engine needs none.
 
-        Args:
-            config: configuration of the run.
-            model: model folder, with its config.json.
-
-        Yields:
-            Notes for the user.
-
-        Raises:
-            ConfigError: the engine is not installed, or cannot run this model or configuration.
+        The supervisor of the node restarts the server like an actor, and stops it after the actor of its number.
         """
+        return None
 
-    def server_module(self, config: Config) -> str:
-        """Return the module that runs an inference server for each rollout actor; empty string for none.
-
-        The supervisor of the node starts `python -m MODULE RUN_FOLDER NUMBER`, restarts it like an actor, and stops it
-        after the rollout actor of that number.
-        """
+    def footprint(self, config: Config) -> Footprint:
+        """Return what an actor needs, with its server."""
+        return Footprint(parameter_bytes=follower_bytes(config))
 
 
-class TrainingBackend(Protocol):
+class TrainingBackend(Backend, Protocol):
     """Builds the engine of the trainer; named by `trainer.backend`."""
 
     def build(self, context: Context) -> TrainingEngine:
@@ -60,11 +76,8 @@ class TrainingBackend(Protocol):
             ConfigError: the configuration cannot work on this node.
         """
 
-    def check(self, config: Config, model: Path) -> Iterator[str]:
-        """Check the configuration before a run starts; see `InferenceBackend.check`."""
 
-
-class CriticBackend(Protocol):
+class CriticBackend(Backend, Protocol):
     """Builds the engine of the role `critic`; named by `critic.backend`."""
 
     def build(self, context: Context) -> CriticEngine:
@@ -72,14 +85,6 @@ class CriticBackend(Protocol):
 
         Raises:
             ConfigError: the configuration cannot work on this node.
-        """
-
-    def check(self, config: Config, model: Path) -> Iterator[str]:
-        """Check the configuration before a run starts; see `InferenceBackend.check`.
-
-        Args:
-            config: configuration of the run.
-            model: folder of the critic's architecture: critic.path, or that of the policy.
         """
 
 
@@ -100,7 +105,7 @@ class ScoringBackend(Protocol):
         """
 
     def check(self, config: Config, model: Path, setting: str) -> Iterator[str]:
-        """Check the configuration before a run starts; see `InferenceBackend.check`.
+        """Check the configuration before a run starts; see `Backend.check`.
 
         Args:
             config: configuration of the run.

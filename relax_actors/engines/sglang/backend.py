@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,20 +11,23 @@ from relax_actors.algorithms.advantages.estimation import needs_greedy
 from relax_actors.config import Config
 from relax_actors.data.model_folder import measure
 from relax_actors.data.nested_config import text_fields
-from relax_actors.engines.backends import refuse_options
 from relax_actors.engines.protocols import InferenceEngine
-from relax_actors.engines.sglang import presence
+from relax_actors.engines.protocols.backend import InferenceBackend
+from relax_actors.engines.protocols.footprint import PROCESS_BYTES, WEIGHT_BYTES, Footprint
+from relax_actors.engines.protocols.server import ServerRecord, ServerSpec
+from relax_actors.engines.sglang import launch, presence
 from relax_actors.engines.sglang.families import served_family
-from relax_actors.engines.sglang.server_record import ServerRecord
 from relax_actors.engines.torch.architectures import causal_model_class
 from relax_actors.errors import ConfigError
 from relax_actors.runtime import Context
 
 SERVER_BYTES = 1700 << 20
 """Memory of a server without its model."""
+SEGMENTS = ("sglang_", "sgl_shm", "sem.mp-", "psm_", "torch_")
+"""Beginnings of the names of the shared-memory segments of a server."""
 
 
-class SglangBackend:
+class SglangBackend(InferenceBackend):
     """Generates with one SGLang server per actor; implements `InferenceBackend`."""
 
     def build(self, context: Context) -> InferenceEngine:
@@ -69,7 +73,6 @@ class SglangBackend:
 
     def check(self, config: Config, model: Path) -> Iterator[str]:
         """Refuse settings that SGLang does not support and models whose weights it cannot load."""
-        refuse_options(config, "rollout")
         rollout, urls, facts = config.rollout, config.rollout.sglang.urls, measure(model)
         if served_family(model) is not None and urls:
             msg = (
@@ -82,6 +85,9 @@ class SglangBackend:
                 f"rollout.min_tokens = {rollout.min_tokens}: log-probs of SGLang leave out the suppressed stop tokens; "
                 "set it to 0, or use another backend"
             )
+            raise ConfigError(msg)
+        if (key := rollout.sglang.api_key_file) is not None and not key.is_file():
+            msg = f"rollout.sglang.api_key_file {key} does not exist; write the key of the servers to it"
             raise ConfigError(msg)
         if len(urls) not in (0, rollout.replicas):
             msg = f"rollout.replicas = {rollout.replicas}, but rollout.sglang.urls has {len(urls)}; give each actor one"
@@ -104,7 +110,7 @@ class SglangBackend:
             yield f"rollouts use {len(urls)} external servers"
             return
         presence.require()
-        name = next(iter(fields.get("architectures") or ()), causal_model_class(facts.model_type))
+        name = next(iter(fields.get("architectures") or ()), "") or causal_model_class(model)
         if name and served_family(model) is None and not presence.serves(name):
             msg = (
                 f'rollout.backend = "sglang" with a model of type {facts.model_type}: the installed SGLang has no '
@@ -113,9 +119,28 @@ class SglangBackend:
             raise ConfigError(msg)
         yield f"{rollout.replicas} inference servers, about {SERVER_BYTES >> 20} MiB each besides the model"
 
-    def server_module(self, config: Config) -> str:
-        """A server for each actor, unless external servers are configured."""
-        return "" if config.rollout.sglang.urls else "relax_actors.supervision.inference_server"
+    def server(self, config: Config) -> ServerSpec | None:
+        """Return how to start a server for each actor, unless external servers are configured."""
+        if config.rollout.sglang.urls:
+            return None
+        return ServerSpec(
+            command=(sys.executable, "-m", launch.__name__),
+            health="/model_info",
+            generates="/health_generate",
+            key_variable=launch.KEY_VARIABLE,
+            environment={"GLOO_SOCKET_IFNAME": "lo"},
+            shared_memory=SEGMENTS,
+        )
+
+    def footprint(self, config: Config) -> Footprint:
+        """Return what an actor needs with its server, which holds the weights in use and the next ones."""
+        settings = config.rollout.sglang
+        if settings.urls:
+            return Footprint(gpus=0)
+        weight = WEIGHT_BYTES[config.trainer.precision if settings.dtype == "auto" else settings.dtype]
+        return Footprint(
+            process_bytes=PROCESS_BYTES + SERVER_BYTES, parameter_bytes=2 * weight, gpus=settings.tensor_parallel
+        )
 
 
 def external_server(context: Context) -> ServerRecord | None:

@@ -25,12 +25,12 @@ from relax_actors.engines.protocols.inference import (
     Refresh,
     no_more_requests,
 )
+from relax_actors.engines.protocols.server import ServerRecord
 from relax_actors.engines.sglang.active_rows import ActiveRows
 from relax_actors.engines.sglang.checkpoint_names import to_checkpoint_names
 from relax_actors.engines.sglang.connection import ServerConnection, SglangSettings
 from relax_actors.engines.sglang.row_streams import cancel_all, wait_for_first
 from relax_actors.engines.sglang.server import Server, ServerGoneError
-from relax_actors.engines.sglang.server_record import ServerRecord
 from relax_actors.engines.sglang.weight_loaders import StagedWeights, WeightLoader
 from relax_actors.errors import ActorError, EngineError, StoreError
 from relax_actors.weights import files as weights

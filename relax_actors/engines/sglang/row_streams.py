@@ -11,10 +11,10 @@ from typing import Any
 
 import httpx
 
+from relax_actors.engines.protocols.server import ServerRecord
 from relax_actors.engines.sglang.partial_sample import PartialSample
 from relax_actors.engines.sglang.sample_limit import SampleLimit
 from relax_actors.engines.sglang.server import CONNECT_SECONDS, OK, ServerGoneError, authorization
-from relax_actors.engines.sglang.server_record import ServerRecord
 from relax_actors.errors import EngineError
 
 DATA, END = "data: ", "[DONE]"

@@ -18,7 +18,7 @@ import httpx
 import torch
 from torch import Tensor
 
-from relax_actors.engines.sglang.server_record import ServerRecord
+from relax_actors.engines.protocols.server import ServerRecord
 from relax_actors.errors import EngineError
 
 CONNECT_SECONDS, ANSWER_SECONDS, LOAD_SECONDS = 5.0, 60.0, 600.0

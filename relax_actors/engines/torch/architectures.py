@@ -1,29 +1,42 @@
-"""Check that transformers can build a model, from its source files: importing it takes seconds.
+"""Check that transformers can build a model.
 
-The engine, which builds the model, reports problems that these files do not show.
+The usual names are known here. For others, and for unusual shapes, transformers is asked in a process of its own. The
+engine, which builds the model, reports what remains.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
-import re
-from collections.abc import Iterator, Mapping
-from functools import cache
-from importlib.util import find_spec
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from relax_actors.config import Config
 from relax_actors.data import nested_config
 from relax_actors.data.nested_config import text_fields
+from relax_actors.engines.torch.describe_model import Description, describe
 from relax_actors.errors import ConfigError
 from relax_actors.media.family import family_of
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 _DEFAULT_ROPE = "default"
-_WHOLE_HEADS = "is not a multiple of the number of attention"
-"""Text of the error of a model's configuration whose heads do not divide its hidden size."""
+_USUAL_TYPES = ("llama", "mistral", "qwen3")
+USUAL_CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+}
+USUAL = Description(
+    classes=USUAL_CLASSES,
+    value_heads=tuple(USUAL_CLASSES),
+    activations=("silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu"),
+    ropes=("linear", "dynamic", "yarn", "longrope", "llama3"),
+)
+"""What needs no import of transformers: `relax check` of a usual model takes a fraction of a second."""
 
 
 def check_architecture(config: Config, folder: Path) -> None:
@@ -36,24 +49,30 @@ def check_architecture(config: Config, folder: Path) -> None:
     Raises:
         ConfigError: lists every problem, one a line.
     """
-    given: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    given, body = _read(folder)
     where = f"{folder / 'config.json'}" if config.model.architecture is None else "model.architecture"
     fields = text_fields(given)
     if config.model.architecture is not None and not text_fields(config.model.architecture).get("head_dim"):
         fields["head_dim"] = None
-    model_type = str(given["model_type"])
-    if family_of(folder) is not None:
-        found = [*_field_problems(fields, model_type), *nested_config.problems(given)]
-    else:
-        found = [*_type_problems(model_type, given.get("text_config", {}).get("model_type"))]
-        found = found or [*_field_problems(fields, model_type)]
+    is_family = family_of(folder) is not None
+    # A multimodal model is of a type that `family_of` knows.
+    names = [] if is_family else [str(given["model_type"]), str(given.get("text_config", {}).get("model_type"))]
+    known = USUAL if _is_usual(fields, names) else describe(body)
+    found = [*_type_problems(names, known), *_field_problems(fields, known)]
+    if is_family:
+        found += nested_config.problems(given)
+    if not found and known.error:
+        found = [f"transformers cannot build this model: {known.error}; correct the field that it names"]
     if found:
         raise ConfigError("\n".join(f"{where}: {problem}" for problem in found))
 
 
-def causal_model_class(model_type: str) -> str:
-    """Return the class of transformers that generates with models of a type; empty if there is none."""
-    return _table("models/auto/modeling_auto.py", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES").get(model_type, "")
+def causal_model_class(folder: Path) -> str:
+    """Return the class of transformers that generates with a model; empty if there is none."""
+    given, body = _read(folder)
+    model_type = str(given["model_type"])
+    known = USUAL if model_type in USUAL.classes else describe(body)
+    return known.classes.get(model_type, "")
 
 
 def check_value_head(folder: Path) -> None:
@@ -62,82 +81,70 @@ def check_value_head(folder: Path) -> None:
     Raises:
         ConfigError: it has no token-classification model of this type.
     """
-    model_type = str(json.loads((folder / "config.json").read_text())["model_type"])
-    if family_of(folder) is not None:
+    given, body = _read(folder)
+    model_type = str(given["model_type"])
+    if family_of(folder) is not None or model_type in USUAL.value_heads:
         return
-    known = _names("models/auto/modeling_auto.py", "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES")
-    if known and model_type not in known:
-        usual = ("llama", "mistral", "qwen3")
-        why = _unknown("model_type", model_type, known, "a token-classification model", usual)
+    if model_type not in (known := describe(body).value_heads):
+        why = _unknown("model_type", model_type, known, "a token-classification model", _USUAL_TYPES)
         msg = f"critic: {why}"
         raise ConfigError(msg)
 
 
-def _type_problems(model_type: str, of_text: str | None) -> Iterator[str]:
-    known = _names("models/auto/modeling_auto.py", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")
-    if known and model_type not in known and of_text not in known:
-        yield _unknown("model_type", model_type, known, "a causal language model", ("llama", "mistral", "qwen3"))
+def _read(folder: Path) -> tuple[dict[str, Any], str]:
+    body = (folder / "config.json").read_text()
+    return json.loads(body), body
 
 
-def _field_problems(fields: Mapping[str, Any], model_type: str) -> Iterator[str]:
-    yield from _head_problems(fields, model_type)
+def _is_usual(fields: Mapping[str, Any], names: Collection[str]) -> bool:
+    """Whether a config.json has only names that are known here, and a hidden size that its heads divide."""
+    heads, hidden = fields.get("num_attention_heads"), fields.get("hidden_size")
+    activation = fields.get("hidden_act")
+    return (
+        (not names or any(name in USUAL.classes for name in names))
+        and (activation is None or activation in USUAL.activations)
+        and _rope(fields) in (_DEFAULT_ROPE, *USUAL.ropes)
+        and not (heads and hidden and hidden % heads)
+    )
+
+
+def _type_problems(names: Collection[str], known: Description) -> Iterator[str]:
+    if names and not any(name in known.classes for name in names):
+        yield _unknown("model_type", next(iter(names)), known.classes, "a causal language model", _USUAL_TYPES)
+
+
+def _field_problems(fields: Mapping[str, Any], known: Description) -> Iterator[str]:
+    yield from _head_problems(fields, known)
     if (dtype := fields.get("dtype") or fields.get("torch_dtype")) and dtype not in DTYPES:
         yield f"dtype = {dtype!r} is no floating-point type of torch; use one of {', '.join(DTYPES)}"
-    activations = _names("activations.py", "ACT2CLS")
     activation = fields.get("hidden_act")
-    if activations and activation is not None and activation not in activations:
-        yield _unknown("hidden_act", str(activation), activations, "an activation", ("silu", "gelu", "relu"))
-    ropes = _names("modeling_rope_utils.py", "ROPE_INIT_FUNCTIONS")
+    if activation is not None and activation not in known.activations:
+        yield _unknown("hidden_act", str(activation), known.activations, "an activation", USUAL.activations)
+    ropes = (_DEFAULT_ROPE, *known.ropes)
+    if (kind := _rope(fields)) not in ropes:
+        yield _unknown("rope_type", kind, ropes, "a scaling of rotary positions", ropes)
+
+
+def _rope(fields: Mapping[str, Any]) -> str:
     rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", _DEFAULT_ROPE)) if isinstance(rope, dict) else _DEFAULT_ROPE
-    if ropes and kind not in (_DEFAULT_ROPE, *ropes):
-        yield _unknown("rope_type", str(kind), ropes, "a scaling of rotary positions", (_DEFAULT_ROPE, *ropes))
+    return str(rope.get("rope_type", rope.get("type", _DEFAULT_ROPE))) if isinstance(rope, dict) else _DEFAULT_ROPE
 
 
-def _head_problems(fields: Mapping[str, Any], model_type: str) -> Iterator[str]:
+def _head_problems(fields: Mapping[str, Any], known: Description) -> Iterator[str]:
     heads, hidden = fields.get("num_attention_heads"), fields.get("hidden_size")
     if not heads or not hidden:
         return
     if (groups := fields.get("num_key_value_heads")) and heads % groups:
         yield f"num_attention_heads = {heads} is not a multiple of num_key_value_heads = {groups}; change one of them"
-    width, strict = fields.get("head_dim"), _has(model_type, _WHOLE_HEADS)
-    if hidden % heads and (not width or strict):
-        remedy = "" if strict else ", or set head_dim"
+    width = fields.get("head_dim")
+    if hidden % heads and (not width or known.error):
+        remedy = "" if known.error else ", or set head_dim"
         yield f"hidden_size = {hidden} is not a multiple of num_attention_heads = {heads}; change one of them{remedy}"
-    elif (width or hidden // heads) % 2 and _has(model_type, "rope_parameters") and "partial_rotary" not in str(fields):
+    elif (width or hidden // heads) % 2 and known.has_rope and "partial_rotary" not in str(fields):
         yield f"head_dim = {width or hidden // heads} is odd; rotary positions need an even number"
 
 
-def _has(model_type: str, text: str) -> bool:
-    """Whether the source of a model's configuration contains a text."""
-    name = model_type.replace("-", "_")
-    return text in _source(f"models/{name}/configuration_{name}.py")
-
-
-def _unknown(field: str, value: str, known: tuple[str, ...], kind: str, usual: tuple[str, ...]) -> str:
+def _unknown(field: str, value: str, known: Collection[str], kind: str, usual: Collection[str]) -> str:
     close = difflib.get_close_matches(value, known, 1)
     hint = f"did you mean {close[0]!r}?" if close else f"use for example {', '.join(usual)}"
     return f"{field} = {value!r} is not {kind} of the installed transformers; {hint}"
-
-
-def _names(file: str, variable: str) -> tuple[str, ...]:
-    """Keys of a table in a source file of transformers; empty if the table is not found."""
-    return tuple(_table(file, variable))
-
-
-@cache
-def _table(file: str, variable: str) -> dict[str, str]:
-    """Table in a source file of transformers, with the text of values that are strings; empty if it is not found."""
-    table = re.search(rf"^{variable}\b[^\n]*[({{]\n(.*?)^[)}}]", _source(file), re.MULTILINE | re.DOTALL)
-    pairs = re.findall(r'^\s+\(?"([^"]+)"[,:] (?:"([^"]*)")?', table[1], re.MULTILINE) if table else []
-    return dict(pairs)
-
-
-@cache
-def _source(file: str) -> str:
-    """Text of a source file of transformers; empty if there is none."""
-    spec = find_spec("transformers")
-    try:
-        return (Path(str(spec.origin)).parent / file).read_text() if spec is not None else ""
-    except OSError:
-        return ""

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from relax_actors.config import Config
-from relax_actors.engines.backends import critic_section, refuse_options
+from relax_actors.engines.backends import critic_section
 from relax_actors.engines.protocols import ScoringEngine, TrainingEngine
+from relax_actors.engines.protocols.backend import CriticBackend, TrainingBackend
 from relax_actors.engines.protocols.critic import CriticEngine
 from relax_actors.engines.torch.architectures import check_architecture, check_value_head
 from relax_actors.runtime import Context
 
 
-class TorchTrainingBackend:
+class TorchTrainingBackend(TrainingBackend):
     """Trains with torch in the process of the trainer; see `TrainingBackend`."""
 
     def build(self, context: Context) -> TrainingEngine:
@@ -26,7 +27,6 @@ class TorchTrainingBackend:
 
     def check(self, config: Config, model: Path) -> Iterator[str]:
         """Refuse models that transformers cannot build."""
-        refuse_options(config, "trainer")
         check_architecture(config, model)
         yield from ()
 
@@ -49,7 +49,7 @@ class TorchScoringBackend:
         yield from ()
 
 
-class TorchCriticBackend:
+class TorchCriticBackend(CriticBackend):
     """Trains a critic with torch in the process of its actor; see `CriticBackend`."""
 
     def build(self, context: Context) -> CriticEngine:

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from relax_actors.config import Config
-from relax_actors.engines.backends import refuse_options
 from relax_actors.engines.protocols import InferenceEngine
+from relax_actors.engines.protocols.backend import InferenceBackend
 from relax_actors.engines.torch.architectures import check_architecture
 from relax_actors.runtime import Context
 
 
-class TransformersBackend:
+class TransformersBackend(InferenceBackend):
     """Generation in the actor's process with transformers; see `InferenceBackend`."""
 
     def build(self, context: Context) -> InferenceEngine:
@@ -32,11 +32,5 @@ class TransformersBackend:
 
     def check(self, config: Config, model: Path) -> Iterator[str]:
         """Refuse models that transformers cannot build."""
-        refuse_options(config, "rollout")
         check_architecture(config, model)
         yield from ()
-
-    def server_module(self, config: Config) -> str:
-        """The engine needs no server."""
-        del config
-        return ""

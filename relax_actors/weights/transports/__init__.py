@@ -6,19 +6,27 @@ to them. All transports end in the same verified host copy.
 
 from __future__ import annotations
 
+from typing import Any
+
+from relax_actors.config import Config
 from relax_actors.registry.catalog import WEIGHT_TRANSPORTS
 from relax_actors.runtime import Context
 from relax_actors.weights.transports.base import Receiver, Sender, WeightTransport
 
 
-def make_transport(context: Context) -> WeightTransport:
-    """Return the transport that the run configures.
+def transport_class(config: Config) -> Any:
+    """Return the class of the transport that a run configures; see `WeightTransport`.
 
     Raises:
-        ConfigError: the transport cannot be imported.
+        ConfigError: it cannot be imported, or lacks a method.
     """
-    transport: WeightTransport = WEIGHT_TRANSPORTS.load(context.config.weights.transport, "weights.transport")(context)
+    return WEIGHT_TRANSPORTS.load(config.weights.transport, "weights.transport")
+
+
+def make_transport(context: Context) -> WeightTransport:
+    """Return the transport of an actor; errors as `transport_class`."""
+    transport: WeightTransport = transport_class(context.config)(context)
     return transport
 
 
-__all__ = ["Receiver", "Sender", "WeightTransport", "make_transport"]
+__all__ = ["Receiver", "Sender", "WeightTransport", "make_transport", "transport_class"]

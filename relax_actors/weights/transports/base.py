@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Collection, Iterator
+from typing import ClassVar, Protocol
 
+from relax_actors.config import Config
 from relax_actors.messages import Weights
 from relax_actors.weights.protocols import WeightCopy, WeightProducer, WeightUpdate
 
@@ -48,7 +50,29 @@ class Receiver(Protocol):
 
 
 class WeightTransport(Protocol):
-    """Makes the two ends; constructed with the context of an actor."""
+    """Makes the two ends; constructed with the context of an actor.
+
+    The module of a transport imports no torch: `relax check` loads it. A subclass inherits what most transports need.
+    """
+
+    from_memory: ClassVar[bool] = False
+    """Whether it sends from a copy of the weights in the memory of the trainer's process."""
+
+    @staticmethod
+    def check(config: Config, here: Collection[str]) -> Iterator[str]:  # noqa: ARG004 of a protocol
+        """Check the configuration before a run starts.
+
+        Args:
+            config: configuration of the run.
+            here: roles whose actors start on this machine.
+
+        Yields:
+            Notes for the user.
+
+        Raises:
+            ConfigError: the transport cannot work with this configuration, or on this machine.
+        """
+        yield from ()
 
     def make_sender(self, engine: WeightProducer) -> Sender:
         """Return the trainer's end.

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from relax_actors.errors import CodecError
+from relax_actors.config import Config
+from relax_actors.errors import CodecError, ConfigError
 from relax_actors.messages import Weights
 from relax_actors.runtime import Context
 from relax_actors.weights.protocols import WeightCopy, WeightProducer, WeightUpdate
+from relax_actors.weights.transports.base import WeightTransport
 
 if TYPE_CHECKING:
     from broker.table import Table
 
 
-class StoreTransport:
+class StoreTransport(WeightTransport):
     """Sends nothing; receivers read the files. See `WeightTransport`.
 
     Args:
@@ -24,6 +27,16 @@ class StoreTransport:
 
     def __init__(self, context: Context) -> None:
         self._table = context.table
+
+    @staticmethod
+    def check(config: Config, here: Collection[str]) -> Iterator[str]:
+        """Refuse settings of a sender."""
+        del here
+        for name in ("listen", "patience"):
+            if getattr(config.weights, name) != type(config.weights).model_fields[name].default:
+                msg = f'weights.{name} has no effect without weights.transport = "torch"; set that, or remove it'
+                raise ConfigError(msg)
+        yield from ()
 
     def make_sender(self, engine: WeightProducer) -> StoreSender:
         """Return a sender that does nothing."""

@@ -1,15 +1,46 @@
-"""Address of a server, written by its keeper and read by the actor that uses it."""
+"""Inference servers: how a node runs one beside each rollout actor, and where the actor finds it.
+
+A keeper, which knows no engine (`relax_actors.supervision.inference_server`), starts the server in its own process
+group with a free port and a random API key, and writes its `ServerRecord` once it generates. Server and actor survive
+each other's death: the actor's next incarnation reads the record and continues with the same server. If the keeper
+dies, its janitor ends the server; if the server dies, the supervisor of the node starts another one.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from broker.files import write_private
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSpec:
+    """How the server of a rollout actor is started and asked for its health; see `InferenceBackend.server`.
+
+    Its output goes to the log of the child `server.<number>`.
+    """
+
+    command: tuple[str, ...]
+    """Program and arguments. Appended are the folder of the run, the number of the actor, and the port of the loopback
+    interface to listen on."""
+    health: str
+    """Path that a live server answers with status 200 to a request with the API key as a bearer token."""
+    generates: str
+    """Path that is answered with status 200 once the server generates; it may answer without the key."""
+    key_variable: str
+    """Environment variable in which the server gets its API key."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Further environment variables. TMPDIR is a folder that is removed after the server's end."""
+    silent_seconds: float = 60.0
+    """A ready server that does not answer `health` for so long is killed."""
+    shared_memory: tuple[str, ...] = ()
+    """Beginnings of the names of shared-memory segments that the server may leave when it is killed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Process that calls a reward function or an environment once, for `relax check`.
 
-Started as `python -m relax_actors.cli.trial_call <folder> <setting>`, perhaps in the sandbox of the role, with a prompt
-on its standard input. It writes one line of JSON to its standard output: a reward, or an error.
+Started as `python -m relax_actors.checks.trial_call <folder> <setting>`, perhaps in the sandbox of the role, with a
+prompt on its standard input. It writes one line of JSON to its standard output: a reward, or an error.
 """
 
 from __future__ import annotations
@@ -20,8 +20,12 @@ import numpy as np
 from broker.codec import decode_fields, open_envelope
 from relax_actors.config import Config
 from relax_actors.errors import RelaxError
-from relax_actors.messages import Prompt, Sample
+from relax_actors.messages import Act, Open, Prompt, Sample
+from relax_actors.messages.environment import OPENED
 from relax_actors.messages.samples import TokenSequence
+from relax_actors.roles import section_of
+from relax_actors.roles.reward import RewardScorer
+from relax_actors.runtime.run_folder import RunFolder
 
 ENVIRONMENT = "environment.name"
 
@@ -40,12 +44,10 @@ def main() -> None:
 
 
 def _called(root: Path, setting: str, row: bytes) -> dict[str, Any]:
-    from relax_actors.roles import section_of
-    from relax_actors.runtime.run_folder import RunFolder
-    from relax_actors.runtime.watchdog import limit_memory
-
     config, prompt = RunFolder(root).load_config(), decode_fields(open_envelope(row), Prompt)
     if limit := section_of(config, role_of(setting)).memory_limit_mib:
+        from relax_actors.runtime.watchdog import limit_memory  # noqa: PLC0415 imports NATS, which no check needs
+
         limit_memory(limit)
     if setting == ENVIRONMENT:
         return asyncio.run(_played(config, prompt))
@@ -70,8 +72,6 @@ def reward_of_answer(config: Config, setting: str, prompt: Prompt) -> float:
     Raises:
         RowError: a function did not return a finite number.
     """
-    from relax_actors.roles.reward import RewardScorer
-
     section, name = setting.split(".")
     scorer = RewardScorer(getattr(getattr(config, section), name), setting)
     has_episodes = config.environment is not None or config.agent is not None
@@ -87,10 +87,8 @@ def reward_of_answer(config: Config, setting: str, prompt: Prompt) -> float:
 
 async def _played(config: Config, prompt: Prompt) -> dict[str, Any]:
     """Open an episode and take one turn, with the answer of the row as the action."""
-    from relax_actors.envs.loading import load_environment
-    from relax_actors.envs.session import Session, Template, guarded
-    from relax_actors.messages import Act, Open
-    from relax_actors.messages.environment import OPENED
+    from relax_actors.envs.loading import load_environment  # noqa: PLC0415 only an environment needs it
+    from relax_actors.envs.session import Session, Template, guarded  # noqa: PLC0415
 
     section = config.environment
     assert section is not None  # noqa: S101 the parent has checked it

@@ -1,4 +1,4 @@
-"""Checks of the role `teacher` before a run starts."""
+"""Options of the role `teacher`, and their check before a run starts."""
 
 from __future__ import annotations
 
@@ -8,60 +8,71 @@ from pathlib import Path
 from string import Formatter
 
 from relax_actors.config import Config
+from relax_actors.data.checked_run import CheckedRun
 from relax_actors.data.model_folder import measure
 from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.engines.torch.architectures import check_architecture
 from relax_actors.errors import ConfigError, RowError
 from relax_actors.media.family import family_of
-from relax_actors.roles import make_role
-from relax_actors.roles.teacher import Teacher
+from relax_actors.roles.scorer import Scorer
 
 SECTION = "roles.teacher"
 SERVER_SECONDS = 3.0
 """Deadline of the question which model a server serves."""
 
 
-def check_teacher(config: Config, folder: Path) -> Iterator[str]:
-    """Check the teacher's options, its model and its vocabulary.
+class CheckedTeacher(Scorer):
+    """Options of a teacher, and their check."""
 
-    Args:
-        config: configuration of the run.
-        folder: folder of the student's model.
-    """
-    distil = config.algorithm.distil
-    if "teacher" not in config.roles:
-        return
-    role = make_role(config, "teacher")
-    if not isinstance(role, Teacher):
-        return
-    if distil.place == "none":
-        msg = f'[{SECTION}] has no effect without algorithm.distil.place; set it to "advantage" or "loss"'
-        raise ConfigError(msg)
-    _check_source(role)
-    if config.media is not None and role.server:
-        msg = f"{SECTION}.server works with text only, and this model takes media; set {SECTION}.model or a hint"
-        raise ConfigError(msg)
-    if role.hint:
-        _check_hint(role.hint, folder)
-    family = family_of(folder)
-    # Barred tokens have no probability, so they are among the most likely ones of no distribution.
-    barred = 0 if family is None else len(family.barred)
-    if distil.top_k is not None and distil.top_k > (vocabulary := measure(folder).vocabulary - barred):
-        of_text = " without the tokens of media" if barred else ""
-        msg = f"algorithm.distil.top_k = {distil.top_k} is more than the vocabulary of {vocabulary}{of_text}; lower it"
-        raise ConfigError(msg)
-    if role.server and config.rollout.temperature != 1:
-        msg = (
-            f"{SECTION}.server computes log-probs at temperature 1; rollout.temperature = {config.rollout.temperature} "
-            f"needs {SECTION}.model, or set the temperature to 1"
-        )
-        raise ConfigError(msg)
-    if role.server:
-        yield from _check_server(role, folder)
-    if role.model is not None:
-        yield from _check_model(config, role.model, folder)
+    model: Path | None = None
+    """Model folder of the teacher, with weights and the tokenizer of the student."""
+    server: str = ""
+    """URL of an SGLang server that serves the teacher."""
+    api_key_file: Path | None = None
+    """File with the API key of `server`."""
+    hint: str = ""
+    """Text that the teacher reads in place of the prompt. It contains {prompt}, the text that the student reads, and
+    may contain {answer} and the names of metadata of the row. With a chat template write its markers, such as
+    "<|im_start|>system\\nThe answer is {answer}.<|im_end|>\\n{prompt}"."""
+    patience: float = 60.0
+    """Seconds to wait for a `server` that does not answer; then the actor ends and is restarted."""
+
+    def check(self, run: CheckedRun) -> Iterator[str]:
+        """Check the scoring engine, the options, the teacher's model and its vocabulary."""
+        yield from super().check(run)
+        if run.model is None:
+            return
+        config, folder = run.config, run.model.folder
+        distil = config.algorithm.distil
+        if distil.place == "none":
+            msg = f'[{SECTION}] has no effect without algorithm.distil.place; set it to "advantage" or "loss"'
+            raise ConfigError(msg)
+        _check_source(self)
+        if config.media is not None and self.server:
+            msg = f"{SECTION}.server works with text only, and this model takes media; set {SECTION}.model or a hint"
+            raise ConfigError(msg)
+        if self.hint:
+            _check_hint(self.hint, folder)
+        family = family_of(folder)
+        # Barred tokens have no probability, so they are among the most likely ones of no distribution.
+        barred = 0 if family is None else len(family.barred)
+        if distil.top_k is not None and distil.top_k > (vocabulary := measure(folder).vocabulary - barred):
+            most = f"{vocabulary} without the tokens of media" if barred else str(vocabulary)
+            msg = f"algorithm.distil.top_k = {distil.top_k} is more than the vocabulary of {most}; lower it"
+            raise ConfigError(msg)
+        if self.server and config.rollout.temperature != 1:
+            msg = (
+                f"{SECTION}.server computes log-probs at temperature 1; rollout.temperature = "
+                f"{config.rollout.temperature} needs {SECTION}.model, or set the temperature to 1"
+            )
+            raise ConfigError(msg)
+        if self.server:
+            yield from _check_server(self, folder)
+        if self.model is not None:
+            yield from _check_model(config, self.model, folder)
 
 
-def _check_source(role: Teacher) -> None:
+def _check_source(role: CheckedTeacher) -> None:
     """Check that the teacher is exactly one of a folder, a server and the live policy."""
     if role.model is not None and role.server:
         msg = f"{SECTION} has both model and server; remove one"
@@ -88,9 +99,9 @@ def _check_source(role: Teacher) -> None:
             raise ConfigError(msg)
 
 
-def _check_server(role: Teacher, folder: Path) -> Iterator[str]:
+def _check_server(role: CheckedTeacher, folder: Path) -> Iterator[str]:
     """Check the vocabulary of a server that answers and names a tokenizer on this machine; a note if it does not."""
-    import httpx
+    import httpx  # noqa: PLC0415 only a server needs it
 
     where = f"{SECTION}.server {role.server}"
     key = "" if role.api_key_file is None else role.api_key_file.read_text().strip()
@@ -142,8 +153,6 @@ def _check_hint(hint: str, folder: Path) -> None:
 
 def _check_model(config: Config, path: Path, folder: Path) -> Iterator[str]:
     """Check that a teacher's folder holds a model with the student's vocabulary and enough context."""
-    from relax_actors.engines.torch.architectures import check_architecture
-
     if not any(path.glob("*.safetensors")):
         why = "has no *.safetensors" if path.is_dir() else "does not exist"
         msg = f"{SECTION}.model {path} {why}; name the folder of a trained model, such as runs/demo/model"

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,8 +21,9 @@ from typing import Any, BinaryIO
 
 from broker.address import Address
 from broker.codec import encode
-from relax_actors.cli.trial_call import ENVIRONMENT, described, reward_of_answer, role_of
+from relax_actors.checks.trial_call import ENVIRONMENT, described, reward_of_answer, role_of
 from relax_actors.config import Config
+from relax_actors.data.checked_run import CheckedRun
 from relax_actors.envs import bubblewrap
 from relax_actors.envs.control_group import PREFIX, control_group
 from relax_actors.errors import ConfigError
@@ -72,6 +73,17 @@ def calls_of(config: Config) -> list[Call]:
         if config.eval is not None and config.eval.reward != config.reward.function:
             found.append(Call("eval.reward", config.eval.reward, "eval.data"))
     return [call for call in found if call.setting == ENVIRONMENT or call.functions != [REPORTED]]
+
+
+def check_calls(run: CheckedRun, import_path: Path) -> list[Callable[[], Iterator[str]]]:
+    """Return the checks that call rewards and the environment, if their roles start on this machine.
+
+    Args:
+        run: the run, with the first row of each section with data.
+        import_path: folder from which dotted paths are imported.
+    """
+    calls = [call for call in calls_of(run.config) if role_of(call.setting) in run.here]
+    return [partial(check_call, run.config, call, import_path, run.first_rows) for call in calls]
 
 
 def check_call(config: Config, call: Call, import_path: Path, rows: Mapping[str, Prompt]) -> Iterator[str]:
@@ -131,7 +143,7 @@ def _called_elsewhere(config: Config, call: Call, import_path: Path, prompt: Pro
         folder = RunFolder(Path(scratch) / "run")
         folder.root.mkdir()
         folder.save_config(config, str(import_path))
-        inner = [sys.executable, "-P", "-m", "relax_actors.cli.trial_call", str(folder.root), call.setting]
+        inner = [sys.executable, "-P", "-m", "relax_actors.checks.trial_call", str(folder.root), call.setting]
         start = partial(
             subprocess.Popen,
             stdin=row,

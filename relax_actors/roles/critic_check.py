@@ -1,54 +1,28 @@
-"""Checks of the critic: its folder, its architecture, and whether a role reads its values."""
+"""Checks of the role `critic` before a run starts: its folder and its architecture."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from relax_actors.algorithms.named_functions import advantages_with, spec_of_advantage
 from relax_actors.config import Config
-from relax_actors.data.model_folder import ModelFacts, measure, stored_shapes
+from relax_actors.config.training import CriticSection
+from relax_actors.data.checked_run import CheckedModel
+from relax_actors.data.model_folder import measure, stored_shapes
 from relax_actors.engines.backends import critic_backend
 from relax_actors.errors import ConfigError
 from relax_actors.media.family import Family, family_of
-from relax_actors.registry.catalog import ADVANTAGES
 
 
-def check_values_are_read(config: Config, read: Collection[str]) -> None:
-    """Check that some role reads the critic's values.
-
-    Args:
-        config: configuration of the run.
-        read: columns that custom roles or the advantages read.
-
-    Raises:
-        ConfigError: none does.
-    """
-    advantage = config.algorithm.advantage
-    reads_values = advantage not in ADVANTAGES.built_in or "values" in {
-        *read,
-        *spec_of_advantage(config.algorithm).needs,
-    }
-    if config.critic is not None and not reads_values:
-        msg = (
-            f'[critic] would compute values that no role reads: algorithm.advantage = "{advantage}"; set '
-            'algorithm.name = "ppo" or algorithm.advantage = '
-            f"{advantages_with(lambda spec: 'values' in spec.needs)}, or remove [critic]"
-        )
-        raise ConfigError(msg)
-
-
-def check_critic(config: Config, folder: Path, policy: ModelFacts) -> Iterator[str]:
+def check_critic(section: CriticSection, config: Config, model: CheckedModel) -> Iterator[str]:
     """Check that a critic can be built, and that the folder to start from holds one for the policy's tokens.
 
     Args:
+        section: settings of the critic.
         config: configuration of the run.
-        folder: folder of the policy's model.
-        policy: size and shape of the policy's model.
+        model: the policy's model.
     """
-    if config.critic is None:
-        return
-    path, backend = config.critic.path, critic_backend(config.critic)
+    path, backend, folder, policy = section.path, critic_backend(section), model.folder, model.facts
     if path is None:
         yield from backend.check(config, folder)
         yield "the critic starts from version 0 of the policy, with a value head of zeros"

@@ -1,13 +1,15 @@
-"""Checks of data: that its first rows open, fit the model, and can be trained on."""
+"""Checks of data: that its first rows fit the model and can be trained on, and that it can be written in tokens."""
 
 from __future__ import annotations
 
+import string
+from collections import Counter
 from collections.abc import Collection, Iterator
-from pathlib import Path
 
 from relax_actors.config import Config
 from relax_actors.config.data import DataSection
-from relax_actors.data.model_folder import ModelFacts
+from relax_actors.data.checked_run import CheckedRun
+from relax_actors.data.escapes import escape
 from relax_actors.data.prompt_maker import PromptMaker, admission_of, open_data
 from relax_actors.data.source import DataSource
 from relax_actors.data.task import Task
@@ -20,43 +22,32 @@ MAX_SLOW_ROWS = 2
 """Rows whose prompts may take too long before the check gives up."""
 SAMPLED_ROWS = 200
 """Rows of a data source that are read."""
+USUAL = string.digits + string.ascii_letters + string.punctuation + " \n"
+"""Characters of an ordinary error text."""
 
 
-def check_source(data: DataSection) -> Iterator[str]:
-    """Check that a data source opens, without a model."""
-    open_data(data)
-    yield from ()
-
-
-def check_data(
-    config: Config,
-    data: DataSection,
-    where: str,
-    folder: Path,
-    tokenizer: Tokenizer,
-    facts: ModelFacts,
-    first: dict[str, Prompt] | None = None,
-) -> Iterator[str]:
+def check_data(run: CheckedRun, data: DataSection, where: str) -> Iterator[str]:
     """Check that a data source opens and that prompts fit the model and a micro-batch.
 
     Args:
-        config: configuration of the run.
+        run: the run; its `first_rows` get the first row that can be used.
         data: section of the data source.
         where: name of the section, for messages.
-        folder: folder of the model.
-        tokenizer: tokenizer of the model.
-        facts: size and shape of the model.
-        first: gets the first row that can be used, by `where`.
     """
+    config, model = run.config, run.model
+    if model is None:
+        open_data(data)
+        return
+    tokenizer, facts = model.tokenizer, model.facts
     source = open_data(data, config.media)
     if config.rollout.max_tokens >= min(facts.context_length, config.trainer.max_tokens_per_microbatch):
         return  # `check_lengths` reports it once, for all data
-    admission = admission_of(config, folder=folder)
+    admission = admission_of(config, folder=model.folder)
     maker = PromptMaker(data, tokenizer, facts.context_length, config.rollout.max_tokens, admission)
     sampled = min(SAMPLED_ROWS, len(source))
     good, longest, bad, row = _sample(source, maker, sampled, where)
-    if first is not None and row is not None:
-        first[where] = row
+    if row is not None:
+        run.first_rows[where] = row
     if admission is not None and admission.family.timestamps:
         _check_timestamps(tokenizer, good, where)
     warm_start = config.trainer.warm_start is not None and data is config.data
@@ -132,3 +123,34 @@ def _answer_problem(tokenizer: Tokenizer, task: Task) -> str:
     except RowError as error:
         return f"{task.origin}: answer: {error}"
     return "" if len(tokens) else f"{task.origin}: it has no answer"
+
+
+def check_characters(config: Config, tokenizer: Tokenizer) -> Iterator[str]:
+    """Note characters of ordinary texts that the tokenizer cannot encode, if the model reads what others write.
+
+    Args:
+        config: configuration of the run.
+        tokenizer: tokenizer of the model.
+    """
+    if config.environment is None and config.gateway is None:
+        return
+    escapes = tokenizer.escapes
+    if not (lacking := escapes.lacking(USUAL)):
+        return
+    ways = Counter(_way(character, escapes[ord(character)]) for character in lacking)
+    done = ", ".join(f"{count} are {way}" for way, count in ways.items())
+    yield (
+        f"the tokenizer cannot encode {len(lacking)} of {len(USUAL)} usual characters ({_shown(lacking)}): where an "
+        f"observation, an error text or an agent's message has one, {done}. Add them to model.tokenizer.alphabet, or "
+        "use a tokenizer that encodes every byte"
+    )
+
+
+def _way(character: str, spelling: str) -> str:
+    if not spelling:
+        return "left out"
+    return "escaped, as in \\x41" if spelling == escape(character) else f"replaced by {spelling!r}"
+
+
+def _shown(characters: str) -> str:
+    return repr(characters if len(characters) <= 12 else characters[:12] + "...")  # noqa: PLR2004

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
-import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,8 +17,10 @@ from broker.errors import BrokerError
 from broker.permissions import OPERATOR
 from broker.server import is_jetstream_ready, port_problem
 from relax_actors.config import Config
+from relax_actors.data.checked_run import CheckedRun
+from relax_actors.engines.backends import footprints
 from relax_actors.errors import ConfigError
-from relax_actors.roles import role_names, spec_of
+from relax_actors.roles import replicas, spec_of
 from relax_actors.runtime.run_folder import RunFolder
 
 _DEVICE = re.compile(r"(auto|cpu|cuda|mps|xpu|hpu|npu)(?::(\d+))?")
@@ -29,41 +29,21 @@ GPU_FILES = ("/proc/driver/nvidia/gpus", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
 
 
-def check_devices(config: Config, roles: Collection[str]) -> Iterator[str]:
-    """Check that the devices of the roles that run here exist.
-
-    Args:
-        config: configuration of the run.
-        roles: roles whose actors run on this machine.
+def check_devices(run: CheckedRun) -> None:
+    """Check that the devices of the roles that start on this machine exist.
 
     Raises:
         ConfigError: one line for each setting that names no device of this machine.
     """
-    if config.simulate is not None:
-        return
-    problems = [
-        f"{setting} = {device!r} {problem}"
-        for setting, device, gpus in _devices(config, roles)
-        if (problem := _device_problem(device, gpus))
-    ]
+    config, gpus = run.config, {role: footprint.gpus for role, footprint in footprints(run.config).items()}
+    gpus |= {name: 1 for name in config.roles if spec_of(config, name).device}
+    problems = []
+    for name in (name for name, wanted in gpus.items() if wanted and name in run.here):
+        device = str(_device(config, name))
+        if problem := _device_problem(device, gpus[name]):
+            problems.append(f"{f'roles.{name}' if name in config.roles else name}.device = {device!r} {problem}")
     if problems:
         raise ConfigError("\n".join(problems))
-    yield from ()
-
-
-def _devices(config: Config, roles: Collection[str]) -> Iterator[tuple[str, str, int]]:
-    """Setting and value of each role's device, and the number of GPUs that an actor of the role takes."""
-    if "rollout" in roles:
-        servers = config.rollout.backend == "sglang"
-        if not (servers and config.rollout.sglang.urls):
-            yield "rollout.device", config.rollout.device, config.rollout.sglang.tensor_parallel if servers else 1
-    if "trainer" in roles:
-        yield "trainer.device", config.trainer.device, config.trainer.ranks
-    if config.critic is not None and "critic" in roles:
-        yield "critic.device", config.critic.device, config.critic.ranks
-    for name, section in config.roles.items():
-        if name in roles and spec_of(config, name).device:
-            yield f"roles.{name}.device", str(section.options.get("device", "auto")), 1
 
 
 def _device_problem(device: str, gpus: int) -> str:
@@ -131,12 +111,56 @@ def count_gpus() -> int:
         raise ConfigError(msg) from error
 
 
-def roles_here(config: Config, chosen: Collection[str] | None) -> set[str]:
-    """Roles whose actors this machine starts: the chosen ones, or all."""
-    return set(role_names(config) if chosen is None else chosen)
+def check_ranks(run: CheckedRun) -> Iterator[str]:
+    """Compare the ranks of trainer and critic with the GPUs of this machine, or with its cores.
+
+    Raises:
+        ConfigError: there are more ranks, and the device is not set to "cpu".
+    """
+    for role, footprint in footprints(run.config).items():
+        section, ranks = getattr(run.config, role), footprint.gpus
+        if role == "rollout" or role not in run.here or ranks == 1 or section.device not in ("auto", "cpu"):
+            continue  # a named GPU is checked with the devices
+        setting = f"{role}.{section.backend}.ranks = {ranks}"
+        if section.device == "auto" and has_gpu():
+            if ranks > (gpus := count_gpus()):
+                msg = f"{setting}: this machine has {gpus} GPUs, and each rank needs one; set it to at most {gpus}"
+                raise ConfigError(msg)
+        elif ranks > (cores := usable_cores()):
+            if section.device == "auto":
+                msg = (
+                    f"{setting}: this machine has no GPU and {cores} cores; set at most {cores} ranks, or "
+                    f'{role}.device = "cpu" for ranks that share cores'
+                )
+                raise ConfigError(msg)
+            yield f"{setting} on {cores} cores: ranks wait for each other's cores"
 
 
-def check_folders(config: Config) -> Iterator[str]:
+def check_shared_devices(config: Config) -> Iterator[str]:
+    """Note the roles that share a device.
+
+    Raises:
+        ConfigError: roles that share a device are set to different ones.
+    """
+    for group in config.placement.colocate:
+        names = ", ".join(f"{name} ({replicas(config, name)})" for name in group)
+        yield f"colocated on one device, one actor at a time: {names}; all keep their weights on it"
+        devices = {name: device for name in group if (device := _device(config, name)) is not None}
+        if len(set(devices.values())) > 1:
+            msg = f"placement.colocate: {group} share one device, but are set to different ones: {devices}; set one"
+            raise ConfigError(msg)
+
+
+def _device(config: Config, role: str) -> str | None:
+    """Return the torch device that is set for a role; None for roles without one."""
+    if role in config.roles:
+        device = config.roles[role].options.get("device", "auto" if spec_of(config, role).device else None)
+        return None if device is None else str(device)
+    section = getattr(config, role, None)
+    return getattr(section, "device", None)
+
+
+def check_folders(config: Config) -> None:
     """Check that the folder of the run and the store can be written.
 
     Raises:
@@ -146,7 +170,6 @@ def check_folders(config: Config) -> Iterator[str]:
         if problem := _folder_problem(folder.absolute()):
             msg = f"{setting} {folder} cannot be written by user {os.getuid()}: {problem}; choose another {setting}"
             raise ConfigError(msg)
-    yield from ()
 
 
 def _folder_problem(folder: Path) -> str:
@@ -163,15 +186,11 @@ def _folder_problem(folder: Path) -> str:
         return f"{existing}, which belongs to user {existing.stat().st_uid}: {error.strerror}"
 
 
-def check_addresses(config: Config, roles: Collection[str]) -> Iterator[str]:
-    """Check the ports and addresses that the run listens on, and the files that it signs in with.
-
-    Args:
-        config: configuration of the run.
-        roles: roles whose actors run on this machine.
+def check_broker(config: Config) -> None:
+    """Check the port of the embedded broker, and the files that a run signs in with.
 
     Raises:
-        ConfigError: a port is taken, an address is not this machine's, or a file is missing.
+        ConfigError: the port is taken, or a file is missing.
     """
     broker = config.broker
     embedded = broker.url is None and broker.port
@@ -182,13 +201,6 @@ def check_addresses(config: Config, roles: Collection[str]) -> Iterator[str]:
         if path is not None and not path.exists():
             msg = f"{setting} {path} does not exist; create credentials with `relax keys`, or correct the path"
             raise ConfigError(msg)
-    key = config.rollout.sglang.api_key_file
-    if key is not None and not key.is_file():
-        msg = f"rollout.sglang.api_key_file {key} does not exist; write the key of the servers to it"
-        raise ConfigError(msg)
-    if "trainer" in roles and config.weights.transport == "torch":
-        _check_listen(config.weights.listen)
-    yield from ()
 
 
 def _is_own_broker(config: Config) -> bool:
@@ -199,13 +211,3 @@ def _is_own_broker(config: Config) -> bool:
     except BrokerError:
         return False
     return known.url.endswith(f":{config.broker.port}") and is_jetstream_ready(known)
-
-
-def _check_listen(address: str) -> None:
-    try:
-        with socket.socket() as probe:
-            probe.bind((address, 0))
-    except OSError as error:
-        what = "is no address of this machine" if error.errno == errno.EADDRNOTAVAIL else f"{error.strerror}"
-        msg = f"weights.listen = {address!r} {what}; set an address of the trainer's machine"
-        raise ConfigError(msg) from error

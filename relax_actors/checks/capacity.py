@@ -1,0 +1,130 @@
+"""Checks of the memory and the disk that a run needs on this machine."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from relax_actors.checks.machine import has_gpu
+from relax_actors.config import Config
+from relax_actors.data.checked_run import CheckedRun
+from relax_actors.data.model_folder import ModelFacts, measure
+from relax_actors.engines.backends import footprints, inference_backend
+from relax_actors.engines.protocols.footprint import WEIGHT_BYTES, Footprint, follower_bytes
+from relax_actors.errors import ConfigError
+from relax_actors.roles import spec_of
+from relax_actors.weights.transports import transport_class
+
+CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Files with the memory limit of a container."""
+CACHED_BYTES = 4
+"""Bytes of a number in the key-value cache of a rollout that generates in its own process."""
+
+
+def check_memory(run: CheckedRun, facts: ModelFacts) -> Iterator[str]:
+    """Compare the estimated memory of the processes that start on this machine, outside of GPUs, with what it has."""
+    config, here = run.config, run.here
+    used = {role: size for role, size in memory_of_roles(config, facts).items() if role in here}
+    need, have = sum(used.values()), memory_of_machine()
+    parts = ", ".join(f"{role} {size >> 20}" for role, size in used.items())
+    if have and need > have:
+        msg = (
+            f"the roles on this machine need about {need >> 20} MiB of memory ({parts}), it has {have >> 20} MiB; use "
+            "a smaller model, fewer replicas or ranks, or other machines for some roles (`relax node`)"
+        )
+        raise ConfigError(msg)
+    if used:
+        yield f"memory: about {need >> 20} MiB on this machine ({parts})"
+    backend = inference_backend(config)
+    generates_here = backend.server(config) is None and backend.footprint(config).parameter_bytes
+    if "rollout" in here and facts.cached and generates_here:
+        samples = config.rollout.max_concurrent_prompts * config.rollout.group_size
+        size = samples * facts.cached * CACHED_BYTES / (1 << 20)
+        yield f"besides, keys and values of {samples} samples: {size:.3g} MiB a token in each rollout actor"
+
+
+def memory_of_roles(config: Config, facts: ModelFacts) -> dict[str, int]:
+    """Return the bytes of memory that the actors of each role with an engine need, outside of GPUs."""
+    found = {
+        role: _bytes(footprint, facts.parameters, getattr(config, role).device)
+        for role, footprint in footprints(config).items()
+    }
+    if on_cpu(config.trainer.device):
+        found["trainer"] += facts.parameters * _besides(config)
+    found["rollout"] *= config.rollout.replicas
+    for name, section in config.roles.items():
+        if not spec_of(config, name).device:
+            continue
+        parameters, each = facts.parameters, follower_bytes(config)
+        if name in ("teacher", "reference"):
+            parameters, each = teacher_parameters(config) if name == "teacher" else parameters, WEIGHT_BYTES["float32"]
+        device = str(section.options.get("device", "auto"))
+        found[name] = section.replicas * _bytes(Footprint(parameter_bytes=each), parameters, device)
+    return found
+
+
+def _bytes(footprint: Footprint, parameters: int, device: str) -> int:
+    weights = parameters * footprint.parameter_bytes if on_cpu(device) else 0
+    return footprint.processes * footprint.process_bytes + weights
+
+
+def _besides(config: Config) -> int:
+    """Return the bytes a parameter that a trainer holds besides the model and its optimizer."""
+    published = WEIGHT_BYTES[config.trainer.precision]
+    reference = WEIGHT_BYTES["float32"] if config.computes_reference else 0
+    # Deltas are computed between two versions. Weights sent from memory must not change while training goes on.
+    if config.publishes_deltas:
+        return reference + 2 * published
+    return reference + (published if transport_class(config).from_memory else 0)
+
+
+def on_cpu(device: str) -> bool:
+    """Whether a device is the CPU of this machine."""
+    return device == "cpu" or (device == "auto" and not has_gpu())
+
+
+def teacher_parameters(config: Config) -> int:
+    """Parameters of the model of the teachers that run here; 0 without any."""
+    section = config.roles.get("teacher")
+    folder = section.options.get("model") if section is not None else None
+    if folder is None or not (Path(folder) / "config.json").exists():
+        return 0
+    return measure(Path(folder)).parameters
+
+
+def _existing(path: Path) -> Path:
+    """Return the path itself, or the nearest folder above it that exists."""
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def check_disk(config: Config, facts: ModelFacts) -> Iterator[str]:
+    """Compare the estimated size of checkpoints and weights with the free disk space."""
+    models = 1 if config.critic is None else 2
+    checkpoints = models * facts.parameters * 12 * (config.trainer.keep_checkpoints + 1)
+    weights = facts.parameters * 4 * (config.staleness.max + 6 + 2 * ("reference" in config.roles))
+    need = checkpoints + weights
+    free = shutil.disk_usage(_existing(config.folder.absolute())).free
+    if need > free:
+        msg = (
+            f"run.folder {config.folder} needs about {need >> 20} MiB, {free >> 20} MiB are free; free space, or "
+            "choose another run.folder"
+        )
+        raise ConfigError(msg)
+    yield f"about {need >> 20} MiB of disk"
+
+
+def memory_of_machine() -> int:
+    """Return the memory that this process may use in bytes: of the machine, or of its control group; 0 if unknown."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 0
+    machine = next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemTotal")), 0)
+    for limit in CGROUP_LIMITS:
+        with suppress(OSError, ValueError):  # there is none, or its text is "max"
+            machine = min(machine, int(limit.read_text()))
+    return machine

@@ -1,0 +1,140 @@
+"""Collect the checks of a configuration and run them, without starting anything."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from relax_actors.algorithms.function_check import check_functions
+from relax_actors.algorithms.refusals import refusals
+from relax_actors.checks import machine
+from relax_actors.checks.calls import check_calls
+from relax_actors.checks.capacity import check_disk, check_memory
+from relax_actors.checks.model import check_lengths, check_model, check_router_replay, describe_run
+from relax_actors.config import Config
+from relax_actors.config.notes import check_steps, check_weight_files
+from relax_actors.data.check import check_characters, check_data
+from relax_actors.data.checked_run import CheckedModel, CheckedRun
+from relax_actors.data.model_folder import ModelFacts
+from relax_actors.engines.backends import inference_backend, training_backend, unused_settings
+from relax_actors.errors import ConfigError, RelaxError
+from relax_actors.registry.catalog import ALL
+from relax_actors.roles import make_role, role_names
+from relax_actors.roles.columns import check_columns
+from relax_actors.supervision.sandbox import check_sandbox
+from relax_actors.weights.transports import transport_class
+
+Check = Callable[[], Iterator[str] | None]
+"""Checks one concern: yields notes, or returns None if it has none; raises ConfigError for what cannot work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Result of a check.
+
+    Attributes:
+        errors: what cannot work; a run does not start with any.
+        notes: what is worth knowing.
+        facts: size and shape of the model; None if it cannot be read.
+    """
+
+    errors: tuple[str, ...]
+    notes: tuple[str, ...]
+    facts: ModelFacts | None = None
+
+
+def examine(
+    config: Config,
+    roles: Collection[str] | None = None,
+    spelled: Collection[str] = (),
+    *,
+    calls: Path | None = None,
+) -> Findings:
+    """Run all checks of a configuration; write to temporary files only.
+
+    Args:
+        config: configuration of the run.
+        roles: roles whose actors start on this machine; all if None.
+        spelled: dotted names that the file or an override sets; see `relax_actors.config.load.set_by`.
+        calls: folder from which dotted paths are imported, to call rewards and the environment; None for no calls.
+    """
+    errors: list[str] = []
+    notes: list[str] = []
+    model: CheckedModel | None = None
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            model = check_model(config, config.model.path or Path(scratch))
+        except ConfigError as error:
+            errors.append(str(error))
+        run = CheckedRun(config=config, here=set(role_names(config) if roles is None else roles), model=model)
+        errors += [*refusals(config, spelled), *unused_settings(config, spelled)]
+        for check in _checks(run):
+            _attempt(check, errors, notes)
+        if calls is not None and not errors:
+            for check in check_calls(run, calls):
+                _attempt(check, errors, notes)
+    # Several checks may meet the same cause, such as a role that does not import.
+    return Findings(tuple(dict.fromkeys(errors)), tuple(dict.fromkeys(notes)), None if model is None else model.facts)
+
+
+def _attempt(check: Check, errors: list[str], notes: list[str]) -> None:
+    try:
+        notes.extend(check() or ())
+    except ConfigError as error:
+        errors.append(str(error))
+
+
+def _checks(run: CheckedRun) -> Iterator[Check]:
+    config, here = run.config, run.here
+    yield from (registry.check_installed for registry in ALL)
+    yield partial(check_columns, config)
+    yield partial(check_functions, config)
+    for name in role_names(config):
+        yield partial(_check_role, run, name)
+    yield lambda: transport_class(config).check(config, here)
+    yield partial(check_sandbox, config, sorted(here))
+    yield partial(check_steps, config)
+    yield partial(machine.check_ranks, run)
+    yield partial(machine.check_shared_devices, config)
+    yield partial(machine.check_devices, run)
+    yield partial(machine.check_folders, config)
+    yield partial(machine.check_broker, config)
+    if (model := run.model) is not None:
+        yield partial(describe_run, run, model.facts)
+        yield lambda: training_backend(config).check(config, model.folder)
+        yield lambda: inference_backend(config).check(config, model.folder)
+        yield partial(check_weight_files, config)
+        yield partial(check_router_replay, config, model.facts)
+        yield partial(check_lengths, config, model.facts)
+        yield partial(check_characters, config, model.tokenizer)
+        yield partial(check_memory, run, model.facts)
+        yield partial(check_disk, config, model.facts)
+    yield partial(check_data, run, config.data, "data")
+    if (held_out := config.eval) is not None:
+        yield partial(check_data, run, held_out.data, "eval.data")
+
+
+def _check_role(run: CheckedRun, name: str) -> Iterator[str]:
+    role = make_role(run.config, name)
+    try:
+        yield from role.check(replace(run, role=name)) or ()
+    except RelaxError:
+        raise
+    except Exception as error:
+        msg = f"{type(role).__name__}.check of role {name} raised {type(error).__name__}: {error}; correct it"
+        raise ConfigError(msg) from error
+
+
+def require(config: Config, roles: Collection[str] | None = None, spelled: Collection[str] = ()) -> Findings:
+    """Run all checks, and refuse a configuration that cannot work; arguments as `examine`.
+
+    Raises:
+        ConfigError: one line an error.
+    """
+    findings = examine(config, roles, spelled)
+    if findings.errors:
+        raise ConfigError("\n".join(findings.errors))
+    return findings

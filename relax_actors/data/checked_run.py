@@ -1,0 +1,43 @@
+"""A run before its start, as the checks of its parts see it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from relax_actors.config import Config
+
+if TYPE_CHECKING:
+    from relax_actors.data.model_folder import ModelFacts
+    from relax_actors.data.tokenizer import Tokenizer
+    from relax_actors.messages import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedModel:
+    """The model of a run: its folder, its size and shape, and its tokenizer."""
+
+    folder: Path
+    facts: ModelFacts
+    tokenizer: Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedRun:
+    """What a check may look at; see `relax_actors.runtime.Role.check`.
+
+    Attributes:
+        config: configuration of the run.
+        here: roles whose actors start on this machine.
+        model: the model; None if it cannot be read, which is reported elsewhere.
+        role: name of the role that is checked.
+        first_rows: first usable row of each section with data, by its name, once the data is checked.
+    """
+
+    config: Config
+    here: Collection[str]
+    model: CheckedModel | None = None
+    role: str = ""
+    first_rows: dict[str, Prompt] = field(default_factory=dict)

@@ -1,0 +1,43 @@
+"""Processes, GPUs and memory that the actors of an engine need, by estimate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from relax_actors.config import Config
+
+PROCESS_BYTES = 700 << 20
+"""Memory of a process with torch, besides the model."""
+WEIGHT_BYTES = {"float32": 4, "bfloat16": 2}
+"""Bytes of a weight, by precision."""
+STATE_BYTES = 8
+"""Bytes a parameter of AdamW's state, which is in float32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """What one actor of an engine needs.
+
+    Attributes:
+        processes: its own process and those that it starts.
+        process_bytes: memory of each process besides the model; a server counts with its actor.
+        parameter_bytes: memory a parameter of all processes together, where the device is the CPU.
+        gpus: GPUs that it computes on, which follow each other, where the device is a GPU; 0 if it needs no device.
+    """
+
+    processes: int = 1
+    process_bytes: int = PROCESS_BYTES
+    parameter_bytes: int = 0
+    gpus: int = 1
+
+
+def follower_bytes(config: Config) -> int:
+    """Return the bytes a parameter of an engine that follows the trainer: the weights in use and the next ones.
+
+    With deltas it keeps a copy of the published weights besides, to which they are added.
+    """
+    return 2 * WEIGHT_BYTES["float32"] + (WEIGHT_BYTES[config.trainer.precision] if config.publishes_deltas else 0)
+
+
+TRAINED_BYTES = 2 * WEIGHT_BYTES["float32"] + STATE_BYTES
+"""Bytes a parameter of a model that is trained in float32: weights, gradients and the state of AdamW."""

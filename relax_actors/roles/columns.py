@@ -1,0 +1,138 @@
+"""Check which roles write and read the columns of a run: each has one writer, and none is computed for nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from relax_actors.algorithms.advantages.estimation import REFERENCE, VALUES, RowEstimation
+from relax_actors.algorithms.named_functions import advantages_with, spec_of_advantage
+from relax_actors.config import Config
+from relax_actors.errors import ConfigError
+from relax_actors.registry.catalog import ADVANTAGES, ROLES
+from relax_actors.registry.role_spec import RoleSpec
+from relax_actors.roles.registry import built_in_spec, make_role, numbered_cells, role_names, spec_of
+from relax_actors.runtime import COLUMNS, Role
+from relax_actors.runtime.row import FAILURES
+
+
+def check_columns(config: Config) -> Iterator[str]:
+    """Check that roles import, that no two write the same cells, and that every column that is read has a writer."""
+    optional = {built_in_spec(name).writes for name in ROLES.built_in if built_in_spec(name).section == "roles"}
+    always = [column for column in COLUMNS if not any(column in writes for writes in optional)]
+    writers: dict[str, str] = dict.fromkeys((*always, *FAILURES), "a built-in role")
+    built_in = {name: built_in_spec(name) for name in role_names(config) if name not in config.roles}
+    numbered = {kind: f"the role {name}" for name, spec in built_in.items() for kind in spec.numbered}
+    roles: dict[str, Role] = {}
+    built_in |= {name: spec_of(config, name) for name in ("rollout", "reward")}
+    writers |= dict.fromkeys(built_in["critic"].writes, "critic") if "critic" in built_in else {}
+    for name in config.roles:
+        roles[name], spec = make_role(config, name), spec_of(config, name)
+        for column in (column for column in spec.writes if column not in FAILURES):
+            if column in writers:
+                msg = f"roles.{name} writes column {column!r}, which {writers[column]} writes; choose another"
+                raise ConfigError(msg)
+            writers[column] = f"roles.{name}"
+        _claim_numbered(name, spec, numbered)
+        if spec.single and config.roles[name].replicas != 1:
+            msg = f"roles.{name}.replicas = {config.roles[name].replicas}: the role owns state and has one actor; set 1"
+            raise ConfigError(msg)
+    for name, role in roles.items():
+        for column in role.reads:
+            if column not in writers:
+                msg = f"roles.{name} reads column {column!r}, which no role writes; columns are {sorted(writers)}"
+                raise ConfigError(msg)
+    needed = _columns_of_advantages(config, writers)
+    read = {column for role in roles.values() for column in role.inputs(config)} | needed
+    yield from _check_log_probs(config, writers, read)
+    _check_values_are_read(config, read)
+
+
+def _claim_numbered(name: str, spec: RoleSpec, owners: dict[str, str]) -> None:
+    """Check the numbered cells that a role of the user writes, and add the role to the owners of these kinds."""
+    for kind, cls in spec.numbered.items():
+        if kind in owners:
+            msg = f"roles.{name} writes {kind!r} cells, which {owners[kind]} writes; remove them from its spec"
+            raise ConfigError(msg)
+        if (known := numbered_cells().get(kind, cls)) is not cls:
+            msg = f"roles.{name} writes {kind!r} cells, which are {known.__name__}, not {cls.__name__}; rename the kind"
+            raise ConfigError(msg)
+        owners[kind] = f"roles.{name}"
+
+
+def _columns_of_advantages(config: Config, writers: Collection[str]) -> set[str]:
+    """Return the columns that the role advantages reads.
+
+    Raises:
+        ConfigError: no role writes one of them.
+    """
+    reads = config.advantages.reads
+    if reads not in writers:
+        msg = f"advantages.reads = {reads!r} is a column that no role writes; columns are {sorted(writers)}"
+        raise ConfigError(msg)
+    needed = RowEstimation(config).columns
+    for column in needed:
+        if column not in writers:
+            why = 'kl.place = "reward"' if column == REFERENCE else f'advantage = "{config.algorithm.advantage}"'
+            remedy = "add the section [critic]" if column == VALUES else f"add [roles.{column}] with replicas = 1"
+            msg = f"algorithm.{why} needs column {column!r}, which no role writes; {remedy}"
+            raise ConfigError(msg)
+    return {reads, *needed}
+
+
+def _check_log_probs(config: Config, produced: Collection[str], read: Collection[str]) -> Iterator[str]:
+    """Check that needed log-probs are in a column `produced`, and that all that a role computes are in one `read`."""
+    algorithm = config.algorithm
+    wanted = {
+        "reference": algorithm.needs_reference,
+        "actor_fwd": algorithm.proximal == "actor_fwd",
+        "squares": "squares" in read,
+    }
+    remedies = {
+        "reference": 'algorithm.kl.place is "none"; set it to "loss" or "reward", or remove the section',
+        "actor_fwd": f'algorithm.proximal is "{algorithm.proximal}"; set it to "actor_fwd", or remove the section',
+        "squares": f'algorithm.advantage is "{algorithm.advantage}"; set it to '
+        f"{advantages_with(lambda spec: 'squares' in spec.needs)}, or remove the section",
+    }
+    for name, is_wanted in wanted.items():
+        if name in config.roles and not is_wanted and name not in read:
+            what = "squared probabilities" if name == "squares" else "log-probs"
+            msg = f"roles.{name} would compute {what} that no role reads: {remedies[name]}"
+            raise ConfigError(msg)
+    if wanted["actor_fwd"] and "actor_fwd" not in produced:
+        msg = (
+            'algorithm.proximal = "actor_fwd" needs a role that writes column actor_fwd: add [roles.actor_fwd], or set '
+            'algorithm.proximal = "trainer", which uses the trainer\'s own log-probs before the step'
+        )
+        raise ConfigError(msg)
+    if wanted["reference"] and "reference" in config.roles and "reference" not in produced:
+        msg = "the actor of roles.reference does not write column reference; set its `writes`, or rename the role"
+        raise ConfigError(msg)
+    if wanted["reference"]:
+        where = "by the role reference, from version 0" if "reference" in config.roles else "inside the trainer"
+        yield f'log-probs of the reference, for the KL (algorithm.kl.place = "{algorithm.kl.place}"): computed {where}'
+    proximal = {
+        "rollout": "log-probs of the proximal policy: those that the tokens were sampled with",
+        "trainer": "log-probs of the proximal policy: those of the trainer's own forward pass, at no further cost"
+        if config.trainer.updates == 1
+        else "log-probs of the proximal policy: those of a forward pass of the trainer before the first update",
+        "actor_fwd": "log-probs of the proximal policy: computed by the role actor_fwd, from the newest weights",
+    }
+    yield proximal[algorithm.proximal]
+    if wanted["actor_fwd"] and config.staleness.max == 0:
+        yield 'with staleness.max = 0 they equal those of algorithm.proximal = "trainer", which needs no role'
+
+
+def _check_values_are_read(config: Config, read: Collection[str]) -> None:
+    """Check that some role reads the critic's values: `read` are the columns that custom roles or advantages read."""
+    advantage = config.algorithm.advantage
+    reads_values = advantage not in ADVANTAGES.built_in or "values" in {
+        *read,
+        *spec_of_advantage(config.algorithm).needs,
+    }
+    if config.critic is not None and not reads_values:
+        msg = (
+            f'[critic] would compute values that no role reads: algorithm.advantage = "{advantage}"; set '
+            'algorithm.name = "ppo" or algorithm.advantage = '
+            f"{advantages_with(lambda spec: 'values' in spec.needs)}, or remove [critic]"
+        )
+        raise ConfigError(msg)
