@@ -42,8 +42,8 @@ def check_architecture(config: Config, folder: Path) -> None:
     if config.model.architecture is not None and not text_fields(config.model.architecture).get("head_dim"):
         fields["head_dim"] = None
     model_type = str(given["model_type"])
-    if family_of(folder) is not None:
-        found = [*_field_problems(fields, model_type), *nested_config.problems(given)]
+    if (family := family_of(folder)) is not None:
+        found = [*_field_problems(fields, model_type), *nested_config.problems(given, family.spec)]
     else:
         found = [*_type_problems(model_type, given.get("text_config", {}).get("model_type"))]
         found = found or [*_field_problems(fields, model_type)]
