@@ -19,7 +19,9 @@ import torch
 import transformers
 from media_parity import CLIP, HALF, common, size_of
 
-from relax_actors.media import AudioSpec, ImageSettings, VideoSettings, VisionSpec, pixel_values
+from relax_actors.config.media import ImageSection, VideoSection
+from relax_actors.media import AudioSpec, VisionSpec
+from relax_actors.media.normalise import pixel_values
 from relax_actors.media.sizes import frame_size
 from relax_actors.media.sound import features_of_sound
 from relax_actors.media.vision import features_of_image, resize, to_patches
@@ -37,11 +39,11 @@ def image_pair(height: int, width: int, of: VisionSpec) -> tuple[Call, Call, Cal
     """Return three calls: ours, that of transformers, and the reader's normalisation."""
     image = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
     processor = transformers.Qwen2VLImageProcessor(size=size_of(of.image_pixels), **common(of))
-    features = features_of_image(image, of, ImageSettings())
+    features = features_of_image(image, of, ImageSection())
     return (
-        lambda: features_of_image(image, of, ImageSettings()),
+        lambda: features_of_image(image, of, ImageSection()),
         lambda: processor(images=[image], return_tensors="pt"),
-        lambda: pixel_values(features.array, of),
+        lambda: pixel_values(torch.from_numpy(features.array), of),
     )
 
 
@@ -53,14 +55,14 @@ def video_pair(count: int, height: int, width: int, of: VisionSpec) -> tuple[Cal
     )
 
     def ours() -> np.ndarray:
-        size = frame_size(height, width, count, of, VideoSettings())
+        size = frame_size(height, width, count, of, VideoSection())
         return to_patches(np.stack([resize(frame, size) for frame in video]), of, of.temporal)[0]
 
     patches = ours()
     return (
         ours,
         lambda: processor(videos=[video], do_sample_frames=False, return_tensors="pt"),
-        lambda: pixel_values(patches, of),
+        lambda: pixel_values(torch.from_numpy(patches), of),
     )
 
 

@@ -19,7 +19,9 @@ import numpy as np
 import torch
 import transformers
 
-from relax_actors.media import AudioSpec, ImageSettings, VideoSettings, VisionSpec, pixel_values
+from relax_actors.config.media import ImageSection, VideoSection
+from relax_actors.media import AudioSpec, VisionSpec
+from relax_actors.media.normalise import pixel_values
 from relax_actors.media.sizes import SizeError, frame_size, sampled
 from relax_actors.media.sound import features_of_sound
 from relax_actors.media.vision import features_of_image, resize, to_patches
@@ -84,12 +86,14 @@ def compare_image(random: np.random.Generator) -> str:
     except ValueError:
         theirs = None
     try:
-        own = features_of_image(image, spec, ImageSettings())
+        own = features_of_image(image, spec, ImageSection())
     except SizeError:
         return "" if theirs is None else f"{image.shape} refused"
     if theirs is None:
         return f"{image.shape} taken"
-    return differing(pixel_values(own.array, spec), own.grid, theirs["pixel_values"], theirs["image_grid_thw"][0])
+    return differing(
+        pixel_values(torch.from_numpy(own.array), spec), own.grid, theirs["pixel_values"], theirs["image_grid_thw"][0]
+    )
 
 
 def compare_video(random: np.random.Generator) -> str:
@@ -111,14 +115,16 @@ def compare_video(random: np.random.Generator) -> str:
         theirs = processor(videos=[video], **options)
     except (ValueError, ZeroDivisionError, IndexError):
         return ""  # its sampling fails for few frames; ours takes them
-    settings = VideoSettings()
+    settings = VideoSection()
     frames = video[sampled(total, rate, spec, settings)]
     try:
         size = frame_size(video.shape[1], video.shape[2], len(frames), spec, settings)
     except SizeError:
         return f"{video.shape} refused"
     patches, grid = to_patches(np.stack([resize(frame, size) for frame in frames]), spec, spec.temporal)
-    return differing(pixel_values(patches, spec), grid, theirs["pixel_values_videos"], theirs["video_grid_thw"][0])
+    return differing(
+        pixel_values(torch.from_numpy(patches), spec), grid, theirs["pixel_values_videos"], theirs["video_grid_thw"][0]
+    )
 
 
 def compare_sound(random: np.random.Generator) -> str:
@@ -141,11 +147,11 @@ def compare_sound(random: np.random.Generator) -> str:
     return "" if np.array_equal(array, theirs["input_features"][0][:, :count]) else f"{len(samples)} samples"
 
 
-def differing(own: np.ndarray, grid: np.ndarray, theirs: torch.Tensor, their_grid: torch.Tensor) -> str:
+def differing(own: torch.Tensor, grid: np.ndarray, theirs: torch.Tensor, their_grid: torch.Tensor) -> str:
     """Return how pixel values differ; empty if they do not."""
     if grid.tolist() != their_grid.tolist():
         return f"grid {grid.tolist()}, theirs {their_grid.tolist()}"
-    return "" if np.array_equal(own, theirs.numpy()) else f"grid {grid.tolist()}: other pixel values"
+    return "" if torch.equal(own, theirs) else f"grid {grid.tolist()}: other pixel values"
 
 
 def compare(count: int, seed: int) -> tuple[Counter[str], list[Difference]]:

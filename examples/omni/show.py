@@ -24,7 +24,7 @@ from typing import Any
 from drawing import frames_of, spectrogram, strip
 
 from relax_actors import CodecError, Connected, PreparedPrompt, Prompt, RelaxError, Reward, Trajectory, connected
-from relax_actors.media import Family, family_of, special_tokens
+from relax_actors.media import FAMILIES, Family, family_of
 from relax_actors.printable import printable
 
 COLUMNS: dict[str, type[Any]] = {
@@ -38,8 +38,10 @@ MAX_PLAYED_BYTES = 1 << 20
 SPAN = re.compile(
     "(?:{})?(?:{}|<(?:image|video|audio)>)(?:{})?".format(
         *(
-            "|".join(re.escape(text) for name in names for text in special_tokens.NAMES[name])
-            for names in (("vision_start", "audio_start"), ("image", "video", "audio"), ("vision_end", "audio_end"))
+            "|".join(
+                re.escape(family.tokens[role]) for family in FAMILIES.values() for role in roles & family.tokens.keys()
+            )
+            for roles in ({"vision_start", "audio_start"}, {"image", "video", "audio"}, {"vision_end", "audio_end"})
         )
     )
 )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from relax_actors.config.media import KINDS
 from relax_actors.config.sections import Named, NonNegativeInt, Positive, Section
+from relax_actors.messages.media import Kind
 from relax_actors.registry.catalog import DATA_SOURCES
 
 PATH_EXAMPLE = """\
@@ -95,7 +96,7 @@ class DataSection(Section):
     """System message, for models with a chat template."""
     chat: bool | None = None
     """Whether to apply the tokenizer's chat template; by default if it has one."""
-    media: dict[Literal["image", "video", "audio"], dict[str, Any]] = Field(default_factory=dict)
+    media: dict[Kind, dict[str, Any]] = Field(default_factory=dict)
     """Settings of the media of this data set by kind, e.g. `media.image.max_pixels = 65536`; they replace those of
     [media.image], [media.video] and [media.audio]."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +18,11 @@ TOWERS = frozenset(
 """Fields of a config.json that only models which see or hear have."""
 
 
+def is_nested(body: Mapping[str, Any]) -> bool:
+    """Whether a config.json describes a multimodal model: a section for the decoder and one for each tower."""
+    return not TOWERS.isdisjoint(body)
+
+
 def is_multimodal(path: Path | None, architecture: dict[str, Any] | None) -> bool:
     """Whether a model sees or hears, by its config.json or its [model.architecture]; False if neither can be read."""
     body = architecture
@@ -24,7 +31,7 @@ def is_multimodal(path: Path | None, architecture: dict[str, Any] | None) -> boo
             body = json.loads((path / "config.json").read_text())
         except (OSError, ValueError, RecursionError):  # reported where the model is used
             return False
-    return isinstance(body, dict) and not TOWERS.isdisjoint(body)
+    return isinstance(body, dict) and is_nested(body)
 
 
 class ImageSection(Section):
@@ -124,12 +131,9 @@ class MediaSection(PoolSection):
 
     @model_validator(mode="after")
     def _ranges(self) -> MediaSection:
-        for name, kind, what in (
-            ("image", self.image, "pixels"),
-            ("video", self.video, "pixels"),
-            ("video", self.video, "frames"),
-        ):
-            least, most = getattr(kind, f"min_{what}"), getattr(kind, f"max_{what}")
+        for name, what in product(KINDS, ("pixels", "frames")):
+            kind = getattr(self, name)
+            least, most = (getattr(kind, f"{end}_{what}", None) for end in ("min", "max"))
             if least is not None and most is not None and least > most:
                 msg = f"media.{name}.min_{what} = {least} is more than media.{name}.max_{what} = {most}"
                 raise ValueError(msg)

@@ -17,6 +17,7 @@ from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import ConfigError, RowError, SlowRowError
 from relax_actors.media.timestamps import missing_characters
 from relax_actors.messages import Prompt
+from relax_actors.messages.media import VIDEO
 
 MAX_SLOW_ROWS = 2
 """Rows whose prompts may take too long before the check gives up."""
@@ -48,8 +49,8 @@ def check_data(run: CheckedRun, data: DataSection, where: str) -> Iterator[str]:
     good, longest, bad, row = _sample(source, maker, sampled, where)
     if row is not None:
         run.first_rows[where] = row
-    if admission is not None and admission.family.timestamps:
-        _check_timestamps(tokenizer, good, where)
+    if admission is not None and (timestamp := admission.family.spec.timestamp):
+        _check_timestamps(tokenizer, timestamp, good, where)
     warm_start = config.trainer.warm_start is not None and data is config.data
     bad_answers = [problem for task in good if warm_start and (problem := _answer_problem(tokenizer, task))]
     if len(bad) == sampled:
@@ -71,18 +72,18 @@ def check_data(run: CheckedRun, data: DataSection, where: str) -> Iterator[str]:
         yield f"eval.rows = {config.eval.rows}, but eval.data has {len(source)} rows: {len(source)} are evaluated"
 
 
-def _check_timestamps(tokenizer: Tokenizer, tasks: Collection[Task], where: str) -> None:
+def _check_timestamps(tokenizer: Tokenizer, timestamp: str, tasks: Collection[Task], where: str) -> None:
     """Check that the tokenizer can write the times of videos, which the model reads as text.
 
     Raises:
         ConfigError: it lacks characters, and a row has a video.
     """
-    timed = next((task for task in tasks if any(medium.kind == "video" for medium in task.media)), None)
-    if timed is not None and (missing := missing_characters(tokenizer.inner)):
+    timed = next((task for task in tasks if any(medium.kind == VIDEO for medium in task.media)), None)
+    if timed is not None and (missing := missing_characters(tokenizer.inner, timestamp)):
         msg = (
             f"{where}: {timed.origin or 'a task'} has a video, and the model reads its times as text such as "
-            f"'<0.1 seconds>', but the tokenizer has no token for the characters {missing!r}; add them to "
-            "model.tokenizer.alphabet, or use the model's own tokenizer"
+            f"{timestamp.format(seconds=0.1)!r}, but the tokenizer has no token for the characters {missing!r}; add "
+            "them to model.tokenizer.alphabet, or use the model's own tokenizer"
         )
         raise ConfigError(msg)
 

@@ -14,21 +14,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from relax_actors.config.media import KINDS
 from relax_actors.data.plain import plain
 from relax_actors.data.task import Medium
 from relax_actors.errors import RowError
-from relax_actors.messages import KINDS_OF_MEDIA
+from relax_actors.messages.media import AUDIO, IMAGE, KINDS_OF_MEDIA
 
 SIDE_FIELDS = {f"{kind}{ending}": kind for kind in KINDS_OF_MEDIA for ending in ("s", "")}
 """Fields of a row that hold its media: `images` or `image`, and so on."""
-PART_TYPES = {"input_image": "image", "image_url": "image", "video_url": "video"}
-PART_TYPES |= {"input_audio": "audio", "audio_url": "audio", **{kind: kind for kind in KINDS_OF_MEDIA}}
+PART_TYPES = {text.format(kind): kind for kind in KINDS_OF_MEDIA for text in ("{}", "{}_url", "input_{}")}
 """Kind of medium by the `type` of a content part."""
-OPTIONS = {
-    "image": ("min_pixels", "max_pixels", "multiple"),
-    "video": ("fps", "min_frames", "max_frames", "min_pixels", "max_pixels", "total_pixels", "multiple", "audio"),
-    "audio": ("sample_rate", "max_seconds", "truncate", "mono"),
-}
+OPTIONS = {kind: tuple(section.model_fields) for kind, section in KINDS.items()}
 """Settings that a single medium may have, as [media.<kind>]."""
 _PLACES = ("path", "url", "data", "bytes")
 _IGNORED = ("detail", "format", "type", "array", "sampling_rate")
@@ -125,12 +121,12 @@ def medium_of(kind: str, value: Any, folder: Path | None, where: str) -> Medium:
     for name, item in fields.items():
         if name in OPTIONS[kind]:
             taken.setdefault("options", {})[name] = item
-        elif name in _SECONDS and kind != "image":
+        elif name in _SECONDS and kind != IMAGE:
             taken[_SECONDS[name]] = _number(item, f"{where}, {name!r}")
         elif name in _HASHES:
             taken["digest"] = f"{_HASHES[name]}{item}"
         elif name not in _IGNORED:
-            known = ", ".join((*_PLACES, *_HASHES, *(() if kind == "image" else ("start", "end")), *OPTIONS[kind]))
+            known = ", ".join((*_PLACES, *_HASHES, *(() if kind == IMAGE else ("start", "end")), *OPTIONS[kind]))
             msg = f"{where}: {kind} has an unknown field {name[:40]!r}; known: {known}"
             raise RowError(msg)
     return replace(found, **taken)
@@ -154,7 +150,7 @@ def _place(kind: str, value: Any, where: str) -> dict[str, Any]:
         url, _, fragment = value.partition("#")
         name, _, digest = fragment.partition("=")
         return {"url": url, "digest": f"{name}:{digest}"} if name in ("sha256", "xxh3") else {"url": value}
-    if kind == "audio" and len(value) > _LONGEST_PATH:  # `input_audio` has base64 without the head of a data URI
+    if kind == AUDIO and len(value) > _LONGEST_PATH:  # `input_audio` has base64 without the head of a data URI
         return {"data": _decoded(value, kind, where)}
     return {"path": value.removeprefix("file://")}
 

@@ -14,7 +14,8 @@ from relax_actors.config import Config
 from relax_actors.data import nested_config
 from relax_actors.data.character_tokenizer import make_character_tokenizer
 from relax_actors.errors import ConfigError
-from relax_actors.media.family import family_of
+from relax_actors.media.families import FAMILIES
+from relax_actors.media.family import family_of, spec_of_body
 from relax_actors.media.processor_writer import write_processor_files
 
 
@@ -65,10 +66,11 @@ def prepare(config: Config, folder: Path) -> None:
     architecture, tokenizer = config.model.architecture, config.model.tokenizer
     if architecture is None or tokenizer is None:
         return
-    special, fields = nested_config.special_tokens(architecture), nested_config.text_fields(architecture)
+    spec = spec_of_body(architecture, "model.architecture", FAMILIES)
+    fields = nested_config.text_fields(architecture)
     _check_sizes(fields, "model.architecture")
     folder.mkdir(parents=True, exist_ok=True)
-    ids = make_character_tokenizer(tokenizer.alphabet, tokenizer.end, folder, special)
+    ids = make_character_tokenizer(tokenizer.alphabet, tokenizer.end, folder, {} if spec is None else spec.tokens)
     if tokenizer.chat_template is not None:
         (folder / "chat_template.jinja").write_text(tokenizer.chat_template)
     wanted = fields.get("vocab_size", ids["vocab_size"])
@@ -81,13 +83,11 @@ def prepare(config: Config, folder: Path) -> None:
     if heads and hidden and hidden % heads == 0:
         own["head_dim"] = hidden // heads
     of_text = ids | {"bos_token_id": None} | own
-    if special:
-        first = ids["vocab_size"] - len(special)
-        body = nested_config.complete(architecture, of_text, {role: first + i for i, role in enumerate(special)})
-    else:
-        body = of_text | architecture
+    body = of_text | architecture
+    if spec is not None:
+        body = nested_config.complete(architecture, spec, of_text, ids["vocab_size"] - len(spec.tokens))
     (folder / "config.json").write_text(json.dumps(body, indent=1, sort_keys=True))
-    if special and (family := family_of(folder)) is not None and config.media is not None:
+    if (family := family_of(folder)) is not None and config.media is not None:
         write_processor_files(folder, family, config.media)
 
 

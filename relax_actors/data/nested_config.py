@@ -9,38 +9,7 @@ from collections.abc import Iterator, Mapping
 from math import isqrt
 from typing import Any
 
-from relax_actors.errors import ConfigError
-
-_VISION = {"vision_start": "<|vision_start|>", "vision_end": "<|vision_end|>"}
-_VL = _VISION | {"image": "<|image_pad|>", "video": "<|video_pad|>"}
-_QWEN3_OMNI = _VL | {"audio": "<|audio_pad|>", "audio_start": "<|audio_start|>", "audio_end": "<|audio_end|>"}
-_QWEN2_AUDIO = {"audio": "<|AUDIO|>", "audio_start": "<|audio_bos|>", "audio_end": "<|audio_eos|>"}
-_QWEN2_5_OMNI = _QWEN2_AUDIO | {
-    "image": "<|IMAGE|>",
-    "video": "<|VIDEO|>",
-    "vision_start": "<|vision_bos|>",
-    "vision_end": "<|vision_eos|>",
-}
-SPECIAL_TOKENS: Mapping[str, Mapping[str, str]] = {
-    "qwen2_vl": _VL,
-    "qwen2_5_vl": _VL,
-    "qwen3_vl": _VL,
-    "qwen3_vl_moe": _VL,
-    "qwen2_5_omni_thinker": _QWEN2_5_OMNI,
-    "qwen3_omni_moe_thinker": _QWEN3_OMNI,
-    "qwen2_audio": _QWEN2_AUDIO,
-}
-"""Special tokens of media by model type: text of each token by its role, as in the tokenizers of the real models."""
-INDEXED = ("qwen2_5_omni_thinker", "qwen2_audio")
-"""Model types whose config names the placeholders `*_token_index`."""
-TOWERS = ("vision_config", "audio_config")
-QWEN3_CHUNK = 50
-"""`n_window` that the sound tower of Qwen3-Omni is written for: 13 tokens for each 100 frames."""
-
-
-def is_nested(body: Mapping[str, Any]) -> bool:
-    """Whether a config.json describes a multimodal model."""
-    return any(name in body for name in (*TOWERS, "thinker_config"))
+from relax_actors.media.families import FamilySpec
 
 
 def text_fields(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,52 +19,35 @@ def text_fields(body: Mapping[str, Any]) -> dict[str, Any]:
     return found | {name: body[name] for name in ("model_type",) if name in body}
 
 
-def special_tokens(architecture: Mapping[str, Any]) -> dict[str, str]:
-    """Return the special tokens of [model.architecture], text by role; empty for a text model.
-
-    Raises:
-        ConfigError: it has towers, and its model type is not supported.
-    """
-    if not is_nested(architecture):
-        return {}
-    model_type = str(architecture["model_type"])
-    if model_type not in SPECIAL_TOKENS:
-        msg = (
-            f"model.architecture: multimodal models of type {model_type!r} are not supported; use one of "
-            f"{', '.join(sorted(SPECIAL_TOKENS))}"
-        )
-        raise ConfigError(msg)
-    return dict(SPECIAL_TOKENS[model_type])
-
-
-def complete(architecture: Mapping[str, Any], ids: Mapping[str, Any], tokens: Mapping[str, int]) -> dict[str, Any]:
+def complete(
+    architecture: Mapping[str, Any], spec: FamilySpec, fields: Mapping[str, Any], first: int
+) -> dict[str, Any]:
     """Return the config.json of a multimodal [model.architecture].
 
     Args:
         architecture: the section, with `text_config` and towers.
-        ids: fields of the decoder that follow from the tokenizer and from each other.
-        tokens: id of each special token by its role.
+        spec: its family.
+        fields: fields of the decoder that follow from the tokenizer and from each other.
+        first: id of the first special token of media; the others follow.
     """
-    index = "index" if architecture["model_type"] in INDEXED else "id"
-    keys = {role: f"{role}_token_{index if '_' not in role else 'id'}" for role in tokens}
-    text = {**ids, **architecture.get("text_config", {})}
-    return {keys[role]: number for role, number in tokens.items()} | {**architecture, "text_config": text}
+    ids = {
+        (spec.placeholder_field if role in spec.kinds else "{}_token_id").format(role): first + number
+        for number, role in enumerate(spec.tokens)
+    }
+    return ids | {**architecture, "text_config": {**fields, **architecture.get("text_config", {})}}
 
 
-def problems(body: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what keeps the parts of a multimodal config from fitting each other."""
+def problems(body: Mapping[str, Any], spec: FamilySpec) -> Iterator[str]:
+    """Yield what keeps the parts of a multimodal config from fitting each other and its family."""
     body = body.get("thinker_config", body)
     text = text_fields(body)
     hidden = text.get("hidden_size")
-    model_type = str(body.get("model_type"))
-    yield from _rope_problems(text, model_type)
+    yield from _rope_problems(text, spec)
     vision, audio = body.get("vision_config", {}), body.get("audio_config", {})
     widths = {
-        "vision_config.out_hidden_size": vision.get("out_hidden_size"),
+        f"vision_config.{spec.vision_width}": vision.get(spec.vision_width),
         "audio_config.output_dim": audio.get("output_dim"),
     }
-    if model_type == "qwen2_vl":
-        widths = {"vision_config.hidden_size": vision.get("hidden_size")}
     for name, width in widths.items():
         if width is not None and hidden is not None and width != hidden:
             yield f"{name} = {width} is not text_config.hidden_size = {hidden}; make them equal"
@@ -109,13 +61,13 @@ def problems(body: Mapping[str, Any]) -> Iterator[str]:
         )
     if (depth := vision.get("depth")) and (beyond := [index for index in indexes if index >= depth]):
         yield f"vision_config.deepstack_visual_indexes names layer {beyond[0]}; vision_config.depth is {depth}"
-    window = audio.get("n_window", QWEN3_CHUNK)
-    if model_type.startswith("qwen3_omni") and window != QWEN3_CHUNK:
-        yield f"audio_config.n_window = {window}: the sound tower of Qwen3-Omni works with {QWEN3_CHUNK} only"
+    chunk = spec.audio.chunk if spec.audio is not None else 0
+    if chunk and 2 * (window := audio.get("n_window", chunk // 2)) != chunk:
+        yield f"audio_config.n_window = {window}: the sound tower of {spec.model_type} works with {chunk // 2} only"
 
 
-def _rope_problems(text: Mapping[str, Any], model_type: str) -> Iterator[str]:
-    if model_type == "qwen2_audio":
+def _rope_problems(text: Mapping[str, Any], spec: FamilySpec) -> Iterator[str]:
+    if spec.positions.sections == "one axis":
         return
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     sections = rope.get("mrope_section")
@@ -129,8 +81,8 @@ def _rope_problems(text: Mapping[str, Any], model_type: str) -> Iterator[str]:
             f"text_config.rope_parameters.mrope_section = {sections} must be three numbers that add up to half of "
             f"head_dim = {width}"
         )
-    if model_type.startswith("qwen3") and not rope.get("mrope_interleaved"):
-        yield f"text_config.rope_parameters of {model_type} needs mrope_interleaved = true"
+    if spec.positions.sections == "interleaved" and not rope.get("mrope_interleaved"):
+        yield f"text_config.rope_parameters of {spec.model_type} needs mrope_interleaved = true"
 
 
 def tower_parameters(body: Mapping[str, Any]) -> int:

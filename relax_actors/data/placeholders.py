@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from relax_actors.data.task import Medium
@@ -53,5 +53,7 @@ def arrange(kinds: Sequence[str], media: Sequence[Medium]) -> list[Medium]:
             )
             msg = f"{found} placeholders of kind {kind}, but {given} media of it; {remedy}"
             raise RowError(msg)
-    rest = {kind: iter([medium for medium in media if medium.kind == kind]) for kind in KINDS_OF_MEDIA}
+    rest: dict[str, Iterator[Medium]] = {
+        kind: iter([medium for medium in media if medium.kind == kind]) for kind in KINDS_OF_MEDIA
+    }
     return [next(rest[kind]) for kind in kinds]

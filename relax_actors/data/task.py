@@ -12,7 +12,7 @@ class Medium:
     """An image, a video or a sound of a task: a file, its bytes, or a URL with a hash.
 
     Attributes:
-        kind: "image", "video" or "audio".
+        kind: one of `KINDS_OF_MEDIA`.
         path: file, absolute or from `folder`.
         data: content of the file, instead of a path or URL.
         url: http or https address, instead of a path; needs `digest`.

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_actors.data.media_fields import PART_TYPES
+from relax_actors.messages.media import AUDIO, IMAGE
 
 _CHANNELS = {1: 0, 3: 2}
 """Colour types of PNG by the number of channels."""
@@ -28,11 +29,11 @@ def with_bytes(part: dict[str, Any]) -> dict[str, Any]:
     if not arrays:
         return part
     kind, (name, *more) = PART_TYPES.get(part.get("type", "")), arrays
-    if kind == "video" or kind is None or more:
+    if kind not in (IMAGE, AUDIO) or more:
         msg = f"an array in a part of type {part.get('type')!r:.40}; give images and sounds as arrays, videos as files"
         raise ValueError(msg)
     rest = {key: value for key, value in part.items() if key != name}
-    if kind == "image":
+    if kind == IMAGE:
         return {**rest, "bytes": png_of(part[name])}
     return {**rest, "bytes": wav_of(part[name], rest.pop("sampling_rate", None))}
 

@@ -9,8 +9,8 @@ from typing import Any
 import av
 import numpy as np
 
+from relax_actors.config.media import AudioSection
 from relax_actors.media.container import check_end, decoder_of, opened
-from relax_actors.media.settings import AudioSettings
 from relax_actors.media.source import Source
 
 RATES = (1000, 384_000)
@@ -18,7 +18,7 @@ RATES = (1000, 384_000)
 
 
 def decode_audio(
-    source: Source, settings: AudioSettings, part: tuple[float, float | None], longest: float = math.inf
+    source: Source, settings: AudioSection, part: tuple[float, float | None], longest: float = math.inf
 ) -> tuple[np.ndarray, int] | None:
     """Return the samples of a part of a sound, [samples] float32 in -1..1, and their rate; None without a sound.
 
@@ -55,7 +55,7 @@ def _check_longest(source: Source, seconds: float, longest: float) -> None:
         source.refuse(f"{seconds:.1f} s of sound exceed audio.max_seconds = {longest:g}; cut it, or set audio.truncate")
 
 
-def _decode(source: Source, container: Any, stream: Any, settings: AudioSettings, seconds: float) -> np.ndarray:
+def _decode(source: Source, container: Any, stream: Any, settings: AudioSection, seconds: float) -> np.ndarray:
     """Return one channel [samples] float32 of the first seconds, and up to a second more.
 
     Raises:
@@ -89,7 +89,7 @@ def _frames(container: Any, stream: Any) -> Iterator[Any]:
     yield None
 
 
-def _mono(source: Source, samples: np.ndarray, settings: AudioSettings) -> np.ndarray:
+def _mono(source: Source, samples: np.ndarray, settings: AudioSection) -> np.ndarray:
     if len(samples) == 1 or settings.mono == "first":
         return np.asarray(samples[0])
     if settings.mono == "refuse":

@@ -44,74 +44,64 @@ def expand(
         tokens: ids of the prompt, with one placeholder for each medium.
         features: features of all media in the order of their placeholders; the sound of a video follows it.
         family: the model.
-        tokenizer: writes the timestamps of videos for Qwen3-VL.
+        tokenizer: writes the timestamps of videos.
         first: position of the first token.
 
     Raises:
         RowError: the placeholders do not fit the media.
     """
     ids = [int(token) for token in tokens]
-    _check_placeholders(ids, features, family)
-    builder = _Builder(family, tokenizer, next=first)
-    rest, at, stop = list(features), 0, len(ids)
-    kinds = {family.ids[kind]: kind for kind in family.kinds}
-    while at < stop:
-        until = next((index for index in range(at, stop) if ids[index] in kinds), stop)
-        if until == stop:
-            builder.text(ids[at:])
-            break
-        medium = rest.pop(0)
-        if medium.kind == "video" and rest and rest[0].inside:
-            builder.text(ids[at : until - 1])
-            builder.video_with_sound(medium, rest.pop(0))
-            at = until + 2
-        else:
-            builder.text(ids[at:until])
+    media = _paired(features)
+    builder, at = _Builder(family, tokenizer, next=first), 0
+    for place, (medium, sound) in zip(_places(ids, media, family), media, strict=True):
+        # The tokens around a video with its sound are written with it.
+        around = int(sound is not None)
+        builder.text(ids[at : place - around])
+        if sound is None:
             builder.medium(medium)
-            at = until + 1
+        else:
+            builder.video_with_sound(medium, sound)
+        at = place + 1 + around
+    builder.text(ids[at:])
     return builder.result()
 
 
-def _check_placeholders(ids: list[int], features: Sequence[Features], family: Family) -> None:
-    """Compare the placeholders of a prompt with its media.
-
-    Raises:
-        RowError: their number or their kinds differ.
-    """
-    kinds = {family.ids[kind]: kind for kind in family.kinds}
-    found = [(index, kinds[token]) for index, token in enumerate(ids) if token in kinds]
-    media = [medium for medium in features if not medium.inside]
-    if len(found) != len(media):
-        msg = f"the prompt has {len(found)} placeholders for media and {len(media)} media; it needs one for each"
-        raise RowError(msg)
-    sounding = _sounding(features)
-    for number, ((index, kind), medium) in enumerate(zip(found, media, strict=True)):
-        if kind != medium.kind:
-            msg = f"placeholder {number} of the prompt is for {kind}, and medium {number} is {medium.kind}"
-            raise RowError(msg)
-        _check_sound(ids, index, sounds=number in sounding, family=family)
-
-
-def _sounding(features: Sequence[Features]) -> set[int]:
-    """Return the numbers of the videos that have their sound with them."""
-    found, number = set(), -1
+def _paired(features: Sequence[Features]) -> list[tuple[Features, Features | None]]:
+    """Return each medium of a prompt with the sound that is inside it, if any."""
+    pairs: list[tuple[Features, Features | None]] = []
     for medium in features:
         if medium.inside:
-            found.add(number)
-        number += not medium.inside
-    return found
+            pairs[-1] = (pairs[-1][0], medium)
+        else:
+            pairs.append((medium, None))
+    return pairs
 
 
-def _check_sound(ids: list[int], index: int, *, sounds: bool, family: Family) -> None:
-    """Check that the placeholder of a video with its sound has the tokens around it that the sound's are put between.
+def _places(ids: list[int], media: Sequence[tuple[Features, Features | None]], family: Family) -> list[int]:
+    """Return the indices of the placeholders of media.
 
     Raises:
-        RowError: it has not.
+        RowError: their number or their kinds differ from those of the media, or the placeholder of a video with its
+            sound lacks the tokens around it that the sound is put between.
     """
-    around = [family.ids.get("vision_start"), ids[index], family.ids.get("vision_end")]
-    if sounds and ids[max(index - 1, 0) : index + 2] != around:
-        msg = "the placeholder of a video with its sound must stand between <|vision_start|> and <|vision_end|>"
+    kinds = {family.ids[kind]: kind for kind in family.kinds}
+    places = [index for index, token in enumerate(ids) if token in kinds]
+    if len(places) != len(media):
+        msg = f"the prompt has {len(places)} placeholders for media and {len(media)} media; it needs one for each"
         raise RowError(msg)
+    for number, (place, (medium, sound)) in enumerate(zip(places, media, strict=True)):
+        if (kind := kinds[ids[place]]) != medium.kind:
+            msg = f"placeholder {number} of the prompt is for {kind}, and medium {number} is {medium.kind}"
+            raise RowError(msg)
+        around = [family.ids.get("vision_start"), ids[place], family.ids.get("vision_end")]
+        if sound is not None and ids[max(place - 1, 0) : place + 2] != around:
+            texts = family.spec.tokens
+            msg = (
+                f"the placeholder of a video with its sound must stand between {texts['vision_start']} and "
+                f"{texts['vision_end']}"
+            )
+            raise RowError(msg)
+    return places
 
 
 @dataclass
@@ -142,14 +132,13 @@ class _Builder:
     def medium(self, medium: Features) -> None:
         """Add an image, a video, or a sound."""
         self.starts.append(len(self.tokens))
-        if medium.kind == "audio":
+        if not medium.visual:
             count = self._sound_tokens(medium)
-            self.text([self.family.ids["audio"]] * count)
-        elif medium.kind == "video" and self.family.timestamps:
+            self.text([self.family.ids[medium.kind]] * count)
+        elif medium.timestamps and self.family.spec.timestamp:
             count = self._timed_video(medium)
         else:
-            seconds = medium.seconds_per_grid if medium.kind == "video" else None
-            places = vision_positions(medium.grid, self.family, seconds)
+            places = vision_positions(medium.grid, self.family, medium.seconds_per_grid or None)
             count = int(places.shape[1])
             self._vision([self.family.ids[medium.kind]] * count, places, medium.grid)
         self.counts.append(count)
@@ -162,7 +151,7 @@ class _Builder:
 
     def _timed_video(self, medium: Features) -> int:
         """Add a video whose temporal patches follow their times as text; returns the number of placeholders."""
-        ids, writer = self.family.ids, Timestamps(self.tokenizer)
+        ids, writer = self.family.ids, Timestamps(self.tokenizer, self.family.spec.timestamp)
         frame = np.array([1, *medium.grid[1:]])
         places = vision_positions(frame, self.family, None)
         start, count = 0, int(places.shape[1])
@@ -173,7 +162,7 @@ class _Builder:
                 self._remove(removed)
             self.text([*written.ids, ids["vision_start"]])
             start = start if index else len(self.tokens)
-            self._vision([ids["video"]] * count, places, frame)
+            self._vision([ids[medium.kind]] * count, places, frame)
             self.text([ids["vision_end"]])
         self.starts[-1] = start
         return count * len(medium.timestamps)
@@ -191,24 +180,24 @@ class _Builder:
         if missing := {"audio_start", "audio_end"} - ids.keys():
             msg = f"the model's config and tokenizer have no {' and no '.join(sorted(missing))} token; add it"
             raise ConfigError(msg)
-        # Qwen2.5-Omni gives the two tokens at either end one position.
-        step = int(self.family.rope == "qwen3_omni")
+        step = self.family.spec.positions.start_step
         self.text([ids["vision_start"], ids["audio_start"]], step)
         places = vision_positions(video.grid, self.family, video.seconds_per_grid)
         heard = self._sound_tokens(sound)
         both = np.concatenate([places, np.tile(np.arange(heard), (3, 1)).astype(places.dtype)], axis=1)
-        order, pieces = interleaved(video.grid, heard, self.family, video.seconds_per_grid)
-        kinds = np.where(order < places.shape[1], ids["video"], ids["audio"])
+        order, last = interleaved(video.grid, heard, self.family, video.seconds_per_grid)
+        both_ids = [ids[video.kind], ids[sound.kind]]
+        kinds = np.where(order < places.shape[1], both_ids[0], both_ids[1])
         first = len(self.tokens)
-        self.starts += [first + int(np.argmax(kinds == ids[kind])) for kind in ("video", "audio")]
+        self.starts += [first + int(np.argmax(kinds == token)) for token in both_ids]
         self.counts += [places.shape[1], heard]
-        self._add(kinds.tolist(), both[:, order], last=pieces[-1])
+        self._add(kinds.tolist(), both[:, order], last=last)
         self.text([ids["audio_end"], ids["vision_end"]], step)
 
     def _vision(self, ids: list[int], places: np.ndarray, grid: np.ndarray) -> None:
         before = self.next
         self._add(ids, places)
-        if self.family.rope == "vl" and self.family.vision is not None:
+        if self.family.spec.positions.after_side and self.family.vision is not None:
             self.next = before + max(int(grid[1]), int(grid[2])) // self.family.vision.merge
 
     def _add(self, ids: Sequence[int], places: np.ndarray, last: int = 0) -> None:

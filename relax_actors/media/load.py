@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from relax_actors.media.settings import AudioSettings, Limits
+from relax_actors.config.media import AudioSection, LimitsSection
 from relax_actors.media.source import read_source
 
-LIMITS = Limits()
+LIMITS = LimitsSection()
 
 
 def load_image(path: Path | str) -> np.ndarray:
@@ -52,7 +52,7 @@ def load_sound(path: Path | str, rate: int = 16_000) -> np.ndarray:
     from relax_actors.media.resample import resample  # noqa: PLC0415 loads torchaudio
 
     source = read_source(Path(path), "", LIMITS, math.inf)
-    found = decode_audio(source, AudioSettings(), (0.0, None))
+    found = decode_audio(source, AudioSection(), (0.0, None))
     if found is None:
         source.refuse("the file has no sound")
     samples, own = found

@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import torch
 
-from relax_actors.media.family import AudioSpec
+from relax_actors.media.families import AudioSpec
 
 LINEAR_HZ, LINEAR_MELS = 1000.0, 15.0
 """Below this frequency mels are proportional to it."""

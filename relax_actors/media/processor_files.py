@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
 from relax_actors.errors import ConfigError
+from relax_actors.media.families import FAMILIES
 
-IMAGE = {"Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast", "Qwen2VLImageProcessorPil"}
-VIDEO = {"Qwen2VLVideoProcessor", "Qwen3VLVideoProcessor"}
-SOUND = {"WhisperFeatureExtractor"}
-WHOLE = {
-    "Qwen2VLProcessor",
-    "Qwen2_5_VLProcessor",
-    "Qwen3VLProcessor",
-    "Qwen2_5OmniProcessor",
-    "Qwen3OmniMoeProcessor",
-    "Qwen2AudioProcessor",
-}
+SOUND = "WhisperFeatureExtractor"
+_KNOWN = [spec.processors for spec in FAMILIES.values()]
+_VARIANTS = ("", "Fast", "Pil")
+IMAGE = {known.image + variant for known in _KNOWN if known.image for variant in _VARIANTS}
+VIDEO = {known.video for known in _KNOWN if known.video}
 CLASSES = {
-    "processor_class": WHOLE,
+    "processor_class": {known.whole for known in _KNOWN},
     "image_processor_type": IMAGE | VIDEO,
     "video_processor_type": VIDEO,
-    "feature_extractor_type": SOUND,
+    "feature_extractor_type": {SOUND},
 }
+"""Known classes by the field that names them."""
 ALWAYS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "resample": 3, "dither": 0.0}
 RESCALE = 1 / 255
 FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
@@ -36,31 +33,24 @@ class ProcessorFiles:
     """Settings of the processors of images, videos and sounds, each with its file; empty where there is none."""
 
     where: str
-    image: dict[str, Any] = field(default_factory=dict)
-    video: dict[str, Any] = field(default_factory=dict)
-    sound: dict[str, Any] = field(default_factory=dict)
+    image: dict[str, Any]
+    video: dict[str, Any]
+    sound: dict[str, Any]
 
-    def must_agree(self, sizes: dict[str, int]) -> None:
-        """Check the sizes of patches against those of the model.
+    def must_agree(self, sizes: dict[str, int], section: str) -> None:
+        """Check settings against those of the model.
 
-        Raises:
-            ConfigError: one differs.
-        """
-        for part in (self.image, self.video):
-            self._compare(part, sizes, "vision_config")
-
-    def must_agree_sound(self, sizes: dict[str, int]) -> None:
-        """Check the settings of sounds against those of the model.
+        Args:
+            sizes: settings of the model.
+            section: the part of its config that has them, "vision_config" or "audio_config".
 
         Raises:
             ConfigError: one differs.
         """
-        self._compare(self.sound, sizes, "audio_config")
-
-    def _compare(self, part: dict[str, Any], sizes: dict[str, int], other: str) -> None:
-        for name, value in sizes.items():
+        parts = (self.sound,) if section == "audio_config" else (self.image, self.video)
+        for part, (name, value) in product(parts, sizes.items()):
             if part.get(name, value) != value:
-                msg = f"{self.where}: {name} of its processor is {part[name]}, and its model ({other}) needs {value}"
+                msg = f"{self.where}: {name} of its processor is {part[name]}, and its model ({section}) needs {value}"
                 raise ConfigError(msg)
 
     def channels(self, name: str, default: tuple[float, float, float]) -> tuple[float, float, float]:

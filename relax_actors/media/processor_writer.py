@@ -7,18 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from relax_actors.config.media import ImageSection, MediaSection, VideoSection
-from relax_actors.media.family import Family, VisionSpec
-
-PROCESSORS = {
-    "qwen2_vl": "Qwen2VLProcessor",
-    "qwen2_5_vl": "Qwen2_5_VLProcessor",
-    "qwen3_vl": "Qwen3VLProcessor",
-    "qwen3_vl_moe": "Qwen3VLProcessor",
-    "qwen2_5_omni_thinker": "Qwen2_5OmniProcessor",
-    "qwen3_omni_moe_thinker": "Qwen3OmniMoeProcessor",
-    "qwen2_audio": "Qwen2AudioProcessor",
-}
-"""Class in transformers that prepares prompts with media, by model type."""
+from relax_actors.media.families import VisionSpec
+from relax_actors.media.family import Family
+from relax_actors.media.processor_files import SOUND
 
 
 def write_processor_files(folder: Path, family: Family, settings: MediaSection) -> None:
@@ -27,20 +18,19 @@ def write_processor_files(folder: Path, family: Family, settings: MediaSection) 
     With them `transformers.AutoProcessor` prepares prompts as [media] does. It has no words for `total_pixels` of
     models other than Qwen3-VL, `multiple`, and the settings of sounds but their sample rate.
     """
-    of_all: dict[str, Any] = {"processor_class": PROCESSORS[family.model_type]}
+    processors = family.spec.processors
+    of_all: dict[str, Any] = {"processor_class": processors.whole}
     if family.audio is not None:
         sound = family.audio
-        of_all |= {"feature_extractor_type": "WhisperFeatureExtractor", "return_attention_mask": True}
+        of_all |= {"feature_extractor_type": SOUND, "return_attention_mask": True}
         of_all |= {"feature_size": sound.mels, "sampling_rate": sound.rate, "hop_length": sound.hop}
         of_all |= {"n_fft": sound.window, "chunk_length": int(sound.padded_seconds) or 30}
     if family.vision is not None:
         vision = family.vision
-        image = of_all | {"image_processor_type": "Qwen2VLImageProcessor"}
+        image = of_all | {"image_processor_type": processors.image}
         _write(folder / "preprocessor_config.json", image | _image(vision, settings.image))
-        name = "Qwen3VLVideoProcessor" if vision.whole_video else "Qwen2VLVideoProcessor"
-        _write(
-            folder / "video_preprocessor_config.json", {"video_processor_type": name} | _video(vision, settings.video)
-        )
+        video = {"video_processor_type": processors.video} | _video(vision, settings.video)
+        _write(folder / "video_preprocessor_config.json", video)
     else:
         _write(folder / "preprocessor_config.json", of_all)
 

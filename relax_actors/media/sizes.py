@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from relax_actors.media.family import VisionSpec
-from relax_actors.media.settings import VideoSettings
+from relax_actors.config.media import VideoSection
+from relax_actors.media.families import VisionSpec
 
 LONGEST = 200
 """Largest ratio of the sides of an image."""
@@ -50,7 +50,7 @@ def resized(height: int, width: int, factor: int, pixels: tuple[int, int], frame
     return rows, columns
 
 
-def frame_size(height: int, width: int, frames: int, spec: VisionSpec, settings: VideoSettings) -> tuple[int, int]:
+def frame_size(height: int, width: int, frames: int, spec: VisionSpec, settings: VideoSection) -> tuple[int, int]:
     """Return the height and width to which the frames of a video are resized.
 
     Raises:
@@ -71,7 +71,7 @@ def frame_size(height: int, width: int, frames: int, spec: VisionSpec, settings:
     return resized(height, width, factor, (low, frame))
 
 
-def sampled(total: int, fps: float, spec: VisionSpec, settings: VideoSettings) -> np.ndarray:
+def sampled(total: int, fps: float, spec: VisionSpec, settings: VideoSection) -> np.ndarray:
     """Return the indices of the frames to take, [frames] int64, in order.
 
     Qwen3-VL spreads the frames from the first to the last one. The other models take an even number of frames in equal

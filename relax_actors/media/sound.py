@@ -6,13 +6,14 @@ import math
 
 import numpy as np
 
+from relax_actors.config.media import AudioSection
 from relax_actors.media.decode_audio import decode_audio
-from relax_actors.media.family import AudioSpec
+from relax_actors.media.families import AudioSpec
 from relax_actors.media.features import Features
 from relax_actors.media.log_mel import log_mel
 from relax_actors.media.resample import resample
-from relax_actors.media.settings import AudioSettings
 from relax_actors.media.source import Source
+from relax_actors.messages.media import AUDIO
 
 SILENCE = 16
 """Frames of silence after a sound; a frame sees the samples of 2.5."""
@@ -23,7 +24,7 @@ SHORTEST = 3
 def sound_features(
     source: Source,
     spec: AudioSpec,
-    settings: AudioSettings,
+    settings: AudioSection,
     part: tuple[float, float | None],
     *,
     inside: bool = False,
@@ -45,10 +46,10 @@ def sound_features(
         source.refuse(f"{seconds * 1000:.0f} ms of sound are too short; the model needs {SHORTEST * 10} ms")
     array, frames = features_of_sound(samples, spec)
     grid = np.array([frames], np.int32)
-    return Features("audio", array, grid, inside=inside, seconds=seconds)
+    return Features(AUDIO, array, grid, inside=inside, seconds=seconds)
 
 
-def _longest(spec: AudioSpec, settings: AudioSettings) -> float:
+def _longest(spec: AudioSpec, settings: AudioSection) -> float:
     own = spec.padded_seconds or math.inf
     return own if settings.max_seconds is None else min(settings.max_seconds, own)
 

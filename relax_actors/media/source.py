@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from relax_actors.config.media import LimitsSection
 from relax_actors.errors import RowError, SlowRowError
-from relax_actors.media.settings import Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Source:
 
     data: bytes
     name: str
-    limits: Limits
+    limits: LimitsSection
     deadline: float = float("inf")
 
     def refuse(self, reason: str, cause: BaseException | None = None) -> NoReturn:
@@ -79,7 +79,7 @@ class Source:
             self.refuse(f"{seconds:.1f} s exceed the limit of {most:g} s; shorten it or raise the limit")
 
 
-def read_source(source: bytes | Path, name: str, limits: Limits, deadline: float) -> Source:
+def read_source(source: bytes | Path, name: str, limits: LimitsSection, deadline: float) -> Source:
     """Read a raw medium.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Times of the temporal patches of a video as text, as Qwen3-VL reads them."""
+"""Times of the temporal patches of a video as text, as some families read them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from relax_actors.errors import RowError
 
-_ALL = "<0123456789.0 seconds>"
+_ALL_DIGITS = 1234567890.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +20,17 @@ class Written:
     removed: int
 
 
-def missing_characters(tokenizer: Tokenizer) -> str:
-    """Return the characters of a timestamp that a tokenizer cannot write; empty if it can write all timestamps."""
-    if _writes(tokenizer, _ALL):
+def missing_characters(tokenizer: Tokenizer, template: str) -> str:
+    """Return the characters of timestamps that a tokenizer cannot write; empty if it can write all of them.
+
+    Args:
+        tokenizer: tokenizer of the model.
+        template: `FamilySpec.timestamp`.
+    """
+    written = template.format(seconds=_ALL_DIGITS)
+    if _writes(tokenizer, written):
         return ""
-    return "".join(character for character in dict.fromkeys(_ALL) if not _writes(tokenizer, character))
+    return "".join(character for character in dict.fromkeys(written) if not _writes(tokenizer, character))
 
 
 def _writes(tokenizer: Tokenizer, text: str) -> bool:
@@ -40,10 +46,11 @@ class Timestamps:
 
     Args:
         tokenizer: tokenizer of the model.
+        template: `FamilySpec.timestamp`.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, template: str) -> None:
+        self._tokenizer, self._template = tokenizer, template
         self._special = set(tokenizer.get_added_tokens_decoder())
 
     def after(self, prompt: Sequence[int], seconds: float) -> Written:
@@ -54,11 +61,12 @@ class Timestamps:
         Raises:
             RowError: the tokenizer cannot write the time.
         """
-        text = f"<{seconds:.1f} seconds>"
+        text = self._template.format(seconds=seconds)
         if not _writes(self._tokenizer, text):
+            missing = missing_characters(self._tokenizer, self._template)
             msg = (
                 f"the model's tokenizer cannot write the timestamp {text!r} of a video; add the characters of "
-                f"{missing_characters(self._tokenizer)!r} to model.tokenizer.alphabet, or use the model's own tokenizer"
+                f"{missing!r} to model.tokenizer.alphabet, or use the model's own tokenizer"
             )
             raise RowError(msg)
         ids = self._encode(text)

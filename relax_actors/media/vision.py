@@ -5,16 +5,17 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from relax_actors.config.media import ImageSection, VideoSection
 from relax_actors.media.decode_image import decode_image
 from relax_actors.media.decode_video import decode_frames, read_timeline
-from relax_actors.media.family import VisionSpec
+from relax_actors.media.families import VisionSpec
 from relax_actors.media.features import Features
-from relax_actors.media.settings import ImageSettings, VideoSettings
 from relax_actors.media.sizes import frame_size, resized, sampled
 from relax_actors.media.source import Source
+from relax_actors.messages.media import IMAGE, VIDEO
 
 
-def image_features(source: Source, spec: VisionSpec, settings: ImageSettings) -> Features:
+def image_features(source: Source, spec: VisionSpec, settings: ImageSection) -> Features:
     """Return the features of an image.
 
     Raises:
@@ -26,13 +27,13 @@ def image_features(source: Source, spec: VisionSpec, settings: ImageSettings) ->
     return features_of_image(image, spec, settings)
 
 
-def features_of_image(image: np.ndarray, spec: VisionSpec, settings: ImageSettings) -> Features:
+def features_of_image(image: np.ndarray, spec: VisionSpec, settings: ImageSection) -> Features:
     """Return the features of a decoded image, [height, width, 3] uint8."""
     patches, grid = to_patches(resize(image, image_size(image, spec, settings))[None], spec, temporal=1)
-    return Features("image", patches, grid, width=image.shape[1], height=image.shape[0])
+    return Features(IMAGE, patches, grid, width=image.shape[1], height=image.shape[0])
 
 
-def image_size(image: np.ndarray, spec: VisionSpec, settings: ImageSettings) -> tuple[int, int]:
+def image_size(image: np.ndarray, spec: VisionSpec, settings: ImageSection) -> tuple[int, int]:
     """Return the height and width to which an image is resized.
 
     Raises:
@@ -44,7 +45,7 @@ def image_size(image: np.ndarray, spec: VisionSpec, settings: ImageSettings) -> 
 
 
 def video_features(
-    source: Source, spec: VisionSpec, settings: VideoSettings, part: tuple[float, float | None]
+    source: Source, spec: VisionSpec, settings: VideoSection, part: tuple[float, float | None]
 ) -> Features:
     """Return the features of a part of a video.
 
@@ -65,7 +66,7 @@ def video_features(
     clip = decode_frames(source, timeline, chosen, scaled)
     patches, grid = to_patches(clip.frames, spec, spec.temporal)
     return Features(
-        "video",
+        VIDEO,
         patches,
         grid,
         seconds_per_grid=spec.temporal / (len(indices) / total * timeline.fps),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from broker.fields import TensorRef
 
 Array = NDArray[Any]
-KINDS_OF_MEDIA = ("image", "video", "audio")
+Kind = Literal["image", "video", "audio"]
+KINDS_OF_MEDIA: tuple[Kind, Kind, Kind] = ("image", "video", "audio")
+IMAGE, VIDEO, AUDIO = KINDS_OF_MEDIA
 _AXES = 3
 """Rotary positions of a token: time, height, width."""
 
@@ -30,7 +32,7 @@ class MediaSource:
     A reward function gets it in `prompt.media`; `path` is then a file that it can open.
 
     Attributes:
-        kind: "image", "video" or "audio".
+        kind: one of `KINDS_OF_MEDIA`.
         path: absolute path; path in the store if `stored`.
         xxh3_128: checksum of the file, hexadecimal; empty for a URL that the data fixes with a SHA-256.
         sha256: SHA-256 of the file, hexadecimal, of a URL that the data fixes with it; else empty.
@@ -87,7 +89,7 @@ class Media:
     A video whose sound is used has two: its frames, then its sound.
 
     Attributes:
-        kind: "image", "video" or "audio".
+        kind: one of `KINDS_OF_MEDIA`.
         source: number of the medium in `Prompt.media`.
         features: `[t*h*w, channels*patch*patch] uint8` patches, or `[mel, frames] float32` of a sound.
         grid: `[3] int32`, patches in time, height and width; of a sound `[1] int32`, its frames.
@@ -115,7 +117,7 @@ class Media:
 
     def __post_init__(self) -> None:
         _check_kind(self.kind)
-        expected = (1,) if self.kind == "audio" else (_AXES,)
+        expected = (_AXES,) if self.visual else (1,)
         if self.grid.shape != expected or self.grid.dtype != np.int32 or (self.grid < 1).any():
             found = f"{self.grid.dtype}{list(self.grid.shape)}"
             msg = f"grid of {self.kind} features is {found}, not {list(expected)} int32 above 0"
@@ -123,6 +125,11 @@ class Media:
         if min(self.source, self.start, self.tokens) < 0 or not math.isfinite(self.seconds_per_grid + self.seconds):
             msg = f"source {self.source}, start {self.start} or tokens {self.tokens} of {self.kind} features is wrong"
             raise ValueError(msg)
+
+    @property
+    def visual(self) -> bool:
+        """Whether the features are patches of an image or a video, not those of a sound."""
+        return self.kind != AUDIO
 
 
 @dataclass(frozen=True, slots=True)

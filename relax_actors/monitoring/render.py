@@ -59,8 +59,8 @@ def _features(medium: dict[str, Any]) -> str:
     sound = " of the video" if medium.get("inside") else ""
     seconds = f", {round(medium['seconds'], 2)} s" if isinstance(medium.get("seconds"), float) else ""
     grid = medium.get("grid")
-    size = "x".join(map(str, grid.reshape(-1)[:3].tolist())) if isinstance(grid, np.ndarray) else "?"
-    unit = "frames" if medium.get("kind") == "audio" else "patches"
+    sizes = grid.reshape(-1)[:3].tolist() if isinstance(grid, np.ndarray) else ["?"]
+    size, unit = "x".join(map(str, sizes)), "frames" if len(sizes) == 1 else "patches"
     return (
         f"{medium.get('kind')}{sound}{seconds}, {size} {unit}, {medium.get('tokens')} tokens, "
         f"{_plain(medium.get('features'))}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from string import Formatter
 
@@ -160,7 +159,7 @@ def _check_model(config: Config, path: Path, folder: Path) -> Iterator[str]:
     facts = measure(path)
     check_architecture(config, path)
     families = [family_of(one) for one in (folder, path)]
-    if len({None if family is None else replace(family, model_type="") for family in families}) > 1:
+    if len({None if family is None else family.reading for family in families}) > 1:
         msg = (
             f"{SECTION}.model {path} reads media in another way than the student, or none; a teacher needs features, "
             "placeholders and positions as the student's"

@@ -10,7 +10,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -19,24 +19,12 @@ import xxhash
 from broker.fields import TensorRef
 from broker.store import Store
 from relax_actors.config import Config
+from relax_actors.config.media import MediaSection
 from relax_actors.data.prompt_maker import room
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.protocols.media import PromptMedia, items_of
 from relax_actors.errors import ConfigError, RowError, StoreError
-from relax_actors.media import (
-    VERSION,
-    AudioSettings,
-    Expanded,
-    Features,
-    ImageSettings,
-    Limits,
-    MediaSettings,
-    VideoSettings,
-    check_settings,
-    expand,
-    family_of,
-    process,
-)
+from relax_actors.media import VERSION, Expanded, Features, check_settings, expand, family_of, process
 from relax_actors.messages import Media, MediaSource, PreparedPrompt, Prompt
 from relax_actors.training.media_segments import MediaSegments
 
@@ -62,13 +50,7 @@ class MediaPreparer:
             raise ConfigError(msg)
         self.family = family
         self._section = media
-        self._settings = MediaSettings(
-            ImageSettings(**media.image.model_dump()),
-            VideoSettings(**media.video.model_dump()),
-            AudioSettings(**media.audio.model_dump()),
-        )
-        check_settings(self._settings, family)
-        self._limits = Limits(**media.limits.model_dump())
+        check_settings(media, family)
         self._tokenizer = Tokenizer(config.model_path).inner
         self._max_tokens = config.rollout.max_tokens
         self._room = room(config) - self._max_tokens
@@ -137,7 +119,7 @@ class MediaPreparer:
                 grid=one.grid.astype(np.int32),
                 start=start,
                 tokens=count,
-                seconds_per_grid=one.seconds_per_grid if one.kind == "video" else 0.0,
+                seconds_per_grid=one.seconds_per_grid,
                 inside=one.inside,
                 seconds=one.seconds,
                 version=VERSION,
@@ -168,7 +150,6 @@ class MediaPreparer:
             source.kind,
             self.family,
             self._settings_of(source),
-            self._limits,
             name=f"{source.origin}: {source.kind} {source.name}",
             start=source.start or 0.0,
             end=source.end,
@@ -181,13 +162,11 @@ class MediaPreparer:
     def key(self, source: MediaSource) -> str:
         """Name of the segment of a medium."""
         settings = self._settings_of(source)
-        used = [
-            getattr(settings, source.kind),
-            settings.audio if source.kind == "video" and settings.video.audio else None,
-        ]
+        own = getattr(settings, source.kind)
+        used = [own.model_dump(), settings.audio.model_dump() if getattr(own, "audio", False) else None]
         facts = [source.digest, source.kind, source.start, source.end, VERSION, self.family.model_type]
         specs = [self.family.vision, self.family.audio]
-        plain = [*facts, *(None if one is None else asdict(one) for one in (*used, *specs))]
+        plain = [*facts, *used, *(None if one is None else asdict(one) for one in specs)]
         return xxhash.xxh3_128_hexdigest(json.dumps(plain, sort_keys=True).encode())
 
     def expand(self, prompt: Prompt, features: Sequence[Features]) -> Expanded:
@@ -216,14 +195,15 @@ class MediaPreparer:
         """
         return expand(np.asarray(tokens), features, self.family, self._tokenizer, first)
 
-    def _settings_of(self, source: MediaSource) -> MediaSettings:
+    def _settings_of(self, source: MediaSource) -> MediaSection:
         if not source.options:
-            return self._settings
+            return self._section
+        section = getattr(self._section, source.kind)
         try:
-            own = replace(getattr(self._settings, source.kind), **source.options)
-            found = replace(self._settings, **{source.kind: own})
+            own = type(section).model_validate(section.model_dump() | source.options)
+            found = self._section.model_copy(update={source.kind: own})
             check_settings(found, self.family)
-        except (TypeError, ConfigError) as error:
+        except (ValueError, ConfigError) as error:
             msg = f"{source.origin}: settings of {source.kind} {source.name}: {error}"
             raise RowError(msg) from error
         return found
@@ -233,7 +213,7 @@ class MediaPreparer:
         path = self._store.path(source.path) if source.stored else Path(source.path)
         try:
             with path.open("rb") as file:
-                data = file.read(self._limits.max_bytes + 1)
+                data = file.read(self._section.limits.max_bytes + 1)
         except OSError as error:
             if source.stored:
                 msg = f"{source.kind} {source.path} of {source.origin} is gone from the store: {error.strerror}"

@@ -16,6 +16,7 @@ from relax_actors.engines.protocols.media import MediaItem, PromptMedia
 from relax_actors.errors import RelaxError, RowError
 from relax_actors.media.family import Family, family_of
 from relax_actors.messages import KINDS_OF_MEDIA, Media, ObservedMedia, PreparedPrompt, Trajectory
+from relax_actors.messages.media import VIDEO
 from relax_actors.runtime import Context
 from relax_actors.runtime.cells import read_column
 from relax_actors.training.prompt_media import MediaReader
@@ -194,12 +195,12 @@ def misfit(prepared: PreparedPrompt | ObservedMedia, family: Family, tokens: Arr
 
 def _misfit_of_features(medium: Media, family: Family) -> str:
     shape, dtype, grid = tuple(medium.features.shape), medium.features.dtype, medium.grid.tolist()
-    if medium.kind == "audio" and family.audio is not None:
+    if not medium.visual and family.audio is not None:
         mels, (frames,) = family.audio.mels, grid
         tokens, wanted = family.audio.tokens(frames), f"float32[{mels}, {frames} or more]"
         fits = dtype == "float32" and len(shape) == 2 and shape[0] == mels and shape[1] >= frames  # noqa: PLR2004
     elif (vision := family.vision) is not None:
-        patches, frames = math.prod(grid), 1 if medium.kind == "image" else vision.temporal
+        patches, frames = math.prod(grid), vision.temporal if medium.kind == VIDEO else 1
         rows = patches, 3 * frames * vision.patch**2
         tokens, wanted = patches // vision.merge**2, f"uint8{list(rows)}"
         fits = dtype == "uint8" and shape == rows and not any(side % vision.merge for side in grid[1:])

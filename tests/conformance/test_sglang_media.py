@@ -10,17 +10,16 @@ from dataclasses import replace
 
 import pytest
 
-from relax_actors.engines.sglang.families import SERVED
 from relax_actors.errors import EngineError
+from relax_actors.media.families import FAMILIES
 from tests.support.sglang_media import ServedModel, silent
 from tests.support.sglang_servers import skip_if_missing
-from tests.support.tiny_media_models import FAMILIES
 
 skip_if_missing()
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-@pytest.fixture(scope="module", params=[name for name in FAMILIES if name in SERVED])
+@pytest.fixture(scope="module", params=[name for name, spec in FAMILIES.items() if spec.sglang.architecture])
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
     found = ServedModel(tmp_path_factory.mktemp("run"), request.param)
     yield found

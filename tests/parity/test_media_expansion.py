@@ -17,19 +17,10 @@ import torch
 import transformers
 from transformers.video_utils import VideoMetadata
 
-from relax_actors.media import (
-    AudioSettings,
-    Family,
-    Features,
-    ImageSettings,
-    Limits,
-    MediaSettings,
-    VideoSettings,
-    expand,
-    pixel_values,
-    process,
-)
+from relax_actors.config.media import AudioSection, ImageSection, LimitsSection, MediaSection, VideoSection
+from relax_actors.media import Family, Features, expand, process
 from relax_actors.media.decode_audio import decode_audio
+from relax_actors.media.normalise import pixel_values
 from relax_actors.media.sizes import sampled
 from relax_actors.media.source import Source
 from tests.support.media_files import frames_of, image_file, picture, tone, video_file, wav_file
@@ -42,11 +33,11 @@ SOUND = "<|audio_start|><|audio_pad|><|audio_end|>"
 FPS = 2.0
 
 
-def settings(*, audio: bool = False, whole: bool = False) -> MediaSettings:
+def settings(*, audio: bool = False, whole: bool = False) -> MediaSection:
     low, high = VIDEO_PIXELS
     most = {"total_pixels": high} if whole else {"max_pixels": high}
-    video = VideoSettings(fps=FPS, min_frames=FRAMES[0], max_frames=FRAMES[1], min_pixels=low, audio=audio, **most)
-    return MediaSettings(ImageSettings(*IMAGE_PIXELS), video)
+    video = VideoSection(fps=FPS, min_frames=FRAMES[0], max_frames=FRAMES[1], min_pixels=low, audio=audio, **most)
+    return MediaSection(image=ImageSection(min_pixels=IMAGE_PIXELS[0], max_pixels=IMAGE_PIXELS[1]), video=video)
 
 
 @dataclass
@@ -111,14 +102,14 @@ def test_expanded_prompt_equals_that_of_the_processor(model_type: str, name: str
     raw = raw_media(case)
     assert of.vision is not None
     chosen = settings(audio=case.inside, whole=of.vision.whole_video)
-    features = [medium for kind, data in raw for medium in process(data, kind, of, chosen, Limits())]
+    features = [medium for kind, data in raw for medium in process(data, kind, of, chosen)]
     expanded = expand(encode(case.text), features, of, tokenizer().backend_tokenizer)
     batch = processor(of, image=IMAGE_PIXELS, video=VIDEO_PIXELS, frames=FRAMES)(
         text=[case.text], return_tensors="pt", **arguments_of(case, of, raw, features)
     )
     assert expanded.tokens.tolist() == batch["input_ids"][0].tolist()
     for kind, name_of in (("image", "pixel_values"), ("video", "pixel_values_videos")):
-        own = [pixel_values(medium.array, of.vision) for medium in features if medium.kind == kind]
+        own = [pixel_values(torch.from_numpy(medium.array), of.vision) for medium in features if medium.kind == kind]
         assert not own or np.array_equal(np.concatenate(own), batch[name_of].numpy())
     heard = [medium for medium in features if medium.kind == "audio"]
     if len(heard) == 1:  # several are padded to the longest, which changes their last frames
@@ -129,8 +120,8 @@ def test_expanded_prompt_equals_that_of_the_processor(model_type: str, name: str
     assert expanded.positions.dtype == of.position_dtype
     assert expanded.delta == delta
     for medium, start, count in zip(features, expanded.starts, expanded.counts, strict=True):
-        assert expanded.tokens[start] == of.token(medium.kind)
-        assert (expanded.tokens[start:] == of.token(medium.kind)).sum() >= count
+        assert expanded.tokens[start] == of.ids[medium.kind]
+        assert (expanded.tokens[start:] == of.ids[medium.kind]).sum() >= count
 
 
 def positions_of(model: Any, ids: np.ndarray, features: list[Features], case: Case) -> tuple[np.ndarray, float]:
@@ -187,7 +178,7 @@ def all_frames(data: bytes) -> np.ndarray:
 
 
 def samples_of(data: bytes) -> np.ndarray:
-    decoded = decode_audio(Source(data, "sound", Limits()), AudioSettings(), (0.0, None))
+    decoded = decode_audio(Source(data, "sound", LimitsSection()), AudioSection(), (0.0, None))
     assert decoded is not None
     assert decoded[1] == 16_000
     return decoded[0]
@@ -195,7 +186,7 @@ def samples_of(data: bytes) -> np.ndarray:
 
 def test_sound_of_qwen2_audio_equals_that_of_its_processor() -> None:
     of, samples = family("qwen2_audio"), tone(1.23)
-    (own,) = process(wav_file(samples), "audio", of, MediaSettings(), Limits())
+    (own,) = process(wav_file(samples), "audio", of, MediaSection())
     extractor = transformers.WhisperFeatureExtractor(feature_size=64)
     whole = transformers.Qwen2AudioProcessor(extractor, tokenizer(), chat_template="")
     batch = whole(text=[f"a{SOUND}b"], audio=[samples_of(wav_file(samples))], return_tensors="np", sampling_rate=16_000)

@@ -7,12 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
+import torch
 import transformers
 
 from relax_actors.config import load_config
+from relax_actors.config.media import MediaSection
 from relax_actors.data.model_folder import prepare
-from relax_actors.media import Features, ImageSettings, Limits, MediaSettings, expand, pixel_values, process
+from relax_actors.media import Features, expand, process
 from relax_actors.media.family import family_of
+from relax_actors.media.normalise import pixel_values
 from tests.support.media_files import image_file, picture, tone, wav_file
 
 pytest.importorskip("torchvision", reason="the video processors of transformers need torchvision: make sglang")
@@ -26,17 +29,17 @@ def test_processor_of_a_tiny_model_equals_the_role_media(task: str, tmp_path: Pa
     family, chosen = family_of(tmp_path), config.media
     assert family is not None
     assert chosen is not None
-    settings = MediaSettings(ImageSettings(chosen.image.min_pixels, chosen.image.max_pixels))
+    settings = MediaSection(image=chosen.image)
     inner = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     text, features, media = "1", list[Features](), {}
     if task != "sound":
         text += family.marker("image", inner)
-        features += process(image_file(picture(40, 56)), "image", family, settings, Limits())
+        features += process(image_file(picture(40, 56)), "image", family, settings)
         media["images"] = [picture(40, 56)]
     if task != "image":
         text += family.marker("audio", inner)
         samples = tone(0.5)
-        features += process(wav_file(samples), "audio", family, settings, Limits())
+        features += process(wav_file(samples), "audio", family, settings)
         media["audio"] = [np.round(samples * 32767).astype(np.int16).astype(np.float32) / 32768]
     processor = transformers.AutoProcessor.from_pretrained(tmp_path)  # type: ignore[no-untyped-call]
     batch = processor(text=[text], return_tensors="pt", **media)
@@ -45,7 +48,9 @@ def test_processor_of_a_tiny_model_equals_the_role_media(task: str, tmp_path: Pa
     for each in features:
         if each.kind == "image":
             assert family.vision is not None
-            assert np.array_equal(pixel_values(each.array, family.vision), batch["pixel_values"].numpy())
+            assert np.array_equal(
+                pixel_values(torch.from_numpy(each.array), family.vision), batch["pixel_values"].numpy()
+            )
         else:
             valid = batch["feature_attention_mask"][0].bool()
             np.testing.assert_allclose(each.array, batch["input_features"][0][:, valid].numpy(), atol=1e-6)

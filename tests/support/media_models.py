@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from relax_actors.media import Family, family_of_body
+from relax_actors.media import Family, family_of
 
 SPECIAL = [
     "<|endoftext|>",
@@ -142,11 +144,11 @@ SOUND_ONLY = {
 
 def family(model_type: str, **options: Any) -> Family:
     """Return the family of a tiny model."""
-    if model_type == "qwen2_audio":
-        sound = family_of_body(SOUND_ONLY, "config.json")
-        assert sound is not None
-        return sound
-    found = family_of_body(config_of(model_type, **options).to_dict(), "config.json")
+    sound_only = model_type == "qwen2_audio"
+    with TemporaryDirectory() as folder:
+        body = json.dumps(SOUND_ONLY) if sound_only else config_of(model_type, **options).to_json_string()
+        (Path(folder) / "config.json").write_text(body)
+        found = family_of(Path(folder))
     assert found is not None
     return found
 

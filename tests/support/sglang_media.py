@@ -17,7 +17,6 @@ from broker.fields import TensorRef
 from relax_actors.data.model_folder import measure
 from relax_actors.engines.protocols import Generation, GenerationRequest, PromptMedia, TrainSample
 from relax_actors.engines.sglang.engine import SglangEngine
-from relax_actors.engines.sglang.families import SERVED
 from relax_actors.engines.sglang.media_reference import MediaReferences
 from relax_actors.engines.torch.model import build
 from relax_actors.engines.torch.scorer import TorchScorer
@@ -61,9 +60,9 @@ class ServedModel:
         self.family = family
         model = build(self.config.model_path)
         prompts = prompts_of(model, family)
-        if family.vision is not None and not family.timestamps:
+        if family.vision is not None and not family.spec.timestamp:
             # Two frames, in Qwen3-Omni the second between two whole positions.
-            sound = ["audio"] if family.rope == "qwen3_omni" else []
+            sound = ["audio"] if family.position_dtype == "float32" else []
             prompts.append(MediaPrompts(model, family, 4).make("video", *sound, seconds=0.7))
             assert prompts[-1][1].items[0].grid[0] == 2
         self.requests = [
@@ -88,7 +87,7 @@ class ServedModel:
     def engine(self) -> AbstractContextManager[SglangEngine]:
         """Engine of one incarnation of an actor."""
         media = MediaReferences(self.family, self.store)
-        prefixes = SERVED[self.family.model_type].prefixes
+        prefixes = self.family.spec.sglang.prefixes
         # The first pass through towers takes long on a loaded machine.
         return engine_of(self.kept, media=media, prefixes=prefixes, moe=self.moe, stall=300.0)
 

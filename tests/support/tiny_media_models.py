@@ -15,12 +15,12 @@ from relax_actors.engines.protocols import MediaItem, PromptMedia
 from relax_actors.media.family import Family
 from relax_actors.media.normalise import pixel_values
 
-PROMPTS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "vl": (("image",), ("video", "image"), ()),
-    "none": (("audio",), ("audio", "audio"), ()),
-    "omni": (("image", "audio"), ("audio", "video", "image", "audio"), ()),
+PROMPTS: dict[tuple[str, ...], tuple[tuple[str, ...], ...]] = {
+    ("image", "video"): (("image",), ("video", "image"), ()),
+    ("audio",): (("audio",), ("audio", "audio"), ()),
+    ("image", "video", "audio"): (("image", "audio"), ("audio", "video", "image", "audio"), ()),
 }
-"""Kinds of media of some prompts: alone, mixed, and none."""
+"""Kinds of media of some prompts by those that a family takes: alone, mixed, and none."""
 
 TEXT: dict[str, Any] = {
     "hidden_size": 32,
@@ -149,13 +149,13 @@ class MediaPrompts:
 
     def positions(self, tokens: NDArray[Any], items: Sequence[MediaItem]) -> NDArray[Any]:
         """Return the rotary positions of a prompt by the model's own rule, `[3, len]`."""
-        if self._family.rope == "none" or not items:
+        if self._family.vision is None or not items:
             return np.broadcast_to(np.arange(len(tokens), dtype=np.int32), (3, len(tokens)))
         owner: Any = self._model if hasattr(self._model, "get_rope_index") else self._model.model
         inputs = model_inputs(self._family, tokens, items)
         wanted = ("input_ids", "attention_mask", "image_grid_thw", "video_grid_thw", "mm_token_type_ids")
         settings: dict[str, Any] = {name: inputs[name] for name in wanted if name in inputs}
-        if self._family.rope.endswith("omni"):
+        if self._family.audio:
             settings |= {"audio_seqlens": inputs.get("frames"), "second_per_grids": inputs.get("video_second_per_grid")}
         elif self._family.model_type == "qwen2_5_vl" and "second_per_grid_ts" in inputs:
             settings["second_per_grid_ts"] = inputs["second_per_grid_ts"]
@@ -167,7 +167,7 @@ class MediaPrompts:
 def prompts_of(model: PreTrainedModel, family: Family, seed: int = 0) -> list[tuple[NDArray[Any], PromptMedia]]:
     """Make a prompt for each entry of PROMPTS of the family."""
     make = MediaPrompts(model, family, seed).make
-    return [make(*kinds) for kinds in PROMPTS["omni" if family.rope.endswith("omni") else family.rope]]
+    return [make(*kinds) for kinds in PROMPTS[family.kinds]]
 
 
 def model_inputs(family: Family, tokens: NDArray[Any], items: Sequence[MediaItem]) -> dict[str, Tensor]:
@@ -177,15 +177,15 @@ def model_inputs(family: Family, tokens: NDArray[Any], items: Sequence[MediaItem
     for kind, suffix, grid in (("image", "", "image_grid_thw"), ("video", "_videos", "video_grid_thw")):
         if chosen := [item for item in items if item.kind == kind]:
             assert family.vision is not None
-            pixels = [pixel_values(item.features, family.vision) for item in chosen]
-            found[f"pixel_values{suffix}"] = torch.from_numpy(np.concatenate(pixels))
+            pixels = [pixel_values(torch.from_numpy(item.features), family.vision) for item in chosen]
+            found[f"pixel_values{suffix}"] = torch.cat(pixels)
             found[grid] = torch.from_numpy(np.stack([item.grid for item in chosen]).astype(np.int64))
-    if (videos := [item for item in items if item.kind == "video"]) and not family.timestamps:
-        name = "video_second_per_grid" if family.rope.endswith("omni") else "second_per_grid_ts"
+    if (videos := [item for item in items if item.kind == "video"]) and not family.spec.timestamp:
+        name = "video_second_per_grid" if family.audio else "second_per_grid_ts"
         found[name] = torch.tensor([item.seconds_per_grid for item in videos])
     if sounds := [item for item in items if item.kind == "audio"]:
         found |= _sound_inputs(sounds)
-    if family.rope == "vl":
+    if not family.audio:
         kinds = [
             torch.full_like(ids, number + 1) * (ids == family.ids[k]) for number, k in enumerate(("image", "video"))
         ]

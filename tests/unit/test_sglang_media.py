@@ -15,14 +15,12 @@ from broker.fields import TensorRef
 from relax_actors.engines.backends import inference_backend
 from relax_actors.engines.protocols import MediaItem, PromptMedia
 from relax_actors.engines.sglang.checkpoint_names import to_checkpoint_names
-from relax_actors.engines.sglang.families import SERVED
 from relax_actors.engines.sglang.launch_media import prepare_media
 from relax_actors.engines.sglang.media_reference import MediaReferences, StoredMedia
 from relax_actors.engines.sglang.server_models.fractions import pack, unpack
-from relax_actors.engines.sglang.server_models.pixels import pixel_values
 from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.errors import ConfigError, EngineError
-from relax_actors.media import normalise
+from relax_actors.media.families import FAMILIES
 from relax_actors.media.family import Family, family_of
 from tests.support.models import config_of
 from tests.support.tiny_media_models import architecture_of
@@ -71,9 +69,8 @@ def test_a_reference_gives_the_server_what_the_role_media_stored(family: Family,
     for one, item in zip(found.items, items, strict=True):
         np.testing.assert_array_equal(one.read(), item.features)
     np.testing.assert_array_equal(found.positions, positions)
-    assert (found.delta, found.temporal) == (-3.75, 2)
+    assert (found.delta, found.vision) == (-3.75, family.vision)
     assert family.vision is not None
-    assert (found.mean, found.std) == (family.vision.mean, family.vision.std)
     assert references.of(np.array([5], np.int32), PromptMedia((), positions[:, :1], 0.0)).reference is None
 
 
@@ -100,28 +97,19 @@ def test_packed_positions_keep_their_fractions_through_the_arithmetic_of_a_serve
     np.testing.assert_allclose(unpack(index + pack(delta)), index + delta, atol=5e-7)
 
 
-@pytest.mark.parametrize("frames", [1, 2])
-def test_pixels_of_a_server_have_the_bits_of_the_processor(family: Family, frames: int) -> None:
-    spec = family.vision
-    assert spec is not None
-    patches = np.random.default_rng(0).integers(0, 256, (40, 3 * frames * spec.patch**2), np.uint8)
-    found = pixel_values(torch.from_numpy(patches), spec.mean, spec.std, frames, spec.temporal)
-    np.testing.assert_array_equal(found, normalise.pixel_values(patches, spec))
-
-
 def test_a_thinker_is_served_as_the_model_that_sglang_has_a_class_for(
     omni: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("MODEL_PACKAGE", "MM_PROCESSOR_PACKAGE"):
         monkeypatch.setenv(f"SGLANG_EXTERNAL_{name}", "")
-    served = SERVED["qwen3_omni_moe_thinker"]
-    folder = prepare_media(omni, served, deterministic=False)
+    spec = FAMILIES["qwen3_omni_moe_thinker"]
+    folder = prepare_media(omni, spec, deterministic=False)
     body = json.loads((folder / "config.json").read_text())
-    assert (body["model_type"], body["architectures"]) == ("qwen3_omni_moe", [served.architecture])
+    assert (body["model_type"], body["architectures"]) == ("qwen3_omni_moe", [spec.sglang.architecture])
     assert body["thinker_config"] == json.loads((omni / "config.json").read_text())
     assert (folder / "tokenizer.json").read_text() == (omni / "tokenizer.json").read_text()
     tensors = tensors_of(build(omni))
-    named = to_checkpoint_names(tensors, served.prefixes)
+    named = to_checkpoint_names(tensors, spec.sglang.prefixes)
     assert "thinker.model.layers.0.mlp.experts.3.down_proj.weight" in named
     assert all(name.startswith("thinker.") for name in named)
     assert sum(part.numel() for part in named.values()) == sum(part.numel() for part in tensors.values())

@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from relax_actors.data.nested_config import is_nested, text_fields
+from relax_actors.config.media import is_nested
+from relax_actors.data.nested_config import text_fields
 from relax_actors.errors import ConfigError
+from relax_actors.media.families import FAMILIES, FAMILIES_BY_TYPE
 
 TEXT_FAMILIES = ("llama", "qwen3", "qwen3_moe")
-QWEN2_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni_thinker", "qwen2_5_omni", "qwen2_audio")
-"""Multimodal families whose decoder is a Qwen2: queries, keys and values have a bias, and are not normalised."""
-QWEN3_FAMILIES = ("qwen3_vl", "qwen3_vl_moe", "qwen3_omni_moe_thinker", "qwen3_omni_moe")
-"""Multimodal families whose decoder is a Qwen3: positions of the three axes are interleaved."""
-FAMILIES = (*TEXT_FAMILIES, *QWEN2_FAMILIES, *QWEN3_FAMILIES)
 _SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
     # megatron-core would silently ignore any other value of these settings and compute a different model.
     "hidden_act": ("silu",),
@@ -85,8 +82,9 @@ class Architecture:
         # transformers ties the embeddings of a multimodal model by the whole config.
         fields |= {"model_type": whole.model_type, "tie_word_embeddings": getattr(whole, "tie_word_embeddings", False)}
         check(fields)
-        heads, family = int(fields["num_attention_heads"]), whole.model_type
-        is_moe, rotary = "moe" in family, _rotary(fields)
+        spec = FAMILIES.get(whole.model_type)
+        decoder = whole.model_type if spec is None else spec.decoder.family
+        heads, is_moe, rotary = int(fields["num_attention_heads"]), "moe" in decoder, _rotary(fields)
         return cls(
             layers=int(fields["num_hidden_layers"]),
             hidden_size=int(fields["hidden_size"]),
@@ -99,15 +97,15 @@ class Architecture:
             norm_epsilon=float(fields["rms_norm_eps"]),
             rotary_base=float(rotary["rope_theta"]),
             tied_embeddings=bool(fields["tie_word_embeddings"]),
-            qk_layernorm=family.startswith("qwen3"),
-            qkv_bias=family in QWEN2_FAMILIES,
+            qk_layernorm=decoder.startswith("qwen3"),
+            qkv_bias=decoder == "qwen2",
             experts=int(fields["num_experts"]) if is_moe else 0,
             experts_per_token=int(fields["num_experts_per_tok"]) if is_moe else 0,
             expert_ffn_size=int(fields["moe_intermediate_size"]) if is_moe else 0,
             normalises_top_k=bool(fields.get("norm_topk_prob", True)) if is_moe else False,
-            prefix="model.language_model." if text is not whole and "omni" not in family else "model.",
+            prefix="model." if spec is None else spec.decoder.prefix,
             rotary_sections=tuple(rotary.get("mrope_section") or ()),
-            rotary_interleaved=family in QWEN3_FAMILIES,
+            rotary_interleaved=spec is not None and spec.positions.sections == "interleaved",
             deepstack_layers=len(deepstack_indexes(whole.to_dict())),
         )
 
@@ -170,11 +168,13 @@ def check(fields: Mapping[str, Any], setting: str = "trainer.backend") -> None:
         ConfigError: lists every unsupported setting, one a line.
     """
     problems = []
-    family = fields.get("model_type")
-    if family not in FAMILIES:
-        problems.append(f"model_type is {family!r}, supported are {', '.join(FAMILIES)}")
-    if family == "qwen2_audio" and (decoder := fields.get("text_model_type")) not in (None, "qwen2"):
-        problems.append(f"text_config.model_type is {decoder!r}, supported is only 'qwen2'")
+    family = str(fields.get("model_type"))
+    spec = FAMILIES_BY_TYPE.get(family)
+    if spec is None and family not in TEXT_FAMILIES:
+        problems.append(f"model_type is {family!r}, supported are {', '.join((*TEXT_FAMILIES, *FAMILIES_BY_TYPE))}")
+    decoder = fields.get("text_model_type")
+    if spec is not None and spec.decoder.is_open and decoder not in (None, spec.decoder.family):
+        problems.append(f"text_config.model_type is {decoder!r}, supported is only {spec.decoder.family!r}")
     for name, supported in _SUPPORTED_VALUES.items():
         value = fields.get(name, supported[0])
         if value not in supported:
@@ -187,8 +187,8 @@ def check(fields: Mapping[str, Any], setting: str = "trainer.backend") -> None:
 
 
 def _head_dim(fields: Mapping[str, Any], heads: int) -> int:
-    # transformers ignores the setting in these families.
-    given = None if fields["model_type"] in ("qwen2_vl", "qwen2_5_vl") else fields.get("head_dim")
+    spec = FAMILIES.get(fields["model_type"])
+    given = None if spec is not None and spec.decoder.ignores_head_dim else fields.get("head_dim")
     return int(given or fields["hidden_size"] // heads)
 
 

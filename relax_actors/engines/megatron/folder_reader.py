@@ -8,14 +8,10 @@ from pathlib import Path
 import safetensors
 from torch import Tensor
 
-OLD_PREFIXES = {
-    "model.language_model.": ("model.", "language_model.model.", "language_model.model.model."),
-    "model.visual.": ("visual.",),
-    "model.audio_tower.": ("audio_tower.",),
-    "model.multi_modal_projector.": ("multi_modal_projector.",),
-    "lm_head.": ("language_model.lm_head.",),
-}
-"""Other prefixes that the files of multimodal models have for those of the modules."""
+from relax_actors.media.families import FAMILIES
+
+OLD_PREFIXES = tuple(pair for spec in FAMILIES.values() for pair in spec.stored_prefixes)
+"""Prefixes of the modules, each with another one that the files of multimodal models have for it."""
 THINKER = "thinker."
 """Prefix in the files of an omni model that also speaks."""
 
@@ -32,12 +28,7 @@ class SafetensorsReader(Mapping[str, Tensor]):
 
     def _stored(self, name: str) -> str | None:
         """Name of a tensor in the files; None if they lack it."""
-        others = (
-            old + name.removeprefix(new)
-            for new, prefixes in OLD_PREFIXES.items()
-            if name.startswith(new)
-            for old in prefixes
-        )
+        others = (old + name.removeprefix(new) for new, old in OLD_PREFIXES if name.startswith(new))
         return next((found for found in (name, THINKER + name, *others) if found in self._file_of), None)
 
     def __contains__(self, name: object) -> bool:

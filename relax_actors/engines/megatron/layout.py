@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from relax_actors.config.media import is_nested
 from relax_actors.config.training import MegatronSection
-from relax_actors.data.nested_config import is_nested
 from relax_actors.engines.megatron.architecture import decoder_fields, deepstack_indexes
 from relax_actors.errors import ConfigError
 

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from broker.fields import TensorRef
-from relax_actors.messages.media import Media
+from relax_actors.messages.media import AUDIO, Kind, Media
 
 Array = NDArray[Any]
-Kind = Literal["image", "video", "audio"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,7 +24,7 @@ class MediaItem:
     """One image, video or sound of a prompt.
 
     Attributes:
-        kind: "image", "video" or "audio".
+        kind: one of `KINDS_OF_MEDIA`.
         features: input of the model's tower before normalisation, as the role `media` stored it.
         grid: `[3] int32`, temporal, vertical and horizontal patches; of a sound `[1] int32`, frames.
         start: position of its first placeholder in the expanded prompt.
@@ -41,6 +40,11 @@ class MediaItem:
     tokens: int
     seconds_per_grid: float = 0.0
     reference: TensorRef | None = None
+
+    @property
+    def visual(self) -> bool:
+        """Whether it is an image or a video."""
+        return self.kind != AUDIO
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,7 +16,7 @@ from relax_actors.engines.protocols.backend import InferenceBackend
 from relax_actors.engines.protocols.footprint import PROCESS_BYTES, WEIGHT_BYTES, Footprint
 from relax_actors.engines.protocols.server import ServerRecord, ServerSpec
 from relax_actors.engines.sglang import launch, presence
-from relax_actors.engines.sglang.families import served_family
+from relax_actors.engines.sglang.launch_media import served_family
 from relax_actors.engines.torch.architectures import causal_model_class
 from relax_actors.errors import ConfigError
 from relax_actors.runtime import Context
@@ -50,7 +50,7 @@ class SglangBackend(InferenceBackend):
         loader: WeightLoader = DiskLoader(path.with_suffix(""))
         if settings.weights != "disk":
             loader = (TensorLoader if settings.weights == "tensors" else BroadcastLoader)(settings.tensor_parallel)
-        facts, served = measure(config.model_path), served_family(config.model_path)
+        facts, family = measure(config.model_path), served_family(config.model_path)
         engine = SglangEngine(
             lambda: external or ServerRecord.load(path),
             loader,
@@ -61,8 +61,8 @@ class SglangBackend(InferenceBackend):
                 patience=config.supervision.longest_start if external is None else config.supervision.start_deadline,
                 stall=rollout.deadline / 2,
                 moe=facts.moe if config.trainer.router_replay else None,
-                media=None if served is None else MediaReferences(served[0], context.table.store.root),
-                prefixes=() if served is None else served[1].prefixes,
+                media=None if family is None else MediaReferences(family, context.table.store.root),
+                prefixes=() if family is None else family.spec.sglang.prefixes,
                 keep_partial=not config.run.deterministic,
                 progress=context.progress,
                 stopping=context.stopping,
@@ -74,7 +74,8 @@ class SglangBackend(InferenceBackend):
     def check(self, config: Config, model: Path) -> Iterator[str]:
         """Refuse settings that SGLang does not support and models whose weights it cannot load."""
         rollout, urls, facts = config.rollout, config.rollout.sglang.urls, measure(model)
-        if served_family(model) is not None and urls:
+        reads_text_only = served_family(model) is None
+        if urls and not reads_text_only:
             msg = (
                 "rollout.sglang.urls: a server that the run does not start cannot read the media of prompts; leave it "
                 "out, so that the run starts its servers"
@@ -93,10 +94,11 @@ class SglangBackend(InferenceBackend):
             msg = f"rollout.replicas = {rollout.replicas}, but rollout.sglang.urls has {len(urls)}; give each actor one"
             raise ConfigError(msg)
         fields = text_fields(json.loads((model / "config.json").read_text()))
-        if presence.has_experts(fields) and facts.model_type not in presence.FAMILIES_WITH_EXPERTS:
+        known = presence.TEXT_WITH_EXPERTS
+        if reads_text_only and presence.has_experts(fields) and facts.model_type not in known:
             msg = (
-                f'rollout.backend = "sglang" with a model of type {facts.model_type}: among models with experts only '
-                f'{", ".join(presence.FAMILIES_WITH_EXPERTS)} are supported; use "transformers"'
+                f'rollout.backend = "sglang" with a model of type {facts.model_type}: among text models with experts '
+                f'only {", ".join(known)} are supported; use "transformers"'
             )
             raise ConfigError(msg)
         heads = fields.get("num_attention_heads", 0)
@@ -111,7 +113,7 @@ class SglangBackend(InferenceBackend):
             return
         presence.require()
         name = next(iter(fields.get("architectures") or ()), "") or causal_model_class(model)
-        if name and served_family(model) is None and not presence.serves(name):
+        if name and reads_text_only and not presence.serves(name):
             msg = (
                 f'rollout.backend = "sglang" with a model of type {facts.model_type}: the installed SGLang has no '
                 f'model class {name}; use "transformers"'

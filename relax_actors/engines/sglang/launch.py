@@ -20,8 +20,7 @@ def main() -> None:
     """Serve until killed."""
     key = os.environ.pop(KEY_VARIABLE)
     from relax_actors.data.model_folder import measure  # noqa: PLC0415
-    from relax_actors.engines.sglang.families import served_family  # noqa: PLC0415
-    from relax_actors.engines.sglang.launch_media import prepare_media, replace_processors  # noqa: PLC0415
+    from relax_actors.engines.sglang.launch_media import prepare_media, replace_processors, served_family  # noqa: PLC0415
     from relax_actors.engines.sglang.server_arguments import server_arguments  # noqa: PLC0415 SGLang's child processes import this module
     from relax_actors.runtime.run_folder import RunFolder  # noqa: PLC0415
 
@@ -40,10 +39,9 @@ def main() -> None:
         os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
     # The context of a server has a margin, which no request uses.
     os.environ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
-    served = served_family(config.model_path)
     model = config.model_path
-    if served is not None:
-        model = prepare_media(model, served[1], deterministic=config.run.deterministic)
+    if (family := served_family(model)) is not None:
+        model = prepare_media(model, family.spec, deterministic=config.run.deterministic)
     facts = measure(config.model_path)
     arguments = server_arguments(config, model, facts, int(sys.argv[3]), key=key, cuda=cuda)
     from sglang.launch_server import run_server  # noqa: PLC0415
@@ -51,7 +49,7 @@ def main() -> None:
     from sglang.srt.server_args import prepare_server_args  # noqa: PLC0415
 
     load_plugins()
-    if served is not None:
+    if family is not None:
         replace_processors()
     run_server(prepare_server_args([*arguments, *_class_arguments(model)]))
 

@@ -1,4 +1,4 @@
-"""Preparation of a server whose model takes media."""
+"""Preparation of a server whose model takes media, and which families SGLang serves."""
 
 from __future__ import annotations
 
@@ -8,12 +8,29 @@ import tempfile
 from pathlib import Path
 
 from relax_actors.engines.sglang import server_models, server_processors
-from relax_actors.engines.sglang.families import ServedFamily
+from relax_actors.errors import ConfigError
+from relax_actors.media.families import FAMILIES, FamilySpec
+from relax_actors.media.family import Family, family_of
 
-THINKER, WHOLE = "qwen3_omni_moe_thinker", "qwen3_omni_moe"
+
+def served_family(model: Path) -> Family | None:
+    """Return the family of a model folder; None for a model that reads text only.
+
+    Raises:
+        ConfigError: SGLang does not serve the family.
+    """
+    family = family_of(model)
+    if family is not None and not family.spec.sglang.architecture:
+        known = ", ".join(spec.model_type for spec in FAMILIES.values() if spec.sglang.architecture)
+        msg = (
+            f'rollout.backend = "sglang" with a model of type {family.model_type}: among models that see or hear only '
+            f'{known} are supported; use "transformers"'
+        )
+        raise ConfigError(msg)
+    return family
 
 
-def prepare_media(model: Path, served: ServedFamily, *, deterministic: bool) -> Path:
+def prepare_media(model: Path, spec: FamilySpec, *, deterministic: bool) -> Path:
     """Point SGLang to the run's models and input processor; return the folder that it is started with.
 
     The folder has all files of the model folder but its weights, which the actor loads, and a config that SGLang
@@ -21,7 +38,7 @@ def prepare_media(model: Path, served: ServedFamily, *, deterministic: bool) -> 
 
     Args:
         model: model folder of the run.
-        served: how SGLang serves its family.
+        spec: its family.
         deterministic: whether the bits of a row must not depend on the rows before it.
     """
     if deterministic:
@@ -33,14 +50,14 @@ def prepare_media(model: Path, served: ServedFamily, *, deterministic: bool) -> 
     os.environ["SGLANG_EXTERNAL_MODEL_PACKAGE"] = server_models.__name__
     os.environ["SGLANG_EXTERNAL_MM_PROCESSOR_PACKAGE"] = server_processors.__name__
     body = json.loads((model / "config.json").read_text())
-    if body.get("model_type") == THINKER:
-        body = {"model_type": WHOLE, "thinker_config": body, "enable_audio_output": False}
+    if spec.whole and body.get("model_type") == spec.model_type:
+        body = {"model_type": spec.whole, "thinker_config": body, "enable_audio_output": False}
     folder = Path(tempfile.mkdtemp(prefix="model-"))
     for file in model.iterdir():
         if file.suffix != ".safetensors":
             (folder / file.name).symlink_to(file.absolute())
     (folder / "config.json").unlink()
-    (folder / "config.json").write_text(json.dumps(body | {"architectures": [served.architecture]}))
+    (folder / "config.json").write_text(json.dumps(body | {"architectures": [spec.sglang.architecture]}))
     return folder
 
 

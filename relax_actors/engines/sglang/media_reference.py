@@ -6,20 +6,21 @@ The server maps the files; it neither decodes nor resizes anything, and reads th
 from __future__ import annotations
 
 import base64
-import json
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
+from pydantic import PlainSerializer, PlainValidator, TypeAdapter
 
 from broker.fields import TensorRef
 from relax_actors.engines.protocols.media import MediaItem, PromptMedia
 from relax_actors.errors import EngineError
+from relax_actors.media.families import VisionSpec
 from relax_actors.media.family import Family
 
 PREFIX = "relax-media:"
@@ -33,7 +34,7 @@ class StoredItem:
     """Features of one medium, in a file.
 
     Attributes:
-        kind: "image", "video" or "audio".
+        kind: one of `KINDS_OF_MEDIA`.
         path: file that holds the features.
         features: place of the array in the file.
         grid: as in `MediaItem`.
@@ -68,6 +69,15 @@ class StoredItem:
         return found
 
 
+def _pack(positions: NDArray[Any]) -> list[str]:
+    content = zlib.compress(np.ascontiguousarray(positions).tobytes(), 1)
+    return [positions.dtype.name, base64.b64encode(content).decode()]
+
+
+def _unpack(packed: list[str]) -> NDArray[Any]:
+    return np.frombuffer(zlib.decompress(base64.b64decode(packed[1])), np.dtype(packed[0])).reshape(3, -1)
+
+
 @dataclass(frozen=True, slots=True)
 class StoredMedia:
     """All media of a prompt.
@@ -76,28 +86,17 @@ class StoredMedia:
         items: media in the order of their first placeholders.
         positions: `[3, prompt_len]`, as in `PromptMedia`.
         delta: `PromptMedia.position_delta`.
-        mean: mean of each channel of pixels, between 0 and 1.
-        std: standard deviation of each channel.
-        temporal: frames of a patch.
+        vision: patches of the model, if it sees.
     """
 
     items: tuple[StoredItem, ...]
-    positions: NDArray[Any]
+    positions: Annotated[NDArray[Any], PlainValidator(_unpack), PlainSerializer(_pack)]
     delta: float
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
-    temporal: int = 1
+    vision: VisionSpec | None = None
 
     def encode(self) -> str:
         """Return the string that a request carries."""
-        items = [
-            [one.kind, one.path, _plain(one.features), list(one.grid), [list(run) for run in one.runs], one.padding]
-            for one in self.items
-        ]
-        positions = np.ascontiguousarray(self.positions)
-        packed = base64.b64encode(zlib.compress(positions.tobytes(), 1)).decode()
-        body = [items, packed, positions.dtype.name, self.delta, self.mean, self.std, self.temporal]
-        return PREFIX + json.dumps(body, separators=(",", ":"))
+        return PREFIX + _MEDIA.dump_json(self).decode()
 
     @classmethod
     def decode(cls, text: str) -> StoredMedia:
@@ -109,20 +108,10 @@ class StoredMedia:
         if not text.startswith(PREFIX):
             msg = f"{text[:80]!r} is no reference to the media of a run"
             raise ValueError(msg)
-        items, packed, dtype, delta, mean, std, temporal = json.loads(text.removeprefix(PREFIX))
-        stored = tuple(
-            StoredItem(
-                kind, path, TensorRef(*place), tuple(grid), tuple((first, last) for first, last in runs), padding
-            )
-            for kind, path, place, grid, runs, padding in items
-        )
-        positions = np.frombuffer(zlib.decompress(base64.b64decode(packed)), np.dtype(dtype)).reshape(3, -1)
-        return cls(stored, positions, delta, tuple(mean), tuple(std), temporal)
+        return _MEDIA.validate_json(text.removeprefix(PREFIX))
 
 
-def _plain(reference: TensorRef) -> list[Any]:
-    place = [reference.uri, reference.offset, reference.nbytes, reference.dtype]
-    return [*place, list(reference.shape), reference.xxh3_128]
+_MEDIA = TypeAdapter(StoredMedia)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,14 +147,13 @@ class MediaReferences:
         """
         if media is None or not media.items:
             return RequestMedia(None, self._logit_bias)
-        vision = self._family.vision
-        pixels = (vision.mean, vision.std, vision.temporal) if vision is not None else ()
-        stored = StoredMedia(tuple(self._items(tokens, media)), media.positions, media.position_delta, *pixels)
+        items = tuple(self._items(tokens, media))
+        stored = StoredMedia(items, media.positions, media.position_delta, self._family.vision)
         return RequestMedia(stored.encode(), self._logit_bias)
 
     def _items(self, tokens: NDArray[Any], media: PromptMedia) -> Iterator[StoredItem]:
-        at = {kind: np.flatnonzero(tokens == token) for kind, token in self._placeholders()}
-        padding = self._padding(media.of_kind("audio"))
+        at = {kind: np.flatnonzero(tokens == self._family.ids[kind]) for kind in self._family.kinds}
+        padding = self._padding([item for item in media.items if not item.visual])
         for item in media.items:
             mine, at[item.kind] = at[item.kind][: item.tokens], at[item.kind][item.tokens :]
             if len(mine) < item.tokens:
@@ -178,12 +166,9 @@ class MediaReferences:
                 msg = f"features of an item of kind {item.kind} are not in the store; a server reads them from there"
                 raise EngineError(msg)
             path = str(self._store / item.reference.uri)
-            padded = padding if item.kind == "audio" else 0
+            padded = 0 if item.visual else padding
             grid = tuple(int(size) for size in item.grid)
             yield StoredItem(item.kind, path, item.reference, grid, _runs(mine), padded)
-
-    def _placeholders(self) -> list[tuple[str, int]]:
-        return [(kind, self._family.token(kind)) for kind in self._family.kinds]
 
     def _padding(self, sounds: Sequence[MediaItem]) -> int:
         """Return the frames of the longest chunk of a prompt's sounds, to which its model pads them all."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from relax_actors.errors import ConfigError
 
-FAMILIES_WITH_EXPERTS = ("qwen2_moe", "qwen3_moe", "qwen3_vl_moe", "qwen3_omni_moe", "qwen3_omni_moe_thinker")
-"""Model types with experts whose weights `checkpoint_names` can name."""
+TEXT_WITH_EXPERTS = ("qwen2_moe", "qwen3_moe")
+"""Types of text models with experts whose weights `checkpoint_names` can name."""
 
 
 def require() -> None:

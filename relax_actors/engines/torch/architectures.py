@@ -54,13 +54,13 @@ def check_architecture(config: Config, folder: Path) -> None:
     fields = text_fields(given)
     if config.model.architecture is not None and not text_fields(config.model.architecture).get("head_dim"):
         fields["head_dim"] = None
-    is_family = family_of(folder) is not None
+    family = family_of(folder)
     # A multimodal model is of a type that `family_of` knows.
-    names = [] if is_family else [str(given["model_type"]), str(given.get("text_config", {}).get("model_type"))]
+    names = [] if family else [str(given["model_type"]), str(given.get("text_config", {}).get("model_type"))]
     known = USUAL if _is_usual(fields, names) else describe(body)
     found = [*_type_problems(names, known), *_field_problems(fields, known)]
-    if is_family:
-        found += nested_config.problems(given)
+    if family is not None:
+        found += nested_config.problems(given, family.spec)
     if not found and known.error:
         found = [f"transformers cannot build this model: {known.error}; correct the field that it names"]
     if found:

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from relax_actors.errors import ConfigError
+from relax_actors.media.families import FAMILIES
 from relax_actors.messages.experts import MISSING
 
-ROUTERS = ("Qwen3MoeTopKRouter", "Qwen3VLMoeTextTopKRouter", "Qwen3OmniMoeThinkerTextTopKRouter")
+ROUTERS = ("Qwen3MoeTopKRouter", *(spec.decoder.router for spec in FAMILIES.values() if spec.decoder.router))
 """Supported router classes of transformers; their output is (logits, weights of the chosen experts, chosen experts)."""
 REROUTED, ROUTED = "rerouted", "routed"
 """Metrics: recorded choices that differ from the router's own choice, and all recorded choices."""

@@ -18,10 +18,11 @@ from transformers import (
 )
 
 from relax_actors.errors import ConfigError
+from relax_actors.media.families import FAMILIES
 from relax_actors.media.family import family_of
 from relax_actors.weights import files as weights
 
-VOICE = ("talker.", "token2wav.", "code2wav.")
+VOICE = tuple(prefix for spec in FAMILIES.values() for prefix in spec.voice)
 """Parts of the files of an omni model that write speech; they are not trained."""
 
 

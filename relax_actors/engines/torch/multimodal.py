@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from relax_actors.engines.protocols.media import PromptMedia, media_of
 from relax_actors.engines.torch.towers import Encoded, encode, in_tower_order
 from relax_actors.media.family import Family
+from relax_actors.messages import KINDS_OF_MEDIA
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def _places(
     """Find the placeholders of one sequence, `[3, placeholders]`: target, source and whether it is visual."""
     prompt = tokens[: media.positions.shape[1]]
     found = []
-    for kind in ("image", "video", "audio"):
+    for kind in KINDS_OF_MEDIA:
         items = media.of_kind(kind)
         at = np.flatnonzero(prompt == family.ids[kind]) if items else np.empty(0, np.int64)
         embeddings = [np.arange(first[id(item)], first[id(item)] + item.tokens) for item in items]
@@ -91,7 +92,7 @@ def _places(
             )
             raise ValueError(msg)
         if items:
-            found.append(np.stack([path[at], np.concatenate(embeddings), np.full(len(at), kind != "audio")]))
+            found.append(np.stack([path[at], np.concatenate(embeddings), np.full(len(at), items[0].visual)]))
     return np.concatenate(found, axis=1)
 
 

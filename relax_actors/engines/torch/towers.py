@@ -39,7 +39,7 @@ class Encoded:
 def in_tower_order(media: Sequence[PromptMedia]) -> list[MediaItem]:
     """Return the distinct items of several prompts in the order of `Encoded.embeddings`."""
     distinct = {id(item): item for one in media for item in one.items}
-    return sorted(distinct.values(), key=lambda item: item.kind == "audio")
+    return sorted(distinct.values(), key=lambda item: not item.visual)
 
 
 def encode(model: PreTrainedModel, family: Family, media: Sequence[PromptMedia]) -> Encoded:
@@ -54,14 +54,14 @@ def encode(model: PreTrainedModel, family: Family, media: Sequence[PromptMedia])
         ValueError: the towers returned another number of embeddings than the media have placeholders.
     """
     items = in_tower_order(media)
-    visual = [item for item in items if item.kind != "audio"]
+    visual = [item for item in items if item.visual]
     parts: list[Tensor] = []
     deepstack: tuple[Tensor, ...] = ()
     if visual:
         found, deepstack = _encode_visual(model, family, visual)
         parts.append(found)
     if len(visual) < len(items):
-        parts += _encode_sounds(model, _sounds_by_prompt(media))
+        parts += _encode_sounds(model, family, _sounds_by_prompt(media))
     embeddings = torch.cat(parts)
     if len(embeddings) != (expected := sum(item.tokens for item in items)):
         msg = (
@@ -76,7 +76,7 @@ def _sounds_by_prompt(media: Sequence[PromptMedia]) -> list[list[MediaItem]]:
     """Return the sounds of each prompt, without those that an earlier one holds, too."""
     seen, found = set[int](), []
     for one in media:
-        found.append([item for item in one.of_kind("audio") if id(item) not in seen])
+        found.append([item for item in one.items if not item.visual and id(item) not in seen])
         seen |= {id(item) for item in found[-1]}
     return [sounds for sounds in found if sounds]
 
@@ -87,22 +87,23 @@ def _encode_visual(
     if family.vision is None:
         msg = f"a {family.model_type} model has no tower for images and videos"
         raise ValueError(msg)
-    pixels = torch.from_numpy(np.concatenate([pixel_values(item.features, family.vision) for item in items]))
+    patches = [torch.from_numpy(np.array(item.features)).to(model.device) for item in items]
+    pixels = torch.cat([pixel_values(one, family.vision) for one in patches])
     grid = torch.from_numpy(np.stack([item.grid for item in items]).astype(np.int64))
     # Images and videos go through the same tower, so one call encodes both.
     encode_images: Any = model.get_image_features
-    found = encode_images(pixels.to(model.device), image_grid_thw=grid.to(model.device), return_dict=True)
+    found = encode_images(pixels, image_grid_thw=grid.to(model.device), return_dict=True)
     deepstack = getattr(found, "deepstack_features", None) or ()
     return torch.cat(found.pooler_output), tuple(torch.cat(layer) for layer in deepstack)
 
 
-def _encode_sounds(model: PreTrainedModel, prompts: Sequence[list[MediaItem]]) -> list[Tensor]:
+def _encode_sounds(model: PreTrainedModel, family: Family, prompts: Sequence[list[MediaItem]]) -> list[Tensor]:
     """Encode the sounds of several prompts; return the embeddings of each prompt, in order.
 
     Those of one prompt are padded to its longest chunk, as by the model itself; prompts that are padded alike share a
     batch.
     """
-    encode_batch: Any = _encode_whole if hasattr(model.model, "multi_modal_projector") else _encode_chunked
+    encode_batch: Any = _encode_whole if family.audio is not None and family.audio.fixed else _encode_chunked
     chunk = 2 * int(getattr(_audio_tower(model), "n_window", 0))
     found: dict[int, Tensor] = {}
 

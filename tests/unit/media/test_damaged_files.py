@@ -8,16 +8,16 @@ from functools import cache
 import numpy as np
 import pytest
 
+from relax_actors.config.media import AudioSection, LimitsSection
 from relax_actors.errors import RowError
 from relax_actors.media.decode_audio import decode_audio
 from relax_actors.media.decode_image import decode_image
 from relax_actors.media.decode_video import decode_frames, read_timeline
-from relax_actors.media.settings import AudioSettings, Limits
 from relax_actors.media.sizes import SizeError, resized
 from relax_actors.media.source import Source
 from tests.support.media_files import frames_of, gif_file, image_file, picture, sound_file, tone, video_file, wav_file
 
-LIMITS = Limits(max_pixels=1 << 20)
+LIMITS = LimitsSection(max_pixels=1 << 20)
 DAMAGES = 30
 """Damaged copies of each file."""
 FRAMES = frames_of(6)
@@ -63,7 +63,7 @@ def decode(name: str, source: Source) -> None:
     if kind == "image":
         decode_image(source)
     elif kind == "sound":
-        decode_audio(source, AudioSettings(), (0.0, None))
+        decode_audio(source, AudioSection(), (0.0, None))
     else:
         timeline = read_timeline(source, (0.0, None))
         wanted = np.linspace(0, len(timeline.times) - 1, 3).round().astype(int)

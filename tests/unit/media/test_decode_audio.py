@@ -8,8 +8,9 @@ import sys
 import numpy as np
 import pytest
 
+from relax_actors.config.media import AudioSection, LimitsSection, MediaSection
 from relax_actors.errors import ConfigError, RowError
-from relax_actors.media import AudioSettings, Features, Limits, MediaSettings, process
+from relax_actors.media import Features, process
 from relax_actors.media.decode_audio import decode_audio
 from relax_actors.media.resample import resample
 from relax_actors.media.source import Source
@@ -19,19 +20,19 @@ from tests.support.media_models import family
 OMNI = family("qwen3_omni_moe_thinker")
 
 
-def features(data: bytes, settings: AudioSettings | None = None, **options: float) -> Features:
-    chosen = MediaSettings(audio=settings or AudioSettings())
-    return process(data, "audio", OMNI, chosen, Limits(), name="a.wav", **options)[0]
+def features(data: bytes, settings: AudioSection | None = None, **options: float) -> Features:
+    chosen = MediaSection(audio=settings or AudioSection())
+    return process(data, "audio", OMNI, chosen, name="a.wav", **options)[0]
 
 
-def message(data: bytes, settings: AudioSettings | None = None, **options: float) -> str:
+def message(data: bytes, settings: AudioSection | None = None, **options: float) -> str:
     with pytest.raises(RowError) as caught:
         features(data, settings, **options)
     return str(caught.value)
 
 
-def samples(data: bytes, settings: AudioSettings | None = None) -> tuple[np.ndarray, int]:
-    found = decode_audio(Source(data, "a.wav", Limits()), settings or AudioSettings(), (0.0, None))
+def samples(data: bytes, settings: AudioSection | None = None) -> tuple[np.ndarray, int]:
+    found = decode_audio(Source(data, "a.wav", LimitsSection()), settings or AudioSection(), (0.0, None))
     assert found is not None
     return found
 
@@ -62,9 +63,9 @@ def test_channels_become_one() -> None:
     both = np.stack([tone(), np.zeros(16_000, np.float32)])
     data = wav_file(both)
     assert np.abs(samples(data)[0] - tone() / 2).max() < 1e-4
-    assert np.abs(samples(data, AudioSettings(mono="first"))[0] - tone()).max() < 1e-4
+    assert np.abs(samples(data, AudioSection(mono="first"))[0] - tone()).max() < 1e-4
     refused = 'a.wav: the sound has 2 channels; mix them, or set audio.mono to "mean" or "first"'
-    assert message(data, AudioSettings(mono="refuse")) == refused
+    assert message(data, AudioSection(mono="refuse")) == refused
 
 
 def test_silence_is_a_sound() -> None:
@@ -76,8 +77,8 @@ def test_silence_is_a_sound() -> None:
 def test_long_sound_is_refused_or_cut() -> None:
     data = wav_file(tone(3.0))
     refused = "a.wav: 3.0 s of sound exceed audio.max_seconds = 2; cut it, or set audio.truncate"
-    assert message(data, AudioSettings(max_seconds=2)) == refused
-    cut = features(data, AudioSettings(max_seconds=2, truncate=True))
+    assert message(data, AudioSection(max_seconds=2)) == refused
+    cut = features(data, AudioSection(max_seconds=2, truncate=True))
     assert np.array_equal(cut.array, features(wav_file(tone(3.0)[:32_000])).array)
 
 
@@ -90,22 +91,22 @@ def test_part_of_a_sound() -> None:
 
 def test_lower_rate_narrows_the_band() -> None:
     noise = np.random.default_rng(0).standard_normal(16_000).astype(np.float32) * 0.1
-    wide, narrow = (features(wav_file(noise), AudioSettings(sample_rate=rate)).array for rate in (None, 8000))
+    wide, narrow = (features(wav_file(noise), AudioSection(sample_rate=rate)).array for rate in (None, 8000))
     assert wide.shape == narrow.shape
     assert (wide[-8:] - narrow[-8:]).mean() > 0.5
     assert np.abs(wide[5:20] - narrow[5:20]).mean() < 0.1
     with pytest.raises(ConfigError) as caught:
-        features(wav_file(noise), AudioSettings(sample_rate=44_100))
+        features(wav_file(noise), AudioSection(sample_rate=44_100))
     assert str(caught.value) == "audio.sample_rate = 44100 must lie between 1 and the model's rate of 16000"
 
 
 def test_encoder_of_qwen2_audio_gets_its_padding() -> None:
     padded, cut = family("qwen2_audio"), family("qwen2_5_omni_thinker")
     data = wav_file(tone(1.0))
-    (whole,) = process(data, "audio", padded, MediaSettings(), Limits())
+    (whole,) = process(data, "audio", padded, MediaSection())
     assert whole.array.shape == (padded.audio.mels, 3000) if padded.audio else False
     assert whole.grid.tolist() == [100]
-    (short,) = process(data, "audio", cut, MediaSettings(), Limits())
+    (short,) = process(data, "audio", cut, MediaSection())
     assert short.array.shape[1] == 100
 
 
@@ -123,19 +124,19 @@ def test_bad_sounds_are_refused() -> None:
 
 def test_too_long_sound_is_refused_before_decoding() -> None:
     with pytest.raises(RowError) as caught:
-        process(wav_file(tone(5.0)), "audio", OMNI, MediaSettings(), Limits(max_seconds=3), name="a.wav")
+        process(wav_file(tone(5.0)), "audio", OMNI, MediaSection(limits=LimitsSection(max_seconds=3)), name="a.wav")
     assert str(caught.value) == "a.wav: 5.0 s exceed the limit of 3 s; shorten it or raise the limit"
 
 
 def test_the_end_of_a_part_does_not_raise_the_limit() -> None:
     data = sound_file(tone(5.0), 16_000, "adts", "aac")
     with pytest.raises(RowError, match=r"^a\.wav: .* s exceed the limit of 3 s; shorten it or raise the limit$"):
-        decode_audio(Source(data, "a.wav", Limits(max_seconds=3)), AudioSettings(), (0.0, 1e9))
+        decode_audio(Source(data, "a.wav", LimitsSection(max_seconds=3)), AudioSection(), (0.0, 1e9))
 
 
 def test_models_without_ears_take_no_sound() -> None:
     with pytest.raises(RowError) as caught:
-        process(wav_file(tone()), "audio", family("qwen3_vl"), MediaSettings(), Limits(), name="a.wav")
+        process(wav_file(tone()), "audio", family("qwen3_vl"), MediaSection(), name="a.wav")
     assert str(caught.value) == "a.wav: a qwen3_vl model takes no audio; it takes image, video"
 
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from relax_actors.config.media import ImageSection, LimitsSection, MediaSection
 from relax_actors.errors import RowError, SlowRowError
-from relax_actors.media import ImageSettings, Limits, MediaSettings, process
+from relax_actors.media import process
 from relax_actors.media.decode_image import decode_image
 from relax_actors.media.source import Source
 from tests.support.media_files import frames_of, gif_file, image_file, picture, tone, video_file, wav_file
@@ -21,11 +22,11 @@ from tests.support.media_models import family
 PICTURE = picture()
 
 
-def decoded(data: bytes, limits: Limits | None = None) -> np.ndarray:
-    return decode_image(Source(data, "a.png", limits or Limits()))
+def decoded(data: bytes, limits: LimitsSection | None = None) -> np.ndarray:
+    return decode_image(Source(data, "a.png", limits or LimitsSection()))
 
 
-def message(data: bytes, limits: Limits | None = None) -> str:
+def message(data: bytes, limits: LimitsSection | None = None) -> str:
     with pytest.raises(RowError) as caught:
         decoded(data, limits)
     return str(caught.value)
@@ -113,8 +114,8 @@ def test_image_of_an_animation_is_its_first_frame() -> None:
 @pytest.mark.parametrize("size", [(1, 1), (1, 150), (3, 5), (37, 911), (4000, 3000)])
 def test_images_of_any_size_become_whole_tokens(size: tuple[int, int]) -> None:
     of = family("qwen3_vl")
-    settings = MediaSettings(ImageSettings(min_pixels=256, max_pixels=64 * 64))
-    (features,) = process(image_file(picture(*size), "BMP"), "image", of, settings, Limits())
+    settings = MediaSection(image=ImageSection(min_pixels=256, max_pixels=64 * 64))
+    (features,) = process(image_file(picture(*size), "BMP"), "image", of, settings)
     t, h, w = features.grid.tolist()
     assert t == 1
     assert h % 2 == w % 2 == 0
@@ -124,14 +125,14 @@ def test_images_of_any_size_become_whole_tokens(size: tuple[int, int]) -> None:
 
 
 def test_sides_become_multiples_of_the_setting() -> None:
-    settings = MediaSettings(ImageSettings(min_pixels=256, max_pixels=10**6, multiple=48))
-    (features,) = process(image_file(picture(100, 130)), "image", family("qwen3_vl"), settings, Limits())
+    settings = MediaSection(image=ImageSection(min_pixels=256, max_pixels=10**6, multiple=48))
+    (features,) = process(image_file(picture(100, 130)), "image", family("qwen3_vl"), settings)
     assert features.grid.tolist() == [1, 96 // 8, 144 // 8]
 
 
 def test_too_narrow_image_is_refused() -> None:
     with pytest.raises(RowError) as caught:
-        process(image_file(picture(1, 201)), "image", family("qwen3_vl"), MediaSettings(), Limits(), name="a.png")
+        process(image_file(picture(1, 201)), "image", family("qwen3_vl"), MediaSection(), name="a.png")
     assert str(caught.value) == "a.png: 201 x 1 pixels: one side is more than 200 times the other; crop it"
 
 
@@ -191,21 +192,28 @@ def test_other_kinds_of_files_are_named() -> None:
 def test_missing_empty_and_large_files_are_refused(tmp_path: Path) -> None:
     of, path = family("qwen3_vl"), tmp_path / "a.png"
     with pytest.raises(RowError) as caught:
-        process(path, "image", of, MediaSettings(), Limits())
+        process(path, "image", of, MediaSection())
     assert str(caught.value) == f"{path}: cannot be read: No such file or directory"
     path.touch()
     with pytest.raises(RowError) as caught:
-        process(path, "image", of, MediaSettings(), Limits())
+        process(path, "image", of, MediaSection())
     assert str(caught.value) == f"{path}: the file is empty"
     path.write_bytes(image_file(PICTURE, "BMP"))
     with pytest.raises(RowError) as caught:
-        process(path, "image", of, MediaSettings(), Limits(max_bytes=100))
+        process(path, "image", of, MediaSection(limits=LimitsSection(max_bytes=100)))
     assert str(caught.value) == f"{path}: 14454 bytes exceed the limit of 100 bytes; reduce it or raise the limit"
 
 
 def test_deadline_ends_decoding() -> None:
     with pytest.raises(SlowRowError) as caught:
-        process(image_file(PICTURE), "image", family("qwen3_vl"), MediaSettings(), Limits(), name="a.png", deadline=0.0)
+        process(
+            image_file(PICTURE),
+            "image",
+            family("qwen3_vl"),
+            MediaSection(),
+            name="a.png",
+            deadline=0.0,
+        )
     text = "a.png: decoding took longer than the deadline of the medium; shorten it or allow more time"
     assert str(caught.value) == text
 
@@ -223,11 +231,11 @@ def test_damaged_bytes_end_with_an_image_or_a_reason() -> None:
 
 @pytest.mark.parametrize("settings", [{"min_pixels": 10**12, "max_pixels": 10**12}, {"multiple": 16 << 20}])
 def test_settings_that_enlarge_an_image_without_bound_are_refused(settings: dict[str, int]) -> None:
-    chosen = MediaSettings(image=ImageSettings(**settings))
+    chosen = MediaSection(image=ImageSection(**settings))
     with pytest.raises(
         RowError, match=r"^a\.png: its settings enlarge it to \d+ x \d+ pixels, more than the limit of "
     ):
-        process(image_file(PICTURE), "image", family("qwen3_vl"), chosen, Limits(), name="a.png")
+        process(image_file(PICTURE), "image", family("qwen3_vl"), chosen, name="a.png")
 
 
 def test_a_repeated_tag_of_a_tiff_does_not_hide_its_size() -> None:
@@ -239,6 +247,6 @@ def test_a_repeated_tag_of_a_tiff_does_not_hide_its_size() -> None:
     small = bytes(data[width : width + 8]) + struct.pack("<I", 1)
     table = struct.pack("<H", entries + 1) + fields + small + bytes(4)
     data[4:8] = struct.pack("<I", len(data))
-    limits = Limits(max_pixels=PICTURE.shape[0] * PICTURE.shape[1] - 1)
+    limits = LimitsSection(max_pixels=PICTURE.shape[0] * PICTURE.shape[1] - 1)
     said = message(bytes(data) + table, limits)
     assert said == "a.png: 80 x 60 pixels exceed the limit of 4799 pixels; reduce it or raise the limit"

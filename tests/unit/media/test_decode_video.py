@@ -7,8 +7,9 @@ import time
 import numpy as np
 import pytest
 
+from relax_actors.config.media import LimitsSection, MediaSection, VideoSection
 from relax_actors.errors import ConfigError, RowError, SlowRowError
-from relax_actors.media import Features, Limits, MediaSettings, VideoSettings, process
+from relax_actors.media import Features, process
 from relax_actors.media.decode_video import decode_frames, read_timeline
 from relax_actors.media.source import Source
 from tests.support.media_files import (
@@ -24,27 +25,26 @@ from tests.support.media_files import (
 )
 from tests.support.media_models import family
 
-SMALL = VideoSettings(fps=2.0, min_frames=1, max_frames=16, min_pixels=256, max_pixels=32 * 32)
+SMALL = VideoSection(fps=2.0, min_frames=1, max_frames=16, min_pixels=256, max_pixels=32 * 32)
 
 
-def features(data: bytes, settings: VideoSettings = SMALL, model: str = "qwen3_vl", **options: float) -> Features:
-    return process(data, "video", family(model), MediaSettings(video=settings), Limits(), name="a.mp4", **options)[0]
+def features(data: bytes, settings: VideoSection = SMALL, model: str = "qwen3_vl", **options: float) -> Features:
+    return process(data, "video", family(model), MediaSection(video=settings), name="a.mp4", **options)[0]
 
 
 def brightness(data: bytes, indices: list[int] | None = None) -> list[int]:
     """Return the mean of each sampled frame, of all frames by default."""
-    source = Source(data, "a.mp4", Limits())
+    source = Source(data, "a.mp4", LimitsSection())
     timeline = read_timeline(source, (0.0, None))
     wanted = np.arange(len(timeline.times)) if indices is None else timeline.at(np.array(indices))
     clip = decode_frames(source, timeline, wanted, lambda frame: frame)
     return [round(float(frame.mean())) for frame in clip.frames]
 
 
-def message(data: bytes, limits: Limits | None = None, **options: float) -> str:
+def message(data: bytes, limits: LimitsSection | None = None, **options: float) -> str:
     with pytest.raises(RowError) as caught:
-        process(
-            data, "video", family("qwen3_vl"), MediaSettings(video=SMALL), limits or Limits(), name="a.mp4", **options
-        )
+        settings = MediaSection(video=SMALL, limits=limits or LimitsSection())
+        process(data, "video", family("qwen3_vl"), settings, name="a.mp4", **options)
     return str(caught.value)
 
 
@@ -89,20 +89,20 @@ def test_last_frame_fills_up_the_last_temporal_patch() -> None:
 
 def test_rate_and_bounds_choose_the_frames() -> None:
     data = video_file(frames_of(40), 10)
-    assert features(data, VideoSettings(fps=2.0)).frames == 8
-    assert features(data, VideoSettings(fps=0.1, min_frames=6)).frames == 6
-    assert features(data, VideoSettings(fps=10.0, max_frames=12)).frames == 12
-    assert features(data, VideoSettings(fps=10.0, max_frames=12)).seconds_per_grid == pytest.approx(2 * 4 / 12)
+    assert features(data, VideoSection(fps=2.0)).frames == 8
+    assert features(data, VideoSection(fps=0.1, min_frames=6)).frames == 6
+    assert features(data, VideoSection(fps=10.0, max_frames=12)).frames == 12
+    assert features(data, VideoSection(fps=10.0, max_frames=12)).seconds_per_grid == pytest.approx(2 * 4 / 12)
 
 
 def test_pixels_of_frames_and_of_the_whole_video_are_bounded() -> None:
     data = video_file(frames_of(8, 96, 128), 2)
     for model in ("qwen3_vl", "qwen2_5_vl"):
-        frame = features(data, VideoSettings(min_pixels=256, max_pixels=4096), model)
+        frame = features(data, VideoSection(min_pixels=256, max_pixels=4096), model)
         assert frame.grid[1] * frame.grid[2] * 64 <= 4096
-        total = features(data, VideoSettings(min_pixels=256, total_pixels=8 * 2048), model)
+        total = features(data, VideoSection(min_pixels=256, total_pixels=8 * 2048), model)
         assert total.grid[1] * total.grid[2] * 64 * 8 <= 8 * 2048
-        assert features(data, VideoSettings(min_pixels=256, multiple=32), model).grid[1] % 4 == 0
+        assert features(data, VideoSection(min_pixels=256, multiple=32), model).grid[1] % 4 == 0
 
 
 def test_frames_of_a_variable_rate_are_taken_by_time() -> None:
@@ -112,7 +112,7 @@ def test_frames_of_a_variable_rate_are_taken_by_time() -> None:
     assert brightness(data, [0, 9]) == [levels[0], levels[9]]
     # The middle in time, 2.0 s, is nearest to the frame at 0.8 s.
     assert brightness(data, [4]) == [levels[8]]
-    found = features(data, VideoSettings(fps=1.0, min_frames=2, max_frames=4, min_pixels=256))
+    found = features(data, VideoSection(fps=1.0, min_frames=2, max_frames=4, min_pixels=256))
     assert found.timestamps[-1] <= 4.0
 
 
@@ -120,7 +120,7 @@ def test_frames_of_a_variable_rate_are_taken_by_time() -> None:
 def test_display_matrix_turns_the_frames(rotation: int) -> None:
     frame = np.zeros((32, 64, 3), np.uint8)
     frame[:16, :32] = 255
-    source = Source(video_file([frame] * 3, rotation=rotation), "a.mp4", Limits())
+    source = Source(video_file([frame] * 3, rotation=rotation), "a.mp4", LimitsSection())
     clip = decode_frames(source, read_timeline(source, (0.0, None)), np.array([1]), lambda image: image)
     turned = np.rot90(frame, rotation // 90)
     assert clip.frames[0].shape == turned.shape
@@ -129,14 +129,14 @@ def test_display_matrix_turns_the_frames(rotation: int) -> None:
 
 def test_part_of_a_video_has_its_own_times() -> None:
     frames = frames_of(40)
-    found = features(video_file(frames, 10), VideoSettings(fps=10.0, min_pixels=256), start=1.0, end=2.0)
+    found = features(video_file(frames, 10), VideoSection(fps=10.0, min_pixels=256), start=1.0, end=2.0)
     assert found.frames == 10
     assert found.timestamps[0] == pytest.approx(0.05)
     assert found.seconds == pytest.approx(1.0)
 
 
 def test_animated_gif_is_a_video() -> None:
-    found = features(gif_file(5, 0.1), VideoSettings(fps=10.0, min_pixels=256))
+    found = features(gif_file(5, 0.1), VideoSection(fps=10.0, min_pixels=256))
     assert found.frames == 5
     assert found.seconds == pytest.approx(0.5)
 
@@ -163,13 +163,13 @@ def test_truncated_video_is_refused(container: str, part: float) -> None:
 
 def test_limits_are_checked_before_decoding() -> None:
     data = video_file(frames_of(30), 10)
-    assert message(data, Limits(max_frames=20)) == (
+    assert message(data, LimitsSection(max_frames=20)) == (
         "a.mp4: the video has more frames than the limit of 20; shorten it or raise the limit"
     )
-    assert message(data, Limits(max_seconds=2)) == (
+    assert message(data, LimitsSection(max_seconds=2)) == (
         "a.mp4: 3.0 s exceed the limit of 2 s; shorten it or raise the limit"
     )
-    assert message(data, Limits(max_pixels=1000)) == (
+    assert message(data, LimitsSection(max_pixels=1000)) == (
         "a.mp4: 96 x 64 pixels exceed the limit of 1000 pixels; reduce it or raise the limit"
     )
 
@@ -187,8 +187,7 @@ def test_deadline_ends_decoding_of_a_video() -> None:
             video_file(frames_of(30)),
             "video",
             family("qwen3_vl"),
-            MediaSettings(video=SMALL),
-            Limits(),
+            MediaSection(video=SMALL),
             deadline=time.monotonic(),
         )
 
@@ -201,24 +200,24 @@ def test_part_without_frames_is_refused() -> None:
 
 def test_sound_of_a_video_is_a_second_medium() -> None:
     data = video_file(frames_of(20), 10, sound=tone(2.0))
-    settings = MediaSettings(video=VideoSettings(fps=2.0, min_pixels=256, audio=True))
+    settings = MediaSection(video=VideoSection(fps=2.0, min_pixels=256, audio=True))
     of = family("qwen2_5_omni_thinker")
-    video, sound = process(data, "video", of, settings, Limits())
+    video, sound = process(data, "video", of, settings)
     assert (video.kind, sound.kind, video.inside, sound.inside) == ("video", "audio", False, True)
     assert sound.seconds == pytest.approx(2.0, abs=0.1)
-    (alone,) = process(data, "video", of, MediaSettings(video=VideoSettings(fps=2.0, min_pixels=256)), Limits())
+    (alone,) = process(data, "video", of, MediaSection(video=VideoSection(fps=2.0, min_pixels=256)))
     assert np.array_equal(alone.array, video.array)
-    (silent,) = process(video_file(frames_of(20)), "video", of, settings, Limits())
+    (silent,) = process(video_file(frames_of(20)), "video", of, settings)
     assert silent.kind == "video"
     with pytest.raises(ConfigError) as caught:
-        process(data, "video", family("qwen3_vl"), settings, Limits())
+        process(data, "video", family("qwen3_vl"), settings)
     assert str(caught.value) == (
         "video.audio is set, and a qwen3_vl model does not hear the sound of videos; switch it off"
     )
 
 
 def test_frames_that_grow_before_the_first_wanted_one_are_refused() -> None:
-    limits = Limits(max_pixels=40 * 40)
+    limits = LimitsSection(max_pixels=40 * 40)
     for side, what in (
         (48, "48 x 48 pixels exceed the limit of 1600 pixels; reduce it or raise the limit"),
         (512, "frame 2 of the video is damaged, or exceeds the limit of 1600 pixels"),

@@ -19,6 +19,7 @@ from tests.support.media_models import OMNI, VISION, encode, family, tokenizer
 
 IMAGE, VIDEO = "<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|><|video_pad|><|vision_end|>"
 SOUND = "<|audio_start|><|audio_pad|><|audio_end|>"
+TIMESTAMP = family("qwen3_vl").spec.timestamp
 
 
 def image() -> Features:
@@ -54,7 +55,7 @@ def test_placeholders_that_do_not_fit_the_media_are_refused() -> None:
     assert message(IMAGE * 2, [image()]) == number.format(2, 1)
     kinds = "placeholder 1 of the prompt is for video, and medium 1 is image"
     assert message(IMAGE + VIDEO, [image(), image()]) == kinds
-    bare = "the placeholder of a video with its sound must stand between <|vision_start|> and <|vision_end|>"
+    bare = "the placeholder of a video with its sound must stand between <|vision_bos|> and <|vision_eos|>"
     for text in ("<|video_pad|>", "a<|video_pad|>b", "<|vision_start|><|video_pad|>"):
         assert message(text, [video(), sound(inside=True)], "qwen2_5_omni_thinker") == bare
 
@@ -63,16 +64,16 @@ def test_tokenizer_that_cannot_write_timestamps_is_refused(tmp_path: Path) -> No
     bare = Tokenizer(models.WordLevel({"<|endoftext|>": 0}, unk_token="<|endoftext|>"))  # noqa: S106 a token of text
     make_character_tokenizer("0123456789. secon#", "#", tmp_path)
     lacking = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    for tokens, missing in ((bare, "<0123456789. second>"), (lacking, "<d>")):
-        assert missing_characters(tokens) == missing
+    for tokens, missing in ((bare, "<1234567890. second>"), (lacking, "<d>")):
+        assert missing_characters(tokens, TIMESTAMP) == missing
         with pytest.raises(RowError) as caught:
-            Timestamps(tokens).after([], 1.0)
+            Timestamps(tokens, TIMESTAMP).after([], 1.0)
         assert str(caught.value) == (
             "the model's tokenizer cannot write the timestamp '<1.0 seconds>' of a video; add the characters of "
             f"{missing!r} to model.tokenizer.alphabet, or use the model's own tokenizer"
         )
     make_character_tokenizer("0123456789. second<>#", "#", tmp_path)
-    assert missing_characters(Tokenizer.from_file(str(tmp_path / "tokenizer.json"))) == ""
+    assert missing_characters(Tokenizer.from_file(str(tmp_path / "tokenizer.json")), TIMESTAMP) == ""
 
 
 @pytest.mark.parametrize("model", OMNI)
@@ -80,9 +81,9 @@ def test_sound_lies_in_time_between_the_frames(model: str) -> None:
     of = family(model)
     found = expand(encode(f"x{VIDEO}y"), [video(), sound(inside=True)], of, tokenizer().backend_tokenizer)
     assert found.counts == (2, 13 if "3" in model else 25)
-    heard = found.positions[:, found.tokens == of.audio_id]
+    heard = found.positions[:, found.tokens == of.ids["audio"]]
     assert (np.diff(heard, axis=1) == 1).all()
-    seen = found.positions[0, found.tokens == of.video_id]
+    seen = found.positions[0, found.tokens == of.ids["video"]]
     # The second temporal patch comes one second later.
     assert seen[1] - seen[0] == of.seconds_scale
 
@@ -119,6 +120,6 @@ def byte_pairs() -> Tokenizer:
 def test_timestamp_is_written_as_if_with_the_text_before_it(text: str) -> None:
     tokens = byte_pairs()
     before = tokens.encode(text).ids
-    written = Timestamps(tokens).after(before, 0.5)
+    written = Timestamps(tokens, TIMESTAMP).after(before, 0.5)
     assert before[: len(before) - written.removed] + written.ids == tokens.encode(f"{text}<0.5 seconds>").ids
     assert bool(written.removed) == text.endswith(".")

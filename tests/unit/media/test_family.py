@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from relax_actors.config.media import AudioSection, ImageSection, MediaSection, VideoSection
 from relax_actors.errors import ConfigError
-from relax_actors.media import Family, VideoSettings, check_settings, family_of, family_of_body
-from relax_actors.media.settings import AudioSettings, ImageSettings, MediaSettings
+from relax_actors.media import Family, check_settings, family_of
 from tests.support.media_models import ID, OMNI, VISION, config_of, family, save, tokenizer
 
 ALL_IDS = {ID[text] for text in ID if "vision" in text or "audio" in text or "pad" in text}
@@ -78,13 +78,11 @@ def test_missing_ids_come_from_the_tokenizer(tmp_path: Path) -> None:
     assert (of.ids["vision_start"], of.ids["audio_end"]) == (ID["<|vision_start|>"], ID["<|audio_end|>"])
 
 
-def test_missing_placeholder_is_refused() -> None:
-    body = config_of("qwen3_vl").to_dict()
-    del body["image_token_id"]
-    with pytest.raises(ConfigError) as caught:
-        family_of_body(body, "model.architecture")
-    text = "model.architecture has no image_token_id, and the tokenizer no <|image_pad|>; add one"
-    assert str(caught.value) == text
+def test_missing_placeholder_is_refused(tmp_path: Path) -> None:
+    body = config_of("qwen3_vl").to_dict() | {"image_token_id": None}
+    (tmp_path / "config.json").write_text(json.dumps(body, default=str))
+    text = f"{tmp_path}/config.json has no image_token_id, and the tokenizer no <|image_pad|>; add one"
+    assert message(tmp_path) == text
 
 
 def test_processor_files_set_the_defaults(tmp_path: Path) -> None:
@@ -134,20 +132,20 @@ def test_processor_that_contradicts_its_model_is_refused(tmp_path: Path) -> None
     ("settings", "text"),
     [
         (
-            MediaSettings(ImageSettings(multiple=20)),
+            MediaSection(image=ImageSection(multiple=20)),
             "image.multiple = 20 must be a multiple of the 16 pixels of a token (8 x 2)",
         ),
         (
-            MediaSettings(ImageSettings(min_pixels=500, max_pixels=100)),
-            "image.min_pixels = 500 must lie between 1 and image.max_pixels = 100",
+            MediaSection(image=ImageSection(max_pixels=100)),
+            "image.min_pixels = 65536 must lie between 1 and image.max_pixels = 100",
         ),
         (
-            MediaSettings(video=VideoSettings(audio=True)),
+            MediaSection(video=VideoSection(audio=True)),
             "video.audio is set, and a qwen3_vl model does not hear the sound of videos; switch it off",
         ),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(settings: MediaSettings, text: str) -> None:
+def test_settings_that_do_not_fit_are_refused(settings: MediaSection, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_settings(settings, family("qwen3_vl"))
     assert str(caught.value) == text
@@ -161,4 +159,4 @@ def test_marker_is_the_text_of_one_medium() -> None:
 
 
 def test_audio_settings_fit_any_model() -> None:
-    check_settings(MediaSettings(audio=AudioSettings(sample_rate=8000)), family("qwen2_5_omni_thinker"))
+    check_settings(MediaSection(audio=AudioSection(sample_rate=8000)), family("qwen2_5_omni_thinker"))

@@ -12,8 +12,8 @@ from sglang.srt.models import qwen2_5_vl, qwen2_audio, qwen3_omni_moe, qwen3_vl,
 from torch import Tensor
 
 from relax_actors.engines.sglang.server_models.fractions import read_fractions
-from relax_actors.engines.sglang.server_models.pixels import pixel_values
 from relax_actors.engines.torch.towers import audio_attention
+from relax_actors.media.normalise import pixel_values
 
 
 class ForgetsFeatures:
@@ -47,8 +47,7 @@ class ReadsPatches:
 def _normalised(item: Any) -> Any:
     """Return an item with the pixel values of its patches."""
     found = copy.copy(item)
-    frames = 1 if item.is_image() else item.temporal
-    found.feature = pixel_values(item.feature, item.mean, item.std, frames, item.temporal)
+    found.feature = pixel_values(item.feature, item.vision)
     found.model_specific_data = item.model_specific_data | {"video_grid_thw": item.grid_thw}
     return found
 
@@ -142,11 +141,5 @@ class Qwen2AudioForConditionalGeneration(ForgetsFeatures, qwen2_audio.Qwen2Audio
         return torch.cat([one[: _placeholders(item)] for one, item in zip(embeddings, items, strict=True)])
 
 
-EntryClass = [
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen3VLForConditionalGeneration,
-    Qwen3VLMoeForConditionalGeneration,
-    Qwen3OmniMoeForConditionalGeneration,
-    Qwen2AudioForConditionalGeneration,
-]
+EntryClass = ForgetsFeatures.__subclasses__()
 """Where SGLang looks for the classes of a module."""

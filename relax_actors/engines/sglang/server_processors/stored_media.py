@@ -18,7 +18,6 @@ from relax_actors.engines.sglang.server_models.fractions import pack
 from relax_actors.engines.sglang.server_models.media_models import EntryClass
 
 CHANNELS = 3
-KINDS = {"image": Modality.IMAGE, "video": Modality.VIDEO, "audio": Modality.AUDIO}
 
 
 class StoredMediaProcessor(BaseMultimodalProcessor):  # type: ignore[misc]
@@ -61,13 +60,12 @@ class StoredMediaProcessor(BaseMultimodalProcessor):  # type: ignore[misc]
 def _item(one: StoredItem, media: StoredMedia) -> MultimodalDataItem:
     features = torch.from_numpy(np.array(one.read()))
     data: dict[str, Any]
-    if one.kind == "audio":
+    if len(one.grid) == 1:  # of a sound
         features, data = features[None], {"frames": one.grid[0], "padding": one.padding}
     else:
-        data = {"grid_thw": torch.tensor([one.grid]), "mean": list(media.mean), "std": list(media.std)}
-        data["temporal"] = media.temporal
+        data = {"grid_thw": torch.tensor([one.grid]), "vision": media.vision}
     item = MultimodalDataItem(
-        modality=KINDS[one.kind], offsets=list(one.runs), feature=features, model_specific_data=data
+        modality=Modality[one.kind.upper()], offsets=list(one.runs), feature=features, model_specific_data=data
     )
     # What the embeddings of a medium depend on, besides the weights.
     content = f"{one.kind} {one.features.xxh3_128} {one.grid} {one.padding}"
