@@ -42,6 +42,9 @@ class Asked:
         self._on_ask()
         return ticket.samples
 
+    def prepare(self, grammar: str) -> None:
+        """Do nothing: nothing is generated."""
+
     def hold(self, conversation: Hashable, tokens: int) -> None:
         """Do nothing: there is no cache."""
 

@@ -59,6 +59,7 @@ class SglangBackend:
                 moe=facts.moe if config.trainer.router_replay else None,
                 media=None if served is None else MediaReferences(served[0], context.table.store.root),
                 prefixes=() if served is None else served[1].prefixes,
+                grammars=external is None and config.gateway is not None,
                 keep_partial=not config.run.deterministic,
                 progress=context.progress,
                 stopping=context.stopping,
