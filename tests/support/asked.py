@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 
 from relax_actors.engines.protocols import Generation, GenerationRequest
+from relax_actors.errors import ConfigError
 from relax_actors.generation.batch import Kind, Samples, Ticket
 
 
@@ -21,6 +22,8 @@ class Asked:
         self._on_ask = on_ask
         self._waiting: list[Ticket] = []
         self._lock = threading.Lock()
+        self.refused = ""
+        """Why grammars are refused; empty if they are not."""
 
     def __len__(self) -> int:
         with self._lock:
@@ -43,7 +46,9 @@ class Asked:
         return ticket.samples
 
     def prepare(self, grammar: str) -> None:
-        """Do nothing: nothing is generated."""
+        """Refuse grammars, if a test wants it."""
+        if self.refused:
+            raise ConfigError(self.refused)
 
     def hold(self, conversation: Hashable, tokens: int) -> None:
         """Do nothing: there is no cache."""

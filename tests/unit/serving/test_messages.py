@@ -53,6 +53,7 @@ CALLS = st.builds(
     top_p=st.none() | st.floats(0.1, 1),
     stop=st.lists(st.text(min_size=1), max_size=3),
     stop_ids=st.lists(st.integers(0, 9), max_size=3),
+    grammar=st.text(),
 )
 PIECES = TOKENS.map(lambda tokens: GeneratePiece(3, tokens, tokens, np.zeros(len(tokens), np.float32)))
 NOTES = st.builds(CallNote, st.text(), st.booleans())
