@@ -49,7 +49,7 @@ def test_grammar_of_a_request_reaches_the_engine_and_alone_decides_the_end(ends:
     # The service of these ends adds a stop token for rollout.stop, which could end a form in its middle.
     assert guest.request.stop_ids == ends.stop_ids
     empty = np.zeros(0, np.int32)
-    guest.done(Generation(empty, np.zeros(0, np.float32), empty, FinishReason.ERROR))
+    answer(guest, Generation(empty, np.zeros(0, np.float32), empty, FinishReason.ERROR))
     failed = answering.result(20)
     assert failed.refusal == Refusal.INVALID
     assert "simplify the schema" in failed.detail

@@ -47,6 +47,7 @@ class Asked:
 
     def prepare(self, grammar: str) -> None:
         """Refuse grammars, if a test wants it."""
+        del grammar
         if self.refused:
             raise ConfigError(self.refused)
 
