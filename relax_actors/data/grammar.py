@@ -54,9 +54,8 @@ class Grammars:
 
     def compile(self, grammar: str) -> LLMatcher:
         """Return llguidance's state before the first token, to be copied; see `begin`."""
-        vocabulary = self.vocabulary
-        with self._lock:
-            return self._compiled(grammar, vocabulary)
+        # Without the lock: an engine that begins a compiled grammar does not wait for another that is being compiled.
+        return self._compiled(grammar, self.vocabulary)
 
     def _compile(self, grammar: str, vocabulary: LLTokenizer) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415 as in `_load`
