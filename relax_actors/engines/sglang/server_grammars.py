@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from sglang.srt.constrained.base_grammar_backend import BaseGrammarBackend, InvalidGrammarObject
 from sglang.srt.constrained.llguidance_backend import GuidanceGrammar
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -38,7 +39,30 @@ class RunGrammars(BaseGrammarBackend):  # type: ignore[misc]
             compiled = self._grammars.compile(key_string)
         except GrammarError as error:
             return InvalidGrammarObject(str(error))
-        return GuidanceGrammar(self._grammars.vocabulary, key_string, ll_matcher=compiled.deep_copy())
+        return RunGrammar(self._grammars.vocabulary, key_string, ll_matcher=compiled.deep_copy())
+
+
+class RunGrammar(GuidanceGrammar):  # type: ignore[misc]
+    """State of one request, which the server aborts if no token continues it.
+
+    llguidance allows stop tokens then, and the answer would look complete.
+    """
+
+    def copy(self) -> RunGrammar:
+        """Return the state of another request."""
+        return RunGrammar(self.llguidance_tokenizer, self.serialized_grammar, ll_matcher=self.ll_matcher.deep_copy())
+
+    @staticmethod
+    def fill_vocab_mask_batched(entries: Any, vocab_mask: Any) -> None:
+        """Fill the rows of a mask; a state without continuation gets a token that it then refuses."""
+        GuidanceGrammar.fill_vocab_mask_batched(entries, vocab_mask)
+        for entry in entries:
+            matcher = entry.grammar.ll_matcher
+            if matcher.is_stopped() and not matcher.is_accepting():
+                any_token = np.ones(32 * vocab_mask.shape[1], np.bool_)
+                any_token[list(entry.grammar.eos_tokens)] = False
+                words = np.packbits(any_token, bitorder="little").view(np.int32)
+                vocab_mask[entry.row] = vocab_mask.new_tensor(words)
 
 
 def register(folder: Path) -> None:

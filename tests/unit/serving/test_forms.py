@@ -16,6 +16,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.serving import forms
 from relax_actors.serving.tokens import session_token
 from tests.support.chat_folder import make_word_folder
 from tests.support.engine_policy import EnginePolicy, make_engine
@@ -213,7 +214,6 @@ def schema_form(schema: Any) -> dict[str, Any]:
         (schema_form({"not": {"type": "string"}}), ["not", "simplify"]),
         (schema_form({"type": "string", "enum": []}), ["schema of the answer"]),
         (schema_form(LOOP), ["no token", "simplify"]),
-        (schema_form(MANY), ["compile", "1 s", "simplify"]),
         (schema_form({"enum": [f"value{i}" for i in range(20_000)]}), ["65536", "shorten"]),
         (schema_form({"$ref": "https://127.0.0.1/schema.json"}), ["https://127.0.0.1/schema.json"]),
         (schema_form({"allOf": [{"type": "string", "pattern": f"(.*{c}.*){{10}}"} for c in "abcdefgh"]}), ["simplify"]),
@@ -245,6 +245,15 @@ def test_gateway_answers_others_while_it_compiles(url: str) -> None:
             longest = max(longest, time.monotonic() - start)
         slow.join()
     assert longest < 1.0
+
+
+def test_schema_that_takes_long_to_compile_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forms, "COMPILE_SECONDS", 1e-4)
+    body = {"messages": USER, **schema_form(SCHEMA | {"description": "takes more than 0.1 ms"})}
+    answer = httpx.post(f"{url}{CHAT}", headers=HEAD, json=body, timeout=60)
+    message = answer.json()["error"]["message"]
+    assert answer.status_code == 400
+    assert all(word in message for word in ("compile", "0.0001 s", "simplify")), message
 
 
 def test_session_refuses_forms_with_the_reason(url: str) -> None:
