@@ -79,6 +79,9 @@ class Generates(Protocol):
     ) -> Future[Samples]:
         """Ask for the samples of a request."""
 
+    def prepare(self, grammar: str) -> None:
+        """Make a grammar ready for requests; see `InferenceEngine.prepare`."""
+
     def hold(self, conversation: Hashable, tokens: int) -> None:
         """Hold the tokens of a conversation in the cache until its next turn."""
 

@@ -24,7 +24,7 @@ The rest is for what a server rounds up to whole pages.
 class Policy:
     """Generates what rows, conversations, agents and the gateway ask for, in one running batch.
 
-    `generate` may be called from any thread. All other methods are for the thread that generates.
+    `generate` and `prepare` may be called from any thread. All other methods are for the thread that generates.
 
     Invariant: no sample is generated before the weights are verified. Staged weights are swapped in between batches,
     and within a batch if rollout.in_flight_updates is set.
@@ -89,6 +89,10 @@ class Policy:
                 call()
             self._context.wake()
         return ticket.samples
+
+    def prepare(self, grammar: str) -> None:
+        """Make a grammar ready for requests, in any thread; see `InferenceEngine.prepare`."""
+        self.engine.prepare(grammar)
 
     def on_guest(self, call: Callable[[], None]) -> None:
         """Have something called whenever a guest waits, in the thread that asks for it."""

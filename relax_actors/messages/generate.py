@@ -14,6 +14,8 @@ from relax_actors.messages.environment import EnvironmentAnswer
 Array = NDArray[Any]
 MAX_STOPS = 16
 """Most stop strings of a request, and most stop tokens."""
+MAX_GRAMMAR = 64 << 10
+"""Most characters of the grammar of a request."""
 STILL_WORKING = b"working"
 """What an actor sends, in no envelope, while a client waits. An empty message would end the answers: the server forgets
 the reply subject of a request behind one."""
@@ -67,6 +69,7 @@ class GenerateCall:
         is_retry: whether the client repeats a request whose answer it did not get.
         seconds: time after which nobody waits for the answer.
         stream: whether pieces of the answer are wanted while it is generated.
+        grammar: that the answer follows; empty for none. Not in a session, whose samples are trained.
     """
 
     call: str
@@ -85,8 +88,12 @@ class GenerateCall:
     is_retry: bool = False
     seconds: float = 60.0
     stream: bool = False
+    grammar: str = ""
 
     def __post_init__(self) -> None:
+        if self.grammar and (self.session or len(self.grammar) > MAX_GRAMMAR):
+            msg = f"request {self.call[:80]!r} has a grammar in a session, or one of more than {MAX_GRAMMAR} characters"
+            raise ValueError(msg)
         if self.tokens.ndim != 1 or self.tokens.dtype != np.int32:
             msg = f"tokens of a request are {self.tokens.dtype}{list(self.tokens.shape)}, not [len] int32"
             raise ValueError(msg)

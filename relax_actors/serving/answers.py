@@ -25,6 +25,7 @@ from relax_actors.serving.ask import Ask
 from relax_actors.serving.completion import Completed
 from relax_actors.serving.errors import ApiError, refused
 from relax_actors.serving.event_stream import EventStream, wait_for_client
+from relax_actors.serving.forms import IN_SESSION, FormGrammars
 from relax_actors.serving.live import LiveChoice, LiveStream, Writer
 from relax_actors.serving.policy import OnPiece, Policy
 from relax_actors.serving.requests import is_retry
@@ -65,6 +66,7 @@ class Answers:
     def __init__(self, policy: Policy, tokenizer: Tokenizer, model: str, context_length: int, limits: Limits) -> None:
         self.policy, self.tokenizer, self.model, self.context_length = policy, tokenizer, model, context_length
         self._dialogue, self._limits = Dialogue(tokenizer), limits
+        self._forms = FormGrammars(self._dialogue)
         self._running, self._closed = 0, asyncio.Event()
         self.count = 0
 
@@ -155,8 +157,13 @@ class Answers:
         Raises:
             ApiError: there is none; RowError: the template refuses the messages.
         """
-        conversation: dict[str, Any] = {"messages": ask.messages, "tools": ask.tools, "settings": ask.settings}
-        given = {"session": session, **conversation} if session else {"tokens": await self.prompt(ask)}
+        given: dict[str, Any] = {"messages": ask.messages, "tools": ask.tools, "settings": ask.settings}
+        if not session:
+            prompt = await self.prompt(ask)
+            grammar = await self._forms.grammar(ask.form, ask.tools, prompt) if ask.form else ""
+            given = {"tokens": prompt, "grammar": grammar}
+        elif ask.form:
+            raise ApiError(400, IN_SESSION, "unsupported_parameter")
         sampling = ask.sampling
         seed = secrets.randbits(62) if sampling.seed is None else sampling.seed % 2**62
         calls = [
@@ -172,6 +179,7 @@ class Answers:
                 is_retry=is_retry,
                 seconds=self._limits.request_seconds,
                 stream=bool(choices),
+                session=session,
                 **given,
             )
             for index in range(ask.n)

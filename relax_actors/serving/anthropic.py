@@ -8,13 +8,14 @@ from typing import Any
 
 from pydantic import Field
 
-from relax_actors.serving.ask import Ask, Sampling, Undistorted, check_messages, offered_tools, refuse_parallel, stops
+from relax_actors.serving.ask import Ask, Sampling, Undistorted, check_messages, stops
 from relax_actors.serving.completion import Completed, event
 from relax_actors.serving.errors import ApiError
+from relax_actors.serving.forms import offered_tools, schema_of
 from relax_actors.serving.live import Delta
 from relax_actors.sessions.dialogue import answer_message
 
-_CHOICES = {"auto": "auto", "none": "none"}
+_CHOICES = {"auto": "auto", "none": "none", "any": "required"}
 _REASONS = {"tool_calls": "tool_use", "stop": "end_turn", "length": "max_tokens"}
 
 
@@ -31,6 +32,7 @@ class MessagesBody(Undistorted):
     top_p: float | None = Field(None, gt=0, le=1)
     stop_sequences: list[str] | None = None
     thinking: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
     stream: bool | None = False
 
     def ask(self) -> Ask:
@@ -39,16 +41,25 @@ class MessagesBody(Undistorted):
         Raises:
             ApiError: a block or a setting is not supported.
         """
-        if self.tools and (self.tool_choice or {}).get("disable_parallel_tool_use"):
-            refuse_parallel("tool_choice.disable_parallel_tool_use = true")
+        choice = self.tool_choice or {"type": "auto"}
+        once = "tool_choice.disable_parallel_tool_use = true" if choice.get("disable_parallel_tool_use") else ""
+        given = (self.output_config or {}).get("format")
+        schema = schema_of(given if isinstance(given, Mapping) else None, "output_config.format")
+        kind = str(choice.get("type"))
+        tools, form = offered_tools(
+            [_tool(tool) for tool in self.tools or []],
+            choice if kind == "tool" else _CHOICES.get(kind, kind),
+            once=once,
+            schema=schema,
+        )
         check_messages(self.messages)
         messages = [{"role": "system", "content": _text(self.system)}] if self.system else []
         for message in self.messages:
             messages += messages_of(message)
-        kind = str((self.tool_choice or {}).get("type", "auto"))
         return Ask(
             messages=messages,
-            tools=offered_tools([_tool(tool) for tool in self.tools or []], _CHOICES.get(kind, kind)),
+            tools=tools,
+            form=form,
             settings={} if self.thinking is None else {"enable_thinking": self.thinking.get("type") != "disabled"},
             sampling=Sampling(
                 max_tokens=self.max_tokens,

@@ -25,6 +25,7 @@ from relax_actors.serving.ask import Ask, ChatBody, CompletionBody, validated
 from relax_actors.serving.chunks import ChatWriter, TextWriter
 from relax_actors.serving.errors import ApiError
 from relax_actors.serving.event_stream import wait_for_client
+from relax_actors.serving.forms import offered_tools
 from relax_actors.serving.requests import bearer, is_retry, read_object
 from relax_actors.serving.session_routes import SessionRoutes
 from relax_actors.serving.token_routes import GenerateBody, TokenizeBody
@@ -177,7 +178,8 @@ class Gateway:
         body = validated(TokenizeBody, await self._body(request))
         if body.prompt is None:
             ask.check_messages(body.messages, "prompt or messages")
-        found = Ask(messages=body.messages or [], tools=ask.offered_tools(body.tools or [], None), prompt=body.prompt)
+        tools, _ = offered_tools(body.tools or [], None)
+        found = Ask(messages=body.messages or [], tools=tools, prompt=body.prompt)
         tokens = (
             await self._answers.prompt(found, body.chat_template_kwargs, asks=body.add_generation_prompt)
         ).tolist()

@@ -1,15 +1,17 @@
-"""What a client asks for, whatever protocol it speaks, and the body of a chat completion request."""
+"""What a client asks for, whatever protocol it speaks, and the bodies of OpenAI's completion requests."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, NoReturn, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from relax_actors.data.answer_form import Form
 from relax_actors.messages.generate import MAX_STOPS
 from relax_actors.serving.errors import ApiError
+from relax_actors.serving.forms import offered_tools, schema_of
 
 MAX_CHOICES = 16
 """Most answers of one request (`n`)."""
@@ -62,6 +64,7 @@ class Ask:
 
     messages: list[dict[str, Any]] = field(default_factory=list)
     tools: list[dict[str, Any]] = field(default_factory=list)
+    form: Form = field(default_factory=Form)
     settings: dict[str, Any] = field(default_factory=dict)
     prompt: str | list[int] | None = None
     sampling: Sampling = Sampling()
@@ -97,22 +100,10 @@ class Undistorted(Lenient):
             if name in _NEUTRAL and value not in _NEUTRAL[name]:
                 why = "log-probs would no longer be those of the policy"
                 raise ApiError(400, f"{cls.place}{name} is not supported: {why}; leave it out", "unsupported_parameter")
-            if name == "parallel_tool_calls" and value is False and body.get("tools"):
-                refuse_parallel("parallel_tool_calls = false")
             if name in _REPLACED and value:
                 msg = f"{cls.place}{name} is not supported; send {_REPLACED[name]} in its place"
                 raise ApiError(400, msg, "unsupported_parameter")
         return body
-
-
-def refuse_parallel(name: str) -> NoReturn:
-    """Refuse a setting that would allow one tool call alone.
-
-    Raises:
-        ApiError: always.
-    """
-    msg = f"{name} is not supported: the policy may call several tools in one answer; leave it out"
-    raise ApiError(400, msg, "unsupported_parameter")
 
 
 class SamplingBody(Undistorted):
@@ -158,6 +149,7 @@ class ChatBody(SamplingBody):
     tokens: list[int] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
@@ -173,12 +165,13 @@ class ChatBody(SamplingBody):
         if self.top_logprobs:
             msg = "top_logprobs is not supported: the engine records the sampled token's log-prob alone; leave it out"
             raise ApiError(400, msg, "unsupported_parameter")
-        if (self.response_format or {}).get("type", "text") != "text":
-            msg = "response_format must be text: constrained sampling is not supported; describe the form in a message"
-            raise ApiError(400, msg, "unsupported_parameter")
+        schema = schema_of(self.response_format, "response_format")
+        once = "parallel_tool_calls = false" if self.parallel_tool_calls is False else ""
+        tools, form = offered_tools(self.tools or [], self.tool_choice, once=once, schema=schema)
         return Ask(
             messages=self.messages,
-            tools=offered_tools(self.tools or [], self.tool_choice),
+            tools=tools,
+            form=form,
             settings=self.chat_template_kwargs or {},
             prompt=self.tokens,
             sampling=self.sampling(self.max_completion_tokens or self.max_tokens),
@@ -247,29 +240,6 @@ def check_messages(messages: Any, name: str = "messages") -> None:
     """
     if not messages:
         raise ApiError(400, f"{name} is empty; send at least one message", "invalid_request")
-
-
-def offered_tools(tools: list[dict[str, Any]], choice: str | dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Return the tools that the model reads.
-
-    Raises:
-        ApiError: a tool is no function, or the client wants to force a call.
-    """
-    if choice == "none":
-        return []
-    if choice not in (None, "auto"):
-        msg = f"tool_choice {str(choice)[:80]!r} is not supported: calls are the policy's own choice; use auto or none"
-        raise ApiError(400, msg, "unsupported_parameter")
-    for tool in tools:
-        function = tool.get("function")
-        if (
-            tool.get("type") != "function"
-            or not isinstance(function, dict)
-            or not isinstance(function.get("name"), str)
-        ):
-            msg = 'a tool is not {"type": "function", "function": {"name": ..., "parameters": ...}}'
-            raise ApiError(400, msg, "invalid_request")
-    return tools
 
 
 def validated(model: type[Body], body: Any) -> Body:

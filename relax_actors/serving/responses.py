@@ -8,9 +8,11 @@ from typing import Any
 
 from pydantic import Field
 
-from relax_actors.serving.ask import Ask, Sampling, Undistorted, check_messages, offered_tools
+from relax_actors.data.answer_form import Form
+from relax_actors.serving.ask import Ask, Sampling, Undistorted, check_messages
 from relax_actors.serving.completion import Completed, event
 from relax_actors.serving.errors import ApiError
+from relax_actors.serving.forms import offered_tools, schema_of
 from relax_actors.serving.live import Delta
 from relax_actors.sessions.dialogue import answer_message
 
@@ -25,6 +27,7 @@ class ResponsesBody(Undistorted):
     instructions: str | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, gt=0, le=1)
@@ -42,15 +45,19 @@ class ResponsesBody(Undistorted):
         if self.previous_response_id:
             msg = "previous_response_id is not supported: nothing is stored; send the whole conversation as `input`"
             raise ApiError(400, msg, "unsupported_parameter")
-        if ((self.text or {}).get("format") or {}).get("type", "text") != "text":
-            msg = "text.format must be text: constrained sampling is not supported; describe the form in a message"
-            raise ApiError(400, msg, "unsupported_parameter")
+        given = (self.text or {}).get("format")
+        schema = schema_of(given if isinstance(given, Mapping) else None, "text.format")
+        once = "parallel_tool_calls = false" if self.parallel_tool_calls is False else ""
+        tools, form = offered_tools(
+            [_tool(tool) for tool in self.tools or []], self.tool_choice, once=once, schema=schema
+        )
         check_messages(self.input, "input")
         items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
         messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
         return Ask(
             messages=messages + messages_of(items),
-            tools=offered_tools([_tool(tool) for tool in self.tools or []], self.tool_choice),
+            tools=tools,
+            form=form,
             settings=self.chat_template_kwargs or {},
             sampling=Sampling(max_tokens=self.max_output_tokens, temperature=self.temperature, top_p=self.top_p),
             stream=bool(self.stream),
@@ -138,12 +145,18 @@ def response_head(ask: Ask, call: str, model: str) -> dict[str, Any]:
         "error": None,
         "instructions": None,
         "metadata": {},
-        "parallel_tool_calls": True,
-        "tool_choice": "auto",
+        "parallel_tool_calls": not ask.form.calls_once,
+        "tool_choice": _choice(ask.form),
         "tools": [{"type": "function", "strict": False, **tool["function"]} for tool in ask.tools],
         "temperature": ask.sampling.temperature,
         "top_p": ask.sampling.top_p,
     }
+
+
+def _choice(form: Form) -> str | dict[str, str]:
+    if form.tool:
+        return {"type": "function", "name": form.tool}
+    return "required" if form.forces_call else "auto"
 
 
 def _items(found: Completed) -> list[dict[str, Any]]:

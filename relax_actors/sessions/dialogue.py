@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from relax_actors.data.answer_form import Thinking
 from relax_actors.data.renderer import Extension, Renderer
 from relax_actors.data.tokenizer import TemplateError, Tokenizer
 from relax_actors.data.tool_call import ParsedAnswer, ToolFormat, call_ids, format_of
@@ -170,7 +171,15 @@ class Dialogue:
 
     def thinks(self, prompt: NDArray[Any]) -> bool:
         """Whether a prompt ends with the tag that opens the reasoning."""
-        return self.tokenizer.spell(prompt[-THINK_TOKENS:]).rstrip().endswith("<think>")
+        return self.thinking(prompt) is Thinking.OPENED
+
+    def thinking(self, prompt: NDArray[Any]) -> Thinking:
+        """How the reasoning of the answer to a prompt begins."""
+        end = self.tokenizer.spell(prompt[-THINK_TOKENS:]).rstrip()
+        if end.endswith("<think>"):
+            return Thinking.OPENED
+        is_over = "<think>" not in self.tokenizer.chat_template or end.endswith("</think>")
+        return Thinking.NONE if is_over else Thinking.POSSIBLE
 
 
 def before_stop(text: str, stop: str, behind: str) -> str:

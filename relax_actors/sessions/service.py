@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from numpy.typing import NDArray
@@ -12,8 +13,9 @@ from numpy.typing import NDArray
 from broker.codec import decode, decode_fields, encode, open_envelope
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.protocols import Generation, GenerationRequest, StopStrings
-from relax_actors.errors import CodecError, ConfigError, RelaxError
+from relax_actors.errors import CodecError, ConfigError, RelaxError, RowError
 from relax_actors.generation.batch import Generates
+from relax_actors.messages import FinishReason
 from relax_actors.messages.generate import (
     STILL_WORKING,
     CallNote,
@@ -26,6 +28,7 @@ from relax_actors.messages.generate import (
 )
 from relax_actors.runtime.context import Context
 from relax_actors.sessions.call_watch import CallWatch
+from relax_actors.training.stops import stops_of
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg  # `relax check` loads every role, and imports no broker client
@@ -173,8 +176,7 @@ class GenerationService:
         watches.add(watch)
         try:
             if not call.session:
-                request = self.request(call)
-                return self.answer(request.tokens, await self.ask(request, call.call, call.seconds, watch), call.call)
+                return await self._generate_free(call, watch)
             if self._sessions is None:
                 return GenerateAnswer(refusal=Refusal.ENDED, detail=f"this run has no session {call.session[:128]!r}")
             return await self._sessions.generate(call, watch, author)
@@ -184,6 +186,24 @@ class GenerationService:
             watches.discard(watch)
             if not watches:
                 self._watches.pop(call.call, None)
+
+    async def _generate_free(self, call: GenerateCall, watch: CallWatch) -> GenerateAnswer:
+        """Answer a call without a session.
+
+        Raises:
+            Refused: no answer can be generated.
+        """
+        request = self.request(call)
+        if call.grammar:
+            try:
+                await asyncio.to_thread(self._around.policy.prepare, call.grammar)
+            except (ConfigError, RowError) as error:
+                raise Refused(Refusal.INVALID, str(error)[:500]) from error
+        generation = await self.ask(request, call.call, call.seconds, watch)
+        if generation.finish_reason is FinishReason.ERROR:
+            detail = "no token continues the answer in the form that was asked for; simplify the schema"
+            raise Refused(Refusal.INVALID, detail, call.call)
+        return self.answer(request.tokens, generation, call.call)
 
     def request(self, call: GenerateCall) -> GenerationRequest:
         """Return the request of a call without a session.
@@ -201,8 +221,10 @@ class GenerationService:
             raise Refused(Refusal.TOO_LONG if room < 1 else Refusal.INVALID, detail)
         if int(call.tokens.min()) < 0 or int(call.tokens.max()) >= self._around.tokenizer.size:
             raise Refused(Refusal.INVALID, f"the vocabulary has {self._around.tokenizer.size} tokens; one is not in it")
+        # The texts of rollout.stop could end a form in its middle.
+        stops = partial(stops_of, self._around.tokenizer) if call.grammar else self._around.stops
         try:
-            stop_ids, stop_strings = self._around.stops(call.stop)
+            stop_ids, stop_strings = stops(call.stop)
         except ConfigError as error:
             raise Refused(Refusal.INVALID, str(error).replace("rollout.stop", "stop")) from error
         if unknown := [token for token in call.stop_ids if token >= self._around.tokenizer.size]:
@@ -222,6 +244,7 @@ class GenerationService:
             stop_strings=stop_strings,
             # The bits of a deterministic run must not depend on what an engine has kept.
             session="" if self._context.config.run.deterministic else call.affinity,
+            grammar=call.grammar,
         )
 
     async def ask(

@@ -17,7 +17,7 @@ from relax_actors.engines.sglang.engine import SglangEngine
 from relax_actors.engines.sglang.teacher import SglangTeacher
 from relax_actors.engines.torch.scorer import TorchTeacher
 from relax_actors.errors import ActorError
-from tests.conformance.base.inference_engine import LanguageModelConformance, RowsJoin
+from tests.conformance.base.inference_engine import FollowsGrammars, LanguageModelConformance, RowsJoin
 from tests.support.models import publish, random_weights
 from tests.support.sglang_servers import DENSE, Kept, config_of, engine_of, skip_if_missing
 
@@ -27,12 +27,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
-    kept = Kept(config_of(tmp_path_factory.mktemp("run"), DENSE, run={"deterministic": False}))
+    kept = Kept(config_of(tmp_path_factory.mktemp("run"), DENSE, run={"deterministic": False}, gateway={"port": 0}))
     yield kept
     kept.close()
 
 
-class TestSglangEngine(LanguageModelConformance, RowsJoin):
+class TestSglangEngine(LanguageModelConformance, RowsJoin, FollowsGrammars):
     implements = "sglang"
     long = replace(LanguageModelConformance.long, max_tokens=450)
 
@@ -42,7 +42,7 @@ class TestSglangEngine(LanguageModelConformance, RowsJoin):
 
     @pytest.fixture
     def engine(self, server: Kept) -> Iterator[SglangEngine]:
-        with engine_of(server) as engine:
+        with engine_of(server, grammars=True) as engine:
             yield engine
 
     @pytest.mark.usefixtures("loaded")

@@ -9,11 +9,16 @@ import pytest
 
 from relax_actors.config import Config
 from relax_actors.engines.transformers.engine import TransformersEngine
-from tests.conformance.base.inference_engine import LanguageModelConformance, MinTokens, SamplesFollowSeeds
+from tests.conformance.base.inference_engine import (
+    FollowsGrammars,
+    LanguageModelConformance,
+    MinTokens,
+    SamplesFollowSeeds,
+)
 from tests.support.models import QWEN3, config_of
 
 
-class TestTransformersEngine(LanguageModelConformance, SamplesFollowSeeds, MinTokens):
+class TestTransformersEngine(LanguageModelConformance, SamplesFollowSeeds, MinTokens, FollowsGrammars):
     implements = "transformers"
 
     @pytest.fixture

@@ -17,6 +17,11 @@ from relax_actors.data.tokenizer import Tokenizer
 from tests.support.gateways import AGENTS, address_of
 from tests.support.running import Run, wait_until
 
+NUMBER: Any = {
+    "type": "json_schema",
+    "json_schema": {"name": "number", "schema": {"type": "integer", "minimum": 100, "maximum": 999}},
+}
+"""JSON that the alphabet of the run can spell."""
 MakeRun = Callable[..., Run]
 ASK = [{"role": "user", "content": "say 7"}]
 
@@ -49,6 +54,9 @@ def test_live_policy_answers_while_it_trains_and_its_gateway_is_killed(make_run:
             version, _, fingerprint = (found.system_fingerprint or "").partition("-")
             versions.add(version)
             assert len(fingerprint) == 16
+            if n % 8 == 0:
+                held = client.chat.completions.create(model="policy", messages=ASK, response_format=NUMBER)
+                assert 100 <= int(held.choices[0].message.content or "") <= 999
         same = [
             client.completions.create(model="policy", prompt=">say 3\n", seed=4, temperature=0, max_tokens=4)
             for _ in range(2)

@@ -9,7 +9,7 @@ import pytest
 
 from relax_actors.engines.protocols import Generation
 from relax_actors.messages import FinishReason
-from relax_actors.messages.generate import GenerateCall
+from relax_actors.messages.generate import GenerateCall, Refusal
 from relax_actors.serving.errors import ApiError
 from tests.support.asked import answer
 from tests.support.running import wait_until
@@ -39,6 +39,23 @@ def test_stop_tokens_of_a_request_end_its_answer(ends: ServiceEnds) -> None:
     unknown = GenerateCall("unknown", PROMPT, stop_ids=[1000], seconds=20)
     refused = ends.connection.call(ends.policy.generate(unknown), 20)
     assert refused.detail == f"stop token 1000 is not in the vocabulary of {ends.size} tokens"
+
+
+def test_grammar_of_a_request_reaches_the_engine_and_alone_decides_the_end(ends: ServiceEnds) -> None:
+    call = GenerateCall("held", PROMPT, grammar="start: /[0-9]/", seconds=20)
+    answering = ends.begin(call)
+    (guest,) = wait_until(lambda: ends.guests.take(1), "the request")
+    assert guest.request.grammar == "start: /[0-9]/"
+    # The service of these ends adds a stop token for rollout.stop, which could end a form in its middle.
+    assert guest.request.stop_ids == ends.stop_ids
+    empty = np.zeros(0, np.int32)
+    answer(guest, Generation(empty, np.zeros(0, np.float32), empty, FinishReason.ERROR))
+    failed = answering.result(20)
+    assert failed.refusal == Refusal.INVALID
+    assert "simplify the schema" in failed.detail
+    ends.guests.refused = "the engine applies no grammars"
+    refused = ends.connection.call(ends.policy.generate(GenerateCall("no", PROMPT, grammar="x", seconds=20)), 20)
+    assert (refused.refusal, refused.detail) == (Refusal.INVALID, "the engine applies no grammars")
 
 
 def test_request_that_waits_while_the_broker_is_killed_is_asked_again(ends: ServiceEnds) -> None:

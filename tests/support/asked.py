@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 
 from relax_actors.engines.protocols import Generation, GenerationRequest
+from relax_actors.errors import ConfigError
 from relax_actors.generation.batch import Kind, Samples, Ticket
 
 
@@ -21,6 +22,8 @@ class Asked:
         self._on_ask = on_ask
         self._waiting: list[Ticket] = []
         self._lock = threading.Lock()
+        self.refused = ""
+        """Why grammars are refused; empty if they are not."""
 
     def __len__(self) -> int:
         with self._lock:
@@ -41,6 +44,12 @@ class Asked:
             self._waiting.append(ticket)
         self._on_ask()
         return ticket.samples
+
+    def prepare(self, grammar: str) -> None:
+        """Refuse grammars, if a test wants it."""
+        del grammar
+        if self.refused:
+            raise ConfigError(self.refused)
 
     def hold(self, conversation: Hashable, tokens: int) -> None:
         """Do nothing: there is no cache."""

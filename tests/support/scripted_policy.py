@@ -15,7 +15,7 @@ from relax_actors.engines.protocols import StopStrings
 from relax_actors.messages.generate import GenerateAnswer, GenerateCall, GeneratePiece, SessionAnswer, SessionCall
 from relax_actors.serving.answers import Answers, Limits
 from relax_actors.serving.app import Access, Gateway
-from relax_actors.serving.policy import OnPiece
+from relax_actors.serving.policy import OnPiece, Policy
 from relax_actors.serving.server import HttpServer
 from tests.support.chat_folder import make_chat_folder
 
@@ -107,6 +107,13 @@ def serve(
     """Serve a scripted policy; yields the server's address and the policy."""
     tokenizer = Tokenizer(make_chat_folder(folder, TEMPLATE, ["<|im_end|>"]))
     policy = ScriptedPolicy(tokenizer, says)
+    with serve_policy(policy, tokenizer, limits) as url:
+        yield url, policy
+
+
+@contextmanager
+def serve_policy(policy: Policy, tokenizer: Tokenizer, limits: Limits | None = None) -> Iterator[str]:
+    """Serve a policy; yields the server's address."""
     limits = limits or Limits(max_body_bytes=1 << 20, max_concurrent=64, request_seconds=30.0)
     answers = Answers(policy, tokenizer, "tiny", 4096, limits)
     gateway = Gateway(answers, Access((TOKEN,), SECRET), limits)
@@ -116,7 +123,7 @@ def serve(
     thread.start()
     asyncio.run_coroutine_threadsafe(server.start(), loop).result(10)
     try:
-        yield server.url, policy
+        yield server.url
     finally:
         asyncio.run_coroutine_threadsafe(server.stop(answers.close), loop).result(10)
         loop.call_soon_threadsafe(loop.stop)

@@ -72,6 +72,7 @@ class ServiceEnds:
         guests: requests that the rollout's present incarnation has.
         sessions: calls of sessions that it has.
         size: of the vocabulary.
+        stop_ids: stop tokens of the tokenizer; those of the run have one more.
         connection: the gateway's.
         policy: asks the rollout.
     """
@@ -95,8 +96,8 @@ class ServiceEnds:
         self._rollout = rollout.table.connection
         self.guests, self.sessions = Asked(), SilentSessions()
         tokenizer = Tokenizer(rollout.config.model_path)
-        self.size = tokenizer.size
-        around = Surroundings(self.guests, tokenizer, 64, lambda _: (tokenizer.stop_ids, None), {})
+        self.size, self.stop_ids = tokenizer.size, tokenizer.stop_ids
+        around = Surroundings(self.guests, tokenizer, 64, lambda _: (tokenizer.stop_ids | {0}, None), {})
         GenerationService(rollout, around).start(self.sessions)
         lease = LEASE | {"incarnation": incarnation}
         self._rollout.call(rollout.state.renew_lease("rollout", 0, lease, 60), 20)

@@ -10,6 +10,7 @@ import pytest
 from relax_actors.engines.protocols import Generation, GenerationRequest
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.transformers.engine import TransformersEngine
+from relax_actors.messages import FinishReason
 from tests.support.models import QWEN3, config_of
 from tests.support.models import request_of as request
 
@@ -54,6 +55,42 @@ def test_joined_requests_get_the_samples_that_they_get_alone(
     for i, asked in enumerate([*first, *later]):
         for one, other in zip(found[i], alone.generate([asked], lambda: None)[0], strict=True):
             same(one, other)
+
+
+NUMBER = 'start: number\nnumber: %json {"type": "integer", "minimum": 100, "maximum": 999999}'
+
+
+def test_sample_without_a_grammar_has_the_same_bits_beside_one_with_a_grammar(
+    engines: tuple[TransformersEngine, TransformersEngine],
+) -> None:
+    alone, _ = engines
+    free = [request("12>", 1, samples=4, min_tokens=2), request("9081>", 2, samples=4, top_p=0.9)]
+    beside = request("5>", 3, samples=4)
+    before = alone.generate([*free, beside], lambda: None)
+    after = alone.generate([*free, replace(beside, grammar=NUMBER)], lambda: None)
+    for one, other in zip([*before[0], *before[1]], [*after[0], *after[1]], strict=True):
+        assert one.tokens.tolist() == other.tokens.tolist()
+        assert one.finish_reason == other.finish_reason
+        assert one.logprobs[:3].tobytes() == other.logprobs[:3].tobytes()
+    assert [s.tokens.tolist() for s in before[2]] != [s.tokens.tolist() for s in after[2]]
+
+
+def test_requests_with_grammars_join_a_batch(engines: tuple[TransformersEngine, TransformersEngine]) -> None:
+    alone, joined = engines
+    first = [request("12>", 1, samples=2), request("9081>", 2, samples=2, grammar=NUMBER)]
+    later = [request("5>", 7, samples=3, grammar=NUMBER), request("777>", 8, samples=1)]
+    later.append(request("3142>", 9, samples=1, grammar="start: /[0-9]x/"))
+    waiting = [[], later[:2], [], later[2:]]
+
+    def more(limit: int) -> list[GenerationRequest]:
+        assert limit == 0
+        return waiting.pop(0) if waiting else []
+
+    found = dict(pair for done in joined.stream(first, lambda: None, None, more) for pair in done)
+    for i, asked in enumerate([*first, *later]):
+        for one, other in zip(found[i], alone.generate([asked], lambda: None)[0], strict=True):
+            same(one, other)
+    assert found[4][0].finish_reason is FinishReason.ERROR
 
 
 def test_kept_cache_gives_the_turn_of_a_fresh_prefill(engines: tuple[TransformersEngine, TransformersEngine]) -> None:

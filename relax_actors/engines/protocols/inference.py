@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from relax_actors.engines.protocols.media import PromptMedia
 from relax_actors.engines.protocols.stop_strings import StopStrings
 from relax_actors.engines.protocols.watch import Watch
+from relax_actors.errors import ConfigError
 from relax_actors.messages import FinishReason
 from relax_actors.weights.protocols import WeightConsumer
 
@@ -42,6 +43,9 @@ class GenerationRequest:
         session: conversation of one sample that the prompt continues; an engine may keep its keys and values for the
             next request of the session. Empty if none follows.
         watch: follows a request of one sample while it is generated; None if nobody does.
+        grammar: that all samples follow (`relax_actors.data.grammar`): tokens that it forbids are not sampled, and it
+            alone decides where a stop token may come, whatever `min_tokens` is. Like `top_p`, it does not change
+            log-probs. A sample that cannot go on ends with the reason "error". Empty for none.
     """
 
     tokens: NDArray[Any]
@@ -57,6 +61,7 @@ class GenerationRequest:
     media: PromptMedia | None = None
     session: str = ""
     watch: Watch | None = None
+    grammar: str = ""
 
     def is_greedy(self, sample: int) -> bool:
         """Whether a sample, by its index, chooses the most likely tokens."""
@@ -119,6 +124,14 @@ class InferenceEngine(WeightConsumer, Protocol):
     def metrics(self) -> dict[str, float]:
         """Return counts for the metrics of the rollout actor."""
 
+    def prepare(self, grammar: str) -> None:
+        """Make a grammar ready, so that its requests do not hold up a batch. Called in any thread.
+
+        Raises:
+            RowError: the grammar cannot be compiled.
+            ConfigError: the engine applies no grammars.
+        """
+
     def stream(
         self,
         requests: Sequence[GenerationRequest],
@@ -160,6 +173,12 @@ class GenerateMixin:
     def metrics(self) -> dict[str, float]:
         """See `InferenceEngine`."""
         return {}
+
+    def prepare(self, grammar: str) -> None:
+        """Refuse grammars; see `InferenceEngine`."""
+        del grammar
+        msg = "the inference engine of this run applies no grammars; describe the form of the answer in a message"
+        raise ConfigError(msg)
 
     def generate(
         self: InferenceEngine,

@@ -63,6 +63,7 @@ class SglangBackend(InferenceBackend):
                 moe=facts.moe if config.trainer.router_replay else None,
                 media=None if family is None else MediaReferences(family, context.table.store.root),
                 prefixes=() if family is None else family.spec.sglang.prefixes,
+                grammars=external is None and config.gateway is not None,
                 keep_partial=not config.run.deterministic,
                 progress=context.progress,
                 stopping=context.stopping,

@@ -44,6 +44,7 @@ class SglangSettings:
         moe: of the model, if its chosen experts are recorded.
         media: makes the references to media of prompts; None for a model that reads text only.
         prefixes: see `ServedFamily`.
+        grammars: whether the server applies grammars.
         keep_partial: whether samples continue after their server was lost, and are aborted at a stop string. If not,
             they start again, and run to their end, so that their tokens and log-probs do not depend on time.
         progress: called while the engine waits for a server.
@@ -58,6 +59,7 @@ class SglangSettings:
     moe: MoeFacts | None = None
     media: MediaReferences | None = None
     prefixes: tuple[tuple[str, str], ...] = ()
+    grammars: bool = False
     keep_partial: bool = True
     progress: Callable[[], None] = _no_progress
     stopping: Callable[[], bool] = _never

@@ -32,7 +32,7 @@ from relax_actors.engines.sglang.connection import ServerConnection, SglangSetti
 from relax_actors.engines.sglang.row_streams import cancel_all, wait_for_first
 from relax_actors.engines.sglang.server import Server, ServerGoneError
 from relax_actors.engines.sglang.weight_loaders import StagedWeights, WeightLoader
-from relax_actors.errors import ActorError, EngineError, StoreError
+from relax_actors.errors import ActorError, ConfigError, EngineError, StoreError
 from relax_actors.weights import files as weights
 from relax_actors.weights.host_copy import HostCopy
 from relax_actors.weights.protocols import WeightUpdate
@@ -89,6 +89,15 @@ class SglangEngine(GenerateMixin):
         """Return tokens of prompts, those of them in the server's cache, retracted samples, and lost servers."""
         names = ("prompt_tokens", "cached_prompt_tokens", "retracted_samples")
         return {name: float(self._connection.counts[name]) for name in names} | {"lost_servers": float(self.losses)}
+
+    def prepare(self, grammar: str) -> None:
+        """Do nothing: the server compiles grammars beside its batch; see `InferenceEngine`."""
+        del grammar
+        if not self._settings.grammars:
+            msg = (
+                "a server of rollout.sglang.urls applies no grammars; leave it out, so that the run starts its servers"
+            )
+            raise ConfigError(msg)
 
     @property
     def rows(self) -> ActiveRows:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 KEY_VARIABLE = "RELAX_SGLANG_KEY"
 """Environment variable with the API key."""
+GRAMMARS_VARIABLE = "RELAX_SGLANG_GRAMMARS"
+"""Environment variable with the model folder of a server that applies grammars."""
 
 
 def main() -> None:
@@ -43,6 +45,8 @@ def main() -> None:
     if (family := served_family(model)) is not None:
         model = prepare_media(model, family.spec, deterministic=config.run.deterministic)
     facts = measure(config.model_path)
+    if config.gateway is not None:
+        os.environ[GRAMMARS_VARIABLE] = str(config.model_path)
     arguments = server_arguments(config, model, facts, int(sys.argv[3]), key=key, cuda=cuda)
     from sglang.launch_server import run_server  # noqa: PLC0415
     from sglang.srt.plugins import load_plugins  # noqa: PLC0415
@@ -68,5 +72,9 @@ def _class_arguments(model: Path) -> list[str]:
     return ["--json-model-override-args", json.dumps({"architectures": [name]})]
 
 
+if __name__ == "__mp_main__" and GRAMMARS_VARIABLE in os.environ:  # a child process of SGLang
+    from relax_actors.engines.sglang.server_grammars import register
+
+    register(Path(os.environ[GRAMMARS_VARIABLE]))
 if __name__ == "__main__":
     main()

@@ -96,6 +96,7 @@ class PartialSample:
             "ignore_eos": not request.stop_ids,
             "sampling_seed": self._seed,
             "stream_interval": self._stream_interval(),
+            "ebnf": request.grammar or None,
             "logit_bias": None if self._media is None else self._media.logit_bias,
         }
 
@@ -143,6 +144,8 @@ class PartialSample:
         self._set_versions(meta.get("weight_versions") or [], named)
         if reason["type"] != "abort" or self.is_stopped:
             self._finish(FinishReason.STOP if self.is_stopped else FinishReason(reason["type"]), meta)
+        elif reason.get("status_code") and self._request.grammar:
+            self._finish(FinishReason.ERROR, meta)
         elif reason.get("status_code"):
             msg = f"the server aborted a request: {reason.get('message')}"
             raise EngineError(msg)
@@ -216,8 +219,12 @@ class PartialSample:
                 self._versions[position] = named[span["version"]]
 
     def request_broken(self, *, keep: bool) -> None:
-        """Drop tokens of uncertain version after a broken request; unless `keep`, start again."""
+        """Drop tokens of uncertain version after a broken request; unless `keep`, start again.
+
+        A grammar begins with the first token of a request.
+        """
         self.finish_reason = None
+        keep = keep and not self._request.grammar
         kept = (len(self._tokens) if self._certain is None else self._certain) if keep else 0
         self._truncate(kept)
         if self.is_stopped:

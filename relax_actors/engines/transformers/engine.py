@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import cached_property
 from itertools import count, groupby
 from pathlib import Path
 
@@ -16,6 +17,8 @@ import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache
 
+from relax_actors.data.grammar import Grammars, GrammarState
+from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.protocols.inference import (
     Done,
     GenerateMixin,
@@ -64,6 +67,7 @@ class TransformersEngine(SwappableModel, GenerateMixin):
         super().__init__(path, device, dtype)
         self._routers = Routers(self._model) if records_experts else None
         self._family = family_of(path)
+        self._path = path
         self._barred = BarredIds(self._family, self._device)
         pad = self._model.config.get_text_config().pad_token_id
         self._pad = 0 if pad is None else int(pad)
@@ -79,6 +83,17 @@ class TransformersEngine(SwappableModel, GenerateMixin):
     def metrics(self) -> dict[str, float]:
         """Return turns of conversations with and without a kept cache."""
         return {} if self.kept is None else {"kept_caches": self.kept.hits, "missing_caches": self.kept.misses}
+
+    def prepare(self, grammar: str) -> None:
+        """Compile a grammar; see `InferenceEngine`."""
+        self._begin(grammar)
+
+    def _begin(self, grammar: str) -> GrammarState:
+        return self._grammars.begin(grammar)
+
+    @cached_property
+    def _grammars(self) -> Grammars:
+        return Grammars(Tokenizer(self._path))
 
     @torch.inference_mode()
     def stream(
@@ -134,7 +149,7 @@ class TransformersEngine(SwappableModel, GenerateMixin):
         self, requests: Sequence[GenerationRequest], numbers: Iterator[int], version: int
     ) -> tuple[LockstepBatch, DynamicCache, Tensor, BatchMedia | None, ExpertRecorder | None]:
         """Prefill the prompts of a batch; return it with its cache, the last logits, media and recorded experts."""
-        batch = LockstepBatch(requests, self._pad, self._device, [next(numbers) for _ in requests])
+        batch = LockstepBatch(requests, self._pad, self._device, [next(numbers) for _ in requests], self._begin)
         experts = ExpertRecorder([r.samples for r in requests]) if self._routers is not None else None
         media = self._media_of(requests)
         cache = self._empty_cache(batch.max_length)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from relax_actors.engines.protocols.inference import Generation, GenerationRequest
 from relax_actors.engines.protocols.stop_strings import START
+from relax_actors.engines.transformers.batch_grammars import BatchGrammars, Begin
 from relax_actors.engines.transformers.expert_recorder import ExpertRecorder
 from relax_actors.engines.transformers.random_choice import choose, uniforms_of
 from relax_actors.messages import FinishReason
@@ -50,10 +51,16 @@ class LockstepBatch:
         pad: token id of the padding.
         device: torch device.
         numbers: numbers of the requests in the order of arrival.
+        begin: compiles grammars.
     """
 
     def __init__(
-        self, requests: Sequence[GenerationRequest], pad: int, device: torch.device, numbers: list[int]
+        self,
+        requests: Sequence[GenerationRequest],
+        pad: int,
+        device: torch.device,
+        numbers: list[int],
+        begin: Begin,
     ) -> None:
         self.requests = list(requests)
         self.numbers = numbers
@@ -88,6 +95,7 @@ class LockstepBatch:
         self._stop_strings = [r.stop_strings for r in requests for _ in range(r.samples)]
         self._has_stop_strings = any(self._stop_strings)
         self._states = [START] * total
+        self._grammars = BatchGrammars(requests, begin)
         # First sample of each request, and the total.
         self._starts = np.cumsum([0, *counts])
         # Requests that have running samples, and the number of running samples, at the last call of `ended`.
@@ -127,6 +135,9 @@ class LockstepBatch:
         stopped &= running
         self._stopped[alive[stopped]] = True
         self._running = running & ~stopped & (self._max_tokens[alive] > self._lengths[alive])
+        if self._grammars:
+            self._grammars.advance(rows, tokens[running])
+            self._running &= ~self._grammars.broken(alive)
         self._inform()
         self.mask = torch.cat([self.mask, torch.ones_like(self.mask[:, :1])], dim=1)
         self.positions = self.positions + 1
@@ -157,6 +168,8 @@ class LockstepBatch:
         """
         logprobs = (logits.float() / self._temperature[samples]).log_softmax(-1)
         allowed = self._allowed(logprobs, samples)
+        if self._grammars:
+            allowed = self._grammars.mask(allowed, logprobs, samples)
         # Of a sample that has ended, any number: its token is ignored.
         places = self._lengths[samples].clamp(max=self._uniforms.shape[1] - 1)
         tokens = choose(allowed, self._top_p[samples], self._uniforms[samples, places])
@@ -258,6 +271,7 @@ class LockstepBatch:
         self.numbers += other.numbers
         self._stop_strings += other._stop_strings
         self._states += other._states
+        self._grammars.absorb(other._grammars)
         self._has_stop_strings |= other._has_stop_strings
         self._has_min_tokens |= other._has_min_tokens
         self._running_before = len(self._running)
@@ -275,6 +289,7 @@ class LockstepBatch:
         self._alive = torch.searchsorted(index, self._alive)
         self._stop_strings = [self._stop_strings[i] for i in samples]
         self._states = [self._states[i] for i in samples]
+        self._grammars.keep(samples.tolist())
         self.requests, self.numbers = [self.requests[i] for i in kept], [self.numbers[i] for i in kept]
         self._starts, self._unfinished = np.cumsum([0, *counts]), set(range(len(kept)))
 
@@ -299,6 +314,8 @@ class LockstepBatch:
         group = []
         for k, n in enumerate(lengths):
             reason = FinishReason.STOP if stopped[k] else FinishReason.LENGTH
+            if self._grammars.is_broken(int(self._starts[i]) + k):
+                reason = FinishReason.ERROR
             columns = [array[k, :n].copy() for array in (tokens, logprobs, versions)]
             group.append(Generation(columns[0], columns[1], columns[2], reason, routed[k]))
         return group

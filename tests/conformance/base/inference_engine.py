@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -276,6 +277,62 @@ class MinTokens:
         for limit, length in ((0, 2), (1, 2), (4, 5)):
             (samples,) = loaded.generate([replace(request, min_tokens=limit)], silent)
             assert min(len(sample.tokens) for sample in samples) == length
+
+
+class FollowsGrammars:
+    """Law of engines that hold samples to a grammar."""
+
+    number = 'start: number\nnumber: %json {"type": "integer", "minimum": 1000, "maximum": 1999}'
+
+    def test_samples_follow_their_grammar_with_logprobs_of_the_whole_vocabulary(
+        self, loaded: Any, config: Config
+    ) -> None:
+        loaded.prepare(self.number)
+        # The model would end most samples early, and `min_tokens` would keep it from the end of a number.
+        held = [request_of("12>", 1, samples=16, grammar=self.number)]
+        held.append(replace(held[0], seed=2, temperature=0.7, greedy_samples=1))
+        made = pairs_of(held, loaded.generate(held, silent))
+        for _, sample in made:
+            assert re.fullmatch("1[0-9]{3}#", spelled(sample))
+            assert sample.finish_reason is FinishReason.STOP
+        assert len({spelled(sample) for _, sample in made}) > 8
+        check_logprobs(config, made, {3: 1.0}, 1e-5)
+
+    def test_sample_that_reaches_its_limit_within_its_grammar_is_cut(self, loaded: Any) -> None:
+        (samples,) = loaded.generate([request_of("12>", 1, max_tokens=3, grammar=self.number)], silent)
+        for sample in samples:
+            assert re.fullmatch("1[0-9]{2}", spelled(sample))
+            assert sample.finish_reason is FinishReason.LENGTH
+
+    def test_distribution_is_that_of_the_model_over_what_a_grammar_allows(self, loaded: Any, config: Config) -> None:
+        held = request_of("12>", 7, samples=1000, max_tokens=1, grammar="start: /[13579]/")
+        expected = self.distribution(config)
+        expected[[token for token in range(VOCABULARY) if token > 9 or token % 2 == 0]] = 0
+        (samples,) = loaded.generate([held], silent)
+        counts = np.bincount([int(sample.tokens[0]) for sample in samples], minlength=VOCABULARY) / 1000
+        np.testing.assert_allclose(counts, expected / expected.sum(), atol=0.06)
+        (first,) = loaded.generate([replace(held, samples=100, top_p=1e-6)], silent)
+        assert {int(sample.tokens[0]) for sample in first} == {int(expected.argmax())}
+
+    def test_grammar_holds_over_a_swap(self, loaded: Any, config: Config, publish: Any) -> None:
+        self.long = replace(self.long, stop_ids=frozenset([STOP]), grammar="start: /([0-4][5-9]){25}/")
+        made = self.generate_over_a_swap(loaded, publish(0.7))
+        for _, sample in made:
+            assert re.fullmatch("([0-4][5-9]){25}#", spelled(sample))
+            assert sorted(set(sample.versions)) == [3, 4]
+        check_logprobs(config, made, {3: 1.0, 4: 0.7}, 5e-5)
+
+    def test_sample_that_no_token_continues_ends_as_failed_and_the_others_go_on(self, loaded: Any) -> None:
+        dead = request_of("12>", 1, grammar="start: /[0-9][0-9]x/")
+        groups = loaded.generate([dead, self.long, replace(dead, grammar=self.number)], silent)
+        assert {sample.finish_reason for sample in groups[0]} == {FinishReason.ERROR}
+        assert {len(sample.tokens) for sample in groups[1]} == {self.long.max_tokens}
+        assert {sample.finish_reason for sample in groups[2]} == {FinishReason.STOP}
+
+
+def spelled(sample: Generation) -> str:
+    """Text of a sample in `ALPHABET`."""
+    return "".join(ALPHABET[token] for token in sample.tokens)
 
 
 class LanguageModelConformance(InferenceEngineConformance):

@@ -117,7 +117,7 @@ def is_alive(url: str) -> bool:
             MESSAGES,
             b'{"messages": [{"role": "user", "content": "x"}], "tool_choice": {"type": []}}',
             400,
-            "tool_choice '[]' is not supported: calls are the policy's own choice; use auto or none",
+            "tool_choice '[]' is not supported; use none, auto, required",
         ),
         (
             CHAT,

@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as arrays
 from broker.codec import decode, encode
 from broker.errors import CodecError
 from relax_actors.messages.generate import (
+    MAX_GRAMMAR,
     CallNote,
     GenerateAnswer,
     GenerateCall,
@@ -53,6 +54,7 @@ CALLS = st.builds(
     top_p=st.none() | st.floats(0.1, 1),
     stop=st.lists(st.text(min_size=1), max_size=3),
     stop_ids=st.lists(st.integers(0, 9), max_size=3),
+    grammar=st.text(),
 )
 PIECES = TOKENS.map(lambda tokens: GeneratePiece(3, tokens, tokens, np.zeros(len(tokens), np.float32)))
 NOTES = st.builds(CallNote, st.text(), st.booleans())
@@ -106,6 +108,8 @@ def test_messages_survive_the_codec(value: Any) -> None:
         ({"tokens": np.zeros(1)}, r"^tokens of a request are float64\[1\], not \[len\] int32$"),
         ({"stop": [""]}, r"^max_tokens, stop or seconds of request 'x' are out of bounds$"),
         ({"stop_ids": [-1]}, r"^stop_ids of request 'x' are out of bounds$"),
+        ({"grammar": "x", "session": "group-0-0-0-0"}, r"^request 'x' has a grammar in a session"),
+        ({"grammar": "x" * (MAX_GRAMMAR + 1)}, r"more than 65536 characters$"),
         ({"seconds": float("nan")}, r"^max_tokens, stop or seconds of request 'x' are out of bounds$"),
     ],
 )

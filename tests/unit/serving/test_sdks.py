@@ -229,11 +229,9 @@ def test_models_name_the_context_length(gateway: tuple[str, ScriptedPolicy]) -> 
 def test_errors_reach_both_sdks_in_their_own_form(gateway: tuple[str, ScriptedPolicy]) -> None:
     url, _ = gateway
     with openai_client((url, TOKEN)) as client, pytest.raises(openai.BadRequestError) as bad:
-        client.chat.completions.create(
-            model="tiny", messages=[{"role": "user", "content": "hi"}], tools=TOOLS, tool_choice="required"
-        )
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hi"}], top_logprobs=3)
     assert bad.value.body == {
-        "message": "tool_choice 'required' is not supported: calls are the policy's own choice; use auto or none",
+        "message": "top_logprobs is not supported: the engine records the sampled token's log-prob alone; leave it out",
         "type": "invalid_request_error",
         "param": None,
         "code": "unsupported_parameter",
