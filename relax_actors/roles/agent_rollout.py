@@ -12,7 +12,7 @@ from broker.subjects import RowId
 from relax_actors.data.prompt_maker import room
 from relax_actors.errors import ConfigError, RelaxError, RowError, RowTakenError
 from relax_actors.messages import FinishReason, Sample, Trajectory
-from relax_actors.messages.samples import TRUNCATED
+from relax_actors.messages.samples import PLAYER_REWARD, TRUNCATED
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.roles.rollout import Rollout
 from relax_actors.runtime import Drop, Row
@@ -26,8 +26,8 @@ WAIT_SECONDS = 0.2
 OPEN_SECONDS = 60.0
 NO_REWARD = (
     'no agent has reported a reward, which the reward "environment" needs: write {"reward": <number>} to the file '
-    "$RELAX_RESULT_FILE, return it from agent.function, or send it to /sessions/<id>/end; or name a reward.function "
-    "that scores the conversation"
+    "$RELAX_RESULT_FILE, return it from agent.function, or send it to /sessions/<id>/end (with agent.players, "
+    '{"rewards": {<player>: <number>}}); or name a reward.function that scores the conversation'
 )
 ALL_FAILED = (
     "those of all samples failed, agent.retries times and once more; the events `agent_failed` say why, and the output "
@@ -136,7 +136,7 @@ class AgentRollout(Rollout):
     def _lacks_reward(self, session: Session, row: Row) -> bool:
         """Whether the agent of a session has ended well without the reward that the row is scored by."""
         state = session.state
-        if state is None or state.reason != FinishReason.STOP or state.reward is not None:
+        if state is None or state.reason != FinishReason.STOP or session.has_reward:
             return False
         return bool(session.forest.leaves()) and self.context.config.takes_reported_reward(is_eval=row.is_eval)
 
@@ -151,21 +151,28 @@ class AgentRollout(Rollout):
         failed = session.has_failed or self._lacks_reward(session, row)
         if failed and agent.on_error != "zero" and not row.is_eval:
             return None
-        last = forest.last
         metrics = {
             **{f"agent/{name}": value for name, value in state.metrics.items()},
             "turns": float(len(forest.exported())),
             "branches": float(len(forest.leaves())),
             "retries": float(state.attempt),
         }
-        if state.reward is not None or state.reason in TRUNCATED or failed:
-            metrics["environment_reward"] = state.reward or 0.0
+        if session.has_reward or state.reason in TRUNCATED or failed:
+            rewards = {player: state.rewards.get(player, 0.0) for player in agent.players}
+            metrics |= {f"{PLAYER_REWARD}{player}": reward for player, reward in rewards.items()}
+            trained = sum(rewards[player] for player in agent.trained_players)
+            metrics["environment_reward"] = trained + (state.reward or 0.0)
+        players = agent.players or ("",)
+        masked = set() if row.is_eval else set(agent.players).difference(agent.trained_players)
         return Sample(
-            tuple(forest.sequences(agent.branches)),
-            self._tokenizer.decode(forest.turns[last].tokens),
+            tuple(
+                one.masked() if one.player in masked else one
+                for one in forest.sequences(agent.branches, players=players)
+            ),
+            self._tokenizer.decode(forest.turns[forest.last].tokens),
             FinishReason(state.reason),
             metrics,
-            messages=forest.conversation(last),
+            messages=forest.said(players),
         )
 
     def metrics(self) -> dict[str, float]:

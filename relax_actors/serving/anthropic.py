@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from relax_actors.serving.ask import Ask, Sampling, Undistorted, check_messages, offered_tools, refuse_parallel, stops
+from relax_actors.serving.ask import Ask, Sampling, Undistorted, check_messages, offered_tools, stops
 from relax_actors.serving.completion import Completed, event
 from relax_actors.serving.errors import ApiError
 from relax_actors.serving.live import Delta
@@ -39,8 +39,6 @@ class MessagesBody(Undistorted):
         Raises:
             ApiError: a block or a setting is not supported.
         """
-        if self.tools and (self.tool_choice or {}).get("disable_parallel_tool_use"):
-            refuse_parallel("tool_choice.disable_parallel_tool_use = true")
         check_messages(self.messages)
         messages = [{"role": "system", "content": _text(self.system)}] if self.system else []
         for message in self.messages:
@@ -56,6 +54,7 @@ class MessagesBody(Undistorted):
                 top_p=self.top_p,
                 stop=stops(self.stop_sequences),
             ),
+            one_call=bool((self.tool_choice or {}).get("disable_parallel_tool_use")),
             stream=bool(self.stream),
             model=self.model,
         )

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, NoReturn, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from relax_actors.messages.generate import MAX_STOPS
+from relax_actors.messages.generate import MAX_CHOICES, MAX_STOPS
 from relax_actors.serving.errors import ApiError
 
-MAX_CHOICES = 16
-"""Most answers of one request (`n`)."""
 Body = TypeVar("Body", bound=BaseModel)
 StopIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=MAX_STOPS)]
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -58,7 +56,11 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """A conversation to continue, or a prompt as text or tokens."""
+    """A conversation to continue, or a prompt as text or tokens.
+
+    Attributes:
+        one_call: whether an answer ends behind its first tool call.
+    """
 
     messages: list[dict[str, Any]] = field(default_factory=list)
     tools: list[dict[str, Any]] = field(default_factory=list)
@@ -66,6 +68,7 @@ class Ask:
     prompt: str | list[int] | None = None
     sampling: Sampling = Sampling()
     n: int = 1
+    one_call: bool = False
     stream: bool = False
     usage_in_stream: bool = False
     logprobs: bool = False
@@ -97,22 +100,10 @@ class Undistorted(Lenient):
             if name in _NEUTRAL and value not in _NEUTRAL[name]:
                 why = "log-probs would no longer be those of the policy"
                 raise ApiError(400, f"{cls.place}{name} is not supported: {why}; leave it out", "unsupported_parameter")
-            if name == "parallel_tool_calls" and value is False and body.get("tools"):
-                refuse_parallel("parallel_tool_calls = false")
             if name in _REPLACED and value:
                 msg = f"{cls.place}{name} is not supported; send {_REPLACED[name]} in its place"
                 raise ApiError(400, msg, "unsupported_parameter")
         return body
-
-
-def refuse_parallel(name: str) -> NoReturn:
-    """Refuse a setting that would allow one tool call alone.
-
-    Raises:
-        ApiError: always.
-    """
-    msg = f"{name} is not supported: the policy may call several tools in one answer; leave it out"
-    raise ApiError(400, msg, "unsupported_parameter")
 
 
 class SamplingBody(Undistorted):
@@ -158,6 +149,7 @@ class ChatBody(SamplingBody):
     tokens: list[int] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
@@ -183,6 +175,7 @@ class ChatBody(SamplingBody):
             prompt=self.tokens,
             sampling=self.sampling(self.max_completion_tokens or self.max_tokens),
             n=self.n or 1,
+            one_call=self.parallel_tool_calls is False,
             stream=bool(self.stream),
             usage_in_stream=self.usage_in_stream,
             logprobs=bool(self.logprobs),

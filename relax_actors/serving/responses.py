@@ -25,6 +25,7 @@ class ResponsesBody(Undistorted):
     instructions: str | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, gt=0, le=1)
@@ -53,6 +54,7 @@ class ResponsesBody(Undistorted):
             tools=offered_tools([_tool(tool) for tool in self.tools or []], self.tool_choice),
             settings=self.chat_template_kwargs or {},
             sampling=Sampling(max_tokens=self.max_output_tokens, temperature=self.temperature, top_p=self.top_p),
+            one_call=self.parallel_tool_calls is False,
             stream=bool(self.stream),
             model=self.model,
         )
@@ -138,7 +140,7 @@ def response_head(ask: Ask, call: str, model: str) -> dict[str, Any]:
         "error": None,
         "instructions": None,
         "metadata": {},
-        "parallel_tool_calls": True,
+        "parallel_tool_calls": not ask.one_call,
         "tool_choice": "auto",
         "tools": [{"type": "function", "strict": False, **tool["function"]} for tool in ask.tools],
         "temperature": ask.sampling.temperature,

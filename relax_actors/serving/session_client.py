@@ -37,10 +37,11 @@ class AgentTask:
 
 @dataclass(frozen=True, slots=True)
 class AgentResult:
-    """What came of an agent; `metrics` become metrics of the sample."""
+    """What came of an agent; `metrics` become metrics of the sample. In a run with players, `rewards` names theirs."""
 
     reward: float | None = None
     metrics: dict[str, float] | None = None
+    rewards: dict[str, float] | None = None
 
 
 class SessionGoneError(Exception):
@@ -87,8 +88,10 @@ class SessionClient:
 
         Raises:
             SessionGoneError: it is over.
+            ValueError: the run has no such players, or takes rewards of players alone.
         """
-        body = {"reward": result.reward, "metrics": result.metrics or {}, "error": error[:4000]}
+        numbers = {"reward": result.reward, "rewards": result.rewards or {}, "metrics": result.metrics or {}}
+        body = {**numbers, "error": error[:4000]}
         await self._post(f"/sessions/{task.session}/end", task.api_key, body)
 
     async def _post(self, path: str, token: str, body: dict[str, Any]) -> dict[str, Any] | None:
@@ -109,6 +112,8 @@ class SessionClient:
             await asyncio.sleep(PAUSE_SECONDS)
         if answer.status_code in (403, 404, 410, 503):
             raise SessionGoneError(answer.text[:500])
+        if answer.status_code == 400:  # noqa: PLR2004 bad request
+            raise ValueError(answer.text[:500])
         answer.raise_for_status()
         return dict(answer.json()) if answer.content else None
 

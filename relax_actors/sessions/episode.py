@@ -8,7 +8,6 @@ the observations that the environment gives to it.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from enum import Enum, auto
 from typing import Any
 
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from relax_actors.data.media_fields import plain_messages
 from relax_actors.engines.protocols.media import PromptMedia
 from relax_actors.errors import RowError, StoreError, TooLongError
-from relax_actors.messages import EnvironmentAnswer, FinishReason, Sample, SessionState, SessionTurn, TokenSequence
+from relax_actors.messages import EnvironmentAnswer, FinishReason, Sample, SessionState, SessionTurn
 from relax_actors.messages.samples import PLAYER_REWARD
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.sessions.conversation import Conversation
@@ -317,7 +316,7 @@ class Episode:
         shown = {one.name for one in histories} if everyone else set(counted)
         sequences = self.forest.sequences(players=list(self._histories)) or [histories[0].prompt()]
         return Sample(
-            tuple(s if trained and s.player in shown else _masked(s) for s in sequences),
+            tuple(s if trained and s.player in shown else s.masked() for s in sequences),
             joint.join(self.actions),
             self.reason or FinishReason.ERROR,
             metrics,
@@ -341,8 +340,3 @@ class Episode:
         if self.state not in states:
             msg = f"sample {self.start.sample} is {self.state.name}, not {' or '.join(state.name for state in states)}"
             raise AssertionError(msg)
-
-
-def _masked(sequence: TokenSequence) -> TokenSequence:
-    """Return a sequence none of whose tokens is trained."""
-    return replace(sequence, loss_mask=np.zeros_like(sequence.loss_mask))

@@ -202,7 +202,7 @@ class GenerationService:
         if int(call.tokens.min()) < 0 or int(call.tokens.max()) >= self._around.tokenizer.size:
             raise Refused(Refusal.INVALID, f"the vocabulary has {self._around.tokenizer.size} tokens; one is not in it")
         try:
-            stop_ids, stop_strings = self._around.stops(call.stop)
+            stop_ids, stop_strings = self._around.stops([*call.stop, *call.ends])
         except ConfigError as error:
             raise Refused(Refusal.INVALID, str(error).replace("rollout.stop", "stop")) from error
         if unknown := [token for token in call.stop_ids if token >= self._around.tokenizer.size]:

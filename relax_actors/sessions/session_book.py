@@ -10,7 +10,7 @@ from typing import Any
 
 from broker.subjects import RowId
 from relax_actors.messages import FinishReason
-from relax_actors.messages.generate import SessionAnswer
+from relax_actors.messages.generate import SessionAnswer, SessionCall
 from relax_actors.messages.session_log import SessionState
 from relax_actors.sessions.forest import Forest
 
@@ -74,15 +74,22 @@ class Session:
     answering: asyncio.Lock = field(default_factory=asyncio.Lock)
     recording: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    def end(
-        self, reason: FinishReason, reward: float | None = None, metrics: Mapping[str, float] | None = None
-    ) -> None:
-        """End the sample, unless it has ended before."""
+    def end(self, reason: FinishReason, result: SessionCall | None = None) -> None:
+        """End the sample, unless it has ended before; `result` has the rewards and metrics of its agent."""
         if self.state is None:
             turns = sorted(self.forest.exported())
-            state = SessionState(self.sample, self.attempt, reason, reward, dict(metrics or {}), turns=turns)
+            given = (None, {}, {}) if result is None else (result.reward, result.metrics, result.rewards)
+            reward, metrics, rewards = given
+            state = SessionState(
+                self.sample, self.attempt, reason, reward, dict(metrics), turns=turns, rewards=dict(rewards)
+            )
             self.enter_end(state)
             self.unrecorded.append(state)
+
+    @property
+    def has_reward(self) -> bool:
+        """Whether the agent has reported a reward."""
+        return self.state is not None and (self.state.reward is not None or bool(self.state.rewards))
 
     @property
     def has_failed(self) -> bool:

@@ -250,7 +250,7 @@ def test_a_row_without_players_is_refused_in_a_run_with_players() -> None:
     one.end(FinishReason.STOP)
     trajectory = Trajectory.of(PROMPT, [one.sample()])
     reward = environment_reward(trajectory, "episode", 1.0)
-    error = "row: environment.players is set, but no sequence of the trajectory names a player"
+    error = "row: the run has players, but no sequence of the trajectory names a player"
     with pytest.raises(RowError, match=f"^{re.escape(error)}$"):
         RowEstimation(load_config(PICK, SETTINGS)).estimate(reward, {"trajectory": trajectory}, "row")
 

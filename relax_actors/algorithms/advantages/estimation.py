@@ -69,7 +69,7 @@ class RowEstimation:
     def __init__(self, config: Config) -> None:
         self._algorithm, self._max_tokens = config.algorithm, config.longest_sample
         self._has_episodes = config.environment is not None
-        self._has_players = config.environment is not None and bool(config.environment.players)
+        self._has_players = bool(config.players)
         self._by_branch = config.environment is not None and config.environment.credit == "branch"
         self._function, self._spec = estimator_of(config.algorithm)
         self._in_trainer = needs_whole_step(config.algorithm)
@@ -295,7 +295,7 @@ def _misfit(reward: Reward, columns: Mapping[str, Any]) -> str:
     """Return why the columns of a row with players do not fit each other; empty if they do."""
     whole: Trajectory = columns["trajectory"]
     if not whole.players:
-        return "environment.players is set, but no sequence of the trajectory names a player"
+        return "the run has players, but no sequence of the trajectory names a player"
     if len(reward) != len(whole.texts):
         return f"there are {len(reward)} rewards for {len(whole.texts)} samples"
     if reward.lengths is not None and not np.array_equal(reward.lengths, whole.sample_lengths):
