@@ -66,3 +66,27 @@ async def branch(task: AgentTask) -> float:
         more = [*first, answers[0].choices[0].message.to_dict(), {"role": "user", "content": "more"}]
         await client.chat.completions.create(model="policy", messages=more)
     return float("7" in (answers[0].choices[0].message.content or ""))
+
+
+async def duel(task: AgentTask) -> AgentResult:
+    """Let a solver answer twice, and a critic give two judgements of each answer; reward both for their sevens."""
+    said: dict[str, list[dict]] = {"solver": list(task.task["messages"]), "critic": []}
+    texts: dict[str, str] = {"solver": "", "critic": ""}
+    async with openai.AsyncOpenAI(base_url=task.base_url, api_key=task.api_key, max_retries=20) as client:
+
+        async def ask(player: str, n: int) -> None:
+            head = {"X-Relax-Player": player}
+            answer = await client.chat.completions.create(
+                model="policy", messages=said[player], n=n, extra_headers=head
+            )
+            message = answer.choices[-1].message
+            texts[player] += "".join(choice.message.content or "" for choice in answer.choices)
+            said[player].append(message.to_dict())
+
+        for _ in range(2):
+            await ask("solver", 1)
+            said["critic"].append({"role": "user", "content": said["solver"][-1]["content"]})
+            await ask("critic", 2)
+            said["solver"].append({"role": "user", "content": "again"})
+    rewards = {player: text.count("7") / max(1, len(text)) for player, text in texts.items()}
+    return AgentResult(rewards=rewards)
