@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from relax_actors.roles.episode_rollout import EpisodeRollout, Generate
     from relax_actors.runtime import Drop, Role, Row, StatefulRole
     from relax_actors.runtime.cells import put_own
-    from relax_actors.serving.session_client import AgentResult, AgentTask
+    from relax_actors.serving.session_client import AgentResult, AgentTask, TaskEnvironment
 else:
     __getattr__ = lazy(
         __name__,
@@ -62,7 +62,7 @@ else:
             "roles.episode_rollout": "EpisodeRollout Generate",
             "runtime": "Drop Role Row StatefulRole",
             "runtime.cells": "put_own",
-            "serving.session_client": "AgentResult AgentTask",
+            "serving.session_client": "AgentResult AgentTask TaskEnvironment",
         },
     )
 
@@ -102,6 +102,7 @@ __all__ = [
     "StatefulRole",
     "Step",
     "Task",
+    "TaskEnvironment",
     "TokenSequence",
     "ToolEnvironment",
     "Trajectory",

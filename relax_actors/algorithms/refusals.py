@@ -76,12 +76,6 @@ def _advantages(config: Config) -> Iterator[str]:
             f'algorithm.advantage = "{advantage}" needs one more, greedy sample of each prompt, which rollout.actor = '
             f'"{config.rollout.actor}" does not generate; use the built-in rollout, or another algorithm.advantage'
         )
-    elif "greedy" in required.needs and (config.environment is not None or config.agent is not None):
-        section = "environment" if config.environment is not None else "agent"
-        yield (
-            f'algorithm.advantage = "{advantage}" needs one more, greedy sample of each prompt, which episodes with '
-            f"[{section}] do not have; choose another algorithm.advantage"
-        )
     if named.needs_positive or config.algorithm.scale == "group_mean":
         yield from _negative_rewards(config, "advantage" if named.needs_positive else "scale")
 

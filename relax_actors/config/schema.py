@@ -191,19 +191,14 @@ class Config(Section):
         """Check what episodes with an environment cannot have."""
         if self.environment is None:
             return self
-        if self.agent is not None:
-            msg = "[agent] and [environment] exclude each other: agents own their loop; remove one of them"
-            raise ValueError(msg)
-        if self.media is not None and self.rollout.backend == "sglang":
+        credit = self.environment.credit
+        if self.agent is not None and (credit != "episode" or self.environment.players):
+            setting = "players" if self.environment.players else "credit"
             msg = (
-                'rollout.backend = "sglang": episodes with [environment] of a model that sees or hears need '
-                'rollout.backend = "transformers"'
+                f"environment.{setting} is of episodes that the run plays; with [agent] the agent plays, its sample "
+                f"has the sum of the environment's rewards: leave environment.{setting} out"
             )
             raise ValueError(msg)
-        if self.trainer.router_replay:
-            msg = "trainer.router_replay: the experts of episodes with [environment] are not recorded; set it to false"
-            raise ValueError(msg)
-        credit = self.environment.credit
         if credit != "episode" and self.reward.function != "environment":
             msg = (
                 f'environment.credit = "{credit}" gives credit by the rewards of the environment, but reward.function '
@@ -268,8 +263,8 @@ class Config(Section):
 
     @property
     def playing(self) -> PlayersSection | None:
-        """The section [environment] or [agent]; None in a run whose samples are completions."""
-        return self.environment or self.agent
+        """The section whose players play, [agent] or else [environment]; None if samples are completions."""
+        return self.agent or self.environment
 
     @property
     def players(self) -> tuple[str, ...]:

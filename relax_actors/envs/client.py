@@ -69,6 +69,8 @@ class EnvironmentClient:
         self._context, self._section = context, section
         self._connection, self._subjects = context.table.connection, context.table.subjects
         self._answers: queue.Queue[EnvironmentAnswer] = queue.Queue()
+        # Answers that a coroutine waits for; the others are taken by the role's thread.
+        self._asked: dict[str, asyncio.Future[EnvironmentAnswer]] = {}
         self._pending: dict[str, Pending] = {}
         self._unsent: list[Pending] = []
         self._closing: dict[int, list[str]] = {}
@@ -84,6 +86,17 @@ class EnvironmentClient:
         """Begin operations; returns at once. A session has at most one operation that is not answered."""
         if operations:
             self._connection.loop.call_soon_threadsafe(self._add, list(operations))
+
+    async def ask(self, operation: Open | Act) -> EnvironmentAnswer:
+        """Perform an operation, and return its answer. Called in the event loop's thread."""
+        answer: asyncio.Future[EnvironmentAnswer] = self._connection.loop.create_future()
+        self._asked[operation.session] = answer
+        self._add([operation])
+        return await answer
+
+    def leave(self, session: str) -> None:
+        """Close a session. Called in the event loop's thread."""
+        self._add([Close(session)])
 
     def take(self, timeout: float) -> list[EnvironmentAnswer]:
         """Return the answers that have arrived; waits at most `timeout` seconds for the first one."""
@@ -119,6 +132,7 @@ class EnvironmentClient:
         for operation in operations:
             if isinstance(operation, Close):
                 self._pending.pop(operation.session, None)
+                self._asked.pop(operation.session, None)
                 self._leave(operation.session)
                 continue
             limit = self._section.open_seconds if isinstance(operation, Open) else self._section.step_seconds
@@ -262,7 +276,10 @@ class EnvironmentClient:
         session = pending.operation.session
         if self._pending.get(session) is pending:
             del self._pending[session]
-            self._answers.put(answer)
+            if (asked := self._asked.pop(session, None)) is None:
+                self._answers.put(answer)
+            elif not asked.done():
+                asked.set_result(answer)
 
     def _lose(self, pending: Pending, detail: str) -> None:
         self._leave(pending.operation.session)

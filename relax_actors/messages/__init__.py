@@ -28,7 +28,7 @@ from relax_actors.messages.environment import (
 )
 from relax_actors.messages.media import KINDS_OF_MEDIA, Media, MediaSource, ObservedMedia, PreparedPrompt
 from relax_actors.messages.samples import NOT_SAMPLED, FinishReason, Sample, TokenSequence
-from relax_actors.messages.session_log import SessionLog, SessionState, SessionTurn, Turn
+from relax_actors.messages.session_log import SessionLog, SessionState, SessionStep, SessionTurn, Turn
 from relax_actors.messages.teacher import TeacherScores
 from relax_actors.messages.trajectory import Trajectory
 
@@ -63,6 +63,7 @@ __all__ = [
     "Sample",
     "SessionLog",
     "SessionState",
+    "SessionStep",
     "SessionTurn",
     "Shard",
     "TeacherScores",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from relax_actors.messages.conversations import pack_conversations
-from relax_actors.messages.experts import store_experts
+from relax_actors.messages.experts import MISSING, store_experts
 from relax_actors.messages.fingerprints import fingerprints_of
 from relax_actors.messages.samples import Sample, TokenSequence, runs
 
@@ -25,6 +26,8 @@ def flatten_samples(prompt_tokens: Array, samples: Sequence[Sample], fingerprint
         msg = f"sample {empty[0]} has no sequence; give each sample at least one"
         raise ValueError(msg)
     sequences = [sequence for sample in samples for sequence in sample.sequences]
+    if shape := next((s.routed_experts.shape[1:] for s in sequences if s.routed_experts is not None), None):
+        sequences = [_with_unknown_experts(sequence, shape) for sequence in sequences]
     with_experts = [sequence.routed_experts is not None for sequence in sequences]
     if any(with_experts) and not all(with_experts):
         msg = (
@@ -65,6 +68,14 @@ def flatten_samples(prompt_tokens: Array, samples: Sequence[Sample], fingerprint
         "routed_experts": experts[1],
         "observed": [list(s.observed) for s in sequences] if any(s.observed for s in sequences) else [],
     }
+
+
+def _with_unknown_experts(sequence: TokenSequence, shape: tuple[int, ...]) -> TokenSequence:
+    """Return a sequence that no policy has read or written with experts that are not known."""
+    if sequence.routed_experts is not None or sequence.sampled.any():
+        return sequence
+    unknown = np.full((max(0, len(sequence.token_ids) - 1), *shape), MISSING, np.int16)
+    return replace(sequence, routed_experts=unknown)
 
 
 def _count_shared(prompt: Array, sequence: TokenSequence) -> int:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from relax_actors.messages.environment import EnvironmentAnswer
+
 Array = NDArray[Any]
 MAX_CHOICES = 16
 """Most answers of one request (`n`)."""
@@ -40,6 +42,8 @@ class Refusal(StrEnum):
     """The request itself is wrong."""
     TOO_LONG = "too_long"
     """The conversation leaves no room for an answer."""
+    ENVIRONMENT = "environment"
+    """The environment of the session failed."""
     FAILED = "failed"
     """The actor failed, or the broker or store that it writes to; try again."""
 
@@ -216,16 +220,18 @@ class GenerateAnswer(Choice):
 
 @dataclass(frozen=True, slots=True)
 class SessionCall:
-    """Take a waiting sample, keep it, or end it.
+    """Take a waiting sample, keep it, step its environment, or end it.
 
     Attributes:
-        kind: "take", "keep", "show" or "end".
+        kind: "take", "keep", "show", "environment" or "end".
         session: the session; empty to take one.
         lease: seconds without a request after which the session is offered again.
         reward: the agent's own reward, with "end"; None if it has none.
         rewards: those of players by name, with "end"; a player that is not named has reward 0.
         error: why the agent failed, with "end"; empty if it did not.
         metrics: measurements of the agent, with "end".
+        turn: number of the action, with "environment"; -1 resets the environment.
+        action: text for the environment.
     """
 
     kind: str
@@ -235,10 +241,13 @@ class SessionCall:
     rewards: dict[str, float] = field(default_factory=dict)
     error: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
+    turn: int = -1
+    action: str = ""
 
     def __post_init__(self) -> None:
         numbers = [self.lease, *self.metrics.values(), *self.rewards.values(), self.reward or 0.0]
-        if self.kind not in ("take", "keep", "show", "end") or not np.isfinite(numbers).all() or self.lease <= 0:
+        is_known = self.kind in ("take", "keep", "show", "environment", "end")
+        if not is_known or not np.isfinite(numbers).all() or self.lease <= 0 or self.turn < -1:
             msg = (
                 f"call {self.kind[:40]!r} of session {self.session[:80]!r} has an unknown kind or a number that is none"
             )
@@ -256,6 +265,7 @@ class SessionAnswer:
         task: what the agent is to do: `prompt` (text), `messages`, `answer` if agent.shows_answer, `metadata`.
         seconds: time until the session ends by itself.
         turns: answers given so far.
+        seen: what the environment answered; None to other calls.
     """
 
     refusal: str = ""
@@ -264,3 +274,4 @@ class SessionAnswer:
     task: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     turns: int = 0
+    seen: EnvironmentAnswer | None = None

@@ -90,6 +90,30 @@ class SessionTurn:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionStep:
+    """What the run's environment answered to an agent.
+
+    Attributes:
+        sample: index of the sample.
+        attempt: attempt of the sample.
+        number: 0 for the reset, k + 1 for the answer to action k.
+        action: text of the agent; empty for the reset.
+        seen: the answer.
+    """
+
+    sample: int
+    attempt: int
+    number: int
+    action: str
+    seen: EnvironmentAnswer
+
+    def __post_init__(self) -> None:
+        if min(self.sample, self.attempt, self.number) < 0:
+            msg = f"step {self.number} of sample {self.sample} has a negative number"
+            raise ValueError(msg)
+
+
+@dataclass(frozen=True, slots=True)
 class SessionState:
     """A sample was given to another agent, or ended.
 
@@ -137,11 +161,13 @@ class SessionLog:
         turns: turns, those of a sample in order.
         states: states, those of a sample in order.
         seconds: time that actors have spent on the row so far.
+        steps: of the run's environment in sessions of agents, those of a sample in order.
     """
 
     turns: list[SessionTurn] = field(default_factory=list)
     states: list[SessionState] = field(default_factory=list)
     seconds: float = 0.0
+    steps: list[SessionStep] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not 0 <= self.seconds < math.inf:

@@ -18,8 +18,11 @@ from relax_actors.roles.rollout import Rollout
 from relax_actors.runtime import Drop, Row
 from relax_actors.sessions.agent_sessions import AgentSessions
 from relax_actors.sessions.dialogue import Dialogue
+from relax_actors.sessions.episode_group import task_of
+from relax_actors.sessions.observation_media import ObservationMedia
 from relax_actors.sessions.service import GenerationService
 from relax_actors.sessions.session_book import Session
+from relax_actors.sessions.session_media import SessionMedia, task_messages
 
 WAIT_SECONDS = 0.2
 """Longest wait for a request or the end of a sample before rows are looked for again."""
@@ -58,19 +61,24 @@ class AgentRollout(Rollout):
         self._news: queue.SimpleQueue[RowId | None] = queue.SimpleQueue()
         super().setup()
         self._policy.on_guest(lambda: self._news.put(None))
-        if self._media is not None or self._baselines:
-            msg = "[agent] works with models of text, and with advantages that need no greedy sample of each prompt"
-            raise ConfigError(msg)
 
     def start_service(self, service: GenerationService) -> None:
         """Begin to answer requests of agents."""
-        config = self.context.config
-        dialogue = Dialogue(self._tokenizer)
+        config, media, kinds = self.context.config, None, tuple[str, ...]()
+        if self._media is not None:
+            prepares = ObservationMedia(config, self.context.table.store)
+            media, kinds = SessionMedia(config, prepares, self._media), tuple(prepares.family.kinds)
+        dialogue = Dialogue(self._tokenizer, kinds)
+        self._hosts = None
+        if config.environment is not None:
+            from relax_actors.envs.client import EnvironmentClient  # noqa: PLC0415 `relax check` needs no NATS
+
+            self._hosts = EnvironmentClient(self.context)
         if not self._tokenizer.chat_template:
             msg = "[agent] needs a model with a chat template; add chat_template.jinja to the model folder"
             raise ConfigError(msg)
         limit = min(self._engine.context_length, room(config))
-        self._sessions = AgentSessions(self.context, dialogue, service, limit, self._news.put)
+        self._sessions = AgentSessions(self.context, dialogue, service, limit, self._news.put, media, self._hosts)
         service.start(self._sessions)
 
     def guest_limit(self) -> int:
@@ -84,12 +92,19 @@ class AgentRollout(Rollout):
     def offer(self, row: Row, *, greedy: bool) -> None:
         """Offer the samples of a row to agents."""
         prompt, agent = row.prompt, self.context.config.agent
-        task: dict[str, Any] = {"prompt": prompt.text, "messages": prompt.messages, "metadata": prompt.metadata}
+        task: dict[str, Any] = {"prompt": prompt.text, "messages": task_messages(prompt), "metadata": prompt.metadata}
         task["held_out"] = row.is_eval
         if agent is not None and agent.shows_answer:
             task["answer"] = prompt.answer
-        samples = range(1 if greedy else self._settings.group_size)
-        sessions = [Session(row.id, n, task, prompt.seed, greedy=greedy) for n in samples]
+        if prompt.media:
+            task["media"] = [{"kind": one.kind, "path": one.path, "stored": one.stored} for one in prompt.media]
+        sampled = 0 if greedy else self._settings.group_size
+        samples = range(1 if greedy else sampled + self._baselines)
+        own = task_of(prompt)
+        sessions = [
+            Session(row.id, n, task, prompt.seed, greedy=n >= sampled, media=prompt.media, environment_task=own)
+            for n in samples
+        ]
         self.context.table.connection.call(self._sessions.open(row.id, sessions), OPEN_SECONDS)
 
     def withdraw(self, row: RowId) -> list[Session] | RowTakenError:
@@ -115,10 +130,16 @@ class AgentRollout(Rollout):
         if isinstance(sessions, RowTakenError):
             return sessions
         try:
-            samples = [sample for session in sessions if (sample := self._sample(session, row)) is not None]
-            if not samples:
+            each = [self._sample(session, row) for session in sessions]
+            baselines = 0 if row.is_eval else self._baselines
+            samples = [sample for sample in each if sample is not None]
+            if len(samples) <= baselines or None in each[len(each) - baselines :]:
                 return self._end_without_samples(sessions, row)
-            trajectory = Trajectory.of(row.prompt.tokens, _with_equal_metrics(samples), self._stager.served)
+            if not any(one.loss_mask.any() for sample in samples for one in sample.sequences):
+                return Drop(NO_ANSWER, "no player of agent.trained has got an answer of the policy")
+            prompt = row.prompt.tokens if self._media is None else row.media.tokens
+            trajectory = Trajectory.of(prompt, _with_equal_metrics(samples), self._stager.served)
+            trajectory = replace(trajectory, greedy_samples=baselines)
         except ValueError as error:
             return RowError(f"agents of {row.id}: {error}")
         if not row.is_eval and (why := self._validator.of_trajectory(trajectory, row.id.step)):
@@ -131,12 +152,13 @@ class AgentRollout(Rollout):
             return RowError(f"agents of {row.id}: {NO_REWARD}")
         if all(session.has_failed for session in sessions):
             return RowError(f"agents of {row.id}: {ALL_FAILED}")
-        return Drop(NO_ANSWER, "no agent of the row has got an answer of the policy")
+        of = "its greedy sample" if any(session.forest.leaves() for session in sessions) else "the row"
+        return Drop(NO_ANSWER, f"no agent of {of} has got an answer of the policy, and ended well")
 
     def _lacks_reward(self, session: Session, row: Row) -> bool:
         """Whether the agent of a session has ended well without the reward that the row is scored by."""
         state = session.state
-        if state is None or state.reason != FinishReason.STOP or session.has_reward:
+        if state is None or state.reason != FinishReason.STOP or session.has_reward(self.context.config.players):
             return False
         return bool(session.forest.leaves()) and self.context.config.takes_reported_reward(is_eval=row.is_eval)
 
@@ -153,20 +175,22 @@ class AgentRollout(Rollout):
             return None
         metrics = {
             **{f"agent/{name}": value for name, value in state.metrics.items()},
+            **{f"environment/{name}": value for step in session.steps for name, value in step.seen.metrics.items()},
             "turns": float(len(forest.exported())),
             "branches": float(len(forest.leaves())),
             "retries": float(state.attempt),
         }
-        if session.has_reward or state.reason in TRUNCATED or failed:
+        players = agent.players or ("",)
+        if session.has_reward(agent.players) or state.reason in TRUNCATED or failed:
             rewards = {player: state.rewards.get(player, 0.0) for player in agent.players}
             metrics |= {f"{PLAYER_REWARD}{player}": reward for player, reward in rewards.items()}
             trained = sum(rewards[player] for player in agent.trained_players)
-            metrics["environment_reward"] = trained + (state.reward or 0.0)
-        players = agent.players or ("",)
-        masked = set() if row.is_eval else set(agent.players).difference(agent.trained_players)
+            metrics["environment_reward"] = trained if agent.players else session.reward or 0.0
+        is_baseline = session.greedy and not row.is_eval
+        untrained = set() if row.is_eval else set(agent.players).difference(agent.trained_players)
         return Sample(
             tuple(
-                one.masked() if one.player in masked else one
+                one.masked() if is_baseline or one.player in untrained else one
                 for one in forest.sequences(agent.branches, players=players)
             ),
             self._tokenizer.decode(forest.turns[forest.last].tokens),
@@ -174,6 +198,12 @@ class AgentRollout(Rollout):
             metrics,
             messages=forest.said(players),
         )
+
+    def close(self) -> None:
+        """Close the environments, the stager and the engine."""
+        if self._hosts is not None:
+            self._hosts.close()
+        super().close()
 
     def metrics(self) -> dict[str, float]:
         """Return those of every rollout, and the sessions and turns of agents."""

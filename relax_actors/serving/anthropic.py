@@ -70,35 +70,55 @@ def messages_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not isinstance(content, list):
         return [{"role": role, "content": content}]
     results: list[dict[str, Any]] = []
-    texts, calls = [], []
+    shown, calls = [], []
     for block in content:
         kind = block.get("type") if isinstance(block, Mapping) else None
-        if kind == "text":
-            texts.append(str(block.get("text", "")))
+        if kind in ("text", "image"):
+            shown.append(block)
         elif kind == "tool_use":
             function = {"name": block.get("name"), "arguments": json.dumps(block.get("input", {}), ensure_ascii=False)}
             calls.append({"id": block.get("id"), "type": "function", "function": function})
         elif kind == "tool_result":
-            result = _text(block.get("content", ""))
+            result = _content(block.get("content", ""))
             results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result})
         elif kind not in ("thinking", "redacted_thinking"):
-            msg = f"content block of type {str(kind)[:40]!r} is not supported; send text, tool_use and tool_result"
+            msg = f"content block of type {str(kind)[:40]!r} is none of text, image, tool_use and tool_result"
             raise ApiError(400, msg, "unsupported_parameter")
-    found: dict[str, Any] = {"role": role, "content": "".join(texts)}
+    found: dict[str, Any] = {"role": role, "content": _content(shown)}
     if calls:
         found["tool_calls"] = calls
-    return results + ([found] if texts or calls or not results else [])
+    return results + ([found] if shown or calls or not results else [])
 
 
 def _text(content: Any) -> str:
+    found = _content(content)
+    if not isinstance(found, str):
+        msg = "a system prompt must be text; send images in the messages of the user"
+        raise ApiError(400, msg, "unsupported_parameter")
+    return found
+
+
+def _content(content: Any) -> str | list[dict[str, Any]]:
+    """Return blocks of text and images as the content of a chat message: text alone as one string."""
     if isinstance(content, str) or content is None:
         return content or ""
     blocks = content if isinstance(content, list) else [content]
-    for block in blocks:
-        if not isinstance(block, Mapping) or block.get("type") != "text":
-            msg = "system prompts and results of tools must be text; the gateway takes text alone"
-            raise ApiError(400, msg, "unsupported_parameter")
-    return "".join(str(block.get("text", "")) for block in blocks)
+    parts = [_part(block) for block in blocks]
+    if all(part["type"] == "text" for part in parts):
+        return "".join(part["text"] for part in parts)
+    return parts
+
+
+def _part(block: Any) -> dict[str, Any]:
+    kind = block.get("type") if isinstance(block, Mapping) else type(block).__name__
+    if kind == "text":
+        return {"type": "text", "text": str(block.get("text", ""))}
+    source = block.get("source") if kind == "image" else None
+    if not isinstance(source, Mapping) or source.get("type") not in ("base64", "url"):
+        msg = f"a block of type {str(kind)[:40]!r} is neither text nor an image with a base64 or url source"
+        raise ApiError(400, msg, "unsupported_parameter")
+    data = f"data:{source.get('media_type')};base64,{source.get('data')}"
+    return {"type": "image_url", "image_url": {"url": data if source["type"] == "base64" else str(source.get("url"))}}
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:

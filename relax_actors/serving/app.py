@@ -78,6 +78,7 @@ class Gateway:
         routes += [self._route(path, handler) for path, handler in (posts | free).items()]
         routes += [self._route("/v1/models", self._models, "GET"), self._route("/sessions", self._sessions.take)]
         own = posts | {"/end": self._sessions.end, "/keep": self._sessions.keep}
+        own["/environment"] = self._sessions.environment
         routes += [self._route("/sessions/{session}" + path, handler) for path, handler in own.items()]
         routes.append(self._route("/sessions/{session}/v1/models", self._models, "GET"))
         routes.append(self._route("/sessions/{session}", self._sessions.show, "GET"))

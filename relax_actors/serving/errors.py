@@ -30,6 +30,7 @@ _REFUSALS = {
     Refusal.ENDED: (410, "session_ended"),
     Refusal.INVALID: (400, "invalid_request"),
     Refusal.TOO_LONG: (400, "context_length_exceeded"),
+    Refusal.ENVIRONMENT: (422, "environment_failed"),
     Refusal.FAILED: (500, "engine_failed"),
 }
 

@@ -86,13 +86,16 @@ class RunPolicy:
         task.add_done_callback(self._notes.discard)
 
     async def session(self, call: SessionCall) -> SessionAnswer:
-        """Take, keep, show or end a session.
+        """Take, keep, show or end a session, or step its environment.
 
         Raises:
             ApiError: no actor answered in time.
         """
         if call.kind != "take":
-            return await self._ask(call, SessionAnswer, call.session, call.session, SESSION_SECONDS)
+            section, seconds = self._context.config.environment, SESSION_SECONDS
+            if call.kind == "environment" and section is not None:
+                seconds += section.open_seconds + section.step_seconds
+            return await self._ask(call, SessionAnswer, call.session, call.session, seconds)
         try:
             members = await self._current(time.monotonic() + SESSION_SECONDS)
         except TimeoutError as error:

@@ -48,6 +48,59 @@ class SessionGoneError(Exception):
     """The session is over, or another agent has its sample."""
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the run's environment answered.
+
+    Attributes:
+        messages: observation as chat messages, which the policy reads as they are.
+        reward: reward of the action; None if there is none.
+        done: whether the episode has ended.
+        truncated: whether it ended without a result.
+        metrics: measurements.
+    """
+
+    messages: list[dict[str, Any]]
+    reward: float | None
+    done: bool
+    truncated: bool
+    metrics: dict[str, float]
+
+
+class TaskEnvironment:
+    """The run's environment [environment] in the session of an agent. Its rewards are those of the sample.
+
+    Args:
+        task: the agent's task.
+    """
+
+    def __init__(self, task: AgentTask) -> None:
+        self._task, self._turn = task, -1
+        self._client = SessionClient(task.anthropic_base_url.rpartition("/sessions/")[0], task.api_key)
+
+    async def reset(self) -> Seen:
+        """Begin an episode; an agent has one in a session."""
+        self._turn = -1
+        return await self._step("")
+
+    async def step(self, action: str) -> Seen:
+        """Pass a text to the environment.
+
+        Raises:
+            SessionGoneError: the session is over.
+        """
+        return await self._step(action)
+
+    async def _step(self, action: str) -> Seen:
+        seen = await self._client.step(self._task, self._turn, action)
+        self._turn += 1
+        return seen
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.close()
+
+
 class SessionClient:
     """Takes samples, keeps and ends them. A gateway that is restarted is asked again.
 
@@ -82,6 +135,17 @@ class SessionClient:
             SessionGoneError: it is over.
         """
         await self._post(f"/sessions/{task.session}/keep", task.api_key, {})
+
+    async def step(self, task: AgentTask, turn: int, action: str) -> Seen:
+        """Reset the run's environment with turn -1, or pass it action `turn`. Repeating it changes nothing.
+
+        Raises:
+            SessionGoneError: the session is over.
+        """
+        body = {"turn": turn, "action": action}
+        answer = await self._post(f"/sessions/{task.session}/environment", task.api_key, body)
+        assert answer is not None  # noqa: S101 a body
+        return Seen(**{name: answer[name] for name in ("messages", "reward", "done", "truncated", "metrics")})
 
     async def end(self, task: AgentTask, result: AgentResult, error: str = "") -> None:
         """End a session with the result of its agent, or with why it failed. Repeating it changes nothing.

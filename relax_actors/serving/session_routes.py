@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -9,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from relax_actors.config.players import MAX_PLAYERS
-from relax_actors.messages.generate import SessionAnswer, SessionCall
+from relax_actors.messages.generate import Refusal, SessionAnswer, SessionCall
 from relax_actors.serving.answers import Limits
 from relax_actors.serving.ask import Lenient, validated
 from relax_actors.serving.errors import refused
@@ -34,6 +35,13 @@ class EndBody(Lenient):
     rewards: dict[str, Number] = Field(default_factory=dict, max_length=MAX_PLAYERS)
     error: str = Field("", max_length=4096)
     metrics: dict[Annotated[str, Field(max_length=128)], Number] = Field(default_factory=dict, max_length=64)
+
+
+class StepBody(Lenient):
+    """Body of `POST /sessions/<id>/environment`: without an action, or with turn -1, a reset."""
+
+    turn: int = Field(-1, ge=-1, lt=1 << 31)
+    action: str = ""
 
 
 class SessionRoutes:
@@ -66,6 +74,24 @@ class SessionRoutes:
         """Show a session, its task included."""
         return JSONResponse(self._state(request, await self._policy.session(SessionCall("show", session))))
 
+    async def environment(self, request: Request, session: str) -> Response:
+        """Reset the run's environment for the sample of a session, or step it; a repeated turn has the same answer."""
+        body = validated(StepBody, await read_object(request, self._limits.max_body_bytes))
+        answer = await self._policy.session(SessionCall("environment", session, turn=body.turn, action=body.action))
+        if answer.refusal or answer.seen is None:
+            raise refused(answer.refusal or Refusal.FAILED, answer.detail)
+        seen = answer.seen
+        return JSONResponse(
+            {
+                "turn": body.turn,
+                "messages": [client_message(message) for message in seen.messages],
+                "reward": seen.reward,
+                "done": seen.done,
+                "truncated": seen.truncated,
+                "metrics": seen.metrics,
+            }
+        )
+
     async def end(self, request: Request, session: str) -> Response:
         """End a session with the agent's result.
 
@@ -89,3 +115,24 @@ class SessionRoutes:
             "seconds": answer.seconds,
             "turns": answer.turns,
         }
+
+
+def client_message(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message of an environment as JSON: bytes of a medium as a data URI, in the spelling of OpenAI's API.
+
+    The policy reads it if the client sends it on as it is.
+    """
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": [_client_part(part) for part in content]}
+
+
+def _client_part(part: dict[str, Any]) -> dict[str, Any]:
+    data = next((value for value in part.values() if isinstance(value, bytes)), None)
+    if data is None:
+        return part
+    kind, text = str(part.get("type")), base64.b64encode(data).decode()
+    if kind == "audio":
+        return {"type": "input_audio", "input_audio": {"data": text, "format": "wav"}}
+    return {"type": f"{kind}_url", f"{kind}_url": {"url": f"data:{kind}/*;base64,{text}"}}

@@ -9,14 +9,15 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import replace
 
 from broker.subjects import RowId
-from relax_actors.engines.protocols import Generation, GenerationRequest
 from relax_actors.errors import ConfigError, RelaxError, RowError, RowTakenError, SlowRowError, TooLongError
-from relax_actors.messages import FinishReason, SessionLog, SessionTurn
+from relax_actors.messages import FinishReason, SessionLog, SessionStep, SessionTurn
 from relax_actors.messages.generate import GenerateAnswer, GenerateCall, Refusal, SessionAnswer, SessionCall
 from relax_actors.messages.session_log import ROOT
 from relax_actors.runtime.context import Context
+from relax_actors.sessions.agent_environment import AgentEnvironments, Hosts
 from relax_actors.sessions.agent_turns import AgentTurns, asked_key
 from relax_actors.sessions.call_watch import CallWatch
 from relax_actors.sessions.deliveries import Deliveries, Delivery
@@ -25,6 +26,7 @@ from relax_actors.sessions.service import LEFT, GenerationService, Refused
 from relax_actors.sessions.session_book import Rules, Session, SessionBook
 from relax_actors.sessions.session_checks import check_current, check_player, check_rewards, over
 from relax_actors.sessions.session_log import HeldLogs, LogWriter, released, restore
+from relax_actors.sessions.session_media import SessionMedia
 
 TICK_SECONDS = 0.5
 
@@ -38,6 +40,8 @@ class AgentSessions:
         service: generates requests.
         room: largest number of tokens of a sequence.
         on_end: called when all samples of a row have ended, or another actor has taken it over.
+        media: prepares media; None for a model that reads text only.
+        hosts: actors that host the run's environment; None in a run without one.
     """
 
     def __init__(
@@ -47,16 +51,19 @@ class AgentSessions:
         service: GenerationService,
         room: int,
         on_end: Callable[[RowId], None],
+        media: SessionMedia | None = None,
+        hosts: Hosts | None = None,
     ) -> None:
         section = context.config.agent
         if section is None:
             msg = "AgentSessions needs [agent]"
             raise ValueError(msg)
-        self._context, self._service, self._section = context, service, section
-        self.dialogue = dialogue
+        self._context, self._section = context, section
+        self.dialogue, self._media = dialogue, media
+        self._environments = None if hosts is None else AgentEnvironments(hosts, context.author, self._write_step)
         self._on_end = on_end
         grace = section.lease_seconds if context.config.local_agent is not None else section.idle_seconds
-        self._agent_turns = AgentTurns(context.config, dialogue, service, room)
+        self._agent_turns = AgentTurns(context.config, dialogue, service, room, media)
         refills = section.on_error == "refill"
         self._rules = Rules(section.seconds, grace, section.retries, section.max_turns, refills)
         self.book = SessionBook(self._rules)
@@ -80,8 +87,13 @@ class AgentSessions:
     async def close(self, row: RowId) -> list[Session] | RowTakenError:
         """Forget a row; return its samples, or why another actor has them."""
         sessions = self.book.close(row)
+        if self._environments is not None:
+            for session in sessions:
+                self._environments.forget(session)
         self._deliveries.forget(row)
         self._unrecorded.pop(row, None)
+        if self._media is not None:
+            self._media.forget(row)
         return self._logs.release(row) or sessions
 
     async def _tick(self) -> None:
@@ -157,6 +169,8 @@ class AgentSessions:
         await self._record(session)
         now = time.monotonic()
         session = self._find(call.session, now)  # its lease may have ended meanwhile
+        if call.kind == "environment":
+            return await self._step(session, call)
         if call.kind == "end" and session.state is None:
             if call.error:
                 self.book.fail(session, now)
@@ -165,11 +179,27 @@ class AgentSessions:
                 check_rewards(call, self._section.players)
                 session.end(FinishReason.STOP, call)
                 is_eval = session.row.kind == "eval"
-                if not session.has_reward and self._context.config.takes_reported_reward(is_eval=is_eval):
+                check_rewards(call, self._section.players)
+                session.end(FinishReason.STOP, call)
+                is_eval, has_reward = session.row.kind == "eval", session.has_reward(self._section.players)
+                if not has_reward and self._context.config.takes_reported_reward(is_eval=is_eval):
                     self._context.journal.event("agent_without_reward", session=call.session)
         if session.unrecorded:
             await self._record(session)
         return session.shown(call.session, now)
+
+    async def _write_step(self, session: Session, step: SessionStep) -> None:
+        async with self._log_of(session) as log:
+            await log.write(SessionLog(steps=[step]))
+
+    async def _step(self, session: Session, call: SessionCall) -> SessionAnswer:
+        """Reset or step the environment of a session."""
+        if self._environments is None:
+            raise Refused(Refusal.INVALID, "the run has no section [environment]; add it, or step one of your own")
+        seen = await self._environments.step(session, call, lambda: check_current(session, call))
+        now = time.monotonic()
+        session.alive_until = now + session.lease
+        return replace(session.shown(call.session, now), seen=seen)
 
     def _find(self, name: str, now: float) -> Session:
         """Return a session and renew its lease.
@@ -235,7 +265,10 @@ class AgentSessions:
         return detail
 
     async def _answer(self, delivery: Delivery, call: GenerateCall, watch: CallWatch, author: str) -> GenerateAnswer:
-        session = delivery.session
+        session, shown = delivery.session, None
+        if self._media is not None:
+            shown = await self._media.admit(session.row, session.media, call.messages)
+            call = replace(call, messages=shown.messages)
         if session.unrecorded:  # its turns must follow the record of its attempt
             await self._record(session)
             check_current(session, call)
@@ -247,11 +280,10 @@ class AgentSessions:
             self._deliveries.give(delivery, replayed)
             return self._agent_turns.answer(session.forest, replayed)
         await self._check_turns_left(session, call)
-        # In a thread of its own: templates take milliseconds.
-        plan = await asyncio.to_thread(self._agent_turns.plan, session.forest, call)
+        plan = await self._agent_turns.plan(session, call, shown)
         requests = self._agent_turns.requests(session, call, plan)
         try:
-            said = await self._generate(requests, call, watch)
+            said = await self._agent_turns.generate(requests, call, watch)
         except Refused:
             _renew(session, call)
             raise
@@ -286,25 +318,6 @@ class AgentSessions:
         if used + call.n > most:
             detail = f"n = {call.n} is more than the {most - used} answers that are left of agent.max_turns = {most}"
             raise Refused(Refusal.INVALID, f"{detail}; ask for fewer")
-
-    async def _generate(
-        self, requests: Sequence[GenerationRequest], call: GenerateCall, watch: CallWatch
-    ) -> list[Generation]:
-        """Generate the answers to a call together.
-
-        Raises:
-            Refused: one of them cannot be generated; the others end.
-        """
-        watches = [watch] if len(requests) == 1 else [watch.of_choice(index) for index in range(len(requests))]
-        answers = [
-            asyncio.ensure_future(self._service.ask(request, call.call, call.seconds, own))
-            for request, own in zip(requests, watches, strict=True)
-        ]
-        try:
-            return await asyncio.gather(*answers)
-        finally:
-            for answer in answers:
-                answer.cancel()
 
 
 def _renew(session: Session, call: GenerateCall) -> None:

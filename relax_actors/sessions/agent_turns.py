@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,12 +15,14 @@ from relax_actors.engines.protocols import Generation, GenerationRequest
 from relax_actors.messages import FinishReason, Turn
 from relax_actors.messages.generate import GenerateAnswer, GenerateCall, Refusal
 from relax_actors.runtime.seeds import derive_seed
+from relax_actors.sessions.call_watch import CallWatch
 from relax_actors.sessions.continuations import Continuation, Continuations
 from relax_actors.sessions.dialogue import Dialogue, answer_message
 from relax_actors.sessions.forest import Forest, experts_of
 from relax_actors.sessions.prompts import Prompts
 from relax_actors.sessions.service import GenerationService, Refused
 from relax_actors.sessions.session_book import Session
+from relax_actors.sessions.session_media import SessionMedia, Shown
 from relax_actors.sessions.states import conversation_keys, prompt_key
 
 
@@ -31,21 +34,49 @@ class AgentTurns:
         dialogue: chat template of the model.
         service: makes requests, and answers.
         room: largest number of tokens of a sequence.
+        media: prepares media; None for a model that reads text only.
     """
 
-    def __init__(self, config: Config, dialogue: Dialogue, service: GenerationService, room: int) -> None:
-        self._rollout, self._service, self._room, self._dialogue = config.rollout, service, room, dialogue
+    def __init__(
+        self,
+        config: Config,
+        dialogue: Dialogue,
+        service: GenerationService,
+        room: int,
+        media: SessionMedia | None = None,
+    ) -> None:
+        self._rollout, self._service, self._room = config.rollout, service, room
+        self._dialogue, self._media = dialogue, media
         must_continue = config.agent is not None and config.agent.on_rewrite == "error"
         self._continuations = Continuations(dialogue, must_continue=must_continue)
         self._prompts = Prompts(dialogue)
 
-    def plan(self, forest: Forest, call: GenerateCall) -> Continuation:
-        """Return what a request continues; rendering a template takes milliseconds.
+    async def plan(self, session: Session, call: GenerateCall, shown: Shown | None = None) -> Continuation:
+        """Return what a request continues.
+
+        Args:
+            session: the session.
+            call: the request.
+            shown: its messages with their media; None for a model that reads text only.
 
         Raises:
-            RowError, ConfigError: the template refuses the messages, or the text cannot be tokenized.
+            RowError, ConfigError: the template refuses the messages, the text cannot be tokenized, or a medium cannot
+                be decoded or does not fit its placeholder.
+            StoreError: media of earlier turns are lost.
             Refused: the conversation does not continue the tokens of the session, and must.
         """
+        forest = session.forest
+        # In a thread of its own: templates take milliseconds.
+        plan = await asyncio.to_thread(self._find, forest, call)
+        if self._media is None or shown is None:
+            return plan
+        path = [forest.turns[number] for number in forest.path(plan.parent)]
+        sources = shown.behind(len(shown.messages) - len(plan.new)) if call.messages else []
+        before = len(forest.tokens(plan.parent))
+        read = await self._media.read(path, before, plan.observed, sources, session.row)
+        return replace(plan, observed=read.tokens, read=read)
+
+    def _find(self, forest: Forest, call: GenerateCall) -> Continuation:
         if call.messages:
             return self._continuations.plan(forest, call, _keys(call))
         return self._prompts.plan(forest, call)
@@ -78,10 +109,30 @@ class AgentTurns:
             replace(
                 request,
                 seed=derive_seed(session.seed, "turn", session.sample, number),
+                media=None if plan.read is None else plan.read.media,
                 min_tokens=min(settings.min_tokens, most),
             )
             for number in range(first, first + call.n)
         ]
+
+    async def generate(
+        self, requests: Sequence[GenerationRequest], call: GenerateCall, watch: CallWatch
+    ) -> list[Generation]:
+        """Generate the answers to a call together.
+
+        Raises:
+            Refused: one of them cannot be generated; the others end.
+        """
+        watches = [watch] if len(requests) == 1 else [watch.of_choice(index) for index in range(len(requests))]
+        answers = [
+            asyncio.ensure_future(self._service.ask(request, call.call, call.seconds, own))
+            for request, own in zip(requests, watches, strict=True)
+        ]
+        try:
+            return await asyncio.gather(*answers)
+        finally:
+            for answer in answers:
+                answer.cancel()
 
     def turns(
         self, call: GenerateCall, plan: Continuation, prompt: NDArray[Any], said: Sequence[Generation]
@@ -116,6 +167,7 @@ class AgentTurns:
                 name,
                 [*plan.new, message],
                 call.player,
+                [] if plan.read is None or plan.read.observed is None else [plan.read.observed],
                 experts=experts_of(answer, before),
             )
             found.append(turn)

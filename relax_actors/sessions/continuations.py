@@ -12,6 +12,7 @@ from relax_actors.messages.generate import GenerateCall, Refusal
 from relax_actors.messages.session_log import ROOT
 from relax_actors.sessions.dialogue import Dialogue
 from relax_actors.sessions.forest import Forest
+from relax_actors.sessions.observation_media import Observation
 from relax_actors.sessions.service import Refused
 from relax_actors.sessions.states import canonical
 
@@ -30,12 +31,14 @@ class Continuation:
         asked: key of the conversation.
         observed: `[len] int32`, tokens behind the parent.
         new: messages behind the parent.
+        read: `observed` with its media; None for a model that reads text only.
     """
 
     parent: int
     asked: str
     observed: NDArray[Any]
     new: Sequence[dict[str, Any]]
+    read: Observation | None = None
 
 
 class Continuations:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
@@ -53,10 +53,11 @@ class Dialogue:
 
     Args:
         tokenizer: tokenizer of the model.
+        kinds: kinds of media that messages may show: those of the model, where someone prepares them.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, kinds: Collection[str] = ()) -> None:
+        self.tokenizer, self._kinds = tokenizer, frozenset(kinds)
         self.tool_format = format_of(tokenizer.chat_template)
         if tokenizer.chat_template:
             tokenizer.formatter  # noqa: B018 loads transformers now, which takes longer than a request may
@@ -81,7 +82,10 @@ class Dialogue:
             raise RowError(msg)
         with _refusals():
             text = self.tokenizer.chat(
-                [for_template(message) for message in messages], asks=asks, tools=list(tools) or None, **settings
+                [for_template(message, self._kinds) for message in messages],
+                asks=asks,
+                tools=list(tools) or None,
+                **settings,
             )
         return self.tokenizer.encode_any(text, special=False)
 
@@ -108,7 +112,7 @@ class Dialogue:
         """
         with _refusals():
             renderer = self._renderer(json.dumps(list(tools)), json.dumps(dict(settings), sort_keys=True))
-            before, behind = ([for_template(message) for message in part] for part in (history, new))
+            before, behind = ([for_template(message, self._kinds) for message in part] for part in (history, new))
             return renderer.extend(before, answer, behind)
 
     def _make_renderer(self, tools: str, settings: str) -> Renderer:
@@ -213,11 +217,15 @@ def _refusals() -> Iterator[None]:
         raise RowError(msg) from error
 
 
-def for_template(message: Message) -> Message:
+def for_template(message: Message, kinds: Collection[str] = ()) -> Message:
     """Return a message as chat templates read it: text as one string, arguments of calls as objects.
 
+    Args:
+        message: the message.
+        kinds: kinds of media that it may show, as parts `{"type": <kind>}`.
+
     Raises:
-        RowError: it holds something that a model of text cannot read.
+        RowError: it holds something that the model cannot read.
     """
     role = message.get("role")
     if not isinstance(role, str):
@@ -225,24 +233,31 @@ def for_template(message: Message) -> Message:
         raise RowError(msg)
     found = {key: value for key, value in message.items() if value is not None}
     found["role"] = _ROLES.get(role, role)
-    found["content"] = _text(message.get("content"))
+    found["content"] = _content(message.get("content"), kinds)
     if isinstance(calls := message.get("tool_calls"), list):
         found["tool_calls"] = [_call(call) for call in calls]
     return found
 
 
-def _text(content: Any) -> str:
+def _content(content: Any, kinds: Collection[str]) -> str | list[Message]:
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
         msg = f"the content of a message is a {type(content).__name__}, not a text or a list of parts"
         raise RowError(msg)
+    parts = list[Message]()
     for part in content:
-        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            msg = f"a message has a part of type {str(kind)[:40]!r}; the gateway takes text alone"
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        if kind == "text" and isinstance(part.get("text"), str):
+            parts.append({"type": "text", "text": part["text"]})
+        elif kind in kinds:
+            parts.append({"type": kind})
+        else:
+            taken = ", ".join(("text", *sorted(kinds))) if kinds else "text alone"
+            msg = f"a message has a part of type {str(kind)[:40]!r}; the gateway takes {taken}"
             raise RowError(msg)
-    return "".join(part["text"] for part in content)
+    has_media = any(part["type"] != "text" for part in parts)
+    return parts if has_media else "".join(part["text"] for part in parts)
 
 
 def _call(call: Any) -> Any:

@@ -46,7 +46,8 @@ class EpisodeBatch:
         client: sessions of the actor.
         conversation: renders observations.
         limits: limits of an episode.
-        samples: samples of each row.
+        samples: samples of each row, greedy ones included.
+        greedy: how many of them, the last ones, are greedy.
         policy: generates turns.
         template: settings of the requests.
         see: returns the prompt of a row with its media; None for a model that reads text only.
@@ -72,6 +73,7 @@ class EpisodeBatch:
         limits: Limits,
         *,
         samples: int,
+        greedy: int,
         policy: Generates,
         template: GenerationRequest,
         see: Callable[[Row], SeenPrompt | None],
@@ -85,7 +87,8 @@ class EpisodeBatch:
         assert config.environment is not None  # noqa: S101 the role is chosen by this section
         self._context, self._client, self._conversation = context, client, conversation
         self._section: EnvironmentSection = config.environment
-        self._settings, self._limits, self._samples, self._barrier = config.rollout, limits, samples, barrier
+        self._settings, self._limits, self._barrier = config.rollout, limits, barrier
+        self._samples, self._greedy = samples, greedy
         self._policy, self._template, self._see, self._check = policy, template, see, check
         self._fingerprints, self._most = fingerprints, most
         self.groups: list[EpisodeGroup] = []
@@ -116,6 +119,8 @@ class EpisodeBatch:
             seen = self._see(row)
             try:
                 starts = starts_of(row.prompt, self._samples, self._conversation, self._section, seen)
+                first = self._samples - self._greedy
+                starts = [replace(start, greedy=start.sample >= first) for start in starts]
             except RowError as error:
                 bad.append((row, error))
                 continue
@@ -253,6 +258,7 @@ class EpisodeBatch:
                 tokens=episode.tokens,
                 seed=episode.seed,
                 samples=1,
+                greedy_samples=int(episode.start.greedy),
                 max_tokens=most,
                 min_tokens=min(self._template.min_tokens, most),
                 session="" if self._barrier else f"{live.session}{episode.player}",

@@ -93,14 +93,18 @@ class EpisodeGroup:
             ValueError: the samples do not form a trajectory.
         """
         trains, samples = not self.row.is_eval, []
+        baselines = sum(live.episode.start.greedy for live in self.members) if trains else 0
         for live in self.members:
-            failed = live.episode.reason is FinishReason.ERROR
+            failed, is_baseline = live.episode.reason is FinishReason.ERROR, trains and live.episode.start.greedy
             if failed and trains and section.on_error != "zero":
+                if is_baseline:
+                    msg = f"the environment failed in the greedy sample of {self.row.id}: {live.failure}"
+                    raise EpisodesFailedError(msg)
                 continue
             cut = section.mask_truncated and live.episode.reason in MASKED
-            found = live.episode.sample(trained=not (cut and trains), everyone=not trains)
+            found = live.episode.sample(trained=not ((cut and trains) or is_baseline), everyone=not trains)
             samples.append(_without_reward(found) if failed else found)
-        if not samples or all(_has_no_turn(live.episode) for live in self.members):
+        if len(samples) <= baselines or all(_has_no_turn(live.episode) for live in self.members):
             why = next((live.failure for live in self.members if live.failure), "")
             msg = f"the environment failed in all {len(self.members)} samples of {self.row.id}: {why}"
             raise EpisodesFailedError(msg)
@@ -109,7 +113,8 @@ class EpisodeGroup:
             return Drop(DropReason.TRUNCATED, f"no sample has a trained token; they ended with: {reasons}")
         prompt = self._prompt(samples)
         samples = [_with_prompt(sample, prompt) for sample in samples]
-        return Trajectory.of(prompt, _with_equal_metrics(samples), fingerprints)
+        trajectory = Trajectory.of(prompt, _with_equal_metrics(samples), fingerprints)
+        return replace(trajectory, greedy_samples=baselines)
 
     def _prompt(self, samples: Sequence[Sample]) -> Any:
         if len(tokens := self.members[0].episode.start.tokens):

@@ -41,6 +41,7 @@ class Start:
     Attributes:
         sample: index of the sample.
         seed: of the row.
+        greedy: whether the model chooses the most likely tokens.
         tokens: `[len] int32`, the prompt; empty if the environment gives it.
         messages: the prompt as chat messages; empty for plain text.
         players: names of the players, of whom the first one begins; empty if there is one side alone.
@@ -59,6 +60,7 @@ class Start:
     media: PromptMedia | None = None
     sources: Sequence[MediaSource] = ()
     observed: ObservedMedia | None = None
+    greedy: bool = False
 
 
 class Media(Protocol):

@@ -251,14 +251,14 @@ class GenerationService:
             await asyncio.wait(both, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if answer.done():
                 return answer.result()[0]
+            slow = f"the engine did not finish the request within {seconds:g} s; try again, or raise the time"
+            raise Refused(Refusal.FAILED, LEFT if left.done() else slow, call)
         except RelaxError as error:
             raise Refused(Refusal.FAILED, str(error)[:500], call) from error
         finally:
             sending.cancel()
             watch.cancel()
             answer.cancel()
-        slow = f"the engine did not finish the request within {seconds:g} s; try again, or raise the time"
-        raise Refused(Refusal.FAILED, LEFT if left.done() else slow, call)
 
     def answer(self, prompt: NDArray[Any], generation: Generation, call: str) -> GenerateAnswer:
         """Return what a client gets of an answer to `prompt`, `[len] int32`."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from broker.subjects import RowId
-from relax_actors.messages import FinishReason
+from relax_actors.messages import FinishReason, MediaSource
 from relax_actors.messages.generate import SessionAnswer, SessionCall
-from relax_actors.messages.session_log import SessionState
+from relax_actors.messages.session_log import SessionState, SessionStep
 from relax_actors.sessions.forest import Forest
 
 _ID = re.compile(r"(group|eval)-(\d{1,18})-(\d{1,18})-(\d{1,9})-(\d{1,9})")
@@ -53,6 +53,9 @@ class Session:
         state: how it ended; None if it did not.
         lease: seconds of the agent's lease.
         greedy: whether the policy answers greedily, as it does in held-out rows.
+        media: media of the row's prompt.
+        environment_task: what the run's environment gets for the sample.
+        steps: what the environment has answered in the present attempt.
         unrecorded: states that the log does not have yet, oldest first.
         answering: held while a request of the sample is answered.
         recording: held while its states are recorded.
@@ -70,6 +73,9 @@ class Session:
     state: SessionState | None = None
     lease: float = 30.0
     greedy: bool = False
+    media: Sequence[MediaSource] = ()
+    environment_task: Mapping[str, Any] = field(default_factory=dict)
+    steps: list[SessionStep] = field(default_factory=list)
     unrecorded: list[SessionState] = field(default_factory=list)
     answering: asyncio.Lock = field(default_factory=asyncio.Lock)
     recording: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -87,9 +93,16 @@ class Session:
             self.unrecorded.append(state)
 
     @property
-    def has_reward(self) -> bool:
-        """Whether the agent has reported a reward."""
-        return self.state is not None and (self.state.reward is not None or bool(self.state.rewards))
+    def reward(self) -> float | None:
+        """What the agent has reported, else the sum of its environment's rewards; None without both."""
+        if self.state is None or self.state.reward is not None:
+            return None if self.state is None else self.state.reward
+        rewards = [step.seen.reward for step in self.steps if step.seen.reward is not None]
+        return float(sum(rewards)) if rewards else None
+
+    def has_reward(self, players: Sequence[str]) -> bool:
+        """Whether the sample has a reward; with players, the agent has to reward them by name."""
+        return self.state is not None and (bool(self.state.rewards) if players else self.reward is not None)
 
     @property
     def has_failed(self) -> bool:
@@ -105,6 +118,7 @@ class Session:
     def begin_again(self, state: SessionState) -> None:
         """Enter a new attempt."""
         self.attempt = state.attempt
+        self.steps = []
         if state.forgets:
             self.forest.forget()
         else:

@@ -9,7 +9,7 @@ from relax_actors.sessions.service import Refused
 from relax_actors.sessions.session_book import Session
 
 
-def check_current(session: Session, call: GenerateCall) -> None:
+def check_current(session: Session, call: GenerateCall | SessionCall) -> None:
     """Check that a session is still that of the agent that asks; it may end while a request waits.
 
     Raises:

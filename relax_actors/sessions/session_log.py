@@ -248,6 +248,9 @@ def restore(sessions: Sequence[Session], logs: Sequence[SessionLog]) -> None:
             forest = sessions[written.sample].forest if written.sample < len(sessions) else None
             if forest is not None and written.number == len(forest.turns) > written.turn.parent:
                 forest.add(written.turn, is_used=sessions[written.sample].state is None)
+        for step in log.steps:
+            if step.sample < len(sessions) and step.number == len(sessions[step.sample].steps):
+                sessions[step.sample].steps.append(step)
         for state in log.states:
             if state.sample >= len(sessions):
                 continue

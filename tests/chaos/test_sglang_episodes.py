@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.chaos.test_sglang import LONG, ON_POLICY, SERVED, kill_server
-from tests.chaos.test_turns import EPISODES
+from tests.chaos.test_turns import EPISODES, IMAGES, PICTURES
 from tests.support.faults import story_of, wait_for_cell
 from tests.support.gateways import address_of
 from tests.support.running import Run, processes_of
@@ -79,3 +79,24 @@ def test_on_policy_episodes_end_with_the_same_weights_after_kills(make_run: Make
     assert result["weights_fingerprint"] == alone
     assert (result["dropped"], result["quarantined"], result["in_flight"]) == (0, 0, 0)
     assert counter.twice == []
+
+
+def test_episodes_with_pictures_go_on_after_kills_of_server_and_rollout(make_run: MakeRun) -> None:
+    settings = (*SERVED, *PICTURES, "staleness.max=0", "run.steps=8")
+    run = make_run("pictures", *settings, config=IMAGES)
+    counter = TurnCounter(run.start())
+    wait_for_cell(run, "group.1.1.turns.0.1", LONG)
+    kill_server(run)
+    wait_for_cell(run, "group.4.0.turns.0.1", LONG)
+    run.kill("rollout.0")
+    run.disconnect()
+    code, result, said = run.finish(LONG)
+    counter.close()
+    assert code == 0, said
+    assert (result["trained"], result["dropped"], result["quarantined"], result["in_flight"]) == (32, 0, 0, 0)
+    assert counter.twice == []
+    story = story_of(run)
+    assert story.of("environment_failed") == []
+    steps = [metric for metric in story.metrics if metric.get("kind") == "step"]
+    assert len(steps) == 8
+    assert all(step["abs_delta"] < 1e-4 for step in steps)

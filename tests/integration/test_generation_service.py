@@ -11,6 +11,7 @@ from relax_actors.engines.protocols import Generation
 from relax_actors.messages import FinishReason
 from relax_actors.messages.generate import GenerateCall
 from relax_actors.serving.errors import ApiError
+from tests.support.asked import answer
 from tests.support.running import wait_until
 from tests.support.service_ends import ServiceEnds
 
@@ -23,7 +24,7 @@ def test_request_that_waits_longer_than_the_interval_of_signs_of_life_is_answere
     (guest,) = wait_until(lambda: ends.guests.take(1), "the request")
     with pytest.raises(TimeoutError):
         asking.result(1.0)  # ten signs of life
-    guest.done(Generation(PROMPT, np.zeros(2, np.float32), np.zeros(2, np.int32), FinishReason.STOP))
+    answer(guest, Generation(PROMPT, np.zeros(2, np.float32), np.zeros(2, np.int32), FinishReason.STOP))
     assert asking.result(10).tokens.tolist() == PROMPT.tolist()
 
 
@@ -33,7 +34,7 @@ def test_stop_tokens_of_a_request_end_its_answer(ends: ServiceEnds) -> None:
     (guest,) = wait_until(lambda: ends.guests.take(1), "the request")
     assert guest.request.stop_ids > {5}, "those of the tokenizer stay"
     tokens = np.array([4, 5], np.int32)
-    guest.done(Generation(tokens, np.zeros(2, np.float32), tokens, FinishReason.STOP))
+    answer(guest, Generation(tokens, np.zeros(2, np.float32), tokens, FinishReason.STOP))
     assert answering.result(20).tokens.tolist() == [4, 5]
     unknown = GenerateCall("unknown", PROMPT, stop_ids=[1000], seconds=20)
     refused = ends.connection.call(ends.policy.generate(unknown), 20)
@@ -49,7 +50,7 @@ def test_request_that_waits_while_the_broker_is_killed_is_asked_again(ends: Serv
     (second,) = wait_until(lambda: ends.guests.take(1), "the request, again")
     assert wait_until(lambda: first.request.watch.is_cancelled, "end of the first one")
     assert second.request.tokens.tolist() == PROMPT.tolist()
-    second.done(Generation(PROMPT, np.zeros(2, np.float32), np.zeros(2, np.int32), FinishReason.STOP))
+    answer(second, Generation(PROMPT, np.zeros(2, np.float32), np.zeros(2, np.int32), FinishReason.STOP))
     assert asking.result(10).tokens.tolist() == PROMPT.tolist()
 
 

@@ -140,6 +140,7 @@ def test_time_of_an_episode_counts_from_its_first_actor(make_context: MakeContex
         Digits(),
         LIMITS,
         samples=2,
+        greedy=0,
         policy=Asked(),
         template=template,
         see=lambda _: None,

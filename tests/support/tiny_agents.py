@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 
 import openai
 
-from relax_actors.serving.session_client import AgentResult, AgentTask
+from relax_actors.serving.session_client import AgentResult, AgentTask, TaskEnvironment
+from tests.support.tiny_images import png
 
 
 async def play(task: AgentTask) -> AgentResult:
@@ -90,3 +92,35 @@ async def duel(task: AgentTask) -> AgentResult:
             said["solver"].append({"role": "user", "content": "again"})
     rewards = {player: text.count("7") / max(1, len(text)) for player, text in texts.items()}
     return AgentResult(rewards=rewards)
+
+
+async def look(task: AgentTask) -> AgentResult:
+    """Show the picture of the task, then one as bytes, then none and the first one again; reward: share of sevens."""
+    picture = base64.b64encode(png(len(task.session))).decode()
+    shown = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}}
+    async with openai.AsyncOpenAI(base_url=task.base_url, api_key=task.api_key, max_retries=10) as client:
+        messages = list(task.task["messages"]) or [{"role": "user", "content": task.task["prompt"]}]
+        texts = []
+        for more in ([shown, {"type": "text", "text": "1"}], [{"type": "text", "text": "2"}, shown], "3"):
+            answer = await client.chat.completions.create(model="policy", messages=messages)
+            message = answer.choices[0].message
+            texts.append(message.content or "")
+            messages += [message.to_dict(), {"role": "user", "content": more}]
+        await client.chat.completions.create(model="policy", messages=messages)
+    whole = "".join(texts)
+    return AgentResult(whole.count("7") / max(1, len(whole)))
+
+
+async def act(task: AgentTask) -> AgentResult:
+    """Play the run's environment: what the policy says is the action. The rewards are those of the environment."""
+    environment = TaskEnvironment(task)
+    async with openai.AsyncOpenAI(base_url=task.base_url, api_key=task.api_key, max_retries=10) as client:
+        seen, messages = await environment.reset(), list(task.task["messages"])
+        while not seen.done:
+            messages += seen.messages
+            answer = await client.chat.completions.create(model="policy", messages=messages)
+            message = answer.choices[0].message
+            messages.append(message.to_dict())
+            seen = await environment.step(message.content or "")
+    await environment.close()
+    return AgentResult()

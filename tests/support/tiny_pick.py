@@ -34,3 +34,19 @@ def make(*, size: int | None, seed: int) -> list[Task]:
     """Make tasks of four different digits."""
     rng = np.random.default_rng(seed)
     return [Task("".join(map(str, rng.permutation(10)[:4])) + ">", str(i)) for i in range(size or 100)]
+
+
+class Sevens(Environment):
+    """Three turns; an action earns its share of sevens. `pause` is the longest time of a step in seconds."""
+
+    pause: float = 0.0
+
+    def reset(self, task: Any, rng: np.random.Generator) -> str:
+        del task
+        self.taken, self.rng = 0, rng
+        return "begin"
+
+    def step(self, action: str) -> Step:
+        time.sleep(self.pause * self.rng.random())
+        self.taken += 1
+        return Step(f"{self.taken}", reward=action.count("7") / max(1, len(action)), done=self.taken == 3)

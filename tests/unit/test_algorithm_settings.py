@@ -286,11 +286,6 @@ REFUSED = {
         'algorithm.distil.place = "advantage" needs a teacher; add [roles.teacher] with model = "<folder>", '
         "server = <URL>, or hint for self-distillation",
     ),
-    "no greedy samples of episodes": Refused(
-        ("algorithm.advantage=greedy", "environment.name=tests.support.environments.Echo"),
-        'algorithm.advantage = "greedy" needs one more, greedy sample of each prompt, which episodes with '
-        "[environment] do not have; choose another algorithm.advantage",
-    ),
     "nothing to train": Refused(
         ("algorithm.advantage=none",),
         'algorithm.advantage = "none" trains nothing without distillation; set algorithm.distil.place, or '

@@ -655,14 +655,3 @@ def test_the_trainer_keeps_a_reference_only_without_the_role() -> None:
     assert load_config(DEMO, [KL]).computes_reference
     assert not load_config(DEMO, [*with_roles("reference"), KL]).computes_reference
     assert not load_config(DEMO).computes_reference
-
-
-def test_episodes_of_a_model_that_sees_are_refused_for_sglang_alone() -> None:
-    changes = ["model.architecture.vision_config.depth=1", "environment.name=tests.support.environments.Echo"]
-    expected = (
-        'rollout.backend = "sglang": episodes with [environment] of a model that sees or hears need rollout.backend = '
-        '"transformers"'
-    )
-    assert load_config(DEMO, changes).media is not None
-    with pytest.raises(ConfigError, match=re.escape(expected)):
-        load_config(DEMO, [*changes, "rollout.backend=sglang"])

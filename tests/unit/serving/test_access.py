@@ -34,14 +34,16 @@ def test_agent_is_a_command_or_a_function() -> None:
         AgentSection(command=["true"], function="a.b")
 
 
-def test_agents_and_an_environment_exclude_each_other_and_held_out_rows_have_the_reward_of_the_agent() -> None:
+def test_agents_play_an_environment_without_players_and_held_out_rows_have_the_reward_of_the_agent() -> None:
     more = ["agent.function=a.b", "eval.data.kind=python", "eval.data.function=tiny_tasks.questions"]
     config = load_config(SUPPORT / "tiny_agents.toml", more)
     assert config.eval is not None
     assert config.eval.reward == "environment"
-    message = r"\[agent\] and \[environment\] exclude each other: agents own their loop; remove one of them"
+    message = r"environment\.players is of episodes that the run plays; with \[agent\] the agent plays"
     with pytest.raises(ConfigError, match=message):
-        load_config(SUPPORT / "tiny_agents.toml", [*more, "environment.name=tiny_pick.Pick"])
+        load_config(
+            SUPPORT / "tiny_agents.toml", [*more, "environment.name=tiny_pick.Pick", "environment.players=['a']"]
+        )
 
 
 def test_token_file_is_private_and_its_tokens_are_long(tmp_path: Path) -> None:
