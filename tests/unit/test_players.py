@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,17 @@ def test_a_player_that_acts_in_one_sample_alone_has_no_advantage() -> None:
     critic = next(part for part in parts_of(trajectory) if part.player == "critic")
     assert not found[critic.tokens].any()
     assert found.any()
+
+
+def test_a_player_that_does_not_act_in_the_greedy_sample_has_no_advantage() -> None:
+    alone = played(("", "", "x", {"solver": 0.5}))
+    greedy = replace(alone, sequences=tuple(sequence.masked() for sequence in alone.sequences))
+    settings = ("algorithm.advantage=greedy", "algorithm.scale=none")
+    trajectory, found = advantages([duel(1.0, 5.0), duel(0.0, 1.0), greedy], *settings)
+    solver, critic = parts_of(trajectory)
+    assert (solver.player, critic.player) == PLAYERS
+    assert not found[critic.tokens].any(), "no sample of its own is its baseline"
+    assert found[solver.tokens].any()
 
 
 def test_players_that_are_not_trained_have_neither_mask_nor_advantage() -> None:
