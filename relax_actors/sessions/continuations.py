@@ -28,14 +28,12 @@ class Continuation:
 
     Attributes:
         parent: turn that it continues, or `ROOT`.
-        asked: key of the conversation.
         observed: `[len] int32`, tokens behind the parent.
         new: messages behind the parent.
         read: `observed` with its media; None for a model that reads text only.
     """
 
     parent: int
-    asked: str
     observed: NDArray[Any]
     new: Sequence[dict[str, Any]]
     read: Observation | None = None
@@ -73,7 +71,7 @@ class Continuations:
             history = call.messages[: covered - 1]
             found = self._dialogue.extension(history, forest.turns[parent].tokens, new, call.tools, call.settings)
             if found.is_faithful:
-                return Continuation(parent, keys[-1], found.token_ids, new)
+                return Continuation(parent, found.token_ids, new)
             if self._must_continue:
                 detail = (
                     f"the chat template does not continue the tokens of the session: {found.change}, "
@@ -81,7 +79,7 @@ class Continuations:
                 )
                 raise Refused(Refusal.INVALID, detail)
         prompt = self._dialogue.prompt(call.messages, call.tools, call.settings)
-        return Continuation(ROOT, keys[-1], prompt, call.messages)
+        return Continuation(ROOT, prompt, call.messages)
 
 
 def _check_continues(forest: Forest, messages: Sequence[dict[str, Any]], covered: int) -> None:

@@ -12,7 +12,6 @@ from relax_actors.messages.session_log import ROOT
 from relax_actors.sessions.continuations import Continuation
 from relax_actors.sessions.dialogue import Dialogue, Message, before_stop
 from relax_actors.sessions.forest import Forest
-from relax_actors.sessions.states import prompt_key
 
 PROMPT = "prompt"
 """Role of a message that is a prompt, or what a prompt appends to an earlier answer."""
@@ -34,7 +33,6 @@ class Prompts:
         Raises:
             RowError: the text cannot be tokenized.
         """
-        asked = prompt_key(call.text or call.tokens.tolist(), call.player)
         ends = {
             number: self._text_end(forest, number, call.text) if call.text else _token_end(forest, number, call.tokens)
             for number, turn in enumerate(forest.turns)
@@ -43,10 +41,10 @@ class Prompts:
         at, parent = max(((end, number) for number, end in ends.items() if end), default=(0, ROOT))
         if not call.text:
             observed = call.tokens[at:]
-            return Continuation(parent, asked, observed, [_prompt(self._tokenizer.spell(observed))])
+            return Continuation(parent, observed, [_prompt(self._tokenizer.spell(observed))])
         text, is_first = call.text[at:], parent == ROOT
         observed = self._tokenizer.encode_any(text, special=is_first) if text else np.zeros(0, np.int32)
-        return Continuation(parent, asked, observed, [_prompt(text)])
+        return Continuation(parent, observed, [_prompt(text)])
 
     def answer(self, tokens: NDArray[Any], stop: list[str]) -> Message:
         """Return an answer as a message: its text is that which the client gets."""
