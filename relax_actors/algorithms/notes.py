@@ -40,7 +40,7 @@ def notes(config: Config) -> Iterator[str]:
             'algorithm.kl.place = "reward" with algorithm.advantage = '
             f'"{algorithm.advantage}" subtracts the sum of a sample\'s KL from its reward, before the group is compared'
         )
-    credit = "episode" if config.environment is None else config.environment.credit
+    credit, _ = config.credit
     if credit != "episode" and algorithm.advantage == "turn":
         yield (
             f'environment.credit = "{credit}": algorithm.advantage = "turn" takes the place of "group" and compares a '

@@ -64,7 +64,7 @@ def _advantages(config: Config) -> Iterator[str]:
             f'algorithm.advantage = "{advantage}" needs the sum of the squared probabilities at each token; add '
             "[roles.squares]"
         )
-    credit = "episode" if config.environment is None else config.environment.credit
+    credit, _ = config.credit
     if credit != "episode" and named.has_sample_baseline:
         yield (
             f'environment.credit = "{credit}" gives every {credit} its own return, which algorithm.advantage = '
@@ -86,8 +86,8 @@ def _takes_one_sample(spec: AdvantageSpec) -> bool:
 
 def _players(config: Config) -> Iterator[str]:
     """Refuse statistics of whole samples where each player of a sample has rewards of its own."""
-    algorithm, environment = config.algorithm, config.environment
-    if environment is None or not environment.players:
+    algorithm, section = config.algorithm, config.playing
+    if section is None or not section.players:
         return
     whole = {
         f'algorithm.advantage = "{algorithm.advantage}"': spec_of_advantage(algorithm).running_mean,
@@ -99,8 +99,8 @@ def _players(config: Config) -> Iterator[str]:
     for setting, is_set in whole.items():
         if is_set:
             yield (
-                f"{setting} has one number for a whole sample, but each of environment.players has advantages of its "
-                "own; choose another setting"
+                f"{setting} has one number for a whole sample, but each of {section.title}.players has advantages of "
+                "its own; choose another setting"
             )
 
 

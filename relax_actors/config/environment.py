@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from relax_actors.config.sections import Fraction, Named, NonNegativeInt, PoolSection, Positive, PositiveFloat
-from relax_actors.messages.samples import PLAYER_NAME
+from relax_actors.config.players import PlayersSection
+from relax_actors.config.sections import Fraction, Named, NonNegativeInt, Positive, PositiveFloat
 from relax_actors.registry.catalog import ENVIRONMENTS
 
-PlayerName = Annotated[str, Field(pattern=f"^{PLAYER_NAME.pattern}$")]
-MAX_PLAYERS = 64
 
-
-class EnvironmentSection(PoolSection):
+class EnvironmentSection(PlayersSection):
     """[environment]: the environment that the model acts in. With it, samples are episodes of several turns."""
+
+    title: ClassVar[str] = "environment"
 
     name: Annotated[str, Named(ENVIRONMENTS)]
     """Environment: a registered name, or the dotted path of your own subclass of `relax_actors.envs.Environment`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the environment's class."""
-    players: Annotated[tuple[PlayerName, ...], Field(max_length=MAX_PLAYERS)] = ()
-    """Players of an episode, all of which the model plays, each with a conversation of its own. The first one begins;
-    `Step(player=...)` names who reads the observation and acts next. Without players, the model is one side."""
-    trained: tuple[PlayerName, ...] | None = None
-    """Players whose turns are trained; all if not set."""
     prompt: Literal["data", "environment"] = "data"
     """Where an episode's prompt comes from: "data" appends the first observation, if it is not empty, to the prompt of
     the data; "environment" takes the first observation alone."""
@@ -73,23 +67,3 @@ class EnvironmentSection(PoolSection):
     """Further files and folders that a sandbox shows, read-only."""
     max_processes: Positive | None = None
     """Limit of processes and threads in a sandbox; unlimited if not set. For root it needs a control group."""
-
-    @model_validator(mode="after")
-    def _players(self) -> EnvironmentSection:
-        for setting, names in (("players", self.players), ("trained", self.trained or ())):
-            if len(set(names)) < len(names):
-                msg = f"environment.{setting} names a player twice: {', '.join(names)}"
-                raise ValueError(msg)
-        if unknown := [name for name in self.trained or () if name not in self.players]:
-            players = f"players are {', '.join(self.players)}" if self.players else "players is not set"
-            msg = f"environment.trained names {unknown[0]!r}, but environment.{players}"
-            raise ValueError(msg)
-        if self.trained is not None and not self.trained:
-            msg = "environment.trained = [] trains nothing; name a player, or leave it out to train all"
-            raise ValueError(msg)
-        return self
-
-    @property
-    def trained_players(self) -> tuple[str, ...]:
-        """Players whose turns are trained; empty without players."""
-        return self.players if self.trained is None else self.trained

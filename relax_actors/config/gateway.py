@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from relax_actors.config.players import PlayersSection
 from relax_actors.config.sections import NonNegativeInt, PoolSection, Positive, PositiveFloat
 
 
@@ -53,12 +54,14 @@ class GatewaySection(PoolSection):
         return self
 
 
-class AgentSection(PoolSection):
+class AgentSection(PlayersSection):
     """[agent]: samples are worked out by agents that own their loop, and ask the policy through the gateway.
 
     With `command` or `function`, actors of the role `agent` run the agents. With neither, agents that are started
     elsewhere take samples from the gateway (`POST /sessions`).
     """
+
+    title: ClassVar[str] = "agent"
 
     command: list[str] = Field(default_factory=list)
     """Program to run for each sample, with its arguments; it finds its task in the environment variables
@@ -91,7 +94,8 @@ class AgentSection(PoolSection):
     max_turns: Positive = 64
     """Answers of the policy in a sample; further requests are refused, and the sample ends with reason `max_turns`."""
     branches: Literal["all", "last"] = "all"
-    """Where an agent did not only continue its conversation: train all branches, or the one with the last answer."""
+    """Where an agent did not only continue its conversation: train all branches, or the one with the last answer; with
+    players, that of each player."""
     on_rewrite: Literal["branch", "error"] = "branch"
     """What happens to a request that does not continue the tokens of its conversation, because the chat template drops
     earlier reasoning or the agent has changed or left out an answer: "branch" begins a new token sequence, "error"

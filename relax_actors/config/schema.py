@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
@@ -15,6 +15,7 @@ from relax_actors.config.gateway import AgentSection, GatewaySection
 from relax_actors.config.infrastructure import BrokerSection, StoreSection, SupervisionSection
 from relax_actors.config.media import MediaSection, is_multimodal
 from relax_actors.config.placement import PlacementSection
+from relax_actors.config.players import PlayersSection
 from relax_actors.config.pools import AdvantagesSection, PromptsSection, RewardSection, RoleSection, RolloutSection
 from relax_actors.config.sections import Positive, Section
 from relax_actors.config.simulate import SimulateSection
@@ -258,6 +259,22 @@ class Config(Section):
         return setting == "environment" or (isinstance(setting, dict) and "environment" in setting)
 
     @property
+    def playing(self) -> PlayersSection | None:
+        """The section whose players play, [agent] or else [environment]; None if samples are completions."""
+        return self.agent or self.environment
+
+    @property
+    def players(self) -> tuple[str, ...]:
+        """Players of the samples; empty without players."""
+        return () if self.playing is None else self.playing.players
+
+    @property
+    def credit(self) -> tuple[Literal["episode", "branch", "turn"], float]:
+        """What the reward of a turn counts for, and the discount factor of later ones."""
+        section = self.environment
+        return ("episode", 1.0) if section is None else (section.credit, section.discount)
+
+    @property
     def updates_in_flight(self) -> bool:
         """Whether in-flight samples continue with newer weights."""
         return self.staleness.max > 0 if self.rollout.in_flight_updates is None else self.rollout.in_flight_updates
@@ -282,8 +299,8 @@ class Config(Section):
         """Names of the reward components that every row of the run has; empty if the reward has no components."""
         if self.reward.components is not None:
             return self.reward.components
-        if self.environment is not None and self.reward.function == "environment":
-            return self.environment.players
+        if self.reward.function == "environment":
+            return self.players
         return tuple(self.reward.function) if isinstance(self.reward.function, dict) else ()
 
 

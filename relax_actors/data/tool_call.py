@@ -28,6 +28,8 @@ class ToolFormat(StrEnum):
     """`[TOOL_CALLS][{"name": ..., "arguments": {...}}]`, or `[TOOL_CALLS]<name>[ARGS]{...}`: Mistral."""
 
 
+CLOSING = {ToolFormat.HERMES: "</tool_call>", ToolFormat.QWEN_XML: "</tool_call>"}
+"""What ends a call, in the formats that have such a mark."""
 EXAMPLES = {
     ToolFormat.HERMES: '<tool_call>\n{"name": <name>, "arguments": {<name>: <value>}}\n</tool_call>',
     ToolFormat.QWEN_XML: (

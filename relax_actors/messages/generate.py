@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from relax_actors.messages.environment import EnvironmentAnswer
 
 Array = NDArray[Any]
+MAX_CHOICES = 16
+"""Most answers of one request (`n`)."""
 MAX_STOPS = 16
 """Most stop strings of a request, and most stop tokens."""
 MAX_GRAMMAR = 64 << 10
@@ -54,8 +56,10 @@ class GenerateCall:
 
     Attributes:
         call: id of the request; the same id always has the same answer.
-        tokens: `[len] int32`, the prompt of a request without a session.
+        tokens: `[len] int32`, the prompt, unless it is a text or a conversation of a session.
         session: the session that the conversation belongs to; empty for none.
+        player: player of the session whose conversation it is; empty in a run without players.
+        text: the prompt of a session as text, which its actor tokenizes.
         messages: the conversation of a session, as chat messages.
         tools: tools that the model may call, as JSON schemas.
         settings: further variables of the chat template.
@@ -64,7 +68,9 @@ class GenerateCall:
         top_p: None for rollout.top_p. Ignored in a session.
         seed: sole source of the random numbers. Ignored in a session, whose seeds follow from its row.
         stop: strings that end the answer, besides rollout.stop.
+        ends: further strings that end the answer; unlike `stop`, they are part of what the client sees.
         stop_ids: tokens that end the answer, besides those of the tokenizer.
+        n: number of answers; without a session one.
         affinity: requests with the same text share a prefix that an engine may have cached.
         is_retry: whether the client repeats a request whose answer it did not get.
         seconds: time after which nobody waits for the answer.
@@ -75,6 +81,8 @@ class GenerateCall:
     call: str
     tokens: Array = field(default_factory=_no_ints)
     session: str = ""
+    player: str = ""
+    text: str = ""
     messages: list[dict[str, Any]] = field(default_factory=list)
     tools: list[dict[str, Any]] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
@@ -83,7 +91,9 @@ class GenerateCall:
     top_p: float | None = None
     seed: int = 0
     stop: list[str] = field(default_factory=list)
+    ends: list[str] = field(default_factory=list)
     stop_ids: list[int] = field(default_factory=list)
+    n: int = 1
     affinity: str = ""
     is_retry: bool = False
     seconds: float = 60.0
@@ -99,6 +109,9 @@ class GenerateCall:
             raise ValueError(msg)
         if self.max_tokens < 0 or len(self.stop) > MAX_STOPS or "" in self.stop or not 0 < self.seconds <= 1e6:  # noqa: PLR2004
             msg = f"max_tokens, stop or seconds of request {self.call[:80]!r} are out of bounds"
+            raise ValueError(msg)
+        if not 1 <= self.n <= (MAX_CHOICES if self.session else 1):
+            msg = f"request {self.call[:80]!r} asks for {self.n} answers"
             raise ValueError(msg)
         if len(self.stop_ids) > MAX_STOPS or any(not 0 <= token < 2**31 for token in self.stop_ids):
             msg = f"stop_ids of request {self.call[:80]!r} are out of bounds"
@@ -120,12 +133,14 @@ class GeneratePiece:
         prompt: `[prompt_len] int32`, what the model read.
         tokens: `[count] int32`.
         logprobs: `[count] float32`.
+        index: number of the answer, where a call asks for several.
     """
 
     start: int
     prompt: Array = field(default_factory=_no_ints)
     tokens: Array = field(default_factory=_no_ints)
     logprobs: Array = field(default_factory=_no_floats)
+    index: int = 0
 
     def __post_init__(self) -> None:
         if self.start < 0 or self.tokens.shape != self.logprobs.shape or self.tokens.ndim != 1 or self.prompt.ndim != 1:
@@ -147,13 +162,10 @@ class CallNote:
 
 
 @dataclass(frozen=True, slots=True)
-class GenerateAnswer:
-    """An answer of the policy, or why there is none.
+class Choice:
+    """One of the answers to a call.
 
     Attributes:
-        refusal: a `Refusal`; empty if there is an answer.
-        detail: text for the client that asked.
-        prompt: `[prompt_len] int32`, what the model read.
         tokens: `[len] int32`, with the stop token.
         logprobs: `[len] float32`.
         versions: `[len] int32`, version of the weights that sampled each token.
@@ -162,9 +174,6 @@ class GenerateAnswer:
         call: id of the call that it was first given to; ids of tool calls follow from it.
     """
 
-    refusal: str = ""
-    detail: str = ""
-    prompt: Array = field(default_factory=_no_ints)
     tokens: Array = field(default_factory=_no_ints)
     logprobs: Array = field(default_factory=_no_floats)
     versions: Array = field(default_factory=_no_ints)
@@ -174,9 +183,46 @@ class GenerateAnswer:
 
     def __post_init__(self) -> None:
         lengths = {len(array) for array in (self.tokens, self.logprobs, self.versions) if array.ndim == 1}
-        if len(lengths) != 1 or self.prompt.ndim != 1:
+        if len(lengths) != 1:
             msg = "tokens, logprobs and versions of an answer differ in length"
             raise ValueError(msg)
+
+
+def _fields(choice: Choice) -> dict[str, Any]:
+    return {field.name: getattr(choice, field.name) for field in fields(Choice)}
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateAnswer(Choice):
+    """The answers of the policy to a call, the first one in its own fields, or why there is none.
+
+    Attributes:
+        refusal: a `Refusal`; empty if there is an answer.
+        detail: text for the client that asked.
+        prompt: `[prompt_len] int32`, what the model read.
+        others: the answers behind the first.
+    """
+
+    refusal: str = ""
+    detail: str = ""
+    prompt: Array = field(default_factory=_no_ints)
+    others: list[Choice] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        Choice.__post_init__(self)
+        if self.prompt.ndim != 1:
+            msg = f"the prompt of an answer has the shape {list(self.prompt.shape)}"
+            raise ValueError(msg)
+
+    @property
+    def first(self) -> Choice:
+        """The first answer alone."""
+        return Choice(**_fields(self))
+
+    @property
+    def choices(self) -> list[GenerateAnswer]:
+        """The answers, each as if it were the only one."""
+        return [GenerateAnswer(prompt=self.prompt, **_fields(one)) for one in (self, *self.others)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +234,7 @@ class SessionCall:
         session: the session; empty to take one.
         lease: seconds without a request after which the session is offered again.
         reward: the agent's own reward, with "end"; None if it has none.
+        rewards: those of players by name, with "end"; a player that is not named has reward 0.
         error: why the agent failed, with "end"; empty if it did not.
         metrics: measurements of the agent, with "end".
         turn: number of the action, with "environment"; -1 resets the environment.
@@ -198,13 +245,14 @@ class SessionCall:
     session: str = ""
     lease: float = 30.0
     reward: float | None = None
+    rewards: dict[str, float] = field(default_factory=dict)
     error: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
     turn: int = -1
     action: str = ""
 
     def __post_init__(self) -> None:
-        numbers = [self.lease, *self.metrics.values(), *([] if self.reward is None else [self.reward])]
+        numbers = [self.lease, *self.metrics.values(), *self.rewards.values(), self.reward or 0.0]
         is_known = self.kind in ("take", "keep", "show", "environment", "end")
         if not is_known or not np.isfinite(numbers).all() or self.lease <= 0 or self.turn < -1:
             msg = (

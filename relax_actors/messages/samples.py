@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -100,6 +100,10 @@ class TokenSequence:
             np.concatenate([np.zeros(before, np.float32), logprobs]).astype(np.float32),
             np.concatenate([np.full(before, NOT_SAMPLED, np.int32), versions]).astype(np.int32),
         )
+
+    def masked(self) -> TokenSequence:
+        """Return the sequence with no token trained."""
+        return replace(self, loss_mask=np.zeros_like(self.loss_mask))
 
     @property
     def sampled(self) -> Array:

@@ -125,7 +125,7 @@ class SessionState:
         metrics: measurements of its agent.
         forgets: whether the next agent gets other answers than the one that failed.
         turns: numbers of the turns that its agent got, where the sample ended; later ones and others are not exported.
-        rewards: rewards of players, by name.
+        rewards: rewards that its agent gave to players, by name.
         number: turns of an episode that has ended.
         before: digest of an episode that has ended.
         seen: what its environment answered last.

@@ -27,7 +27,7 @@ def environment_reward(trajectory: Trajectory, credit: Credit, discount: float, 
     """Return the rewards of a row by what its environment gave.
 
     Args:
-        trajectory: samples with rewards of turns, and with players if there are any.
+        trajectory: samples with players, or with rewards of turns, or both.
         credit: what the reward of a turn counts for.
         discount: factor of a turn or a branch.
         trained: players whose rewards are summed to that of a sample.
@@ -38,17 +38,17 @@ def environment_reward(trajectory: Trajectory, credit: Credit, discount: float, 
     """
     own = partial(token_rewards, credit=credit, discount=discount)
     components: dict[str, NDArray[np.float32]] = {}
+    tokens = np.zeros(len(trajectory.token_ids), np.float32)
     if trajectory.players:
         prefix, metrics = PLAYER_REWARD, trajectory.metrics
         named = {name.removeprefix(prefix): v for name, v in metrics.items() if name.startswith(prefix)}
         components = {name: np.array(v, np.float32) for name, v in named.items()}
         if not trained or not set(trained) <= named.keys():
-            known = f"environment.trained is {', '.join(trained)}" if trained else "environment.players is not set"
+            known = f"the trained players are {', '.join(trained)}" if trained else "the run has no players"
             msg = f"the trajectory has rewards of the players {', '.join(sorted(named)) or '(none)'}; {known}"
             raise RowError(msg)
         values = np.sum([named[name] for name in trained], axis=0)
-        tokens = np.zeros(len(trajectory.token_ids), np.float32)
-        for part in parts_of(trajectory):
+        for part in parts_of(trajectory) if credit != "episode" else ():
             tokens[part.tokens] = own(part.trajectory)
     else:
         tokens, n = own(trajectory), len(trajectory.texts)

@@ -12,14 +12,13 @@ from broker.subjects import RowId
 from relax_actors.data.prompt_maker import room
 from relax_actors.errors import ConfigError, RelaxError, RowError, RowTakenError
 from relax_actors.messages import FinishReason, Sample, Trajectory
-from relax_actors.messages.samples import TRUNCATED
+from relax_actors.messages.samples import PLAYER_REWARD, TRUNCATED
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.roles.rollout import Rollout
 from relax_actors.runtime import Drop, Row
 from relax_actors.sessions.agent_sessions import AgentSessions
 from relax_actors.sessions.dialogue import Dialogue
 from relax_actors.sessions.episode_group import task_of
-from relax_actors.sessions.forest import masked
 from relax_actors.sessions.observation_media import ObservationMedia
 from relax_actors.sessions.service import GenerationService
 from relax_actors.sessions.session_book import Session
@@ -30,8 +29,8 @@ WAIT_SECONDS = 0.2
 OPEN_SECONDS = 60.0
 NO_REWARD = (
     'no agent has reported a reward, which the reward "environment" needs: write {"reward": <number>} to the file '
-    "$RELAX_RESULT_FILE, return it from agent.function, or send it to /sessions/<id>/end; or name a reward.function "
-    "that scores the conversation"
+    "$RELAX_RESULT_FILE, return it from agent.function, or send it to /sessions/<id>/end (with agent.players, "
+    '{"rewards": {<player>: <number>}}); or name a reward.function that scores the conversation'
 )
 ALL_FAILED = (
     "those of all samples failed, agent.retries times and once more; the events `agent_failed` say why, and the output "
@@ -135,6 +134,8 @@ class AgentRollout(Rollout):
             samples = [sample for sample in each if sample is not None]
             if len(samples) <= baselines or None in each[len(each) - baselines :]:
                 return self._end_without_samples(sessions, row)
+            if not any(one.loss_mask.any() for sample in samples for one in sample.sequences):
+                return Drop(NO_ANSWER, "no player of agent.trained has got an answer of the policy")
             prompt = row.prompt.tokens if self._media is None else row.media.tokens
             trajectory = Trajectory.of(prompt, _with_equal_metrics(samples), self._stager.served)
             trajectory = replace(trajectory, greedy_samples=baselines)
@@ -156,7 +157,7 @@ class AgentRollout(Rollout):
     def _lacks_reward(self, session: Session, row: Row) -> bool:
         """Whether the agent of a session has ended well without the reward that the row is scored by."""
         state = session.state
-        if state is None or state.reason != FinishReason.STOP or _reward_of(session) is not None:
+        if state is None or state.reason != FinishReason.STOP or session.has_reward(self.context.config.players):
             return False
         return bool(session.forest.leaves()) and self.context.config.takes_reported_reward(is_eval=row.is_eval)
 
@@ -171,8 +172,6 @@ class AgentRollout(Rollout):
         failed = session.has_failed or self._lacks_reward(session, row)
         if failed and agent.on_error != "zero" and not row.is_eval:
             return None
-        last = forest.last
-        reward = _reward_of(session)
         metrics = {
             **{f"agent/{name}": value for name, value in state.metrics.items()},
             **{f"environment/{name}": value for step in session.steps for name, value in step.seen.metrics.items()},
@@ -180,17 +179,23 @@ class AgentRollout(Rollout):
             "branches": float(len(forest.leaves())),
             "retries": float(state.attempt),
         }
-        if reward is not None or state.reason in TRUNCATED or failed:
-            metrics["environment_reward"] = reward or 0.0
+        players = agent.players or ("",)
+        if session.has_reward(agent.players) or state.reason in TRUNCATED or failed:
+            rewards = {player: state.rewards.get(player, 0.0) for player in agent.players}
+            metrics |= {f"{PLAYER_REWARD}{player}": reward for player, reward in rewards.items()}
+            trained = sum(rewards[player] for player in agent.trained_players)
+            metrics["environment_reward"] = trained if agent.players else session.reward or 0.0
+        is_baseline = session.greedy and not row.is_eval
+        untrained = set() if row.is_eval else set(agent.players).difference(agent.trained_players)
         return Sample(
             tuple(
-                masked(sequence) if session.greedy and not row.is_eval else sequence
-                for sequence in forest.sequences(agent.branches)
+                one.masked() if is_baseline or one.player in untrained else one
+                for one in forest.sequences(agent.branches, players=players)
             ),
-            self._tokenizer.decode(forest.turns[last].tokens),
+            self._tokenizer.decode(forest.turns[forest.last].tokens),
             FinishReason(state.reason),
             metrics,
-            messages=forest.conversation(last),
+            messages=forest.said(players),
         )
 
     def close(self) -> None:
@@ -268,14 +273,6 @@ class _AgentWork:
         for row in [*self._held, *(row.id for row in self._over)]:
             self._role.withdraw(row)
         self._role.news(0)  # old news must not be taken for news of a row that is delivered again
-
-
-def _reward_of(session: Session) -> float | None:
-    """Return what the agent has reported, else the sum of its environment's rewards; None without both."""
-    if session.state is None or session.state.reward is not None:
-        return None if session.state is None else session.state.reward
-    rewards = [step.seen.reward for step in session.steps if step.seen.reward is not None]
-    return float(sum(rewards)) if rewards else None
 
 
 def _with_equal_metrics(samples: Sequence[Sample]) -> list[Sample]:

@@ -113,10 +113,10 @@ class RewardRole(Role):
         if self._devices is not None:
             self._devices.elapse_phase(REWARD, row.prompt.seed, self.progress)
         config = self.context.config
-        environment = None if row.is_eval or config.reward.function != "environment" else config.environment
-        if environment is not None and (environment.players or environment.credit != "episode"):
-            players = environment.trained_players
-            return environment_reward(row.trajectory, environment.credit, environment.discount, players)
+        section = None if row.is_eval or config.reward.function != "environment" else config.playing
+        credit, discount = config.credit
+        if section is not None and (section.players or credit != "episode"):
+            return environment_reward(row.trajectory, credit, discount, section.trained_players)
         prompt = with_files(row.prompt, self.context.table.store)
         texts, values, components = row.trajectory.texts, [], []
         samples = row.trajectory.samples if scorer.reads_samples else [None] * len(texts)

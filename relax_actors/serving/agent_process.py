@@ -184,11 +184,14 @@ def read_result(path: Path) -> AgentResult:
         return AgentResult()
     try:
         body = json.loads(_content(path))
-        metrics = {str(name): _number(value) for name, value in body.get("metrics", {}).items()}
+        metrics, rewards = (_numbers(body.get(name, {})) for name in ("metrics", "rewards"))
         reward = body.get("reward")
-        found = AgentResult(None if reward is None else _number(reward), metrics)
+        found = AgentResult(None if reward is None else _number(reward), metrics, rewards)
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        msg = f'{path.name} is not {{"reward": <number>, "metrics": {{<name>: <number>}}}}: {str(error)[:200]}'
+        msg = (
+            f'{path.name} is not {{"reward": <number>, "metrics": {{<name>: <number>}}}}, or with players '
+            f'{{"rewards": {{<player>: <number>}}}}: {str(error)[:200]}'
+        )
         raise AgentError(msg) from error
     if len(metrics) > MAX_METRICS:
         msg = f"{path.name} has {len(metrics)} metrics, more than {MAX_METRICS}"
@@ -203,6 +206,10 @@ def _content(path: Path) -> bytes:
             msg = "it is no regular file"
             raise ValueError(msg)
         return file.read(MAX_RESULT_BYTES + 1)
+
+
+def _numbers(value: Any) -> dict[str, float]:
+    return {str(name): _number(one) for name, one in value.items()}
 
 
 def _number(value: Any) -> float:

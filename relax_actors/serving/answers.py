@@ -19,8 +19,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.data.tool_call import CLOSING
 from relax_actors.errors import SlowRowError, TooLongError
-from relax_actors.messages.generate import GenerateCall, GeneratePiece, Refusal
+from relax_actors.messages.generate import GenerateAnswer, GenerateCall, GeneratePiece, Refusal
 from relax_actors.serving.ask import Ask
 from relax_actors.serving.completion import Completed
 from relax_actors.serving.errors import ApiError, refused
@@ -28,7 +29,7 @@ from relax_actors.serving.event_stream import EventStream, wait_for_client
 from relax_actors.serving.forms import IN_SESSION, FormGrammars
 from relax_actors.serving.live import LiveChoice, LiveStream, Writer
 from relax_actors.serving.policy import OnPiece, Policy
-from relax_actors.serving.requests import is_retry
+from relax_actors.serving.requests import is_retry, player_of
 from relax_actors.serving.visible_text import before_marks, visible
 from relax_actors.sessions.dialogue import Dialogue, answer_message, before_stop
 
@@ -143,7 +144,14 @@ class Answers:
         return self._dialogue.prompt(ask.messages, ask.tools, settings, asks=asks)
 
     async def complete(
-        self, ask: Ask, session: str, choices: Sequence[LiveChoice] = (), *, is_retry: bool = False, affinity: str = ""
+        self,
+        ask: Ask,
+        session: str,
+        choices: Sequence[LiveChoice] = (),
+        *,
+        is_retry: bool = False,
+        affinity: str = "",
+        player: str = "",
     ) -> Found:
         """Return the answers to what a client asks.
 
@@ -153,17 +161,20 @@ class Answers:
             choices: get pieces of the answers while these are generated; none if nobody wants them.
             is_retry: whether the client repeats a request.
             affinity: requests with the same text share a prefix.
+            player: player of the session that asks.
 
         Raises:
             ApiError: there is none; RowError: the template refuses the messages.
         """
-        given: dict[str, Any] = {"messages": ask.messages, "tools": ask.tools, "settings": ask.settings}
-        if not session:
+        given: dict[str, Any]
+        if session and ask.form:
+            raise ApiError(400, IN_SESSION, "unsupported_parameter")
+        if session:
+            given = await self._in_session(ask, session, player)
+        else:
             prompt = await self.prompt(ask)
             grammar = await self._forms.grammar(ask.form, ask.tools, prompt) if ask.form else ""
             given = {"tokens": prompt, "grammar": grammar}
-        elif ask.form:
-            raise ApiError(400, IN_SESSION, "unsupported_parameter")
         sampling = ask.sampling
         seed = secrets.randbits(62) if sampling.seed is None else sampling.seed % 2**62
         calls = [
@@ -174,24 +185,59 @@ class Answers:
                 top_p=sampling.top_p,
                 seed=seed + index,
                 stop=list(sampling.stop),
+                ends=self._ends(ask),
                 stop_ids=list(sampling.stop_ids),
                 affinity=affinity or session,
                 is_retry=is_retry,
                 seconds=self._limits.request_seconds,
                 stream=bool(choices),
-                session=session,
                 **given,
             )
-            for index in range(ask.n)
+            for index in range(1 if session else ask.n)
         ]
-        on_pieces: list[OnPiece | None] = [choice.add for choice in choices] or [None] * ask.n
-        work = [self._answer(*pair, ask) for pair in zip(calls, on_pieces, strict=True)]
-        return list(await asyncio.gather(*work))
+        found = await asyncio.gather(*(self._answers(call, ask, choices[index:]) for index, call in enumerate(calls)))
+        return [one for answers in found for one in answers]
 
-    async def _answer(self, call: GenerateCall, on_piece: OnPiece | None, ask: Ask) -> Completed:
+    async def _in_session(self, ask: Ask, session: str, player: str) -> dict[str, Any]:
+        """Return the fields of a call that belongs to a session, whose actor renders and tokenizes.
+
+        Raises:
+            ApiError: there is no prompt, or it has ids that the vocabulary lacks.
+        """
+        found: dict[str, Any] = {"session": session, "player": player, "n": ask.n}
+        if ask.prompt is None:
+            return found | {"messages": ask.messages, "tools": ask.tools, "settings": ask.settings}
+        if ask.prompt and isinstance(ask.prompt, str):
+            return found | {"text": ask.prompt}
+        return found | {"tokens": await self.prompt(ask)}
+
+    def _ends(self, ask: Ask) -> list[str]:
+        """Return the mark that ends an answer behind its first tool call, if the client wants one call at most.
+
+        Raises:
+            ApiError: the calls of the model have no such mark.
+        """
+        tool_format = self._dialogue.format_for(ask.tools)
+        if not ask.one_call or tool_format is None or ask.form.forces_call:
+            return []
+        if (mark := CLOSING.get(tool_format)) is None:
+            msg = (
+                "parallel_tool_calls = false (disable_parallel_tool_use = true) is not supported with this model: its "
+                f"tool calls, of the format {tool_format}, have no closing mark at which an answer could end; "
+                "leave it out"
+            )
+            raise ApiError(400, msg, "unsupported_parameter")
+        return [mark]
+
+    async def _answers(self, call: GenerateCall, ask: Ask, choices: Sequence[LiveChoice]) -> Found:
+        """Return the answers to a call; `choices` get the pieces of each."""
+        on_piece: OnPiece | None = (lambda piece: choices[piece.index].add(piece)) if choices else None
         answer = await self.while_open(self.policy.generate(call, on_piece))
         if answer.refusal:
             raise refused(answer.refusal, answer.detail)
+        return [self._completed(one, call, ask) for one in answer.choices]
+
+    def _completed(self, answer: GenerateAnswer, call: GenerateCall, ask: Ask) -> Completed:
         parsed = self._dialogue.parse(answer.prompt, answer.tokens, ask.tools, ask.sampling.stop)
         stop = self._dialogue.stop_of(answer.tokens, ask.sampling.stop)
         text = before_stop(self.tokenizer.decode(answer.tokens), *stop)
@@ -219,7 +265,9 @@ class Answers:
         """
         news = asyncio.Event()
         choices = [LiveChoice(index, uuid4().hex, news) for index in range(ask.n if ask.stream else 0)]
-        work = asyncio.ensure_future(self.complete(ask, session, choices, is_retry=is_retry(request)))
+        work = asyncio.ensure_future(
+            self.complete(ask, session, choices, is_retry=is_retry(request), player=player_of(request))
+        )
         try:
             if not ask.stream:
                 await wait_for_client(request, work)

@@ -42,7 +42,7 @@ class MessagesBody(Undistorted):
             ApiError: a block or a setting is not supported.
         """
         choice = self.tool_choice or {"type": "auto"}
-        once = "tool_choice.disable_parallel_tool_use = true" if choice.get("disable_parallel_tool_use") else ""
+        once = bool(choice.get("disable_parallel_tool_use"))
         given = (self.output_config or {}).get("format")
         schema = schema_of(given if isinstance(given, Mapping) else None, "output_config.format")
         kind = str(choice.get("type"))
@@ -67,6 +67,7 @@ class MessagesBody(Undistorted):
                 top_p=self.top_p,
                 stop=stops(self.stop_sequences),
             ),
+            one_call=once,
             stream=bool(self.stream),
             model=self.model,
         )

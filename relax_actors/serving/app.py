@@ -122,8 +122,8 @@ class Gateway:
         found = validated(ChatBody, await self._body(request)).ask()
         if found.prompt is None:
             ask.check_messages(found.messages)
-        if session and (found.n > 1 or found.prompt is not None):
-            msg = "a session takes whole conversations and gives one answer to each; send `messages`, and n = 1"
+        if session and found.prompt is not None:
+            msg = "a conversation of a session is `messages`; send a prompt of `tokens` to /v1/completions"
             raise ApiError(400, msg, "unsupported_parameter")
         tokenizer, model = self._answers.tokenizer, self._answers.model
         return await self._answers.respond(
@@ -136,9 +136,6 @@ class Gateway:
 
     async def _completions(self, request: Request, session: str) -> Response:
         found = validated(CompletionBody, await self._body(request)).ask()
-        if session:
-            msg = "a session takes conversations, not prompts; send messages to /v1/chat/completions"
-            raise ApiError(400, msg, "unsupported_parameter")
         tokenizer, model = self._answers.tokenizer, self._answers.model
         return await self._answers.respond(
             request,

@@ -9,12 +9,10 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from relax_actors.data.answer_form import Form
-from relax_actors.messages.generate import MAX_STOPS
+from relax_actors.messages.generate import MAX_CHOICES, MAX_STOPS
 from relax_actors.serving.errors import ApiError
 from relax_actors.serving.forms import offered_tools, schema_of
 
-MAX_CHOICES = 16
-"""Most answers of one request (`n`)."""
 Body = TypeVar("Body", bound=BaseModel)
 StopIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=MAX_STOPS)]
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -60,7 +58,11 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """A conversation to continue, or a prompt as text or tokens."""
+    """A conversation to continue, or a prompt as text or tokens.
+
+    Attributes:
+        one_call: whether an answer ends behind its first tool call.
+    """
 
     messages: list[dict[str, Any]] = field(default_factory=list)
     tools: list[dict[str, Any]] = field(default_factory=list)
@@ -69,6 +71,7 @@ class Ask:
     prompt: str | list[int] | None = None
     sampling: Sampling = Sampling()
     n: int = 1
+    one_call: bool = False
     stream: bool = False
     usage_in_stream: bool = False
     logprobs: bool = False
@@ -166,7 +169,7 @@ class ChatBody(SamplingBody):
             msg = "top_logprobs is not supported: the engine records the sampled token's log-prob alone; leave it out"
             raise ApiError(400, msg, "unsupported_parameter")
         schema = schema_of(self.response_format, "response_format")
-        once = "parallel_tool_calls = false" if self.parallel_tool_calls is False else ""
+        once = self.parallel_tool_calls is False
         tools, form = offered_tools(self.tools or [], self.tool_choice, once=once, schema=schema)
         return Ask(
             messages=self.messages,
@@ -176,6 +179,7 @@ class ChatBody(SamplingBody):
             prompt=self.tokens,
             sampling=self.sampling(self.max_completion_tokens or self.max_tokens),
             n=self.n or 1,
+            one_call=once,
             stream=bool(self.stream),
             usage_in_stream=self.usage_in_stream,
             logprobs=bool(self.logprobs),

@@ -56,14 +56,14 @@ def schema_of(given: Mapping[str, Any] | None, place: str) -> Mapping[str, Any] 
 
 
 def offered_tools(
-    tools: Tools, choice: Any, *, once: str = "", schema: Mapping[str, Any] | None = None
+    tools: Tools, choice: Any, *, once: bool = False, schema: Mapping[str, Any] | None = None
 ) -> tuple[Tools, Form]:
     """Return the tools that the model reads, and the form of its answer.
 
     Args:
         tools: the tools of the request, as OpenAI's chat completions have them.
         choice: none, auto, required, or an object that names a tool.
-        once: name of a setting that allows one call alone; empty without it.
+        once: whether a forced call is the only one.
         schema: JSON schema of the content; None for any text.
 
     Raises:
@@ -72,9 +72,6 @@ def offered_tools(
     if choice == "none":
         return [], Form(schema)
     is_free = choice is None or choice == "auto"
-    if once and tools and is_free:
-        msg = f"{once} is not supported: the policy may call several tools in one answer; leave it out, or force a call"
-        raise ApiError(400, msg, "unsupported_parameter")
     for tool in tools:
         function = tool.get("function")
         named = function.get("name") if isinstance(function, dict) else None
@@ -87,7 +84,7 @@ def offered_tools(
     if not any(name in ("", tool["function"]["name"]) for tool in tools):
         msg = f"tool_choice demands a call of {repr(name[:80]) if name else 'a tool'}, which `tools` lacks; offer it"
         raise ApiError(400, msg, "invalid_request")
-    return tools, Form(schema, forces_call=True, tool=name, calls_once=bool(once))
+    return tools, Form(schema, forces_call=True, tool=name, calls_once=once)
 
 
 def _named(choice: Any) -> str:

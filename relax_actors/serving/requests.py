@@ -22,6 +22,11 @@ def bearer(request: Request) -> str:
     return token.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key", "")
 
 
+def player_of(request: Request) -> str:
+    """Return the player of a session that asks; empty if the client names none."""
+    return request.headers.get("x-relax-player", "")
+
+
 def is_retry(request: Request) -> bool:
     """Whether an SDK says that it repeats a request."""
     return request.headers.get("x-stainless-retry-count", "0") not in ("", "0")

@@ -47,7 +47,7 @@ class ResponsesBody(Undistorted):
             raise ApiError(400, msg, "unsupported_parameter")
         given = (self.text or {}).get("format")
         schema = schema_of(given if isinstance(given, Mapping) else None, "text.format")
-        once = "parallel_tool_calls = false" if self.parallel_tool_calls is False else ""
+        once = self.parallel_tool_calls is False
         tools, form = offered_tools(
             [_tool(tool) for tool in self.tools or []], self.tool_choice, once=once, schema=schema
         )
@@ -60,6 +60,7 @@ class ResponsesBody(Undistorted):
             form=form,
             settings=self.chat_template_kwargs or {},
             sampling=Sampling(max_tokens=self.max_output_tokens, temperature=self.temperature, top_p=self.top_p),
+            one_call=once,
             stream=bool(self.stream),
             model=self.model,
         )
@@ -145,7 +146,7 @@ def response_head(ask: Ask, call: str, model: str) -> dict[str, Any]:
         "error": None,
         "instructions": None,
         "metadata": {},
-        "parallel_tool_calls": not ask.form.calls_once,
+        "parallel_tool_calls": not ask.one_call,
         "tool_choice": _choice(ask.form),
         "tools": [{"type": "function", "strict": False, **tool["function"]} for tool in ask.tools],
         "temperature": ask.sampling.temperature,

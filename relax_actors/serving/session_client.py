@@ -39,10 +39,11 @@ class AgentTask:
 
 @dataclass(frozen=True, slots=True)
 class AgentResult:
-    """What came of an agent; `metrics` become metrics of the sample."""
+    """What came of an agent; `metrics` become metrics of the sample. In a run with players, `rewards` names theirs."""
 
     reward: float | None = None
     metrics: dict[str, float] | None = None
+    rewards: dict[str, float] | None = None
 
 
 class SessionGoneError(Exception):
@@ -164,8 +165,10 @@ class SessionClient:
 
         Raises:
             SessionGoneError: it is over.
+            ValueError: the run has no such players, or takes rewards of players alone.
         """
-        body = {"reward": result.reward, "metrics": result.metrics or {}, "error": error[:4000]}
+        numbers = {"reward": result.reward, "rewards": result.rewards or {}, "metrics": result.metrics or {}}
+        body = {**numbers, "error": error[:4000]}
         await self._post(f"/sessions/{task.session}/end", task.api_key, body)
 
     async def _post(
@@ -190,6 +193,8 @@ class SessionClient:
             raise SessionGoneError(answer.text[:500])
         if answer.status_code == 422:  # noqa: PLR2004
             raise EnvironmentFailedError(answer.text[:500])
+        if answer.status_code == 400:  # noqa: PLR2004 bad request
+            raise ValueError(answer.text[:500])
         answer.raise_for_status()
         return dict(answer.json()) if answer.content else None
 

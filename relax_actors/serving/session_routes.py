@@ -8,6 +8,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from relax_actors.config.players import MAX_PLAYERS
 from relax_actors.messages.generate import Refusal, SessionAnswer, SessionCall
 from relax_actors.serving.answers import Limits
 from relax_actors.serving.ask import Lenient, validated
@@ -31,6 +32,7 @@ class EndBody(Lenient):
     """Body of `POST /sessions/<id>/end`."""
 
     reward: Number | None = None
+    rewards: dict[str, Number] = Field(default_factory=dict, max_length=MAX_PLAYERS)
     error: str = Field("", max_length=4096)
     metrics: dict[Annotated[str, Field(max_length=128)], Number] = Field(default_factory=dict, max_length=64)
 
@@ -96,7 +98,9 @@ class SessionRoutes:
         Repeating it changes nothing: it gets the same answer, or status 410 when the whole row has ended.
         """
         body = validated(EndBody, await read_object(request, self._limits.max_body_bytes))
-        call = SessionCall("end", session, reward=body.reward, error=body.error, metrics=body.metrics)
+        call = SessionCall(
+            "end", session, reward=body.reward, rewards=body.rewards, error=body.error, metrics=body.metrics
+        )
         return JSONResponse(self._state(request, await self._policy.session(call)))
 
     def _state(self, request: Request, answer: SessionAnswer) -> dict[str, Any]:

@@ -10,30 +10,23 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from broker.subjects import RowId
-from relax_actors.engines.protocols import Generation
 from relax_actors.errors import ConfigError, RelaxError, RowError, RowTakenError, SlowRowError, TooLongError
-from relax_actors.messages import FinishReason, SessionLog, SessionStep, SessionTurn, Turn
+from relax_actors.messages import FinishReason, SessionLog, SessionStep, SessionTurn
 from relax_actors.messages.generate import GenerateAnswer, GenerateCall, Refusal, SessionAnswer, SessionCall
 from relax_actors.messages.session_log import ROOT
 from relax_actors.runtime.context import Context
-from relax_actors.runtime.seeds import derive_seed
 from relax_actors.sessions.agent_environment import AgentEnvironments, Hosts
+from relax_actors.sessions.agent_turns import AgentTurns, asked_key
 from relax_actors.sessions.call_watch import CallWatch
-from relax_actors.sessions.continuations import Continuations
 from relax_actors.sessions.deliveries import Deliveries, Delivery
-from relax_actors.sessions.dialogue import Dialogue, answer_message
-from relax_actors.sessions.forest import experts_of
+from relax_actors.sessions.dialogue import Dialogue
 from relax_actors.sessions.service import LEFT, GenerationService, Refused
 from relax_actors.sessions.session_book import Rules, Session, SessionBook
+from relax_actors.sessions.session_checks import check_current, check_player, check_rewards, over
 from relax_actors.sessions.session_log import HeldLogs, LogWriter, released, restore
 from relax_actors.sessions.session_media import SessionMedia
-from relax_actors.sessions.states import conversation_keys
 
 TICK_SECONDS = 0.5
 
@@ -65,7 +58,7 @@ class AgentSessions:
         if section is None:
             msg = "AgentSessions needs [agent]"
             raise ValueError(msg)
-        self._context, self._service, self._room = context, service, room
+        self._context, self._section = context, section
         self.dialogue, self._media = dialogue, media
         self._environments: AgentEnvironments | None = None
         if hosts is not None and context.config.environment is not None:
@@ -73,9 +66,9 @@ class AgentSessions:
             self._environments = AgentEnvironments(
                 hosts, context.author, turns, self._write_step, self._report_environment
             )
-        self._on_end, self._shows_answer = on_end, section.shows_answer
+        self._on_end = on_end
         grace = section.lease_seconds if context.config.local_agent is not None else section.idle_seconds
-        self._continuations = Continuations(dialogue, must_continue=section.on_rewrite == "error")
+        self._agent_turns = AgentTurns(context.config, dialogue, service, room, media)
         refills = section.on_error == "refill"
         self._rules = Rules(section.seconds, grace, section.retries, section.max_turns, refills)
         self.book = SessionBook(self._rules)
@@ -192,10 +185,13 @@ class AgentSessions:
                 self.book.fail(session, now)
                 self._context.journal.event("agent_failed", session=call.session, error=call.error[:1000])
             else:
-                session.end(FinishReason.STOP, call.reward, call.metrics)
+                check_rewards(call, self._section.players)
+                session.end(FinishReason.STOP, call)
                 is_eval = session.row.kind == "eval"
-                scored = any(step.seen.reward is not None for step in session.steps)
-                if call.reward is None and not scored and self._context.config.takes_reported_reward(is_eval=is_eval):
+                check_rewards(call, self._section.players)
+                session.end(FinishReason.STOP, call)
+                is_eval, has_reward = session.row.kind == "eval", session.has_reward(self._section.players)
+                if not has_reward and self._context.config.takes_reported_reward(is_eval=is_eval):
                     self._context.journal.event("agent_without_reward", session=call.session)
         if session.unrecorded:
             await self._record(session)
@@ -216,7 +212,7 @@ class AgentSessions:
         def check() -> None:
             if not self.book.holds(session):
                 raise released(session.row)
-            _check_current(session, call)
+            check_current(session, call)
 
         seen = await self._environments.step(session, call, check)
         now = time.monotonic()
@@ -235,7 +231,7 @@ class AgentSessions:
         if found == "elsewhere":
             detail = f"no actor holds the row of session {name[:128]!r} now; its actor restarts"
             raise Refused(Refusal.ELSEWHERE, detail)
-        raise Refused(Refusal.ENDED, _over(name, "another agent has its sample, or it never existed"))
+        raise Refused(Refusal.ENDED, over(name, "another agent has its sample, or it never existed"))
 
     def on_arrival(self, call: str) -> None:
         """Take notice that the agent has the answer to a call; see `service.Sessions`."""
@@ -252,10 +248,11 @@ class AgentSessions:
         """
         try:
             session = self._find(call.session, time.monotonic())
-            _check_current(session, call)
+            check_current(session, call)
+            self._check_call(call)
             # One request of a sample at a time: a second one, such as a retry, may find the answer of the first.
             async with session.answering:
-                _check_current(session, call)
+                check_current(session, call)
                 if watch.is_cancelled:
                     return GenerateAnswer(refusal=Refusal.FAILED, detail=LEFT, call=call.call)
                 with self._deliveries.expected(call.call, session) as delivery:
@@ -270,6 +267,15 @@ class AgentSessions:
         except RelaxError as error:
             return GenerateAnswer(refusal=Refusal.FAILED, detail=self._failed(call.session, error), call=call.call)
 
+    def _check_call(self, call: GenerateCall) -> None:
+        check_player(call, self._section.players)
+        if call.n > 1 and self._section.branches == "last":
+            detail = (
+                f'n = {call.n} needs agent.branches = "all": with "last" the branch with the last answer alone is '
+                "trained, and several answers to one request have no last one; send n = 1"
+            )
+            raise Refused(Refusal.INVALID, detail)
+
     def _failed(self, session: str, error: RelaxError) -> str:
         """Report an error of the actor's surroundings, which the agent's request did not cause; return its text."""
         detail = f"{type(error).__name__}: {error}"[:500]
@@ -283,114 +289,60 @@ class AgentSessions:
             call = replace(call, messages=shown.messages)
         if session.unrecorded:  # its turns must follow the record of its attempt
             await self._record(session)
-            _check_current(session, call)
-        keys = conversation_keys(call.messages, call.tools, call.settings)
-        replayed = session.forest.replayed(keys[-1], call.call, is_retry=call.is_retry, deliverer=author)
-        if replayed is not None:
+            check_current(session, call)
+        replayed = session.forest.replayed(
+            asked_key(call), call.call, n=call.n, is_retry=call.is_retry, deliverer=author
+        )
+        if replayed:
             self.replays += 1
             self._deliveries.give(delivery, replayed)
-            return self._given(session, replayed)
-        if session.forest.used >= self._rules.max_turns:
-            session.end(FinishReason.MAX_TURNS)
-            await self._record(session)
-            why = f"it has had {self._rules.max_turns} answers, the most of a sample"
-            raise Refused(Refusal.ENDED, _over(call.session, why))
-        # In a thread of its own: templates take milliseconds.
-        plan = await asyncio.to_thread(self._continuations.plan, session.forest, call, keys)
-        before, read = session.forest.tokens(plan.parent), None
-        observed = plan.observed
-        if self._media is not None and shown is not None:
-            path = [session.forest.turns[number] for number in session.forest.path(plan.parent)]
-            sources = shown.behind(len(shown.messages) - len(plan.new))
-            read = await self._media.read(path, len(before), observed, sources, session.row)
-            observed = read.tokens
-        request = self._request(session, call, np.concatenate([before, observed]))
-        request = replace(request, media=None if read is None else read.media)
+            return self._agent_turns.answer(session.forest, replayed)
+        await self._check_turns_left(session, call)
+        plan = await self._agent_turns.plan(session, call, shown)
+        requests = self._agent_turns.requests(session, call, plan)
         try:
-            answer = await self._service.ask(request, call.call, call.seconds, watch)
+            said = await self._agent_turns.generate(requests, call, watch)
         except Refused:
-            _check_current(session, call)
-            session.alive_until = time.monotonic() + session.lease
+            _renew(session, call)
             raise
-        _check_current(session, call)
-        session.alive_until = time.monotonic() + session.lease
-        parsed = self.dialogue.parse(request.tokens, answer.tokens, call.tools, call.stop)
-        message = answer_message(parsed, call.call)
-        state_key = conversation_keys([*call.messages, message], call.tools, call.settings)[-1]
-        turn = Turn(
-            plan.parent,
-            observed,
-            answer.tokens,
-            answer.logprobs,
-            answer.versions,
-            str(answer.finish_reason),
-            plan.asked,
-            state_key,
-            call.call,
-            [*plan.new, message],
-            media=[] if read is None or read.observed is None else [read.observed],
-            experts=experts_of(answer, len(before)),
-        )
-        beginning = session.forest.beginnings
+        _renew(session, call)
+        turns = self._agent_turns.turns(call, plan, requests[0].tokens, said)
+        first, beginning = len(session.forest.turns), session.forest.beginnings
         async with self._log_of(session) as log:
-            await log.write(SessionLog([SessionTurn(session.sample, len(session.forest.turns), turn)]))
+            # In one cell, so that a repeated call finds all of its answers or none.
+            cell = SessionLog([SessionTurn(session.sample, number, turn) for number, turn in enumerate(turns, first)])
+            await log.write(cell)
         # A session that ended meanwhile, or was given to another agent: the record of that follows this cell.
         is_current = session.id == call.session and session.state is None
         is_known = session.forest.beginnings == beginning
-        number = session.forest.add(turn, is_used=is_current, is_known=is_known, deliverer=author)
-        _check_current(session, call)
-        self._deliveries.give(delivery, number)
-        self.turns += 1
-        self.branches += plan.parent == ROOT and number > 0
-        return self._given(session, number)
+        numbers = [session.forest.add(turn, is_used=is_current, is_known=is_known, deliverer=author) for turn in turns]
+        check_current(session, call)
+        self._deliveries.give(delivery, numbers)
+        self.turns += call.n
+        self.branches += call.n - 1 + (plan.parent == ROOT and first > 0)
+        return self._agent_turns.answer(session.forest, numbers)
 
-    def _request(self, session: Session, call: GenerateCall, tokens: NDArray[Any]) -> Any:
-        """Return the request of a turn: sampling is that of the run, and the seed follows from the row.
+    async def _check_turns_left(self, session: Session, call: GenerateCall) -> None:
+        """Check that a session may have further answers; one that has had all of them ends.
 
         Raises:
-            Refused: no room is left.
+            Refused: it may not have so many.
         """
-        settings, room = self._context.config.rollout, self._room - len(tokens)
-        if room < 1:
-            detail = (
-                f"the conversation has {len(tokens)} tokens, and a sequence of this run at most {self._room}; shorten "
-                "the messages, or end the session"
-            )
-            raise Refused(Refusal.TOO_LONG, detail)
-        own = replace(
-            call,
-            tokens=tokens.astype(np.int32),
-            temperature=0.0 if session.greedy else None,
-            top_p=None,
-            affinity=call.session,
-        )
-        most = min(call.max_tokens or settings.max_tokens, settings.max_tokens, room)
-        number = len(session.forest.turns)
-        request = self._service.request(replace(own, max_tokens=most))
-        return replace(
-            request,
-            seed=derive_seed(session.seed, "turn", session.sample, number),
-            min_tokens=min(settings.min_tokens, most),
-        )
-
-    def _given(self, session: Session, number: int) -> GenerateAnswer:
-        turn = session.forest.turns[number]
-        prompt = np.concatenate([session.forest.tokens(turn.parent), turn.observed]).astype(np.int32)
-        recorded = Generation(turn.tokens, turn.logprobs, turn.versions, FinishReason(turn.finish_reason))
-        return self._service.answer(prompt, recorded, turn.call)
+        most, used = self._rules.max_turns, session.forest.used
+        if used >= most:
+            session.end(FinishReason.MAX_TURNS)
+            await self._record(session)
+            raise Refused(Refusal.ENDED, over(call.session, f"it has had {most} answers, the most of a sample"))
+        if used + call.n > most:
+            detail = f"n = {call.n} is more than the {most - used} answers that are left of agent.max_turns = {most}"
+            raise Refused(Refusal.INVALID, f"{detail}; ask for fewer")
 
 
-def _check_current(session: Session, call: GenerateCall | SessionCall) -> None:
-    """Check that a session is still that of the agent that asks; it may end while a request waits.
+def _renew(session: Session, call: GenerateCall) -> None:
+    """Renew the lease of a session behind the generation of an answer.
 
     Raises:
-        Refused: it is not.
+        Refused: it ended meanwhile, or another agent has its sample.
     """
-    if session.id != call.session:
-        raise Refused(Refusal.ENDED, _over(call.session, "another agent has its sample"))
-    if session.state is not None:
-        raise Refused(Refusal.ENDED, _over(call.session, f"it ended with reason '{session.state.reason}'"))
-
-
-def _over(name: str, why: str) -> str:
-    return f"session {name[:128]!r} is over: {why}"
+    check_current(session, call)
+    session.alive_until = time.monotonic() + session.lease

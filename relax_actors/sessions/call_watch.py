@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,18 @@ class CallWatch:
         self._on_cancel: list[Callable[[], None]] = []
         self.generated = 0
         """Number of tokens sampled so far, if tokens are wanted."""
+
+    def of_choice(self, index: int) -> CallWatch:
+        """Return the watch of one of several answers to the call, which is cancelled together with this one."""
+        send = self._send
+
+        async def send_indexed(piece: GeneratePiece) -> None:
+            if send is not None:
+                await send(replace(piece, index=index))
+
+        watch = CallWatch(None if send is None else send_indexed)
+        self.on_cancel(watch.cancel)
+        return watch
 
     @property
     def is_cancelled(self) -> bool:

@@ -12,6 +12,7 @@ from relax_actors.messages.generate import GenerateCall, Refusal
 from relax_actors.messages.session_log import ROOT
 from relax_actors.sessions.dialogue import Dialogue
 from relax_actors.sessions.forest import Forest
+from relax_actors.sessions.observation_media import Observation
 from relax_actors.sessions.service import Refused
 from relax_actors.sessions.states import canonical
 
@@ -27,15 +28,15 @@ class Continuation:
 
     Attributes:
         parent: turn that it continues, or `ROOT`.
-        asked: key of the conversation.
         observed: `[len] int32`, tokens behind the parent.
         new: messages behind the parent.
+        read: `observed` with its media; None for a model that reads text only.
     """
 
     parent: int
-    asked: str
     observed: NDArray[Any]
     new: Sequence[dict[str, Any]]
+    read: Observation | None = None
 
 
 class Continuations:
@@ -70,7 +71,7 @@ class Continuations:
             history = call.messages[: covered - 1]
             found = self._dialogue.extension(history, forest.turns[parent].tokens, new, call.tools, call.settings)
             if found.is_faithful:
-                return Continuation(parent, keys[-1], found.token_ids, new)
+                return Continuation(parent, found.token_ids, new)
             if self._must_continue:
                 detail = (
                     f"the chat template does not continue the tokens of the session: {found.change}, "
@@ -78,7 +79,7 @@ class Continuations:
                 )
                 raise Refused(Refusal.INVALID, detail)
         prompt = self._dialogue.prompt(call.messages, call.tools, call.settings)
-        return Continuation(ROOT, keys[-1], prompt, call.messages)
+        return Continuation(ROOT, prompt, call.messages)
 
 
 def _check_continues(forest: Forest, messages: Sequence[dict[str, Any]], covered: int) -> None:

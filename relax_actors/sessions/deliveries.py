@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -15,24 +15,29 @@ MAX_DELIVERING = 4096
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """A request of an agent, and the turn that answers it.
+    """A request of an agent, and the turns that answer it.
 
     Attributes:
         call: id of the request.
         session: session of the request.
-        number: number of the turn; -1 while the request has no answer.
+        numbers: numbers of the turns; empty while the request has no answer.
         has_left: whether the client has left without the answer.
     """
 
     call: str
     session: Session
-    number: int = -1
+    numbers: Sequence[int] = ()
     has_left: bool = False
 
     @property
     def turn_call(self) -> str:
-        """Id of the call that the turn was recorded for."""
-        return self.session.forest.turns[self.number].call
+        """Id of the call that the turns were recorded for."""
+        return self.session.forest.turns[self.numbers[0]].call
+
+    def depart(self) -> None:
+        """Note in the session that the client has left without the answer."""
+        for number in self.numbers:
+            self.session.forest.departed(number)
 
 
 class Deliveries:
@@ -55,23 +60,24 @@ class Deliveries:
         finally:
             if self._expected.get(call) is delivery:
                 del self._expected[call]
-            if delivery.number >= 0:
+            if delivery.numbers:
                 for name in (call, delivery.turn_call):
                     self._given.pop(name, None)
                     self._given[name] = delivery
             while len(self._given) > MAX_DELIVERING:
                 del self._given[next(iter(self._given))]
 
-    def give(self, delivery: Delivery, number: int) -> None:
-        """Answer a request with a turn; its client may have left before."""
-        delivery.number = number
+    def give(self, delivery: Delivery, numbers: Sequence[int]) -> None:
+        """Answer a request with turns; its client may have left before."""
+        delivery.numbers = numbers
         if delivery.has_left:
-            delivery.session.forest.departed(number)
+            delivery.depart()
 
     def on_arrival(self, call: str) -> None:
         """Note that a client has its answer, although a gateway may have reported before that it left."""
         if (delivery := self._given.pop(call, None)) is not None:
-            delivery.session.forest.arrived(delivery.number)
+            for number in delivery.numbers:
+                delivery.session.forest.arrived(number)
 
     def on_departure(self, call: str) -> None:
         """Note that the client of a call has left without its answer."""
@@ -81,7 +87,7 @@ class Deliveries:
         given = self._given.get(call)
         # Else the turn has arrived, or a later request got it.
         if given is not None and given.call == call and self._given.get(given.turn_call) is given:
-            given.session.forest.departed(given.number)
+            given.depart()
 
     def forget(self, row: RowId) -> None:
         """Forget the answers of a row."""

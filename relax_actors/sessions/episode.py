@@ -23,7 +23,7 @@ from relax_actors.messages.samples import PLAYER_REWARD
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.sessions.conversation import Conversation
 from relax_actors.sessions.episode_input import Limits, Media, Reading, Start
-from relax_actors.sessions.forest import Forest, masked
+from relax_actors.sessions.forest import Forest
 from relax_actors.sessions.player_history import NO_TOKENS, PlayerHistory
 
 Array = NDArray[Any]
@@ -316,7 +316,7 @@ class Episode:
         shown = {one.name for one in histories} if everyone else set(counted)
         sequences = self.forest.sequences(players=list(self._histories)) or [histories[0].prompt()]
         return Sample(
-            tuple(s if trained and s.player in shown else masked(s) for s in sequences),
+            tuple(s if trained and s.player in shown else s.masked() for s in sequences),
             joint.join(self.actions),
             self.reason or FinishReason.ERROR,
             metrics,

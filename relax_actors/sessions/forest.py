@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -24,7 +23,7 @@ from relax_actors.messages.session_log import ROOT, Turn
 
 Array = NDArray[Any]
 Branches: TypeAlias = Literal["all", "last"]
-"""Which leaves are exported: all of them, or that of the last turn alone."""
+"""Which leaves are exported: all of them, or that of each player's last turn alone."""
 
 
 class Forest:
@@ -74,12 +73,13 @@ class Forest:
         self.turns.append(turn)
         if not is_known:
             return number
-        if turn.asked:
+        if turn.state:
             self._by_state[turn.state] = number
+        if turn.asked:
             self._by_asked.setdefault(turn.asked, []).append(number)
         if is_used:
             self._given[turn.asked] = len(self._by_asked.get(turn.asked, ()))
-            self._give(number, deliverer)
+            self._give([number], deliverer)
         self.arrived(turn.parent)  # it was continued
         if turn.call:
             self._by_call[turn.call] = number
@@ -119,10 +119,12 @@ class Forest:
         self._in_doubt.clear()
         self._departed.clear()
 
-    def _give(self, number: int, deliverer: str) -> None:
-        self._used.add(number)
-        self._in_doubt[number] = deliverer
-        self._departed.discard(number)
+    def _give(self, numbers: Iterable[int], deliverer: str) -> list[int]:
+        given = list(numbers)
+        self._used.update(given)
+        self._in_doubt |= dict.fromkeys(given, deliverer)
+        self._departed.difference_update(given)
+        return given
 
     def arrived(self, number: int) -> None:
         """Note that the agent has the answer of a turn."""
@@ -138,30 +140,28 @@ class Forest:
             self._in_doubt[number] = ""
             self._departed.add(number)
 
-    def replayed(self, asked: str, call: str = "", *, is_retry: bool = False, deliverer: str = "") -> int | None:
-        """Return the recorded turn that answers a request; None if it must be generated.
+    def replayed(
+        self, asked: str, call: str = "", *, n: int = 1, is_retry: bool = False, deliverer: str = ""
+    ) -> list[int]:
+        """Return the recorded turns that answer a request; empty if they must be generated.
 
         Args:
-            asked: key of the conversation.
-            call: id of the request; the same id always has the same answer.
-            is_retry: the client repeats a request whose answer it did not get.
-            deliverer: incarnation of the gateway that asks. What another one did not deliver counts as such an answer.
+            asked: key of the conversation and of `n`, so that all requests with it have the same number of answers.
+            call: id of the request; the same id always has the same answers.
+            n: number of answers.
+            is_retry: the client repeats a request whose answers it did not get.
+            deliverer: incarnation of the gateway that asks. An answer that another gateway has not delivered counts as
+                not received.
         """
-        if call and (number := self._by_call.get(call)) is not None:
-            self._give(number, deliverer)
-            return number
-        answers = self._by_asked.get(asked, [])
-        if (given := self._given[asked]) > 0:
-            newest = answers[given - 1]
-            if is_retry or self._in_doubt.get(newest, deliverer) != deliverer:
-                self._give(newest, deliverer)
-                return newest
-        if self._given[asked] < len(answers):
-            number = answers[self._given[asked]]
-            self._given[asked] += 1
-            self._give(number, deliverer)
-            return number
-        return None
+        if call and (first := self._by_call.get(call)) is not None:
+            return self._give(range(first, first + n), deliverer)
+        answers, given = self._by_asked.get(asked, []), self._given[asked]
+        newest = answers[max(0, given - n) : given]
+        if newest and (is_retry or all(self._in_doubt.get(number, deliverer) != deliverer for number in newest)):
+            return self._give(newest, deliverer)
+        following = answers[given : given + n]
+        self._given[asked] += len(following)
+        return self._give(following, deliverer)
 
     def path(self, number: int) -> list[int]:
         """Return the turns from a root to a turn."""
@@ -195,6 +195,20 @@ class Forest:
         """The newest exported turn; `ROOT` if there is none."""
         return max(self.exported(), default=ROOT)
 
+    def said(self, players: Sequence[str] = ("",)) -> list[dict[str, Any]]:
+        """Return the conversation of each player up to its newest exported turn; messages of players name them."""
+        newest = self._newest()
+        return [
+            {**message, "player": player} if player else message
+            for player in players
+            if player in newest
+            for message in self.conversation(newest[player])
+        ]
+
+    def _newest(self) -> dict[str, int]:
+        """Return the newest exported turn of each player."""
+        return {self.turns[number].player: number for number in sorted(self.exported())}
+
     def leaves(self) -> list[int]:
         """Return the exported turns that no exported turn continues."""
         exported = self.exported()
@@ -207,12 +221,12 @@ class Forest:
         sampled token is trained at most once; with `branches = "all"` exactly once.
 
         Args:
-            branches: which leaves are exported.
+            branches: which leaves are exported; "last" exports that of each player's last turn.
             players: order of the players.
         """
         leaves = sorted(self.leaves(), key=lambda leaf: (players.index(self.turns[leaf].player), leaf))
-        if branches == "last" and leaves:
-            leaves = [self.last]
+        if branches == "last":
+            leaves = [leaf for leaf in leaves if leaf in self._newest().values()]
         trained: set[int] = set()
         found = []
         for leaf in leaves:
@@ -244,11 +258,6 @@ class Forest:
             turns[-1].player,
             tuple(one for turn in turns for one in turn.media),
         )
-
-
-def masked(sequence: TokenSequence) -> TokenSequence:
-    """Return a sequence none of whose tokens is trained."""
-    return replace(sequence, loss_mask=np.zeros_like(sequence.loss_mask))
 
 
 def experts_of(generation: Generation, before: int) -> Array | None:

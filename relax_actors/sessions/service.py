@@ -224,7 +224,7 @@ class GenerationService:
         # The texts of rollout.stop could end a form in its middle.
         stops = partial(stops_of, self._around.tokenizer) if call.grammar else self._around.stops
         try:
-            stop_ids, stop_strings = stops(call.stop)
+            stop_ids, stop_strings = stops([*call.stop, *call.ends])
         except ConfigError as error:
             raise Refused(Refusal.INVALID, str(error).replace("rollout.stop", "stop")) from error
         if unknown := [token for token in call.stop_ids if token >= self._around.tokenizer.size]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from broker.subjects import RowId
 from relax_actors.messages import FinishReason, MediaSource
-from relax_actors.messages.generate import SessionAnswer
+from relax_actors.messages.generate import SessionAnswer, SessionCall
 from relax_actors.messages.session_log import SessionState, SessionStep
 from relax_actors.sessions.forest import Forest
 
@@ -82,15 +82,29 @@ class Session:
     recording: asyncio.Lock = field(default_factory=asyncio.Lock)
     stepping: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    def end(
-        self, reason: FinishReason, reward: float | None = None, metrics: Mapping[str, float] | None = None
-    ) -> None:
-        """End the sample, unless it has ended before."""
+    def end(self, reason: FinishReason, result: SessionCall | None = None) -> None:
+        """End the sample, unless it has ended before; `result` has the rewards and metrics of its agent."""
         if self.state is None:
             turns = sorted(self.forest.exported())
-            state = SessionState(self.sample, self.attempt, reason, reward, dict(metrics or {}), turns=turns)
+            given = (None, {}, {}) if result is None else (result.reward, result.metrics, result.rewards)
+            reward, metrics, rewards = given
+            state = SessionState(
+                self.sample, self.attempt, reason, reward, dict(metrics), turns=turns, rewards=dict(rewards)
+            )
             self.enter_end(state)
             self.unrecorded.append(state)
+
+    @property
+    def reward(self) -> float | None:
+        """What the agent has reported, else the sum of its environment's rewards; None without both."""
+        if self.state is None or self.state.reward is not None:
+            return None if self.state is None else self.state.reward
+        rewards = [step.seen.reward for step in self.steps if step.seen.reward is not None]
+        return float(sum(rewards)) if rewards else None
+
+    def has_reward(self, players: Sequence[str]) -> bool:
+        """Whether the sample has a reward; with players, the agent has to reward them by name."""
+        return self.state is not None and (bool(self.state.rewards) if players else self.reward is not None)
 
     @property
     def has_failed(self) -> bool:

@@ -15,16 +15,22 @@ def conversation_keys(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] = (),
     settings: Mapping[str, Any] | None = None,
+    player: str = "",
 ) -> list[str]:
     """Return the key of every beginning of a conversation, from no message to all of them.
 
     Two conversations with equal keys are the same to the model. The keys of a conversation with other tools or template
-    settings differ from the beginning, because the template writes them first.
+    settings differ from the beginning, because the template writes them first. Those of two players differ always.
     """
-    keys = [_digest("", {"tools": list(tools), "settings": dict(settings or {})})]
+    keys = [_digest(player, {"tools": list(tools), "settings": dict(settings or {})})]
     for message in messages:
         keys.append(_digest(keys[-1], canonical(message)))
     return keys
+
+
+def prompt_key(prompt: Sequence[int] | str, player: str = "") -> str:
+    """Return the key of a prompt that is no conversation, as tokens or text."""
+    return _digest(player, {"prompt": prompt})
 
 
 def canonical(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A rollout actor that is stopped while it answers an agent, replaced, and continued: its late answer is refused."""
+"""Rollout actors that are killed or stopped while agents work: answers stay the same, and late ones are refused."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 
 from broker.subjects import RowId
 from relax_actors.messages import Trajectory
-from tests.support.faults import box, story_of
+from tests.support.faults import box, hit, story_of
 from tests.support.gateways import AGENTS, address_of
-from tests.support.running import Run, wait_until
+from tests.support.running import ON_POLICY, Run, wait_until
 
 MakeRun = Callable[..., Run]
 SETTINGS = (
@@ -128,3 +128,33 @@ def test_actor_that_continues_after_its_row_was_taken_over_adds_nothing_to_it(ma
     code, result, said = run.finish()
     assert code == 0, said
     assert (result["steps"], result["trained"]) == (2, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_players_of_killed_agents_say_what_they_would_have_said(make_run: MakeRun) -> None:
+    settings = (
+        *ON_POLICY,
+        "agent.function=tiny_agents.duel",
+        "agent.players=['solver', 'critic']",
+        "agent.trained=['critic']",
+        "agent.retries=20",
+        "agent.lease_seconds=3",
+        "reward.function=environment",
+        "run.steps=5",
+    )
+    alone = make_run("calm", *settings, config=AGENTS).complete()
+    run = make_run("killed", *settings, config=AGENTS).start()
+    for cell, victim in (
+        ("group.0.1.turns.0.2", "rollout.0"),
+        ("group.1.0.turns.0.3", "gateway.0"),
+        ("group.2.0.turns.0.2", "agent.0"),
+        ("group.3.1.turns.0.2", "rollout.0"),
+    ):
+        wait_until(lambda cell=cell: run.table.get(f"relax.{run.name}.{cell}") is not None, cell, 180)
+        hit(run, victim)
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert result["weights_fingerprint"] == alone["weights_fingerprint"]
+    assert (result["dropped"], result["quarantined"], result["in_flight"]) == (0, 0, 0)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from relax_actors.messages import FinishReason, Trajectory
@@ -99,6 +100,34 @@ def test_agents_work_on_held_out_rows_at_their_exact_version_and_failed_samples_
     story = story_of(run)
     assert {event["version"] for event in story.of("evaluated")} == {0, 1, 2, 3, 4}
     assert all(event["rows"] == 3 for event in story.of("evaluated"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_players_of_an_agent_have_rewards_of_their_own_and_one_of_them_is_trained(make_run: MakeRun) -> None:
+    settings = ["agent.function=tiny_agents.duel", "agent.players=['solver', 'critic']", "agent.trained=['critic']"]
+    settings += ["trainer.checkpoint_every=100", "run.steps=3", "staleness.max=0", *REWARD]
+    run = make_run("players", *settings, config=AGENTS).start()
+    wait_until(lambda: run.table.get(f"relax.{run.name}.batch.1"), "batch.1", 240)
+    found = trajectories(run)
+    assert found
+    for trajectory in found:
+        assert trajectory.metrics["turns"] == [6.0, 6.0], "two of the solver, two times two of the critic"
+        for sample, reward in zip(trajectory.samples, trajectory.metrics["reward/critic"], strict=True):
+            assert [one.player for one in sample.sequences] == ["solver", "critic", "critic", "critic"]
+            assert [bool(one.loss_mask.any()) for one in sample.sequences] == [False, True, True, True]
+            assert sample.metrics["environment_reward"] == reward
+            trained = np.concatenate([one.token_ids[one.loss_mask] for one in sample.sequences])
+            sampled = np.concatenate([one.token_ids[one.sampled] for one in sample.sequences[1:]])
+            assert len(trained) < len(sampled), "the beginning that two sequences share is trained once"
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert (result["steps"], result["trained"]) == (3, 6)
+    said = relax("tail", f"relax.{run.name}.metric.trainer.>", "--history", cwd=run.cwd).stdout
+    deltas = [float(delta) for delta in re.findall(r'"abs_delta": ([0-9.e+-]+)', said)]
+    assert len(deltas) >= 3, said[-2000:]
+    assert max(deltas) <= 1e-5, "log-probs of the trainer differ from those that the agents got"
 
 
 @pytest.mark.slow

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import openai
 import pytest
 
-from relax_actors.serving.agent_process import AgentError, Program
+from relax_actors.serving.agent_process import AgentError, Program, read_result
 from relax_actors.serving.session_client import AgentResult, AgentTask
 from relax_actors.serving.tokens import session_token
 from tests.support.programs import needs_programs
@@ -46,6 +48,42 @@ def test_shell_script_of_the_documentation_is_an_agent(tmp_path: Path) -> None:
     assert [call.messages for call in policy.calls] == [asked["messages"], whole]
     assert {call.session for call in policy.calls} == {session}
     assert json.loads((tmp_path / "sample" / "answer.json").read_text())["choices"][0]["message"]["content"] == "A 7."
+
+
+def test_players_of_the_documentation_are_an_agent(tmp_path: Path) -> None:
+    page = (ROOT / "docs/how-to/agents.md").read_text()
+    (code,) = re.findall(r"```python\n(async def review.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {"openai": openai, "AgentTask": AgentTask, "AgentResult": AgentResult}
+    exec(code, names)  # noqa: S102 the code of the page
+    session, asked = "group-3-1-0-0", [{"role": "user", "content": "6 times 7?"}]
+    with serve(tmp_path, lambda prompt: "yes" if "right" in prompt else "It is 42.") as (url, policy):
+        base = f"{url}/sessions/{session}"
+        task = AgentTask(session, f"{base}/v1", base, session_token(SECRET, session), {"messages": asked}, 60.0)
+        result = asyncio.run(names["review"](task))
+    assert result.rewards == {"solver": 1.0, "critic": 1.0}
+    assert [call.player for call in policy.calls] == ["solver", "critic"]
+    assert policy.calls[0].messages == asked
+
+
+@pytest.mark.parametrize(
+    ("result", "found"),
+    [
+        ({"rewards": {"solver": 1, "critic": 0.5}}, AgentResult(None, {}, {"solver": 1.0, "critic": 0.5})),
+        ({"reward": 0.5, "metrics": {"tools": 3}}, AgentResult(0.5, {"tools": 3.0}, {})),
+    ],
+)
+def test_result_file_names_one_reward_or_those_of_players(
+    tmp_path: Path, result: dict[str, Any], found: AgentResult
+) -> None:
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    assert read_result(tmp_path / "result.json") == found
+
+
+@pytest.mark.parametrize("rewards", [{"solver": "much"}, [1.0], {"solver": True}])
+def test_result_file_with_other_rewards_fails_its_agent(tmp_path: Path, rewards: Any) -> None:
+    (tmp_path / "result.json").write_text(json.dumps({"rewards": rewards}))
+    with pytest.raises(AgentError, match=r"result\.json.*rewards"):
+        read_result(tmp_path / "result.json")
 
 
 def test_more_programs_than_threads_run_at_once_and_each_end_is_noticed(tmp_path: Path) -> None:

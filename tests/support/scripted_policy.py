@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,8 @@ TEMPLATE = (
 class ScriptedPolicy:
     """Answers each call with the text that `says` returns for the prompt's text, token by token where it is streamed.
 
-    An answer stops before its character `HOLD`, until `resume` is set.
+    "INDEX" in the text becomes the number of the answer among those of its call. An answer stops before its character
+    `HOLD`, until `resume` is set.
     """
 
     def __init__(self, tokenizer: Tokenizer, says: Callable[[str], str]) -> None:
@@ -63,14 +65,19 @@ class ScriptedPolicy:
 
     async def _generate(self, call: GenerateCall, on_piece: OnPiece | None) -> GenerateAnswer:
         prompt = call.tokens
-        if call.session:
-            prompt = self._tokenizer.encode(
-                self._tokenizer.chat(call.messages, tools=call.tools or None), special=False
-            )
-        said = self._says(self._tokenizer.spell(prompt))
+        if call.messages or call.text:
+            text = call.text or self._tokenizer.chat(call.messages, tools=call.tools or None)
+            prompt = self._tokenizer.encode(text, special=False)
+        answers = [await self._choice(call, prompt, index, on_piece) for index in range(call.n)]
+        return replace(answers[0], others=[one.first for one in answers[1:]])
+
+    async def _choice(
+        self, call: GenerateCall, prompt: np.ndarray, index: int, on_piece: OnPiece | None
+    ) -> GenerateAnswer:
+        said = self._says(self._tokenizer.spell(prompt)).replace("INDEX", str(index))
         tokens = self._tokenizer.encode(f"{said}<|im_end|>", special=False)
-        if call.stop:
-            end = StopStrings(call.stop, self._tokenizer.token_bytes).find(tokens.tolist())
+        if strings := [*call.stop, *call.ends]:
+            end = StopStrings(strings, self._tokenizer.token_bytes).find(tokens.tolist())
             tokens = tokens[:end]
         if call.max_tokens and len(tokens) > call.max_tokens:
             tokens, reason = tokens[: call.max_tokens], "length"
@@ -82,7 +89,7 @@ class ScriptedPolicy:
                 await asyncio.sleep(0.005)
             if on_piece is not None:
                 assert call.stream
-                piece = GeneratePiece(place, prompt, tokens[place : place + 1], np.full(1, -0.25, np.float32))
+                piece = GeneratePiece(place, prompt, tokens[place : place + 1], np.full(1, -0.25, np.float32), index)
                 on_piece(piece)
                 await asyncio.sleep(0)
         tokens = np.array([self.changed(token) for token in tokens.tolist()], np.int32)
@@ -102,10 +109,10 @@ class ScriptedPolicy:
 
 @contextmanager
 def serve(
-    folder: Path, says: Callable[[str], str], limits: Limits | None = None
+    folder: Path, says: Callable[[str], str], limits: Limits | None = None, template: str = TEMPLATE
 ) -> Iterator[tuple[str, ScriptedPolicy]]:
     """Serve a scripted policy; yields the server's address and the policy."""
-    tokenizer = Tokenizer(make_chat_folder(folder, TEMPLATE, ["<|im_end|>"]))
+    tokenizer = Tokenizer(make_chat_folder(folder, template, ["<|im_end|>"]))
     policy = ScriptedPolicy(tokenizer, says)
     with serve_policy(policy, tokenizer, limits) as url:
         yield url, policy

@@ -70,6 +70,30 @@ async def branch(task: AgentTask) -> float:
     return float("7" in (answers[0].choices[0].message.content or ""))
 
 
+async def duel(task: AgentTask) -> AgentResult:
+    """Let a solver answer twice, and a critic give two judgements of each answer; reward both for their sevens."""
+    said: dict[str, list[dict]] = {"solver": list(task.task["messages"]), "critic": []}
+    texts: dict[str, str] = {"solver": "", "critic": ""}
+    async with openai.AsyncOpenAI(base_url=task.base_url, api_key=task.api_key, max_retries=20) as client:
+
+        async def ask(player: str, n: int) -> None:
+            head = {"X-Relax-Player": player}
+            answer = await client.chat.completions.create(
+                model="policy", messages=said[player], n=n, extra_headers=head
+            )
+            message = answer.choices[-1].message
+            texts[player] += "".join(choice.message.content or "" for choice in answer.choices)
+            said[player].append(message.to_dict())
+
+        for _ in range(2):
+            await ask("solver", 1)
+            said["critic"].append({"role": "user", "content": said["solver"][-1]["content"]})
+            await ask("critic", 2)
+            said["solver"].append({"role": "user", "content": "again"})
+    rewards = {player: text.count("7") / max(1, len(text)) for player, text in texts.items()}
+    return AgentResult(rewards=rewards)
+
+
 async def look(task: AgentTask) -> AgentResult:
     """Show the picture of the task, then one as bytes, then none and the first one again; reward: share of sevens."""
     picture = base64.b64encode(png(len(task.session))).decode()

@@ -183,7 +183,7 @@ def test_columns_that_do_not_fit_a_row_of_players_are_row_errors() -> None:
 
 def test_players_that_are_not_those_of_the_run_are_row_errors() -> None:
     trajectory = Trajectory.of(PROMPT, [duel(0.0, 1.0)])
-    for trained, said in ((("judge",), "environment.trained is judge"), ((), "environment.players is not set")):
+    for trained, said in ((("judge",), "the trained players are judge"), ((), "the run has no players")):
         error = f"the trajectory has rewards of the players critic, solver; {said}"
         with pytest.raises(RowError, match=f"^{re.escape(error)}$"):
             environment_reward(trajectory, "turn", 1.0, trained)

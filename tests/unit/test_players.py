@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,17 @@ def test_a_player_that_acts_in_one_sample_alone_has_no_advantage() -> None:
     assert found.any()
 
 
+def test_a_player_that_does_not_act_in_the_greedy_sample_has_no_advantage() -> None:
+    alone = played(("", "", "x", {"solver": 0.5}))
+    greedy = replace(alone, sequences=tuple(sequence.masked() for sequence in alone.sequences))
+    settings = ("algorithm.advantage=greedy", "algorithm.scale=none")
+    trajectory, found = advantages([duel(1.0, 5.0), duel(0.0, 1.0), greedy], *settings)
+    solver, critic = parts_of(trajectory)
+    assert (solver.player, critic.player) == PLAYERS
+    assert not found[critic.tokens].any(), "no sample of its own is its baseline"
+    assert found[solver.tokens].any()
+
+
 def test_players_that_are_not_trained_have_neither_mask_nor_advantage() -> None:
     samples = [duel(reward, -reward, trained=("critic",)) for reward in (1.0, 0.0)]
     trajectory, found = advantages(samples, "environment.trained=['critic']")
@@ -250,7 +262,7 @@ def test_a_row_without_players_is_refused_in_a_run_with_players() -> None:
     one.end(FinishReason.STOP)
     trajectory = Trajectory.of(PROMPT, [one.sample()])
     reward = environment_reward(trajectory, "episode", 1.0)
-    error = "row: environment.players is set, but no sequence of the trajectory names a player"
+    error = "row: the run has players, but no sequence of the trajectory names a player"
     with pytest.raises(RowError, match=f"^{re.escape(error)}$"):
         RowEstimation(load_config(PICK, SETTINGS)).estimate(reward, {"trajectory": trajectory}, "row")
 

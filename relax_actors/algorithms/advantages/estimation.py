@@ -26,7 +26,7 @@ from relax_actors.config import Config
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.errors import RowError
 from relax_actors.messages import Advantage, FinishReason, Reward, Trajectory
-from relax_actors.messages.player_parts import parts_of
+from relax_actors.messages.player_parts import PlayerPart, parts_of
 
 REFERENCE, VALUES, SQUARES = "reference", "values", "squares"
 """Columns: log-probs of the reference model, values of the critic, sums of squared probabilities."""
@@ -69,7 +69,7 @@ class RowEstimation:
     def __init__(self, config: Config) -> None:
         self._algorithm, self._max_tokens = config.algorithm, config.longest_sample
         self._has_episodes = config.environment is not None
-        self._has_players = config.environment is not None and bool(config.environment.players)
+        self._has_players = bool(config.players)
         self._by_branch = config.environment is not None and config.environment.credit == "branch"
         self._function, self._spec = estimator_of(config.algorithm)
         self._in_trainer = needs_whole_step(config.algorithm)
@@ -113,9 +113,14 @@ class RowEstimation:
         return self._algorithm.shaping.filter_zero_variance and not advantage.values.any()
 
     def _player_rewards(self, reward: Reward, columns: Mapping[str, Any]) -> list[Reward]:
-        """Return the rewards of the players that have acted in enough samples to be compared."""
+        """Return the rewards of the players that can be compared."""
         parts = parts_of(columns["trajectory"])
-        return [part.reward(reward) for part in parts if len(part.samples) >= self._spec.min_samples]
+        return [part.reward(reward) for part in parts if self._is_comparable(part, len(reward))]
+
+    def _is_comparable(self, part: PlayerPart, samples: int) -> bool:
+        """Whether a player has acted in enough samples, and in the greedy one if that is the baseline."""
+        has_baseline = "greedy" not in self._spec.needs or part.samples[-1] == samples - 1
+        return has_baseline and len(part.samples) >= self._spec.min_samples
 
     @property
     def adapts_kl(self) -> bool:
@@ -151,7 +156,7 @@ class RowEstimation:
         values, kls = np.zeros(len(whole.token_ids)), []
         returns = np.zeros(len(values), np.float32) if "values" in self._spec.needs else None
         for part in parts_of(whole):
-            if len(part.samples) < self._spec.min_samples:
+            if not self._is_comparable(part, len(reward)):
                 continue  # nobody to compare with
             own = {
                 name: column[part.tokens] for name, column in columns.items() if name not in ("prompt", "trajectory")
@@ -295,7 +300,7 @@ def _misfit(reward: Reward, columns: Mapping[str, Any]) -> str:
     """Return why the columns of a row with players do not fit each other; empty if they do."""
     whole: Trajectory = columns["trajectory"]
     if not whole.players:
-        return "environment.players is set, but no sequence of the trajectory names a player"
+        return "the run has players, but no sequence of the trajectory names a player"
     if len(reward) != len(whole.texts):
         return f"there are {len(reward)} rewards for {len(whole.texts)} samples"
     if reward.lengths is not None and not np.array_equal(reward.lengths, whole.sample_lengths):

@@ -54,7 +54,7 @@ class Talk:
                 tokens,
                 numbers,
                 np.ones(len(tokens), np.int32),
-                asked=plan.asked,
+                asked=conversation_keys(messages)[-1],
                 state=state,
                 messages=[*plan.new, answer],
             )

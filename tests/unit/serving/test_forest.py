@@ -92,9 +92,9 @@ def test_restarted_agent_gets_the_recorded_answers_in_order() -> None:
     turn(forest, [USER], "b")
     turn(forest, said([USER], "b", "go on"), "c")
     copy = Forest(forest.turns)
-    assert copy.replayed(asked) is None
+    assert copy.replayed(asked) == []
     copy.restart()
-    assert [copy.replayed(asked) for _ in range(3)] == [0, 1, None]
+    assert [copy.replayed(asked) for _ in range(3)] == [[0], [1], []]
     assert copy.leaves() == [0, 1]
     assert len(copy.sequences()) == 2
 
@@ -102,11 +102,11 @@ def test_restarted_agent_gets_the_recorded_answers_in_order() -> None:
 def test_repeated_request_gets_its_own_answer() -> None:
     forest = Forest()
     asked = conversation_keys([USER])[-1]
-    assert forest.replayed(asked, "x", is_retry=True) is None
+    assert forest.replayed(asked, "x", is_retry=True) == []
     turn(forest, [USER], "a", call="x")
-    assert forest.replayed(asked, "x") == 0
-    assert forest.replayed(asked, "y", is_retry=True) == 0
-    assert forest.replayed(asked, "z") is None
+    assert forest.replayed(asked, "x") == [0]
+    assert forest.replayed(asked, "y", is_retry=True) == [0]
+    assert forest.replayed(asked, "z") == []
 
 
 def test_turn_of_an_unknown_parent_is_refused() -> None:
@@ -164,12 +164,12 @@ def test_turn_whose_agent_left_is_exported_once_the_agent_has_asked_for_it_again
     assert (forest.leaves(), forest.last, forest.used, forest.exported()) == ([first], first, 2, {first})
     (sequence,) = forest.sequences()
     assert sequence.token_ids[sequence.loss_mask].tolist() == [1000, 1000], "the agent never read the second answer"
-    assert forest.replayed(forest.turns[second].asked, "c2", deliverer="gateway.0#1") == second
+    assert forest.replayed(forest.turns[second].asked, "c2", deliverer="gateway.0#1") == [second]
     assert (forest.leaves(), forest.last) == ([second], second)
     forest.departed(first)
     assert forest.leaves() == [second], "an answer that was continued has arrived"
     for _ in range(2):
-        assert forest.replayed(asked, "c0", deliverer="gateway.0#1") == first, "of a repeated request"
+        assert forest.replayed(asked, "c0", deliverer="gateway.0#1") == [first], "of a repeated request"
         forest.departed(first)
     third = turn(forest, said([USER], "a", "other"), "c", call="c3")
     forest.departed(third)
@@ -180,11 +180,48 @@ def test_turn_whose_agent_left_is_exported_once_the_agent_has_asked_for_it_again
 def test_answer_that_did_not_arrive_is_given_again_and_one_that_did_is_not() -> None:
     forest, asked = Forest(), conversation_keys([USER])[-1]
     first = forest.add(replace(turn_of(asked), call="c0"), deliverer="gateway.0#1")
-    assert forest.replayed(asked, "c1", deliverer="gateway.0#1") is None, "the same gateway may ask for another sample"
-    assert forest.replayed(asked, "c2", deliverer="gateway.0#2") == first, "the first gateway is gone"
+    assert forest.replayed(asked, "c1", deliverer="gateway.0#1") == [], "the same gateway may ask for another sample"
+    assert forest.replayed(asked, "c2", deliverer="gateway.0#2") == [first], "the first gateway is gone"
     forest.departed(first)
-    assert forest.replayed(asked, "c3", deliverer="gateway.0#2") == first, "its client has left"
+    assert forest.replayed(asked, "c3", deliverer="gateway.0#2") == [first], "its client has left"
     forest.arrived(first)
-    assert forest.replayed(asked, "c4", deliverer="gateway.0#3") is None
+    assert forest.replayed(asked, "c4", deliverer="gateway.0#3") == []
     restored = Forest(forest.turns)
-    assert restored.replayed(asked, "c5", deliverer="gateway.0#3") == first, "nobody knows whether it arrived"
+    assert restored.replayed(asked, "c5", deliverer="gateway.0#3") == [first], "nobody knows whether it arrived"
+
+
+def test_several_answers_to_one_request_are_branches_that_are_replayed_together() -> None:
+    forest, asked = Forest(), f"{conversation_keys([USER])[-1]}.2"
+    for call in ("c0", "c0-1", "c1", "c1-1"):
+        forest.add(replace(turn_of(asked), call=call), deliverer="gateway.0#1")
+    copy = Forest(forest.turns)
+    copy.restart()
+    assert copy.replayed(asked, "d", n=2, deliverer="gateway.0#1") == [0, 1]
+    assert copy.replayed(asked, "e", n=2, is_retry=True, deliverer="gateway.0#1") == [0, 1], "of the first request"
+    assert copy.replayed(asked, "f", n=2, deliverer="gateway.0#1") == [2, 3]
+    assert copy.replayed(asked, "g", n=2, deliverer="gateway.0#1") == []
+    assert copy.replayed(asked, "c0", n=2) == [0, 1], "of the same call"
+    assert copy.leaves() == [0, 1, 2, 3]
+
+
+def test_last_branch_of_each_player_is_exported() -> None:
+    forest = Forest()
+    for player in ("solver", "solver", "critic", "solver", "critic"):
+        tokens = np.array([1000 + len(forest.turns)], np.int32)
+        number = np.zeros(1, np.float32)
+        messages = [{"role": "assistant", "content": str(len(forest.turns))}]
+        added = Turn(ROOT, np.zeros(1, np.int32), tokens, number, np.zeros(1, np.int32), player=player)
+        forest.add(replace(added, messages=messages))
+    players = ("critic", "solver")
+    assert [s.player for s in forest.sequences(players=players)] == ["critic", "critic", "solver", "solver", "solver"]
+    last = forest.sequences("last", players=players)
+    assert [(s.player, s.token_ids.tolist()) for s in last] == [("critic", [0, 1004]), ("solver", [0, 1003])]
+    assert forest.said(players) == [
+        {"role": "assistant", "content": "4", "player": "critic"},
+        {"role": "assistant", "content": "3", "player": "solver"},
+    ]
+
+
+def test_conversations_of_two_players_have_no_key_in_common() -> None:
+    keys = [set(conversation_keys([USER, USER], player=player)) for player in ("", "solver", "critic")]
+    assert len(set.union(*keys)) == sum(map(len, keys))

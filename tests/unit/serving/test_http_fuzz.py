@@ -56,18 +56,6 @@ def is_alive(url: str) -> bool:
             400,
             "the body is not JSON: invalid start byte of utf-8 in line 2, column 4 ",
         ),
-        (
-            CHAT,
-            b'{"messages": [], "tools": [{}], "parallel_tool_calls": false}',
-            400,
-            "parallel_tool_calls = false is not",
-        ),
-        (
-            MESSAGES,
-            b'{"messages": [], "tools": [{}], "tool_choice": {"type": "auto", "disable_parallel_tool_use": true}}',
-            400,
-            "tool_choice.disable_parallel_tool_use = true is not supported: the policy may call several tools",
-        ),
         (CHAT, json.dumps({"messages": DEEP}).encode(), 400, "the body is nested deeper than 48 levels"),
         (CHAT, b'{"a":' * 5000 + b"1" + b"}" * 5000, 400, "the body is "),
         (CHAT, b" " * (65 << 10), 413, "the body has more than 65536 bytes; shorten"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import anthropic
 import openai
@@ -30,6 +31,10 @@ def says(prompt: str) -> str:
     """Call the tool first, then repeat its result."""
     if "<|im_start|>tool\n" in prompt:
         return f"It is {prompt.split('<|im_start|>tool')[1].split('<|im_end|>', maxsplit=1)[0].strip()}."
+    if "choices" in prompt:
+        return "Choice INDEX."
+    if "twice" in prompt:
+        return f"I multiply. {CALL}\n{CALL}"
     if "react" in prompt:
         return f"{REACT} invented\nObservation: again"
     return f"I multiply. {CALL}" if "multiply" in prompt else "Hello."
@@ -148,6 +153,86 @@ def test_stop_string_within_a_tool_call_leaves_the_call(base: tuple[str, str]) -
 
 
 @pytest.mark.parametrize("mode", ["whole", "stream"])
+def test_client_that_wants_one_tool_call_gets_the_first(
+    base: tuple[str, str], gateway: tuple[str, ScriptedPolicy], mode: str
+) -> None:
+    messages: list = [{"role": "user", "content": "twice, multiply"}]
+    with openai_client(base) as client:
+        given: dict = {"model": "tiny", "messages": messages, "tools": TOOLS, "parallel_tool_calls": False}
+        if mode == "stream":
+            with client.chat.completions.stream(**given) as events:
+                choice = events.get_final_completion().choices[0]
+        else:
+            choice = client.chat.completions.create(**given).choices[0]
+        whole = client.chat.completions.create(**given | {"parallel_tool_calls": True}).choices[0]
+        tools: list = [{"type": "function", "strict": False, **TOOLS[0]["function"]}]
+        found = client.responses.create(model="tiny", input=messages, tools=tools, parallel_tool_calls=False)
+    assert choice.message.content == "I multiply."
+    assert len(choice.message.tool_calls or []) == 1
+    assert len(whole.message.tool_calls or []) == 2
+    assert [item.type for item in found.output] == ["message", "function_call"]
+    assert not found.parallel_tool_calls
+    with anthropic.Anthropic(base_url=base[0], api_key=base[1], max_retries=0) as sdk:
+        schema = TOOLS[0]["function"]["parameters"]
+        choice_of_tools: dict = {"type": "auto", "disable_parallel_tool_use": True}
+        offered: list = [{"name": "multiply", "input_schema": schema}]
+        asked: dict = {"max_tokens": 500, "messages": messages, "tools": offered, "tool_choice": choice_of_tools}
+        answer = sdk.messages.create(model="tiny", **asked)
+    assert [block.type for block in answer.content] == ["text", "tool_use"]
+    assert (answer.stop_reason, answer.stop_sequence) == ("tool_use", None)
+    assert [call.ends for call in gateway[1].calls[-4:]] == [["</tool_call>"], [], ["</tool_call>"], ["</tool_call>"]]
+
+
+def test_one_tool_call_is_refused_where_calls_have_no_closing_mark(tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}{% if tools %}[TOOL_CALLS]{% endif %}"
+    with serve(tmp_path, lambda _: "Hello.", template=template) as (url, policy), openai_client((url, TOKEN)) as client:
+        asked: dict = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "parallel_tool_calls": False}
+        with pytest.raises(openai.BadRequestError, match=r"parallel_tool_calls = false.*mistral.*no closing mark"):
+            client.chat.completions.create(**asked, tools=TOOLS)
+        assert not policy.calls
+        assert client.chat.completions.create(**asked).choices[0].message.content == "Hello.", "no tools, no calls"
+
+
+@pytest.mark.parametrize("mode", ["whole", "stream"])
+def test_several_answers_to_one_request_come_in_order(
+    base: tuple[str, str], gateway: tuple[str, ScriptedPolicy], mode: str
+) -> None:
+    given: dict = {"model": "tiny", "messages": [{"role": "user", "content": "choices"}], "n": 3}
+    before = len(gateway[1].calls)
+    with openai_client(base) as client:
+        if mode == "stream":
+            texts = ["", "", ""]
+            for chunk in client.chat.completions.create(**given, stream=True):
+                for one in chunk.choices:
+                    texts[one.index] += one.delta.content or ""
+        else:
+            found = client.chat.completions.create(**given).choices
+            assert [one.index for one in found] == [0, 1, 2]
+            texts = [one.message.content or "" for one in found]
+    if "/sessions/" in base[0]:
+        assert texts == ["Choice 0.", "Choice 1.", "Choice 2."]
+        assert [call.n for call in gateway[1].calls[before:]] == [3], "one call, so that its answers are one unit"
+    else:
+        assert texts == ["Choice 0."] * 3
+        assert [call.n for call in gateway[1].calls[before:]] == [1, 1, 1]
+
+
+def test_all_apis_name_the_player_of_a_session(gateway: tuple[str, ScriptedPolicy]) -> None:
+    url, policy = gateway
+    session = "group-3-1-0-0"
+    own, head = (f"{url}/sessions/{session}", session_token(SECRET, session)), {"X-Relax-Player": "critic"}
+    user: list = [{"role": "user", "content": "hi"}]
+    with openai.OpenAI(base_url=f"{own[0]}/v1", api_key=own[1], max_retries=0, default_headers=head) as client:
+        client.responses.create(model="tiny", input=user)
+        client.completions.create(model="tiny", prompt="hi")
+        client.chat.completions.create(model="tiny", messages=user, extra_headers={"X-Relax-Player": "solver"})
+    with anthropic.Anthropic(base_url=own[0], api_key=own[1], max_retries=0) as sdk:
+        sdk.messages.create(model="tiny", max_tokens=50, messages=user, extra_headers=head)
+    assert [call.player for call in policy.calls[-4:]] == ["critic", "critic", "solver", "critic"]
+    assert policy.calls[-3].text == "hi"
+
+
+@pytest.mark.parametrize("mode", ["whole", "stream"])
 def test_stop_string_of_a_text_completion_is_not_in_the_text(gateway: tuple[str, ScriptedPolicy], mode: str) -> None:
     with openai_client((gateway[0], TOKEN)) as client:
         if mode == "stream":
@@ -210,8 +295,8 @@ def test_logprobs_and_token_ids_are_those_of_the_policy(gateway: tuple[str, Scri
     assert found.usage.completion_tokens == 2 * (len("Hello.") + 1)
 
 
-def test_text_completions_and_streams_of_them(gateway: tuple[str, ScriptedPolicy]) -> None:
-    with openai_client((gateway[0], TOKEN)) as client:
+def test_text_completions_and_streams_of_them(base: tuple[str, str]) -> None:
+    with openai_client(base) as client:
         whole = client.completions.create(model="tiny", prompt="hi", logprobs=1, max_tokens=3)
         parts = list(client.completions.create(model="tiny", prompt=[1, 2, 3], stream=True))
     assert (whole.choices[0].text, whole.choices[0].finish_reason) == ("Hel", "length")

@@ -9,6 +9,7 @@ import pytest
 
 from broker.subjects import RowId
 from relax_actors.messages import FinishReason
+from relax_actors.messages.generate import SessionCall
 from relax_actors.messages.session_log import SessionLog, SessionState, SessionTurn, Turn
 from relax_actors.sessions.session_book import Rules, Session, SessionBook
 from relax_actors.sessions.session_log import restore
@@ -42,7 +43,7 @@ def expired(book: SessionBook, now: float) -> list[SessionState]:
 def test_row_is_over_when_the_ends_of_its_samples_are_recorded() -> None:
     book = book_of(1)
     (session,) = book.sessions(ROW)
-    session.end(FinishReason.STOP, 1.0)
+    session.end(FinishReason.STOP, SessionCall("end", reward=1.0))
     session.end(FinishReason.ERROR)
     assert not book.is_over(ROW)
     assert [(state.reason, state.reward) for state in recorded(book)] == [("stop", 1.0)], "the first end counts"
@@ -109,7 +110,7 @@ def test_log_brings_sessions_back_to_where_they_were() -> None:
     found = [Session(ROW, n, {}, 7) for n in range(2)]
     restore(found, logs)
     assert (found[0].attempt, found[0].state) == (1, None)
-    assert found[0].forest.replayed(cells[0].turn.asked) == 0, "a restarted agent gets the recorded answer"
+    assert found[0].forest.replayed(cells[0].turn.asked) == [0], "a restarted agent gets the recorded answer"
     assert found[1].state == SessionState(1, 0, "stop", 0.5)
     empty = cells[0].turn.observed
     orphan = SessionTurn(0, 2, Turn(9, empty, empty[:0], empty[:0], empty[:0], asked="x", state="y"))
@@ -145,7 +146,7 @@ def test_a_refilled_sample_gets_other_answers_if_its_agent_failed_and_the_same_i
     (lost,) = expired(book, 50.0)
     assert (lost.attempt, lost.forgets) == (1, False)
     if not by_log:
-        assert session.forest.replayed(asked) == 0
+        assert session.forest.replayed(asked) == [0]
     book.fail(session, 50.0)
     (failed,) = recorded(book)
     assert (failed.attempt, failed.forgets, failed.reason) == (2, True, "")
@@ -153,7 +154,7 @@ def test_a_refilled_sample_gets_other_answers_if_its_agent_failed_and_the_same_i
         session = Session(ROW, 0, {}, 7)
         restore([session], [*logs, SessionLog([], [lost]), SessionLog([], [failed])])
     assert session.attempt == 2
-    assert (session.forest.replayed(asked), session.forest.used) == (None, 0)
+    assert (session.forest.replayed(asked), session.forest.used) == ([], 0)
     assert turn(session.forest, [USER], "c") == 2, "its number, and so its seed, is another one"
     book.fail(session, 60.0)
     assert session.state is not None
@@ -170,7 +171,7 @@ def test_a_thousand_sessions_half_of_them_abandoned_leave_nothing_behind() -> No
     while len(over) < len(rows):
         while (session := book.take(10.0, now)) is not None:
             if order.random() < 0.5:
-                session.end(FinishReason.STOP, 1.0)
+                session.end(FinishReason.STOP, SessionCall("end", reward=1.0))
         now += 11.0
         expired(book, now)
         for row in rows:

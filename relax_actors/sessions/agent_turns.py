@@ -1,0 +1,198 @@
+"""Requests of agents as requests of the engine, and what the engine generates as turns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_actors.config import Config
+from relax_actors.engines.protocols import Generation, GenerationRequest
+from relax_actors.messages import FinishReason, Turn
+from relax_actors.messages.generate import GenerateAnswer, GenerateCall, Refusal
+from relax_actors.runtime.seeds import derive_seed
+from relax_actors.sessions.call_watch import CallWatch
+from relax_actors.sessions.continuations import Continuation, Continuations
+from relax_actors.sessions.dialogue import Dialogue, answer_message
+from relax_actors.sessions.forest import Forest, experts_of
+from relax_actors.sessions.prompts import Prompts
+from relax_actors.sessions.service import GenerationService, Refused
+from relax_actors.sessions.session_book import Session
+from relax_actors.sessions.session_media import SessionMedia, Shown
+from relax_actors.sessions.states import conversation_keys, prompt_key
+
+
+class AgentTurns:
+    """Makes turns of one run.
+
+    Args:
+        config: configuration of the run, with [agent].
+        dialogue: chat template of the model.
+        service: makes requests, and answers.
+        room: largest number of tokens of a sequence.
+        media: prepares media; None for a model that reads text only.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        dialogue: Dialogue,
+        service: GenerationService,
+        room: int,
+        media: SessionMedia | None = None,
+    ) -> None:
+        self._rollout, self._service, self._room = config.rollout, service, room
+        self._dialogue, self._media = dialogue, media
+        must_continue = config.agent is not None and config.agent.on_rewrite == "error"
+        self._continuations = Continuations(dialogue, must_continue=must_continue)
+        self._prompts = Prompts(dialogue)
+
+    async def plan(self, session: Session, call: GenerateCall, shown: Shown | None = None) -> Continuation:
+        """Return what a request continues.
+
+        Args:
+            session: the session.
+            call: the request.
+            shown: its messages with their media; None for a model that reads text only.
+
+        Raises:
+            RowError, ConfigError: the template refuses the messages, the text cannot be tokenized, or a medium cannot
+                be decoded or does not fit its placeholder.
+            StoreError: media of earlier turns are lost.
+            Refused: the conversation does not continue the tokens of the session, and must.
+        """
+        forest = session.forest
+        # In a thread of its own: templates take milliseconds.
+        plan = await asyncio.to_thread(self._find, forest, call)
+        if self._media is None or shown is None:
+            return plan
+        path = [forest.turns[number] for number in forest.path(plan.parent)]
+        sources = shown.behind(len(shown.messages) - len(plan.new)) if call.messages else []
+        before = len(forest.tokens(plan.parent))
+        read = await self._media.read(path, before, plan.observed, sources, session.row)
+        return replace(plan, observed=read.tokens, read=read)
+
+    def _find(self, forest: Forest, call: GenerateCall) -> Continuation:
+        if call.messages:
+            return self._continuations.plan(forest, call, _keys(call))
+        return self._prompts.plan(forest, call)
+
+    def requests(self, session: Session, call: GenerateCall, plan: Continuation) -> list[GenerationRequest]:
+        """Return the requests of a call, one an answer: sampling is that of the run, and seeds follow from the row.
+
+        Raises:
+            Refused: no room is left, or the answers cannot end behind their first tool call.
+        """
+        tokens = np.concatenate([session.forest.tokens(plan.parent), plan.observed]).astype(np.int32)
+        settings, room = self._rollout, self._room - len(tokens)
+        if room < 1:
+            detail = (
+                f"the conversation has {len(tokens)} tokens, and a sequence of this run at most {self._room}; shorten "
+                "the messages, or end the session"
+            )
+            raise Refused(Refusal.TOO_LONG, detail)
+        if call.ends and settings.min_tokens:
+            detail = (
+                f"parallel_tool_calls = false is not supported in this run: rollout.min_tokens = {settings.min_tokens} "
+                "continues a shorter answer behind its first tool call; leave it out"
+            )
+            raise Refused(Refusal.INVALID, detail)
+        most = min(call.max_tokens or settings.max_tokens, settings.max_tokens, room)
+        temperature = 0.0 if session.greedy else None
+        own = replace(call, tokens=tokens, max_tokens=most, temperature=temperature, top_p=None, affinity=call.session)
+        request, first = self._service.request(own), len(session.forest.turns)
+        return [
+            replace(
+                request,
+                seed=derive_seed(session.seed, "turn", session.sample, number),
+                media=None if plan.read is None else plan.read.media,
+                min_tokens=min(settings.min_tokens, most),
+            )
+            for number in range(first, first + call.n)
+        ]
+
+    async def generate(
+        self, requests: Sequence[GenerationRequest], call: GenerateCall, watch: CallWatch
+    ) -> list[Generation]:
+        """Generate the answers to a call together.
+
+        Raises:
+            Refused: one of them cannot be generated; the others end.
+        """
+        watches = [watch] if len(requests) == 1 else [watch.of_choice(index) for index in range(len(requests))]
+        answers = [
+            asyncio.ensure_future(self._service.ask(request, call.call, call.seconds, own))
+            for request, own in zip(requests, watches, strict=True)
+        ]
+        try:
+            return await asyncio.gather(*answers)
+        finally:
+            for answer in answers:
+                answer.cancel()
+
+    def turns(
+        self, call: GenerateCall, plan: Continuation, prompt: NDArray[Any], said: Sequence[Generation]
+    ) -> list[Turn]:
+        """Return the turns of the answers to a call.
+
+        Args:
+            call: the call.
+            plan: what it continues.
+            prompt: `[len] int32`, what the model has read.
+            said: the answers.
+        """
+        before = len(prompt) - len(plan.observed)
+        found = []
+        for index, answer in enumerate(said):
+            name = f"{call.call}-{index}" if index else call.call
+            if call.messages:
+                parsed = self._dialogue.parse(prompt, answer.tokens, call.tools, call.stop)
+                message = answer_message(parsed, name)
+                state = _keys(replace(call, messages=[*call.messages, message]))[-1]
+            else:
+                message, state = self._prompts.answer(answer.tokens, call.stop), ""
+            turn = Turn(
+                plan.parent,
+                plan.observed,
+                answer.tokens,
+                answer.logprobs,
+                answer.versions,
+                str(answer.finish_reason),
+                asked_key(call),
+                state,
+                name,
+                [*plan.new, message],
+                call.player,
+                [] if plan.read is None or plan.read.observed is None else [plan.read.observed],
+                experts=experts_of(answer, before),
+            )
+            found.append(turn)
+        return found
+
+    def answer(self, forest: Forest, numbers: Sequence[int]) -> GenerateAnswer:
+        """Return turns as the answers to one call."""
+        turns = [forest.turns[number] for number in numbers]
+        prompt = np.concatenate([forest.tokens(turns[0].parent), turns[0].observed]).astype(np.int32)
+        first, *others = (
+            self._service.answer(
+                prompt,
+                Generation(turn.tokens, turn.logprobs, turn.versions, FinishReason(turn.finish_reason)),
+                turn.call,
+            )
+            for turn in turns
+        )
+        return replace(first, others=[one.first for one in others])
+
+
+def asked_key(call: GenerateCall) -> str:
+    """Return the key by which a call finds recorded answers: what it asks, and for how many answers."""
+    key = _keys(call)[-1] if call.messages else prompt_key(call.text or call.tokens.tolist(), call.player)
+    return key if call.n == 1 else f"{key}.{call.n}"
+
+
+def _keys(call: GenerateCall) -> list[str]:
+    return conversation_keys(call.messages, call.tools, call.settings, call.player)
