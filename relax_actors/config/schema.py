@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from broker.subjects import check_name
 from relax_actors.config.algorithm import AlgorithmSection
@@ -192,8 +192,9 @@ class Config(Section):
         if self.environment is None:
             return self
         credit = self.environment.credit
-        if self.agent is not None and (credit != "episode" or self.environment.players):
-            setting = "players" if self.environment.players else "credit"
+        played = [name for name in PLAYED if getattr(self.environment, name) != _default(self.environment, name)]
+        if self.agent is not None and played:
+            setting = played[0]
             msg = (
                 f"environment.{setting} is of episodes that the run plays; with [agent] the agent plays, its sample "
                 f"has the sum of the environment's rewards: leave environment.{setting} out"
@@ -315,6 +316,26 @@ def _spec(name: str) -> RoleSpec:
 
 def _has_episodes(info: ValidationInfo) -> bool:
     return info.data.get("environment") is not None or info.data.get("agent") is not None
+
+
+PLAYED = (
+    "players",
+    "trained",
+    "credit",
+    "discount",
+    "prompt",
+    "token_budget",
+    "episode_seconds",
+    "on_error",
+    "on_rewrite",
+    "max_refills",
+    "mask_truncated",
+)
+"""Settings of [environment] that are about episodes which the run plays."""
+
+
+def _default(section: BaseModel, name: str) -> Any:
+    return type(section).model_fields[name].default
 
 
 def _longest_sample(rollout: RolloutSection, environment: EnvironmentSection | None) -> int:

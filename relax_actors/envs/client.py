@@ -131,8 +131,10 @@ class EnvironmentClient:
         now = time.monotonic()
         for operation in operations:
             if isinstance(operation, Close):
-                self._pending.pop(operation.session, None)
-                self._asked.pop(operation.session, None)
+                pending = self._pending.pop(operation.session, None)
+                asked = self._asked.pop(operation.session, None)
+                if pending is not None and asked is not None and not asked.done():
+                    asked.set_result(pending.lost("its session was closed"))
                 self._leave(operation.session)
                 continue
             limit = self._section.open_seconds if isinstance(operation, Open) else self._section.step_seconds

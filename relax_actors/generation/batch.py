@@ -175,11 +175,10 @@ class Batch:
         """Release the tokens of a conversation."""
         self._ledger.end(conversation)
 
-    def begin(self, *, turns: bool = True, guests: bool = True) -> list[GenerationRequest]:
+    def begin(self, *, guests: bool = True) -> list[GenerationRequest]:
         """Begin a batch, or let requests join it; return those that begin.
 
         Args:
-            turns: whether turns may begin.
             guests: whether guests may begin.
         """
         self._ledger.withdraw_guest()
@@ -188,22 +187,23 @@ class Batch:
             self._waiting[Kind.ROW].clear()
         begun = self._start(rows)
         with self._lock:
-            joining = self._take_guests() if guests else []
-            joining += self._take_turns() if turns else []
+            invited = self._take_guests() if guests else []
+        begun += self._start(invited)  # before turns are weighed: they share the room
+        with self._lock:
+            joining = self._take_turns()
         return begun + self._start(joining)
 
-    def join(self, *, turns: bool = True, guests: bool = True) -> list[GenerationRequest]:
+    def join(self, *, guests: bool = True) -> list[GenerationRequest]:
         """Count a token of the running batch; return the requests that join behind it. Rows join at once.
 
         Args:
-            turns: whether turns may join.
             guests: whether guests may join.
         """
-        ready = len(self._waiting[Kind.TURN]) if turns else 0
+        ready = len(self._waiting[Kind.TURN])
         if guests and self._waiting[Kind.GUEST]:
             ready += self.invitable()
         opens = self._pace.step(ready, len(self._running)) and ready
-        return self.begin(turns=turns, guests=guests) if opens or self._waiting[Kind.ROW] else []
+        return self.begin(guests=guests) if opens or self._waiting[Kind.ROW] else []
 
     def invitable(self) -> int:
         """Return how many guests `begin` would let begin."""
@@ -271,6 +271,7 @@ class Batch:
         running, self._running, self._count = self._running, {}, 0
         self._pace = JoinPace(joins_freely=self._joins_freely)
         for ticket in running.values():
+            self._ledger.end(ticket.conversation)
             ticket.samples.set_exception(error)
 
     def refuse_guests(self, error: RelaxError) -> None:
@@ -285,4 +286,6 @@ class Batch:
         """Forget the rows and turns that wait: those who asked for them have given them up."""
         with self._lock:
             for kind in (Kind.ROW, Kind.TURN):
+                for ticket in self._waiting[kind]:
+                    self._ledger.end(ticket.conversation)
                 self._waiting[kind].clear()

@@ -123,7 +123,6 @@ class Policy:
         self,
         version: int | None,
         exchange: Callable[[int], None] = lambda _: None,
-        opens: Callable[[], bool] = lambda: True,
         invites: Callable[[], bool] = lambda: True,
     ) -> Iterator[None]:
         """Generate what waits, and what joins it meanwhile; yield between two tokens, after samples were given out.
@@ -133,15 +132,14 @@ class Policy:
         Args:
             version: exact version in use, which is kept; None if newer weights may be swapped in.
             exchange: called before requests join, with the number of rows that the engine has room for.
-            opens: whether turns may join.
             invites: whether guests may begin or join.
         """
 
         def join(limit: int) -> list[GenerationRequest]:
             exchange(limit)
-            return self._batch.join(turns=opens(), guests=invites())
+            return self._batch.join(guests=invites())
 
-        if not (first := self._batch.begin(turns=True, guests=invites())):
+        if not (first := self._batch.begin(guests=invites())):
             return
         more = no_more_requests if self._has_barrier else join
         cpu_start = time.thread_time()
@@ -186,10 +184,6 @@ class Policy:
             # Requests that never cease would keep newer weights from being used.
             for _ in self.run(None, invites=lambda: not (self.waits_for_weights(None) or until())):
                 pass
-
-    def metrics(self) -> dict[str, float]:
-        """Return the counts of the engine."""
-        return self.engine.metrics()
 
     def close(self) -> None:
         """Stop to stage weights, and release the engine."""

@@ -43,8 +43,8 @@ NO_ANSWER = "no_answer"
 class AgentRollout(Rollout):
     """Offers the samples of its rows to agents, generates what they ask, and writes what they did.
 
-    Each answer is a turn in a forest of its sample (`serving.forest`). It is written to the table before the agent gets
-    it, so that an actor that takes the row over knows all that the agent knows.
+    Each answer is a turn in a forest of its sample (`sessions.forest`). The table has it before the agent does, so that
+    an actor that takes the row over knows all that the agent knows.
     """
 
     spec: ClassVar[RoleSpec] = replace(Rollout.spec, turns=True)
@@ -56,7 +56,7 @@ class AgentRollout(Rollout):
         """Build the engine, and begin to serve sessions.
 
         Raises:
-            ConfigError: the model has no chat template that grows turn by turn, or takes media.
+            ConfigError: the model has no chat template that grows turn by turn.
         """
         self._news: queue.SimpleQueue[RowId | None] = queue.SimpleQueue()
         super().setup()
@@ -68,6 +68,7 @@ class AgentRollout(Rollout):
         if self._media is not None:
             prepares = ObservationMedia(config, self.context.table.store)
             media, kinds = SessionMedia(config, prepares, self._media), tuple(prepares.family.kinds)
+        self._shown = media
         dialogue = Dialogue(self._tokenizer, kinds)
         self._hosts = None
         if config.environment is not None:
@@ -96,8 +97,6 @@ class AgentRollout(Rollout):
         task["held_out"] = row.is_eval
         if agent is not None and agent.shows_answer:
             task["answer"] = prompt.answer
-        if prompt.media:
-            task["media"] = [{"kind": one.kind, "path": one.path, "stored": one.stored} for one in prompt.media]
         sampled = 0 if greedy else self._settings.group_size
         samples = range(1 if greedy else sampled + self._baselines)
         own = task_of(prompt)
@@ -203,6 +202,8 @@ class AgentRollout(Rollout):
         """Close the environments, the stager and the engine."""
         if self._hosts is not None:
             self._hosts.close()
+        if self._shown is not None:
+            self._shown.close()
         super().close()
 
     def metrics(self) -> dict[str, float]:

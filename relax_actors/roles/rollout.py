@@ -155,6 +155,7 @@ class Rollout(Role):
             for _ in self._advance(work, key, pending, more, bad):
                 yield [*work.results(), *bad]
                 bad.clear()
+            yield bad
         finally:
             self._policy.give_up()
             work.close()
@@ -178,20 +179,16 @@ class Rollout(Role):
             if rows := self._joining(key, pending, lambda: more(work.room(limit)), bad):
                 bad.extend(work.open(rows))
 
-        def opens() -> bool:
-            return key not in pending and not self._policy.waits_for_weights(version)
-
         def invites() -> bool:
-            return opens() if work.asks_as_guests else bool(len(work)) and not self._drains(key, pending)
+            if work.asks_as_guests:
+                return key not in pending and not self._policy.waits_for_weights(version)
+            return bool(len(work)) and not self._drains(key, pending)
 
         yield
         while len(work):
-            if version is None:  # nothing runs: conversations go on with newer weights, which some rows need
-                late = pending.pop(key, [])
-                self._stager.use_newest(max((row.prompt.min_version for row in late), default=0))
-                bad += work.open(late)
+            bad += self._let_weights_in(work, key, pending)
             ran = False
-            for _ in self._policy.run(version, take_in, opens, invites):
+            for _ in self._policy.run(version, take_in, invites):
                 ran = True
                 yield
             if not len(work):
@@ -201,6 +198,20 @@ class Rollout(Role):
                 self.progress()
             take_in(self.row_limit())
             yield
+
+    def _let_weights_in(self, work: Work, key: BatchKey, pending: Pending) -> list[tuple[Row, RelaxError]]:
+        """Swap to newer weights while nothing runs, where samples may have several versions, and begin rows of theirs.
+
+        They may where updates are in flight, and with agents, which take their time.
+        """
+        version, _ = key
+        if version is None and work.asks_as_guests:
+            late = pending.pop(key, [])
+            self._stager.use_newest(max((row.prompt.min_version for row in late), default=0))
+            return work.open(late)
+        if (refresh := self._policy.refresh_of(version)) is not None:
+            refresh()
+        return []
 
     def make_work(self, *, greedy: bool) -> Work:
         """Return what turns rows into requests, and answers into results, while one batch key is generated.

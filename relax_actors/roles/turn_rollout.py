@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # `relax check` loads every role, and needs no NATS
 class TurnRollout(Rollout):
     """Generates the episodes of rows with the environments of the role `environment`.
 
-    An episode's turns are written to the table (`training/turn_log.py`). An actor that takes over a row repeats the
+    An episode's turns are written to the table (`sessions/session_log.py`). An actor that takes over a row repeats the
     recorded turns without generating them, brings the environments to the same place, and continues.
     """
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 TIMEOUT = 30.0
+STEP_SECONDS = 900.0
+"""Time for a step of the run's environment, which has deadlines of its own."""
 PAUSE_SECONDS = 0.3
 GIVE_UP_SECONDS = 120.0
 """Time for which a gateway that does not answer is asked again."""
@@ -66,6 +68,15 @@ class Seen:
     truncated: bool
     metrics: dict[str, float]
 
+    @property
+    def is_over(self) -> bool:
+        """Whether no further action may follow."""
+        return self.done or self.truncated
+
+
+class EnvironmentFailedError(Exception):
+    """The run's environment raised, hung or died in the session of an agent."""
+
 
 class TaskEnvironment:
     """The run's environment [environment] in the session of an agent. Its rewards are those of the sample.
@@ -88,6 +99,7 @@ class TaskEnvironment:
 
         Raises:
             SessionGoneError: the session is over.
+            EnvironmentFailedError: the environment failed.
         """
         return await self._step(action)
 
@@ -141,9 +153,10 @@ class SessionClient:
 
         Raises:
             SessionGoneError: the session is over.
+            EnvironmentFailedError: the environment failed.
         """
         body = {"turn": turn, "action": action}
-        answer = await self._post(f"/sessions/{task.session}/environment", task.api_key, body)
+        answer = await self._post(f"/sessions/{task.session}/environment", task.api_key, body, STEP_SECONDS)
         assert answer is not None  # noqa: S101 a body
         return Seen(**{name: answer[name] for name in ("messages", "reward", "done", "truncated", "metrics")})
 
@@ -158,12 +171,14 @@ class SessionClient:
         body = {**numbers, "error": error[:4000]}
         await self._post(f"/sessions/{task.session}/end", task.api_key, body)
 
-    async def _post(self, path: str, token: str, body: dict[str, Any]) -> dict[str, Any] | None:
-        end = time.monotonic() + GIVE_UP_SECONDS
+    async def _post(
+        self, path: str, token: str, body: dict[str, Any], seconds: float = TIMEOUT
+    ) -> dict[str, Any] | None:
+        end = time.monotonic() + GIVE_UP_SECONDS + seconds
         while True:
             try:
                 answer = await self._http.post(
-                    f"{self._url}{path}", json=body, headers={"Authorization": f"Bearer {token}"}
+                    f"{self._url}{path}", json=body, headers={"Authorization": f"Bearer {token}"}, timeout=seconds
                 )
                 if answer.status_code < 500 and answer.status_code != 429:  # noqa: PLR2004
                     break
@@ -178,6 +193,8 @@ class SessionClient:
             raise SessionGoneError(answer.text[:500])
         if answer.status_code == 400:  # noqa: PLR2004 bad request
             raise ValueError(answer.text[:500])
+        if answer.status_code == 422:  # noqa: PLR2004
+            raise EnvironmentFailedError(answer.text[:500])
         answer.raise_for_status()
         return dict(answer.json()) if answer.content else None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -17,6 +16,7 @@ from relax_actors.serving.errors import refused
 from relax_actors.serving.policy import Policy
 from relax_actors.serving.requests import read_object
 from relax_actors.serving.tokens import session_token
+from relax_actors.sessions.agent_environment import client_message
 
 Number = Annotated[float, Field(ge=-1e30, le=1e30)]
 """Number that is finite in float32."""
@@ -115,24 +115,3 @@ class SessionRoutes:
             "seconds": answer.seconds,
             "turns": answer.turns,
         }
-
-
-def client_message(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message of an environment as JSON: bytes of a medium as a data URI, in the spelling of OpenAI's API.
-
-    The policy reads it if the client sends it on as it is.
-    """
-    content = message.get("content")
-    if not isinstance(content, list):
-        return message
-    return {**message, "content": [_client_part(part) for part in content]}
-
-
-def _client_part(part: dict[str, Any]) -> dict[str, Any]:
-    data = next((value for value in part.values() if isinstance(value, bytes)), None)
-    if data is None:
-        return part
-    kind, text = str(part.get("type")), base64.b64encode(data).decode()
-    if kind == "audio":
-        return {"type": "input_audio", "input_audio": {"data": text, "format": "wav"}}
-    return {"type": f"{kind}_url", f"{kind}_url": {"url": f"data:{kind}/*;base64,{text}"}}

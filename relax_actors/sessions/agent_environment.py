@@ -6,10 +6,13 @@ opens the environment again with the recorded actions, and answers repeated step
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+import base64
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
+from relax_actors.data.media_fields import PART_TYPES
 from relax_actors.messages import Act, EnvironmentAnswer, Fault, Open
 from relax_actors.messages.environment import OPENED
 from relax_actors.messages.generate import Refusal, SessionCall
@@ -19,6 +22,7 @@ from relax_actors.sessions.episode_batch import MAX_LOSSES
 from relax_actors.sessions.service import Refused
 from relax_actors.sessions.session_book import Session
 
+Message = dict[str, Any]
 Record = Callable[[Session, SessionStep], Awaitable[None]]
 """Writes a step to the log of its row."""
 
@@ -39,64 +43,91 @@ class AgentEnvironments:
     Args:
         hosts: host the environments.
         author: of the actor, so that no answer to an earlier incarnation is taken for one to this one.
+        max_turns: actions of a session.
         record: writes a step to the log.
+        report: reports why an environment failed.
     """
 
-    def __init__(self, hosts: Hosts, author: str, record: Record) -> None:
-        self._hosts, self._author, self._record = hosts, author, record
+    def __init__(
+        self, hosts: Hosts, author: str, max_turns: int, record: Record, report: Callable[[Session, str], None]
+    ) -> None:
+        self._hosts, self._author, self._max_turns = hosts, author, max_turns
+        self._record, self._report = record, report
         self._opened = 0
-        # Names under which the environments of sessions are open now.
+        # Names under which the environments of sessions are open now; each begins with the id of its session.
         self._names: dict[Session, str] = {}
-        self._locks: dict[Session, asyncio.Lock] = {}
 
-    async def step(self, session: Session, call: SessionCall, is_current: Callable[[], None]) -> EnvironmentAnswer:
+    async def step(self, session: Session, call: SessionCall, check: Callable[[], None]) -> EnvironmentAnswer:
         """Reset the environment of a session, or step it; a repeated step gets the recorded answer.
 
         Args:
             session: the session.
             call: number of the action, from 0, and its text; number -1 resets.
-            is_current: raises if the session is another agent's by now.
+            check: raises if this actor does not hold the session for the caller any more.
 
         Raises:
             Refused: the step does not follow, or the environment failed.
             RowTakenError: another actor has the row.
         """
-        async with self._locks.setdefault(session, asyncio.Lock()):
-            is_current()
+        async with session.stepping:
+            check()
             number = call.turn - OPENED
             if number < len(session.steps):
                 recorded = session.steps[number]
                 if recorded.action != call.action:
                     raise Refused(Refusal.INVALID, f"action {call.turn} of this session was another one")
                 return recorded.seen
-            if number > len(session.steps):
-                last = len(session.steps) + OPENED
-                raise Refused(Refusal.INVALID, f"the next turn of the environment is {last}, not {call.turn}")
-            if session.steps and (session.steps[-1].seen.done or session.steps[-1].seen.truncated):
-                raise Refused(Refusal.INVALID, "the episode is over; end the session")
-            seen = await self._perform(session, call)
-            is_current()
+            if why := self._refusal(session, number):
+                raise Refused(Refusal.INVALID, why)
+            seen = await self._perform(session, call, check)
             step = SessionStep(session.sample, session.attempt, number, call.action, seen)
-            await self._record(session, step)
+            try:
+                await self._record(session, step)
+            except BaseException:
+                self.close(session)  # it has taken an action that is not in the record
+                raise
+            check()
+            if session.steps:  # an environment is restored from its newest state alone
+                last = session.steps[-1]
+                session.steps[-1] = replace(last, seen=replace(last.seen, state=None))
             session.steps.append(step)
             return seen
 
-    async def _perform(self, session: Session, call: SessionCall) -> EnvironmentAnswer:
+    def _refusal(self, session: Session, number: int) -> str:
+        """Return why a step that is not recorded cannot be taken."""
+        if number > len(session.steps):
+            return f"the next turn of the environment is {len(session.steps) + OPENED}, not {number + OPENED}"
+        if session.steps and (session.steps[-1].seen.done or session.steps[-1].seen.truncated):
+            return "the episode is over; end the session"
+        if number > self._max_turns:
+            return f"the environment has had {self._max_turns} actions (environment.max_turns); end the session"
+        return ""
+
+    async def _perform(self, session: Session, call: SessionCall, check: Callable[[], None]) -> EnvironmentAnswer:
         why = ""
         for _ in range(MAX_LOSSES):
-            answer = None if session in self._names else await self._open(session)
+            name, answer = self._names.get(session, ""), None
+            if not name.startswith(f"{session.id}@"):
+                self.close(session)  # that of an earlier attempt
+                name, answer = await self._open(session)
+                check()
             if answer is None or (call.turn >= 0 and not answer.error):
-                answer = await self._hosts.ask(Act(self._names[session], call.turn, call.action))
+                answer = await self._hosts.ask(Act(name, call.turn, call.action))
+                check()
+            if not answer.error and (why := problem_of(answer.messages)):
+                break
             if not answer.error:
                 return answer
             self.close(session)
-            why = f"{answer.error}: {answer.detail}"[:500]
+            why = f"{answer.error}: {answer.detail}"
             if answer.error not in (Fault.LOST, Fault.BUSY):
                 break
-        raise Refused(Refusal.ENVIRONMENT, why)
+        self.close(session)
+        self._report(session, why[:500])
+        raise Refused(Refusal.ENVIRONMENT, "the environment of the session failed; the events of the run say why")
 
-    async def _open(self, session: Session) -> EnvironmentAnswer:
-        """Open the environment of a session, and bring it to its last recorded action."""
+    async def _open(self, session: Session) -> tuple[str, EnvironmentAnswer]:
+        """Open the environment of a session, and bring it to its last recorded action; return its name."""
         self._opened += 1
         name = self._names[session] = f"{session.id}@{self._author}.{self._opened}"
         seed = derive_seed(session.seed, "environment", session.sample)
@@ -105,14 +136,49 @@ class AgentEnvironments:
         actions = [step.action for step in steps[1:]]
         state = steps[-1].seen.state if actions else None
         digests = [] if state is not None else [step.seen.digest for step in steps[1:]]
-        return await self._hosts.ask(Open(name, task, seed, state, actions, digests))
+        return name, await self._hosts.ask(Open(name, task, seed, state, actions, digests))
 
     def close(self, session: Session) -> None:
-        """Close the environment of a session, if it is open."""
+        """Close the environment of a session, if it is open; a step under way is lost."""
         if (name := self._names.pop(session, None)) is not None:
             self._hosts.leave(name)
 
-    def forget(self, session: Session) -> None:
-        """Close the environment of a session that is over or was given to another agent."""
-        self.close(session)
-        self._locks.pop(session, None)
+    def sweep(self, holds: Callable[[Session], bool]) -> None:
+        """Close the environments of sessions that are over, or were given to another agent.
+
+        Args:
+            holds: whether this actor holds a session.
+        """
+        for session, name in list(self._names.items()):
+            if session.state is not None or not holds(session) or not name.startswith(f"{session.id}@"):
+                self.close(session)
+
+
+def problem_of(messages: Sequence[Message]) -> str:
+    """Return why messages cannot be sent to a client; empty if they can."""
+    try:
+        json.dumps([client_message(message) for message in messages], allow_nan=False)
+    except (TypeError, ValueError) as error:
+        return f"its observation cannot be written as JSON ({error}); return text, and media as parts of messages"
+    return ""
+
+
+def client_message(message: Message) -> Message:
+    """Return a message of an environment as JSON: bytes of a medium as a data URI, in the spelling of OpenAI's API.
+
+    The policy reads it if the client sends it on as it is.
+    """
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": [_client_part(part) for part in content]}
+
+
+def _client_part(part: Any) -> Any:
+    kind = PART_TYPES.get(str(part.get("type"))) if isinstance(part, dict) else None
+    values = [part, *(value for value in part.values() if isinstance(value, dict))] if kind else []
+    data = next((one for value in values for one in value.values() if isinstance(one, bytes)), None)
+    if data is None:
+        return part
+    url = f"data:{kind}/*;base64,{base64.b64encode(data).decode()}"
+    return {"type": f"{kind}_url", f"{kind}_url": {"url": url}}

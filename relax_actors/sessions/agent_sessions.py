@@ -32,7 +32,7 @@ TICK_SECONDS = 0.5
 
 
 class AgentSessions:
-    """Implements `generation_service.Sessions`.
+    """Implements `service.Sessions`.
 
     Args:
         context: context of the actor.
@@ -60,7 +60,12 @@ class AgentSessions:
             raise ValueError(msg)
         self._context, self._section = context, section
         self.dialogue, self._media = dialogue, media
-        self._environments = None if hosts is None else AgentEnvironments(hosts, context.author, self._write_step)
+        self._environments: AgentEnvironments | None = None
+        if hosts is not None and context.config.environment is not None:
+            turns = context.config.environment.max_turns
+            self._environments = AgentEnvironments(
+                hosts, context.author, turns, self._write_step, self._report_environment
+            )
         self._on_end = on_end
         grace = section.lease_seconds if context.config.local_agent is not None else section.idle_seconds
         self._agent_turns = AgentTurns(context.config, dialogue, service, room, media)
@@ -80,6 +85,8 @@ class AgentSessions:
         self._deliveries.forget(row)
         restore(sessions, logs)
         self.book.open(row, sessions, time.monotonic(), resumed=bool(logs))
+        if self._media is not None:
+            self._media.hold(row)
         if self._ticking is None:
             self._ticking = asyncio.ensure_future(self._tick())
         self._check(row)
@@ -89,7 +96,7 @@ class AgentSessions:
         sessions = self.book.close(row)
         if self._environments is not None:
             for session in sessions:
-                self._environments.forget(session)
+                self._environments.close(session)
         self._deliveries.forget(row)
         self._unrecorded.pop(row, None)
         if self._media is not None:
@@ -100,6 +107,8 @@ class AgentSessions:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             self.book.expire(time.monotonic())
+            if self._environments is not None:
+                self._environments.sweep(self.book.holds)
             held = [session for session in self.book.unrecorded() if session.row in self._logs]
             await asyncio.gather(*map(self._try_record, held))
 
@@ -192,11 +201,20 @@ class AgentSessions:
         async with self._log_of(session) as log:
             await log.write(SessionLog(steps=[step]))
 
+    def _report_environment(self, session: Session, why: str) -> None:
+        self._context.journal.event("environment_failed", row=str(session.row), sample=session.sample, error=why)
+
     async def _step(self, session: Session, call: SessionCall) -> SessionAnswer:
         """Reset or step the environment of a session."""
         if self._environments is None:
             raise Refused(Refusal.INVALID, "the run has no section [environment]; add it, or step one of your own")
-        seen = await self._environments.step(session, call, lambda: check_current(session, call))
+
+        def check() -> None:
+            if not self.book.holds(session):
+                raise released(session.row)
+            check_current(session, call)
+
+        seen = await self._environments.step(session, call, check)
         now = time.monotonic()
         session.alive_until = now + session.lease
         return replace(session.shown(call.session, now), seen=seen)
@@ -216,11 +234,11 @@ class AgentSessions:
         raise Refused(Refusal.ENDED, over(name, "another agent has its sample, or it never existed"))
 
     def on_arrival(self, call: str) -> None:
-        """Take notice that the agent has the answer to a call; see `generation_service.Sessions`."""
+        """Take notice that the agent has the answer to a call; see `service.Sessions`."""
         self._deliveries.on_arrival(call)
 
     def on_departure(self, call: str) -> None:
-        """Take notice that the agent has left without the answer to a call; see `generation_service.Sessions`."""
+        """Take notice that the agent has left without the answer to a call; see `service.Sessions`."""
         self._deliveries.on_departure(call)
 
     async def generate(self, call: GenerateCall, watch: CallWatch, author: str = "") -> GenerateAnswer:

@@ -95,6 +95,7 @@ class EpisodeBatch:
         self._sessions: dict[str, Live] = {}
         self._ready: list[Live] = []
         self._done: list[tuple[Live, Generation]] = []
+        self._error: BaseException | None = None
         self._looked = 0.0
         self.counts = counts
 
@@ -269,8 +270,12 @@ class EpisodeBatch:
             live.asked.add_done_callback(partial(self._take, live))
 
     def _take(self, live: Live, samples: Future[Samples]) -> None:
-        if not samples.cancelled() and samples.exception() is None:
+        if samples.cancelled():
+            return
+        if (error := samples.exception()) is None:
             self._done.append((live, samples.result()[0]))
+        else:
+            self._error = error
 
     @staticmethod
     def _waits(live: Live) -> bool:
@@ -301,7 +306,11 @@ class EpisodeBatch:
 
     def results(self) -> list[tuple[Row, Any]]:
         """Take the turns that were generated; return the rows that are over, with their results."""
+        if self._error is not None:
+            raise self._error
         self._generated()
+        if not self._barrier:
+            self._write_turns()
         return [
             (group.row, self._check(group, result) if isinstance(result, Trajectory) else result)
             for group, result in self._finished()
@@ -325,4 +334,6 @@ class EpisodeBatch:
     def close(self) -> None:
         """Close the sessions of rows that are given up."""
         self._client.submit([Close(name) for name in self._sessions])
+        for live in self._sessions.values():
+            self._policy.release(live)
         self._sessions.clear()

@@ -59,6 +59,7 @@ class Session:
         unrecorded: states that the log does not have yet, oldest first.
         answering: held while a request of the sample is answered.
         recording: held while its states are recorded.
+        stepping: held while its environment takes a step.
     """
 
     row: RowId
@@ -79,6 +80,7 @@ class Session:
     unrecorded: list[SessionState] = field(default_factory=list)
     answering: asyncio.Lock = field(default_factory=asyncio.Lock)
     recording: asyncio.Lock = field(default_factory=asyncio.Lock)
+    stepping: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def end(self, reason: FinishReason, result: SessionCall | None = None) -> None:
         """End the sample, unless it has ended before; `result` has the rewards and metrics of its agent."""

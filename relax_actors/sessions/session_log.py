@@ -1,9 +1,10 @@
 """Log of the samples of a row: cells `turns.0.<k>`, from which an actor that takes the row over goes on.
 
-Invariant: a row has one log, and one writer at a time. An actor that finds its next place taken writes no more: another
-one has taken the row over. An actor that serves agents appends a cell as it takes a row over, so that what it has read
-is all that came before its own cells, and numbers of turns mean the same to every reader. A writer of answers that
-agents get writes no more either if its own newest cell is gone: the row has ended, and its cells were removed.
+Invariant: with agents, a row's log has one writer at a time. An actor appends a cell as it takes a row over; the former
+one, which was presumed dead but may still run, then finds its next place taken and writes no more. So what an actor has
+read is all that came before its own cells, and numbers of turns mean the same to every reader. A writer whose newest
+cell is gone writes no more either: the row has ended, and its cells were removed. Episodes can be played again, so
+their turns may be written late, and beside those of another actor, which readers tell apart.
 """
 
 from __future__ import annotations
@@ -54,6 +55,10 @@ class LogWriter:
             if not await self._table.put_async(self._next, data) and await self._find_next() != data:
                 raise self._taken()
             self._length += 1
+
+    def skip(self) -> None:
+        """Go on behind a cell that another actor has written."""
+        self._length += 1
 
     async def check(self) -> None:
         """Check that no other actor has appended to the log, and that it was not removed.
@@ -133,7 +138,8 @@ async def take_log(table: Table, row: RowId) -> tuple[list[SessionLog], LogWrite
 class LazyLog:
     """Log of a row whose work can be done again: what is added waits for `flush`, which waits for nothing.
 
-    Used from one thread. If another actor writes the log, this one writes no more; whoever ends the row first, ends it.
+    Used from one thread. Where another actor has taken a place, the next free one follows: digests of what came before
+    keep the turns of two actors apart (`SessionTurn.before`).
 
     Args:
         table: table of the run.
@@ -147,7 +153,7 @@ class LazyLog:
         self._turns: list[SessionTurn] = []
         self._states: list[SessionState] = []
         self._writes: deque[Future[None]] = deque()
-        self._is_lost = False
+        self._order = asyncio.Lock()
 
     def add(self, one: SessionTurn | SessionState) -> None:
         """Add a turn or a state to the next cell."""
@@ -169,18 +175,22 @@ class LazyLog:
             return
         turns, states, self._turns, self._states = self._turns, self._states, [], []
         cell, loop = SessionLog(turns, states, seconds), self._table.connection.loop
-        self._writes.append(asyncio.run_coroutine_threadsafe(self._write(cell), loop))
+        self._writes.append(asyncio.run_coroutine_threadsafe(self._write_in_order(cell), loop))
         while self._writes and (self._writes[0].done() or len(self._writes) > MAX_UNWRITTEN):
             self._writes.popleft().result(CALL_DEADLINE)
 
+    async def _write_in_order(self, cell: SessionLog) -> None:
+        async with self._order:
+            await self._write(cell)
+
     async def _write(self, cell: SessionLog) -> None:
         """Write a cell, or several if it is too large for one."""
-        if self._is_lost:
-            return
         try:
-            await self._writer.write(cell)
-        except RowTakenError:
-            self._is_lost = True
+            while True:
+                try:
+                    return await self._writer.write(cell)
+                except RowTakenError:
+                    self._writer.skip()
         except CodecError:
             # A single turn that no cell can hold, and those behind it, are generated again after a crash.
             half = len(cell.turns) // 2
@@ -249,8 +259,9 @@ def restore(sessions: Sequence[Session], logs: Sequence[SessionLog]) -> None:
             if forest is not None and written.number == len(forest.turns) > written.turn.parent:
                 forest.add(written.turn, is_used=sessions[written.sample].state is None)
         for step in log.steps:
-            if step.sample < len(sessions) and step.number == len(sessions[step.sample].steps):
-                sessions[step.sample].steps.append(step)
+            session = sessions[step.sample] if step.sample < len(sessions) else None
+            if session is not None and (step.attempt, step.number) == (session.attempt, len(session.steps)):
+                session.steps.append(step)
         for state in log.states:
             if state.sample >= len(sessions):
                 continue

@@ -27,6 +27,8 @@ from relax_actors.training.row_media import RowMedia
 
 OWN = "relax-media:"
 """Begins the name of a medium of the row's own prompt, before its number from 0."""
+MAX_PARTS = 1024
+"""Parts of all messages of a request."""
 Message = dict[str, Any]
 Result = TypeVar("Result")
 
@@ -60,11 +62,20 @@ class SessionMedia:
     def __init__(self, config: Config, media: ObservationMedia, reader: RowMedia) -> None:
         self._config, self._media, self._reader = config, media, reader
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="session-media")
-        self._known: dict[tuple[RowId, str], MediaSource] = {}
+        # Media of the rows that are held, by the hashes of their parts.
+        self._known: dict[RowId, dict[str, MediaSource]] = {}
+
+    def hold(self, row: RowId) -> None:
+        """Remember the media of a row from now on."""
+        self._known[row] = {}
 
     def forget(self, row: RowId) -> None:
         """Forget the media of a row."""
-        self._known = {key: source for key, source in self._known.items() if key[0] != row}
+        self._known.pop(row, None)
+
+    def close(self) -> None:
+        """End the thread; what waits for it is not done."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def admit(self, row: RowId, own: Sequence[MediaSource], messages: Sequence[Message]) -> Shown:
         """Copy the media of messages to the store.
@@ -107,6 +118,10 @@ class SessionMedia:
 
     def _admit(self, row: RowId, own: Sequence[MediaSource], messages: Sequence[Message]) -> Shown:
         plain, sources = list[Message](), list[list[MediaSource]]()
+        shown = sum(len(m["content"]) for m in messages if isinstance(m.get("content"), list))
+        if shown > MAX_PARTS:
+            msg = f"the messages have {shown} parts, at most {MAX_PARTS}; leave some out"
+            raise RowError(msg)
         for number, message in enumerate(messages):
             content, found = message.get("content"), list[MediaSource]()
             if isinstance(content, list):
@@ -122,22 +137,28 @@ class SessionMedia:
         if (name := _own_name(part)) is not None:
             source = _numbered(own, name, where)
         else:
-            key = row, xxhash.xxh3_128_hexdigest(json.dumps(part, sort_keys=True, default=str).encode())
-            if (known := self._known.get(key)) is None:
+            key = xxhash.xxh3_128_hexdigest(json.dumps(part, sort_keys=True, default=str).encode())
+            of_row = self._known.get(row, {})
+            if (known := of_row.get(key)) is None:
                 parts, media = content_parts([dict(part)], None, where)
                 if parts[0]["type"] == "text":
                     return {**parts[0]}
                 if not media or media[0].path:
                     msg = f"{where} has a medium without content; send a data URI, or a URL that [media.urls] allows"
                     raise RowError(msg)
+                if media[0].options:
+                    msg = f"{where} sets {min(media[0].options)!r} of a medium; this is set for all in [media]"
+                    raise RowError(msg)
                 try:
                     (known,) = self._media.admit(media, row, where)
                 except DownloadError as error:
                     raise RowError(str(error)) from error
-                self._known[key] = known
+                of_row[key] = known
             source = known
         found.append(source)
-        return {"type": source.kind, "hash": source.xxh3_128 or source.sha256}
+        named = {"type": source.kind, "hash": source.xxh3_128 or source.sha256 or source.url}
+        seconds = {name: value for name, value in (("start", source.start), ("end", source.end)) if value is not None}
+        return named | seconds
 
 
 def task_messages(prompt: Prompt) -> list[Message]:
@@ -165,10 +186,12 @@ def _named(kind: str, number: int) -> Message:
 
 def _own_name(part: Mapping[str, Any]) -> str | None:
     """Return the name of a medium of the row's own prompt that a part holds; None if it holds another one."""
+    if part.get("type") not in PART_TYPES:
+        return None
     for value in part.values():
-        for inner in value.values() if isinstance(value, Mapping) else (value,):
-            if isinstance(inner, str) and inner.startswith(OWN):
-                return inner.removeprefix(OWN)
+        places = (value.get("url"), value.get("data")) if isinstance(value, Mapping) else (value,)
+        if own := next((place for place in places if isinstance(place, str) and place.startswith(OWN)), ""):
+            return own.removeprefix(OWN)
     return None
 
 

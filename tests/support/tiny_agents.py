@@ -116,7 +116,7 @@ async def act(task: AgentTask) -> AgentResult:
     environment = TaskEnvironment(task)
     async with openai.AsyncOpenAI(base_url=task.base_url, api_key=task.api_key, max_retries=10) as client:
         seen, messages = await environment.reset(), list(task.task["messages"])
-        while not seen.done:
+        while not seen.is_over:
             messages += seen.messages
             answer = await client.chat.completions.create(model="policy", messages=messages)
             message = answer.choices[0].message

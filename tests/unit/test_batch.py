@@ -123,11 +123,28 @@ def test_rows_join_at_once_and_turns_at_their_pace() -> None:
     assert sizes(batch.join()) == [40]
 
 
-def test_turns_wait_while_newer_weights_do() -> None:
-    batch = batch_of(None)
-    wait(batch, 10, kind=Kind.TURN, name="a")
-    assert batch.join(turns=False) == []
-    assert sizes(batch.join()) == [10]
+def test_turns_and_guests_that_begin_together_fit() -> None:
+    batch = batch_of(100)
+    wait(batch, 40, kind=Kind.TURN, name="a")
+    assert sizes(batch.begin()) == [40]
+    wait(batch, 40)
+    wait(batch, 40, kind=Kind.TURN, name="b")
+    assert sizes(batch.begin()) == [40], "not the turn as well"
+
+
+def test_what_fails_or_is_given_up_holds_no_room() -> None:
+    batch = batch_of(100)
+    wait(batch, 60, kind=Kind.TURN, name="a")
+    batch.begin()
+    batch.dismiss()
+    wait(batch, 60, kind=Kind.TURN, name="b")
+    assert sizes(batch.begin()) == [60]
+    end(batch, 0)
+    batch.hold("b", 60)
+    wait(batch, 70, kind=Kind.TURN, name="b")
+    batch.forget_rows()
+    wait(batch, 90, kind=Kind.TURN, name="c")
+    assert sizes(batch.begin()) == [90]
 
 
 def test_what_is_given_up_never_begins() -> None:
