@@ -1,7 +1,7 @@
 """Subjects of a run: all of them are built and parsed here.
 
 relax.<run>.<kind>.<step>.<index>.<field>               a cell of a row, such as group.12.3.prompt
-relax.<run>.<kind>.<step>.<index>.turns.<attempt>.<k>   a turn of an attempt at a row, while the attempt lasts
+relax.<run>.<kind>.<step>.<index>.turns.<attempt>.<k>   turns of a row, while it is worked on
 relax.<run>.<kind>.<number>                             a numbered cell, such as batch.12
 relax.<run>.event.<role>.<n>.<kind>                     event of an actor or the supervision, JSON
 relax.<run>.metric.<role>.<n>                           metrics of an actor, JSON

@@ -138,8 +138,8 @@ def cells(subjects: Subjects) -> list[str]:
     lines += [f"### `{values}`", "", "Values of the critic, `[total] float32`, in the same layout.", ""]
     again = subjects.cell(ROW, "redeliver-role").replace(str(ROW), "group.<step>.<index>").replace("-role", "-<role>")
     lines += [f"### `{again}`", "", f"{meaning(messages.Redelivery)} Fields: {fields(messages.Redelivery)}.", ""]
-    turns = subjects.turn(ROW, 0, 1).replace(f"{ROW}.turns.0.1", "group.<step>.<index>.turns.<attempt>.<k>")
-    lines += [f"### `{turns}`", "", f"{meaning(messages.Turns)} Fields of a turn: {fields(messages.Turn)}.", ""]
+    turns = subjects.turn(ROW, 0, 1).replace(f"{ROW}.turns.0.1", "group.<step>.<index>.turns.0.<k>")
+    lines += [f"### `{turns}`", "", f"{meaning(messages.SessionLog)} Fields of a turn: {fields(messages.Turn)}.", ""]
     for kind, cls in numbered_cells().items():
         number = "step" if kind == "batch" else "version"
         lines += [f"### `{subjects.numbered(kind, f'<{number}>')}`", ""]

@@ -95,7 +95,7 @@ def is_alive(url: str) -> bool:
             "the arguments of tool call 'f' are no JSON: ",
         ),
         (CHAT, b'{"tokens": [99999999]}', 400, "token 99999999 is not in the vocabulary of"),
-        (MESSAGES, b'{"messages": [{"role": "user", "content": [{"type": "image"}]}]}', 400, "content block of type"),
+        (MESSAGES, b'{"messages": [{"role": "user", "content": [{"type": "image"}]}]}', 400, "a block of type 'image'"),
         (MESSAGES, b'{"max_tokens": 5}', 400, "messages: Field required; correct the body of the request"),
         (RESPONSES, b'{"input": [{"type": "file_search_call"}]}', 400, "input item of type 'file_search_call' is not"),
         (RESPONSES, b'{"input": "x", "previous_response_id": "r"}', 400, "previous_response_id is not supported: no"),
@@ -192,12 +192,22 @@ def test_error_names_what_the_client_can_change(url: str, path: str, body: dict[
     assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
 
 
-def test_session_that_is_given_a_prompt_names_the_route_for_conversations(url: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        (CHAT, {"tokens": [1]}, ["`messages`", "/v1/completions"]),
+        ("/v1/completions", {"prompt": ""}, ["the prompt has no tokens"]),
+        ("/v1/completions", {"prompt": [99999999]}, ["token 99999999", "vocabulary"]),
+    ],
+)
+def test_prompt_that_a_session_cannot_take_is_refused(
+    url: str, path: str, body: dict[str, Any], named: list[str]
+) -> None:
     session = "group-3-1-0-0"
     head = {"Authorization": f"Bearer {session_token(SECRET, session)}"}
-    answer = httpx.post(f"{url}/sessions/{session}/v1/completions", headers=head, json={"prompt": "x"})
-    message = "a session takes conversations, not prompts; send messages to /v1/chat/completions"
-    assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
+    answer = httpx.post(f"{url}/sessions/{session}{path}", headers=head, json=body)
+    assert answer.status_code == 400
+    assert all(word in answer.json()["error"]["message"] for word in named), answer.text
 
 
 @pytest.mark.parametrize(
