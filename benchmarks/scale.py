@@ -43,8 +43,8 @@ from relax_actors.roles.rollout import Rollout
 from relax_actors.runtime import Context, logs
 from relax_actors.runtime.blackbox import BlackBox
 from relax_actors.runtime.journal import Journal
-from relax_actors.runtime.mailbox import Mailbox, ask
-from relax_actors.runtime.pump import PoolPump
+from relax_actors.runtime.pool_pump import PoolPump
+from relax_actors.runtime.role_actor import RoleActor, Setup
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.runtime.watchdog import Watchdog
 from relax_actors.supervision.streams import ensure_run_streams
@@ -87,9 +87,10 @@ async def run_actor(config: Config, connection: LoopConnection, n: int) -> None:
     role = Rollout()
     role.context = Context(config, folder, "rollout", n, 1, table, state, Journal(connection, subjects, "rollout", n))
     watch = Watchdog(role.context, BlackBox(folder.black_box(f"rollout.{n}")), DEADLINE, print)
-    mailbox = Mailbox.start()
-    await ask(mailbox, role.setup)
-    await PoolPump(role, role.context, mailbox, watch, lambda error: os._exit(print(error) or 1)).run(asyncio.Event())
+    role.context.fail = lambda error: os._exit(print(error) or 1)
+    actor = RoleActor.start(role, watch)
+    await actor.ask(Setup(), block=False)
+    await PoolPump(role, actor, watch).run(asyncio.Event())
 
 
 def run_actors(folder: Path, numbers: range) -> None:

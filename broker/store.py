@@ -36,7 +36,7 @@ _IOV_MAX = 1024
 """Most buffers that one system call writes."""
 
 
-def raise_error(error: StoreFullError) -> None:
+def raise_error(error: BaseException) -> None:
     """Raise the error; the default of `on_full`."""
     raise error
 

@@ -34,6 +34,7 @@ from relax_actors.training.step_feed import StepFeed
 from relax_actors.training.step_rows import StepReader, StepRows, columns_to_train
 from relax_actors.training.warm_start import warm_start
 from relax_actors.weights.publisher import Publisher
+from relax_actors.weights.publisher_actor import Export, Publications, Publish, Repair, Restore
 from relax_actors.weights.transports.base import ADDRESS_KEY
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 class Trainer(StatefulRole):
     """Trains one step after another and publishes the weights of each.
 
-    All methods but `metrics` run in the role's thread. The publisher has a thread of its own.
+    All methods but `metrics` run in the role's thread. Publisher and collector are actors of their own.
     """
 
     spec = RoleSpec(
@@ -64,16 +65,17 @@ class Trainer(StatefulRole):
         self._settings = config.trainer
         self._engine = training_backend(config).build(self.context)
         from relax_actors.training.collector import Collector  # noqa: PLC0415 `relax check` loads every role, and needs no NATS
+        from relax_actors.training.collector_actor import CollectorActor, Sweep  # noqa: PLC0415 like the collector
 
         lead, has_critic = config.staleness.max, config.critic is not None
         self._ledger = Ledger(config.trainer.prompts_per_step, config.run.steps, lead, has_critic=has_critic)
         kinds = (kind for kind in self.context.table.numbered_kinds() if kind not in self.spec.numbered)
         others = {kind: numbered_cells().get(kind) for kind in kinds}
-        self._collector = Collector(self.context, role_names(config), others)
+        collector = Collector(self.context, role_names(config), others)
+        self._collector, self._remove_void = CollectorActor.start(collector), collector.remove_void
         # Before the history is read, so that a flood of strays does not fill the memory.
-        self._collector.sweep_or_report()
-        self._collector.start()
-        self._publisher = Publisher(self.context, self._engine, self._collector.remove_void)
+        self._collector.ask(Sweep())
+        self._publisher = Publications(Publisher(self.context, self._engine, self._remove_void))
         self._version = -1
         # Fingerprints of the published weights by version.
         self._published: dict[int, str] = {}
@@ -83,7 +85,7 @@ class Trainer(StatefulRole):
         # Indices of the rows that have a required column, by step and column.
         self._arrived: dict[int, dict[str, set[int]]] = {}
         self._malformed: list[Cell] = []
-        coverage = TrainedRows(self._publisher, self._ledger, self._collector.sweep_or_report)
+        coverage = TrainedRows(self._publisher, self._ledger, lambda: self._collector.ask(Sweep()))
         folder, own = self.context.folder.checkpoints, self._feed.statistics
         self._checkpoints = Checkpointer(self.context, self._engine, coverage, "checkpoint", folder, own)
         self._metrics: dict[str, float] = {}
@@ -138,7 +140,7 @@ class Trainer(StatefulRole):
             # With more steps than before, steps are due that earlier incarnations did not expect.
             lead = self.context.config.staleness.max
             for version in range(max(1, self._version - lead + 1), self._version + 1):
-                self._collector.remove_void(version)
+                self._remove_void(version)
         replayed, end = 0, self._version
         while end in self._ledger.batches:
             end += 1
@@ -147,9 +149,9 @@ class Trainer(StatefulRole):
         while self._version in self._ledger.batches:
             self._replay(self._version, self._ledger.batches[self._version])
             replayed += 1
-        self._publisher.restore(self._version, self._feed.statistics.kl_coefficient)
+        self._publisher.ask(Restore(self._version, self._feed.statistics.kl_coefficient))
         if self._version >= self.context.config.run.steps:
-            self._publisher.export()
+            self._publisher.ask(Export())
             self._checkpoints.write(self._version)
         if replayed or last is not None:
             self.context.journal.event("recovered", version=self._version, replayed=replayed)
@@ -166,7 +168,7 @@ class Trainer(StatefulRole):
             self.context.journal.event("warm_started", steps=config.trainer.warm_start.steps, loss=loss)
         self._engine.finish_warm_start()
         self._version = 0
-        self._publisher.publish(0, self._feed.statistics.kl_coefficient)
+        self._publisher.send(Publish(0, self._feed.statistics.kl_coefficient))
         self._checkpoints.write(0)
 
     def on_cells(self, cells: list[tuple[CellId, Cell]]) -> None:
@@ -179,7 +181,8 @@ class Trainer(StatefulRole):
     def idle(self) -> None:
         """Publish a pending checkpoint, and rewrite missing files of the latest weights."""
         self._checkpoints.finish()
-        self._publisher.repair()
+        if self._publisher.is_idle:
+            self._publisher.ask(Repair())
 
     def _observe(self, cell_id: CellId, cell: Cell) -> Any:
         """Record a cell; return the value of a well-formed numbered cell."""
@@ -285,11 +288,11 @@ class Trainer(StatefulRole):
         self._version = step + 1
         self._arrived.pop(step, None)
         self._last_arrival.pop(step, None)
-        self._publisher.publish(self._version, self._feed.statistics.kl_coefficient)
+        self._publisher.send(Publish(self._version, self._feed.statistics.kl_coefficient))
         self.progress()
         self._checkpoints.finish()
         if self._version == self.context.config.run.steps:
-            self._publisher.export()
+            self._publisher.ask(Export())
             self._checkpoints.write(self._version)
         elif self._version % self._settings.checkpoint_every == 0:
             self._checkpoints.start(self._version)
@@ -313,11 +316,10 @@ class Trainer(StatefulRole):
         self.context.journal.metric({"kind": "step", **self._metrics})
 
     def close(self) -> None:
-        """Publish a pending checkpoint if possible, then stop the publisher."""
+        """Publish a pending checkpoint if possible, then stop the collector and the publisher."""
         with suppress(RelaxError, OSError):
             self._checkpoints.finish()
-        with suppress(RelaxError):
-            self._collector.close()
+        self._collector.stop()
         self._publisher.close()
 
     def metrics(self) -> dict[str, float]:

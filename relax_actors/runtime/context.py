@@ -36,6 +36,7 @@ class Context:
         report_waiting: report what the actor waits for, also while it handles rows, for `relax tree` and the black box.
         wait_for_room: called when the disk is full; waits a while, or raises the error.
         wake: make the pump call `Role.serve`, now or when the current rows are done; thread-safe.
+        fail: end the process as crashed, with an error as the reason; thread-safe.
         device_lock: context manager in which the actor may compute. Where roles share a device, entering it waits
             until no other actor holds the device.
     """
@@ -53,7 +54,13 @@ class Context:
     report_waiting: Callable[[str], None] = field(default=lambda _: None)
     wait_for_room: Callable[[StoreFullError], None] = raise_error
     wake: Callable[[], None] = field(default=lambda: None)
+    fail: Callable[[BaseException], None] = raise_error
     device_lock: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    @property
+    def shares_device(self) -> bool:
+        """Whether other roles compute on the actor's device."""
+        return self.device_lock is not nullcontext
 
     @property
     def author(self) -> str:

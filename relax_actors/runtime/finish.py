@@ -62,7 +62,6 @@ class Finisher:
         context: its context.
         is_gone: whether a row's cells are gone, so that nothing must be written to it.
         release: called before a message is acknowledged, to stop extending its deadline.
-        fail: ends the process as crashed.
 
     Attributes:
         handled: rows with a written result so far.
@@ -74,10 +73,9 @@ class Finisher:
         context: Context,
         is_gone: Callable[[RowId], bool],
         release: Callable[[Job], None],
-        fail: Callable[[BaseException], None],
     ) -> None:
         self._role, self._context, self._table = role, context, context.table
-        self._is_gone, self._release, self._fail = is_gone, release, fail
+        self._is_gone, self._release = is_gone, release
         self.handled = 0
         self._first_rows = FirstRows(first_rows(context.config.trainer.prompts_per_step))
         # Newest cell of the role's column when the first row of a kind failed, by kind.
@@ -120,7 +118,7 @@ class Finisher:
 
     async def _handle_error(self, job: Job, error: Exception) -> None:
         if isinstance(error, BLAMELESS_ERRORS) or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
-            self._fail(error)
+            self._context.fail(error)
         text = f"{type(error).__name__}: {error}"
         trace = "".join(traceback.format_exception(error))
         if isinstance(error, RowError | CodecError):
@@ -161,4 +159,4 @@ class Finisher:
             return
         stop = all_rows_failed(self._context, kind, count, error)
         await asyncio.to_thread(self._context.journal.flush, FLUSH_SECONDS)
-        self._fail(stop)
+        self._context.fail(stop)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from relax_actors.runtime.pump import Pump
 from relax_actors.runtime.role import Role
 
 
@@ -15,7 +16,7 @@ class ServiceRole(Role):
     ends the process, and the supervisor restarts it.
     """
 
-    _failed: asyncio.Future[None]
+    _ended: asyncio.Future[None]
 
     async def start(self) -> None:
         """Begin to serve; return as soon as requests are accepted."""
@@ -30,16 +31,16 @@ class ServiceRole(Role):
 
     def fail(self, error: BaseException) -> None:
         """End the process as crashed, with an error of a task in the background. Called in the event loop's thread."""
-        if not self._failed.done():
-            self._failed.set_exception(error)
+        if not self._ended.done():
+            self._ended.set_exception(error)
 
 
-class ServicePump:
+class ServicePump(Pump[None]):
     """Pump of one actor of a `ServiceRole`."""
 
     def __init__(self, role: ServiceRole) -> None:
         self._role = role
-        role._failed = asyncio.get_running_loop().create_future()  # noqa: SLF001 set here, so that subclasses need no constructor
+        self._ended = role._ended = asyncio.get_running_loop().create_future()  # noqa: SLF001 set here, so that subclasses need no constructor
 
     @property
     def handled(self) -> int:
@@ -47,17 +48,18 @@ class ServicePump:
         return self._role.handled()
 
     def wake(self) -> None:
-        """Do nothing: `run` waits for `stopping` itself."""
+        """Make `fetch` return."""
+        if not self._ended.done():
+            self._ended.set_result(None)
 
-    async def run(self, stopping: asyncio.Event) -> None:
-        """Serve until `stopping` is set or the role fails."""
-        failed = self._role._failed  # noqa: SLF001
-        ended = asyncio.ensure_future(stopping.wait())
-        try:
-            await self._role.start()
-            await asyncio.wait((ended, failed), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            ended.cancel()
-            await self._role.stop()
-        if failed.done():
-            failed.result()
+    async def open(self) -> None:
+        """Begin to serve."""
+        await self._role.start()
+
+    async def fetch(self) -> None:
+        """Wait until the actor is asked to stop; raise the error if the role fails."""
+        await self._ended
+
+    async def close(self) -> None:
+        """Stop serving."""
+        await self._role.stop()

@@ -16,8 +16,9 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any
 
+import pykka
 import structlog
 
 from broker.address import Address
@@ -41,11 +42,12 @@ from relax_actors.runtime.exit_codes import (
     EXIT_CONFIG,
     EXIT_CRASHED,
 )
-from relax_actors.runtime.follower import FollowerPump
+from relax_actors.runtime.follower_pump import FollowerPump
 from relax_actors.runtime.handler import BLAMELESS_ERRORS
 from relax_actors.runtime.journal import Journal
-from relax_actors.runtime.mailbox import Mailbox, ask
-from relax_actors.runtime.pump import PoolPump
+from relax_actors.runtime.pool_pump import PoolPump
+from relax_actors.runtime.pump import Pump
+from relax_actors.runtime.role_actor import RoleActor, Setup
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.runtime.service_role import ServicePump, ServiceRole
 from relax_actors.runtime.watchdog import DiskSpaceWait, Watchdog, limit_memory
@@ -56,7 +58,6 @@ REAP_SECONDS = 60.0
 OUTER_PID = "RELAX_OUTER_PID"
 """Environment variable with the process id by which the supervisor knows an actor in a sandbox."""
 log = structlog.get_logger()
-Pump: TypeAlias = FollowerPump | PoolPump | ServicePump
 
 
 class ActorProcess:
@@ -73,7 +74,7 @@ class ActorProcess:
         self.folder, self.role_name, self.n = folder, role, n
         self.box = BlackBox(folder.black_box(f"{role}.{n}"))
         self.stopping = asyncio.Event()
-        self._pump: Pump | None = None
+        self._pump: Pump[Any] | None = None
         self.device_lock: DeviceLock | None = None
         self.config: Config = folder.load_config()
         self.settings = section_of(self.config, role)
@@ -116,6 +117,7 @@ class ActorProcess:
             state=state,
             journal=journal,
             stopping=self.stopping.is_set,
+            fail=self.crash,
         )
         context.wait_for_room = store.on_full = DiskSpaceWait(context, self.config.store.patience)
         table.patience = self.config.store.patience
@@ -126,19 +128,12 @@ class ActorProcess:
         return context
 
     async def _run_role(self, role: Role) -> None:
-        mailbox = Mailbox.start()
         settings = self.settings
         watch = Watchdog(role.context, self.box, settings.deadline, self.status.failed, settings.memory_limit_mib)
-        watch.thread_id = await ask(mailbox, threading.get_ident)
-        await ask(mailbox, role.setup)
+        actor = RoleActor.start(role, watch)
+        await actor.ask(Setup(), block=False)
         watch.start_waiting("requests" if isinstance(role, ServiceRole) else "its first row")
-        pump: Pump
-        if isinstance(role, StatefulRole):
-            pump = FollowerPump(role, role.context, mailbox, watch)
-        elif isinstance(role, ServiceRole):
-            pump = ServicePump(role)
-        else:
-            pump = PoolPump(role, role.context, mailbox, watch, self.crash)
+        pump = _make_pump(role, actor, watch)
         # Two tasks: while the broker is unreachable the lease cannot be renewed, but signs of life must go on.
         tasks = [asyncio.create_task(self._beat(watch)), asyncio.create_task(self._publish_status(role, watch, pump))]
         self.status.ready()
@@ -148,7 +143,7 @@ class ActorProcess:
         await pump.run(self.stopping)
         for task in tasks:
             task.cancel()
-        await ask(mailbox, role.close)
+        await asyncio.to_thread(actor.stop)
         await role.context.state.release_lease(self.role_name, self.n)
 
     async def _beat(self, watch: Watchdog) -> None:
@@ -162,7 +157,7 @@ class ActorProcess:
                 zombies.reap()
             await asyncio.sleep(seconds)
 
-    async def _publish_status(self, role: Role, watch: Watchdog, pump: Pump) -> None:
+    async def _publish_status(self, role: Role, watch: Watchdog, pump: Pump[Any]) -> None:
         """Publish the actor's metrics and renew its lease, once a second."""
         started = time.time()
         last = (0, 0.0, time.process_time(), time.monotonic())
@@ -229,6 +224,14 @@ class ActorProcess:
             sys.stderr.write(text + "\n")
             sys.stderr.flush()
         os._exit(code)
+
+
+def _make_pump(role: Role, actor: pykka.ActorRef[RoleActor], watch: Watchdog) -> Pump[Any]:
+    if isinstance(role, StatefulRole):
+        return FollowerPump(role, actor, watch)
+    if isinstance(role, ServiceRole):
+        return ServicePump(role)
+    return PoolPump(role, actor, watch)
 
 
 def main(arguments: list[str]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from broker.subjects import CellId
 from relax_actors.messages import Checkpoint, RowCounts
 from relax_actors.training.ledger import Ledger
-from relax_actors.weights.publisher import Publisher
+from relax_actors.weights.publisher_actor import Publications
 
 
 class TrainedRows:
@@ -19,7 +19,7 @@ class TrainedRows:
         sweep: removes the rows that the table no longer needs.
     """
 
-    def __init__(self, publisher: Publisher, ledger: Ledger, sweep: Callable[[], object]) -> None:
+    def __init__(self, publisher: Publications, ledger: Ledger, sweep: Callable[[], object]) -> None:
         self._publisher, self._ledger, self._sweep = publisher, ledger, sweep
 
     def before_save(self) -> None:

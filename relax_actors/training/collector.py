@@ -1,4 +1,4 @@
-"""Collector: removes strays and finished rows from the table, in a thread of the trainer.
+"""Collector: removes strays and finished rows from the table.
 
 Invariant: it removes only cells that are void or not needed for good. It lists the table, then reads the newest weights
 and checkpoint, so that it knows every version that was published before the listing, and removes only cells stored
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import threading
 import time
 import traceback
 from collections import Counter
@@ -51,7 +50,7 @@ T = TypeVar("T")
 
 
 class Collector:
-    """Sweeps the table and the bucket of one run. `sweep` may be called from any thread.
+    """Sweeps the table and the bucket of one run; run by `CollectorActor` beside the trainer.
 
     A sweep that fails by an error of its own is reported (event `sweep_failed`) and repeated later: a new incarnation
     of the trainer would fail, too, and the run needs its sweeps only in the long run.
@@ -65,48 +64,36 @@ class Collector:
 
     def __init__(self, context: Context, roles: Collection[str], others: Mapping[str, type | None]) -> None:
         self._roles, self._others = roles, others
-        self._context, self._table = context, context.table
-        self._lock = threading.Lock()
-        self._closing = threading.Event()
-        self._thread: threading.Thread | None = None
+        self.context, self._table = context, context.table
+        self._swept_at = self._keys_due = float("-inf")
         self._swept = Fill(0, 0, 0, 0)
         # Subjects of the numbered cells of other roles that are known to be well-formed.
         self._well_formed: set[str] = set()
 
-    def start(self) -> None:
-        """Sweep in a thread from now on."""
-        self._thread = threading.Thread(target=self._run, name="collector", daemon=True)
-        self._thread.start()
+    def check(self) -> None:
+        """Sweep if the table has grown or a sweep is due. Called every `CHECK_SECONDS`; raises no exception."""
+        try:
+            fill = self._table.fill()
+            grown = fill.size - self._swept.size > GROWTH_BYTES or fill.cells - self._swept.cells > GROWTH_CELLS
+            is_due = time.monotonic() - self._swept_at > self._sweep_seconds()
+            if grown or is_due or fill.size > FULL * fill.max_size:
+                self.sweep_or_report()
+                self._swept_at = time.monotonic()
+            elif time.monotonic() > self._keys_due:
+                self._remove_keys()
+                self._keys_due = time.monotonic() + KEYS_SECONDS
+        except (RelaxError, nats.errors.Error, OSError) as error:
+            log.warning("sweep_failed", error=f"{type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 the same error would end each incarnation of the trainer
+            self._report_failed(error)
+            self._keys_due = time.monotonic() + KEYS_SECONDS
 
     def close(self) -> None:
-        """Stop the thread, after a last sweep."""
-        self._closing.set()
-        if self._thread is not None:
-            self._thread.join(CHECK_SECONDS + 1)
-        self.sweep_or_report()
-        self._table.store.close()  # folders of steps that are being removed still link to media
-        self._remove_media(0.0)
-
-    def _run(self) -> None:
-        swept_at = keys_due = float("-inf")
-        while not self._closing.wait(CHECK_SECONDS):
-            if self._table.connection.loop.is_closed():
-                return
-            try:
-                fill = self._table.fill()
-                grown = fill.size - self._swept.size > GROWTH_BYTES or fill.cells - self._swept.cells > GROWTH_CELLS
-                is_due = time.monotonic() - swept_at > self._sweep_seconds()
-                if grown or is_due or fill.size > FULL * fill.max_size:
-                    self.sweep_or_report()
-                    swept_at = time.monotonic()
-                elif time.monotonic() > keys_due:
-                    self._remove_keys()
-                    keys_due = time.monotonic() + KEYS_SECONDS
-            except (RelaxError, nats.errors.Error, OSError) as error:
-                log.warning("sweep_failed", error=f"{type(error).__name__}: {error}")
-            except Exception as error:  # noqa: BLE001 the thread must not end without a word
-                self._report_failed(error)
-                keys_due = time.monotonic() + KEYS_SECONDS
+        """Sweep a last time."""
+        with suppress(RelaxError):
+            self.sweep_or_report()
+            self._table.store.close()  # folders of steps that are being removed still link to media
+            self._remove_media(0.0)
 
     def _sweep_seconds(self) -> float:
         """Return the longest time between two sweeps."""
@@ -128,34 +115,33 @@ class Collector:
     def _report_failed(self, error: Exception) -> None:
         text, trace = f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
         log.error("sweep_failed", error=text, traceback=trace)
-        self._context.journal.event("sweep_failed", error=text[:2000], traceback=trace[-8000:])
+        self.context.journal.event("sweep_failed", error=text[:2000], traceback=trace[-8000:])
 
     def sweep(self) -> Removal:
         """Remove all strays and finished rows that the table holds now."""
-        with self._lock:
-            table, before = self._table, self._table.fill()
-            found, malformed = self._list("*.*.*.*", MAX_LISTED)
-            turns, malformed_turns = self._list(f"*.*.*.{TURNS}.*.*", MAX_LISTED)
-            found += turns
-            malformed += malformed_turns
-            first = self._first_cells()
-            malformed += self._remove_malformed()
-            extent = read_extent(self._context, self._well_formed)
-            todo = removal(found, first, extent)
-            if first is None:
-                todo = self._with_ends(todo, found, extent)
-            culprits = self._writers(todo.strays)
-            prefix, end = table.subjects.prefix, before.last + 1
-            if todo.bulk:
-                table.purge((f"{prefix}.{name}" for name in todo.bulk), before=self._first_needed(extent, end))
-            table.purge((f"{prefix}.{name}" for name in todo.filters), before=end)
-            table.remove_subjects(malformed, before=end)
-            self._remove_keys()
-            if first is not None:
-                self._remove_files(todo, first, extent)
-            self._swept = table.fill()
-            self._report(todo, before, culprits)
-            return todo
+        table, before = self._table, self._table.fill()
+        found, malformed = self._list("*.*.*.*", MAX_LISTED)
+        turns, malformed_turns = self._list(f"*.*.*.{TURNS}.*.*", MAX_LISTED)
+        found += turns
+        malformed += malformed_turns
+        first = self._first_cells()
+        malformed += self._remove_malformed()
+        extent = read_extent(self.context, self._well_formed)
+        todo = removal(found, first, extent)
+        if first is None:
+            todo = self._with_ends(todo, found, extent)
+        culprits = self._writers(todo.strays)
+        prefix, end = table.subjects.prefix, before.last + 1
+        if todo.bulk:
+            table.purge((f"{prefix}.{name}" for name in todo.bulk), before=self._first_needed(extent, end))
+        table.purge((f"{prefix}.{name}" for name in todo.filters), before=end)
+        table.remove_subjects(malformed, before=end)
+        self._remove_keys()
+        if first is not None:
+            self._remove_files(todo, first, extent)
+        self._swept = table.fill()
+        self._report(todo, before, culprits)
+        return todo
 
     def _first_needed(self, extent: Extent, end: int) -> int:
         """Return a stream sequence below `end`, before which all cells of rows are void or below the floor.
@@ -191,7 +177,7 @@ class Collector:
                         table.read(cell.data, expected, subject=subject)
                     self._well_formed.add(subject)
                 except CodecError as error:
-                    self._context.journal.event("malformed_cell", subject=subject, error=str(error), removed=True)
+                    self.context.journal.event("malformed_cell", subject=subject, error=str(error), removed=True)
                     table.remove([cell])
         return malformed
 
@@ -266,22 +252,22 @@ class Collector:
             below = row.kind == "group" and row.step < extent.floor
             return below or row not in begun or f"eval.{row.step}" in todo.finished
 
-        self._table.call(self._context.state.forget_failures(is_gone))
+        self._table.call(self.context.state.forget_failures(is_gone))
 
     def _remove_media(self, keep_seconds: float) -> None:
         """Remove features and copies of media that no row uses."""
-        if self._context.config.media is not None:
+        if self.context.config.media is not None:
             SharedFiles(self._table.store).remove_orphans(keep_seconds)
 
     def _remove_keys(self) -> None:
         """Remove the keys of the bucket that the run has not, and those that are too large or too many."""
-        enforced = self._context.state.enforce(lambda key: allowed_bytes(key, self._roles))
+        enforced = self.context.state.enforce(lambda key: allowed_bytes(key, self._roles))
         if forgotten := self._table.call(enforced):
-            self._context.journal.event("keys_removed", keys=forgotten)
+            self.context.journal.event("keys_removed", keys=forgotten)
 
     def _report(self, todo: Removal, before: Fill, culprits: dict[str, int]) -> None:
         """Publish what was removed, and what fills the table if it is nearly full."""
-        journal = self._context.journal
+        journal = self.context.journal
         names = " and ".join(sorted(culprits, key=lambda name: -culprits[name])[:3])
         if todo.strays:
             mib = max(0, before.size - self._swept.size) >> 20
@@ -295,7 +281,7 @@ class Collector:
 
         A cell is void if it was stored before the version before; see `Ledger.is_void`.
         """
-        config, table = self._context.config, self._table
+        config, table = self.context.config, self._table
         step = version + config.staleness.max
         if version < 1 or step >= config.run.steps:
             return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,9 +26,7 @@ MODEL_FILES = (
 
 
 class Publisher:
-    """Publishes the weights of one trainer while its next step computes, in a thread of its own.
-
-    The engine's weights must not change between `publish` and `flush`.
+    """Publishes the weights of one trainer; run by `PublisherActor` while the trainer's next step computes.
 
     Args:
         context: of the trainer.
@@ -41,9 +38,7 @@ class Publisher:
         self, context: Context, engine: WeightProducer, before_publication: Callable[[int], None] = lambda _: None
     ) -> None:
         self._before_publication = before_publication
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="publisher")
-        self._pending: Future[None] | None = None
-        self._context, self._engine = context, engine
+        self.context, self._engine = context, engine
         self._latest: Weights | None = None
         # Base of the engine's next delta.
         self._base: Weights | None = None
@@ -52,34 +47,22 @@ class Publisher:
         self._sender = make_transport(context).make_sender(engine)
         self._initial = InitialWeights(context) if "reference" in context.config.roles else None
 
+    def close(self) -> None:
+        """Stop the sender, and finish removing collected segments."""
+        self._sender.close()
+        self.context.table.store.close()
+
     def publish(self, version: int, kl_coefficient: float | None = None) -> None:
-        """Start to write and publish the current weights, and the coefficient of the KL in the reward; returns at once.
+        """Write and publish the current weights, and the coefficient of the KL in the reward.
 
         A version published by an earlier incarnation is not republished: the replayed weights must equal it bit for
         bit.
-        """
-        self.flush()
-        self._pending = self._thread.submit(self._publish, version, kl_coefficient)
-
-    def flush(self) -> None:
-        """Wait until the pending version is published.
 
         Raises:
             FencedError: a later incarnation published it.
             ConfigError: with run.deterministic, the replayed weights differ from the published ones.
         """
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
-
-    def close(self) -> None:
-        """Stop the thread and the sender, and finish removing collected segments."""
-        self._thread.shutdown(cancel_futures=True)
-        self._sender.close()
-        self._context.table.store.close()
-
-    def _publish(self, version: int, kl_coefficient: float | None) -> None:
-        context, table = self._context, self._context.table
+        context, table = self.context, self.context.table
         subject = table.subjects.numbered("weights", version)
         known = fetch_own(context, subject, Weights) if context.incarnation > 1 else None
         if known is None:
@@ -118,25 +101,25 @@ class Publisher:
         base = self._base
         write_delta = None if base is None or self._needs_full_set(base) else self._engine.delta()
         # The incarnation in the name keeps a replaced trainer from overwriting the files of its successor.
-        uri = f"weights/{version}.{self._context.incarnation}.safetensors"
+        uri = f"weights/{version}.{self.context.incarnation}.safetensors"
         fingerprint, nbytes = self._write_file(uri, write_delta or self._engine.publish)
         shard = Shard(uri, nbytes, fingerprint)
         base_version = base.version if write_delta is not None and base is not None else None
-        return Weights(version, fingerprint, [shard], self._context.incarnation, base_version)
+        return Weights(version, fingerprint, [shard], self.context.incarnation, base_version)
 
     def _needs_full_set(self, base: Weights) -> bool:
         """Whether a late joiner would read too much if the next version were a delta to `base`."""
         chain = self._delta_chain(base.version)
         sizes = [sum(shard.nbytes for shard in cell.shards) for cell in chain]
-        return not chain or len(chain) >= self._context.config.weights.full_every or sum(sizes[:-1]) > sizes[-1]
+        return not chain or len(chain) >= self.context.config.weights.full_every or sum(sizes[:-1]) > sizes[-1]
 
     def _delta_chain(self, version: int) -> list[Weights]:
         """Return the cells from a version back to its full set; empty if one of them is unknown."""
-        table, chain = self._context.table, []
+        table, chain = self.context.table, []
         current: int | None = version
         while current is not None:
             subject = table.subjects.numbered("weights", current)
-            cell = self._cells.get(current) or fetch_own(self._context, subject, Weights)
+            cell = self._cells.get(current) or fetch_own(self.context, subject, Weights)
             if cell is None:
                 return []
             self._cells[current] = cell
@@ -151,11 +134,10 @@ class Publisher:
 
     def restore(self, version: int, kl_coefficient: float | None = None) -> None:
         """Publish a version, or rewrite its files, which the store may have lost; arguments as `publish`."""
-        self.flush()
-        table = self._context.table
-        known = fetch_own(self._context, table.subjects.numbered("weights", version), Weights)
+        table = self.context.table
+        known = fetch_own(self.context, table.subjects.numbered("weights", version), Weights)
         if known is None:
-            self._publish(version, kl_coefficient)
+            self.publish(version, kl_coefficient)
         elif known.fingerprint == self._engine.fingerprint():
             self._set_base(known)
             self._write_full(known)
@@ -163,16 +145,13 @@ class Publisher:
 
     def repair(self) -> None:
         """Rewrite the files of the latest version if they are gone: receivers remove corrupt files."""
-        if self._pending is not None and not self._pending.done():
-            return
-        self.flush()
         self._restore_initial()
         if self._latest is not None and self._rewrite_missing(self._latest):
-            self._context.journal.event("weights_rewritten", version=self._latest.version)
+            self.context.journal.event("weights_rewritten", version=self._latest.version)
 
     def _rewrite_missing(self, known: Weights) -> bool:
         """Rewrite a version as a full set if a file of it is missing; return whether one was."""
-        if has_all_files(self._context.table.store, known):
+        if has_all_files(self.context.table.store, known):
             return False
         self._write_full(known)
         return True
@@ -191,11 +170,11 @@ class Publisher:
 
         The size is read before the file gets its final name: after that a receiver may remove it.
         """
-        return self._context.table.store.write(uri, lambda path: (write(path), path.stat().st_size))
+        return self.context.table.store.write(uri, lambda path: (write(path), path.stat().st_size))
 
     def _collect(self, version: int) -> None:
         """Remove old versions, except the last few, versions to evaluate, and the bases of both."""
-        config = self._context.config
+        config = self.context.config
         recent = version - config.staleness.max - 3
         kept = {*range(max(0, recent), version + 1), *last_evaluated(config, version)}
         kept |= {*self._pending_evaluations(recent)}
@@ -203,19 +182,19 @@ class Publisher:
         if self._initial is not None:
             kept.add(0)
         self._cells = {v: cell for v, cell in self._cells.items() if v in kept}
-        for path in self._context.table.store.path("weights").glob("*.safetensors"):
+        for path in self.context.table.store.path("weights").glob("*.safetensors"):
             number = path.name.split(".", 1)[0]
             if number.isdigit() and int(number) < recent and int(number) not in kept:
                 path.unlink(missing_ok=True)
-        for path in self._context.table.store.path("weights").glob(".*.tmp"):
+        for path in self.context.table.store.path("weights").glob(".*.tmp"):
             # `.<version>.<incarnation>.safetensors.<pid>.tmp`; a later incarnation may be writing its own.
             incarnation = path.name.split(".")[2]
-            if incarnation.isdigit() and int(incarnation) < self._context.incarnation:
+            if incarnation.isdigit() and int(incarnation) < self.context.incarnation:
                 path.unlink(missing_ok=True)
 
     def _pending_evaluations(self, before: int) -> list[int]:
         """Return the latest versions below `before` whose evaluation has not finished."""
-        config, table = self._context.config, self._context.table
+        config, table = self.context.config, self.context.table
         present = {path.name.split(".", 1)[0] for path in table.store.path("weights").glob("*.safetensors")}
         numbers = sorted((int(n) for n in present if n.isdigit() and int(n) < before), reverse=True)
         evaluated = [n for n in numbers if config.eval is not None and is_evaluated(config, n)]
@@ -225,7 +204,7 @@ class Publisher:
 
     def export(self) -> None:
         """Write the trained model as a Hugging Face folder."""
-        source = self._context.config.model_path
+        source = self.context.config.model_path
 
         def save(folder: Path) -> None:
             self._engine.export(folder)
@@ -233,4 +212,4 @@ class Publisher:
                 if (source / name).exists() and not (folder / name).exists():
                     shutil.copy(source / name, folder / name)
 
-        checkpoints.write(self._context.folder.model, save, self._context.wait_for_room)
+        checkpoints.write(self.context.folder.model, save, self.context.wait_for_room)

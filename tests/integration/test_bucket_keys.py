@@ -16,6 +16,7 @@ from broker.table import Table
 from relax_actors.messages import Weights
 from relax_actors.runtime import Context
 from relax_actors.training.collector import Collector
+from relax_actors.training.collector_actor import CollectorActor, Sweep
 from relax_actors.training.strays import allowed_bytes
 from tests.support.contexts import context_of
 from tests.support.faults import log_of
@@ -113,9 +114,8 @@ def test_a_sweep_that_fails_is_reported_and_repeated(
 ) -> None:
     write(connection, subjects, ["failure.1"])
     roles = Broken(ROLES)
-    collector = Collector(context, roles, {})
-    collector.sweep_or_report()
-    collector.start()
+    collector = CollectorActor.start(Collector(context, roles, {}))
+    collector.ask(Sweep())
     try:
         key = wait_until(lambda: log_of(context.table, "event.trainer.0.sweep_failed"), "event")[-1]
         assert key["error"] == "IndexError: no such luck"
@@ -123,4 +123,4 @@ def test_a_sweep_that_fails_is_reported_and_repeated(
         roles.fails = False
         wait_until(lambda: keys_of(connection, subjects) == set(), "a later look at the keys")
     finally:
-        collector.close()
+        collector.stop()

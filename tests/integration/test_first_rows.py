@@ -20,11 +20,9 @@ from relax_actors.roles.agent_rollout import AgentRollout
 from relax_actors.roles.turn_rollout import TurnRollout
 from relax_actors.runtime import Drop, More, Results, Role, Row, StatefulRole, check_role
 from relax_actors.runtime.blackbox import BlackBox
-from relax_actors.runtime.mailbox import Mailbox
-from relax_actors.runtime.pump import PoolPump
 from relax_actors.runtime.service_role import ServiceRole
-from relax_actors.runtime.watchdog import Watchdog
 from tests.support.contexts import MakeContext, create_consumer
+from tests.support.pumps import pool_pump
 from tests.support.running import wait_until
 
 
@@ -76,22 +74,19 @@ def run_pool(table: Table, make_context: MakeContext, tmp_path: Path) -> Callabl
         role.context = make_context("pool", "supervision.max_failures=1")
         role.context.stopping = (stopping := asyncio.Event()).is_set
         create_consumer(role.context, role)
-        box, mailbox = BlackBox(tmp_path / "pool.box"), Mailbox.start()
         failed: list[Any] = []
-        pump = PoolPump(role, role.context, mailbox, Watchdog(role.context, box, 60.0, failed.append), failed.append)
-        running = table.connection.submit(pump.run(stopping))
-        for kind in kinds:
-            for index in range(ROWS):
-                prompt = Prompt("1>", np.zeros(0, np.int32), "", {}, seed=0, min_version=0)
-                table.put(table.subject(RowId(0, index, kind), "prompt"), prompt)
-            ends = [table.subjects.column(name, kind) for name in ("dropped", "quarantined")]
-            wait_until(lambda ends=ends: sum(map(table.count_cells, ends)) == ROWS, f"the end of all rows {kind}", 20)
-        table.connection.loop.call_soon_threadsafe(stopping.set)
-        table.connection.loop.call_soon_threadsafe(pump.wake)
-        running.result(20)
-        mailbox.stop()
-        box.close()
-        return failed
+        with pool_pump(role, BlackBox(tmp_path / "pool.box"), failed) as pump:
+            running = table.connection.submit(pump.run(stopping))
+            for kind in kinds:
+                for index in range(ROWS):
+                    prompt = Prompt("1>", np.zeros(0, np.int32), "", {}, seed=0, min_version=0)
+                    table.put(table.subject(RowId(0, index, kind), "prompt"), prompt)
+                ends = [table.subjects.column(name, kind) for name in ("dropped", "quarantined")]
+                wait_until(lambda ends=ends: sum(map(table.count_cells, ends)) == ROWS, f"end of all rows {kind}", 20)
+            table.connection.loop.call_soon_threadsafe(stopping.set)
+            table.connection.loop.call_soon_threadsafe(pump.wake)
+            running.result(20)
+            return list(failed)  # without the error of closing a role that was never set up
 
     return run
 

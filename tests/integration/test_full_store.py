@@ -8,19 +8,20 @@ from pathlib import Path
 from broker.table import Table
 from relax_actors.messages import Evaluation
 from relax_actors.training.collector import FULL_STORE_SECONDS, SWEEP_SECONDS, Collector
+from relax_actors.training.collector_actor import CollectorActor
 from tests.support.contexts import context_of
 from tests.support.running import wait_until
 
 
 def test_a_store_that_is_nearly_full_is_swept_soon(table: Table, small_disk: Path) -> None:
     context = context_of(table, small_disk, "trainer", (), 1)
-    table, collector = context.table, Collector(context, ("trainer",), {"evaluation": Evaluation})
+    table = context.table
     for version in (1, 2):
         table.put(table.subjects.numbered("evaluation", version), Evaluation(version, 0.5, 1))
     finished = table.store.root / "eval/1/segment"
     finished.parent.mkdir(parents=True)
     finished.touch()
-    collector.start()
+    collector = CollectorActor.start(Collector(context, ("trainer",), {"evaluation": Evaluation}))
     try:
         wait_until(lambda: not finished.parent.exists(), "first sweep")
         with (small_disk / "other").open("wb") as file:
@@ -29,4 +30,4 @@ def test_a_store_that_is_nearly_full_is_swept_soon(table: Table, small_disk: Pat
         finished.touch()
         wait_until(lambda: not finished.parent.exists(), "second sweep", (FULL_STORE_SECONDS + SWEEP_SECONDS) / 2)
     finally:
-        collector.close()
+        collector.stop()

@@ -31,12 +31,10 @@ from relax_actors.runtime.blackbox import BlackBox
 from relax_actors.runtime.cells import MAX_END_BYTES, fetch_own, is_oversized, put_own
 from relax_actors.runtime.finish import quarantine
 from relax_actors.runtime.journal import BURST, MAX_BYTES, Journal
-from relax_actors.runtime.mailbox import Mailbox
-from relax_actors.runtime.pump import PoolPump
 from relax_actors.runtime.run_folder import RunFolder
-from relax_actors.runtime.watchdog import Watchdog
 from tests.support.contexts import MakeTrainer, create_consumer
 from tests.support.fuzzing import Fuzzer, samples
+from tests.support.pumps import pool_pump
 from tests.support.running import wait_until
 from tests.support.tiny_stateful import Audit, Auditor
 
@@ -268,11 +266,8 @@ def test_a_pump_answers_for_every_malformed_cell(table: Table, tmp_path: Path, n
     table.put_encoded(sorted(cells.items()))
 
     crashed: list[BaseException] = []
-    mailbox = Mailbox.start()
-    try:
-        watch = Watchdog(role.context, BlackBox(tmp_path / "box"), 60.0, crashed.append)  # type: ignore[arg-type]
-        create_consumer(role.context, role)
-        pump = PoolPump(role, role.context, mailbox, watch, crashed.append)
+    create_consumer(role.context, role)
+    with pool_pump(role, BlackBox(tmp_path / "box"), crashed) as pump:
         stopping = asyncio.Event()
         running = table.connection.submit(pump.run(stopping))
 
@@ -285,8 +280,6 @@ def test_a_pump_answers_for_every_malformed_cell(table: Table, tmp_path: Path, n
         table.connection.loop.call_soon_threadsafe(stopping.set)
         table.connection.loop.call_soon_threadsafe(pump.wake)
         running.result(20)
-    finally:
-        mailbox.stop()
     assert crashed == []
     for index in range(150):
         row = RowId(0, index)
@@ -299,19 +292,14 @@ def test_a_pump_answers_for_every_malformed_cell(table: Table, tmp_path: Path, n
 @contextmanager
 def pumped(role: Role, table: Table, folder: Path) -> Iterator[None]:
     """Pump a role until the block ends."""
-    mailbox = Mailbox.start()
-    try:
-        watch = Watchdog(role.context, BlackBox(folder / "box"), 60.0, lambda _: None)
-        create_consumer(role.context, role)
-        pump = PoolPump(role, role.context, mailbox, watch, lambda _: None)
+    create_consumer(role.context, role)
+    with pool_pump(role, BlackBox(folder / "box"), []) as pump:
         stopping = asyncio.Event()
         running = table.connection.submit(pump.run(stopping))
         yield
         table.connection.loop.call_soon_threadsafe(stopping.set)
         table.connection.loop.call_soon_threadsafe(pump.wake)
         running.result(20)
-    finally:
-        mailbox.stop()
 
 
 def test_a_column_without_those_it_is_made_of_is_quarantined(table: Table, tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from relax_actors.roles.evaluator import Evaluator
 from relax_actors.roles.prompts import PromptSource
 from relax_actors.roles.rollout import Rollout
 from relax_actors.runtime import Row
-from relax_actors.weights.publisher import Publisher
 from tests.support.contexts import MakeContext, MakeTrainer
 
 ROWS = 4
@@ -129,8 +128,7 @@ def test_held_out_prompts_that_all_fail_for_one_reason_stop_the_run(
 def test_row_with_a_version_that_is_gone_gets_an_error_and_no_other_version(
     make_trainer: MakeTrainer, make_context: MakeContext, table: Table
 ) -> None:
-    trainer = make_trainer()
-    Publisher(trainer.context, trainer._engine).flush()
+    make_trainer()
     rollout = Rollout()
     rollout.context = make_context("rollout")
     rollout.setup()

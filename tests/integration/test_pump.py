@@ -34,11 +34,10 @@ from relax_actors.runtime.device_lock import DeviceLock
 from relax_actors.runtime.handler import Handler, Job
 from relax_actors.runtime.join import Join
 from relax_actors.runtime.journal import Journal
-from relax_actors.runtime.mailbox import Mailbox
-from relax_actors.runtime.pump import PoolPump
+from relax_actors.runtime.pool_pump import PoolPump
 from relax_actors.runtime.run_folder import RunFolder
-from relax_actors.runtime.watchdog import Watchdog
 from tests.support.contexts import MakeContext, create_consumer
+from tests.support.pumps import pool_pump
 from tests.support.running import TINY, wait_until
 
 
@@ -60,11 +59,8 @@ def pump(table: Table, tmp_path: Path) -> Any:
     journal = Journal(table.connection, table.subjects, "counts", 0)
     role = Counts()
     role.context = Context(config, RunFolder(tmp_path), "counts", 0, 1, table, state, journal)
-    box = BlackBox(tmp_path / "counts.box")
-    mailbox = Mailbox.start()
-    yield PoolPump(role, role.context, mailbox, Watchdog(role.context, box, 60.0, print), print)
-    mailbox.stop()
-    box.close()
+    with pool_pump(role, BlackBox(tmp_path / "counts.box"), []) as pump:
+        yield pump
 
 
 async def delivered_again(table: Table) -> list[Msg]:
@@ -126,7 +122,7 @@ def test_reference_out_of_the_store_drops_its_row_and_is_reported(
         await ensure_consumer(connection, stream, pool_spec("counts", [table.subjects.column("prompt")], 60.0, 100))
         pull = PullSubscription(connection, stream, "counts", 8)
         await pull.start()
-        await pump._process(await pull.fetch(8, 10))
+        await pump.handle(await pull.fetch(8, 10))
         await pull.close()
 
         async def event() -> RawStreamMsg:
@@ -283,16 +279,13 @@ def at_work(table: Table, tmp_path: Path) -> Iterator[AtWork]:
     role.context.stopping = stopping.is_set
     create_consumer(role.context, role)
     failed: list[Any] = []
-    mailbox = Mailbox.start()
-    pump = PoolPump(role, role.context, mailbox, Watchdog(role.context, box, 60.0, failed.append), failed.append)
-    run = table.connection.submit(pump.run(stopping))
-    yield AtWork(role, table, box)
-    role.ended.update(str(RowId(0, index)) for index in range(8))
-    table.connection.loop.call_soon_threadsafe(stopping.set)
-    table.connection.loop.call_soon_threadsafe(pump.wake)
-    run.result(30)
-    mailbox.stop()
-    box.close()
+    with pool_pump(role, box, failed) as pump:
+        run = table.connection.submit(pump.run(stopping))
+        yield AtWork(role, table, box)
+        role.ended.update(str(RowId(0, index)) for index in range(8))
+        table.connection.loop.call_soon_threadsafe(stopping.set)
+        table.connection.loop.call_soon_threadsafe(pump.wake)
+        run.result(30)
     assert failed == []
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,9 +13,12 @@ import torch
 
 from broker.errors import BrokerUnreachableError
 from broker.table import Table
+from relax_actors.engines.transformers.engine import TransformersEngine
 from relax_actors.errors import ActorError, RowError
 from relax_actors.messages import Evaluation, Weights
 from relax_actors.weights import files as weights
+from relax_actors.weights.host_copy import HostCopy
+from relax_actors.weights.stager_actor import Newest
 from relax_actors.weights.transports.store import StoreReceiver
 from tests.support.contexts import MakeContext
 from tests.support.running import wait_until
@@ -36,8 +41,8 @@ def make_sender(make_context: MakeContext) -> Callable[..., TrainerEnd]:
 def make_receiver(make_context: MakeContext) -> Iterator[MakeReceiver]:
     made: list[RolloutEnd] = []
 
-    def make(*settings: str) -> RolloutEnd:
-        made.append(RolloutEnd(make_context("rollout", *DELTAS, *settings)))
+    def make(*settings: str, follows: bool = True) -> RolloutEnd:
+        made.append(RolloutEnd(make_context("rollout", *DELTAS, *settings), follows=follows))
         return made[-1]
 
     yield make
@@ -93,19 +98,18 @@ def test_lost_delta_is_replaced_by_a_full_set(make_sender: MakeSender, make_rece
 
 def test_corrupt_delta_is_removed_and_replaced(make_sender: MakeSender, make_receiver: MakeReceiver) -> None:
     sender = make_sender()
-    receiver = make_receiver()
+    receiver = make_receiver(follows=False)
     receiver.stager.use_newest(0)
-    receiver.stager.close()
     sender.step()
     path = sender.context.table.store.path(sender.cell(1).shards[0].path)
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    assert not receiver.stager.prepare_newest()
+    assert receiver.stager.prepare_newest() == Newest(1, is_staged=False)
     assert not path.exists()
     assert (receiver.engine.version, receiver.stager.serving) == (0, sender.cell(0))
     sender.publisher.repair()
-    assert receiver.stager.prepare_newest()
+    assert receiver.stager.prepare_newest().is_staged
     receiver.stager.use_newest(1)
     assert receiver.serves() == sender.cell(1).fingerprint
 
@@ -143,14 +147,26 @@ def test_evaluated_version_is_served_exactly_before_the_newest_again(
     assert not receiver.stager.try_use_version(99)
 
 
-def test_without_deltas_all_files_are_full_sets(make_sender: MakeSender, make_receiver: MakeReceiver) -> None:
+def test_without_deltas_all_files_are_full_sets(
+    make_sender: MakeSender, make_receiver: MakeReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sender = make_sender("weights.delta=off")
+    copies: list[weakref.ref[HostCopy]] = []
+
+    class RecordedCopy(HostCopy):
+        def __init__(self) -> None:
+            super().__init__()
+            copies.append(weakref.ref(self))
+
+    monkeypatch.setattr(TransformersEngine, "empty_copy", lambda _: RecordedCopy())
     receiver = make_receiver("weights.delta=off")
     sender.step(3)
     assert sender.bases() == [None] * 4
     receiver.stager.use_newest(3)
     assert receiver.serves() == sender.cell(3).fingerprint
-    assert receiver.stager._copy.tensors == {}
+    assert len(copies) > 1
+    gc.collect()
+    assert [copy.version for ref in copies if (copy := ref()) is not None] == [None], "the host holds no copy"
 
 
 def test_missing_weights_are_an_error_that_blames_no_row(make_sender: MakeSender, make_receiver: MakeReceiver) -> None:
@@ -182,9 +198,8 @@ def test_weights_of_another_model_are_an_error_with_the_reason(
 def test_file_that_the_trainer_rewrote_meanwhile_is_not_removed(
     make_sender: MakeSender, make_receiver: MakeReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sender, receiver = make_sender("weights.delta=off"), make_receiver("weights.delta=off")
+    sender, receiver = make_sender("weights.delta=off"), make_receiver("weights.delta=off", follows=False)
     receiver.stager.use_newest(0)
-    receiver.stager.close()
     sender.step()
     path = sender.context.table.store.path(sender.cell(1).shards[0].path)
     damaged = bytearray(path.read_bytes())
@@ -198,47 +213,46 @@ def test_file_that_the_trainer_rewrote_meanwhile_is_not_removed(
 
     monkeypatch.setattr(StoreReceiver, "updates_to", find_then_repair)
     path.unlink()  # found missing, and rewritten before it would be removed as corrupt
-    assert not receiver.stager.prepare_newest()
+    assert receiver.stager.prepare_newest() == Newest(1, is_staged=False)
     assert path.exists()
     monkeypatch.setattr(StoreReceiver, "updates_to", find_updates)
     path.unlink()
     path.write_bytes(damaged)
-    assert not receiver.stager.prepare_newest()
+    assert receiver.stager.prepare_newest() == Newest(1, is_staged=False)
     assert not path.exists()
     sender.publisher.repair()
-    assert receiver.stager.prepare_newest()
+    assert receiver.stager.prepare_newest().is_staged
     receiver.stager.use_newest(1)
 
 
 def test_recovered_broker_failure_fails_no_row(
     make_sender: MakeSender, make_receiver: MakeReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_sender()
-    stager = make_receiver().stager
+    sender, stager, failed = make_sender(), make_receiver(follows=False).stager, threading.Event()
     stager.use_newest(0)
-    table = stager._context.table
 
-    def away(kind: str, expected: type[Any]) -> Any:
-        raise BrokerUnreachableError(f"no answer about {kind} of {expected}")
+    def away(table: Table, kind: str, expected: type[Any]) -> Any:
+        failed.set()
+        raise BrokerUnreachableError(f"no answer of {table} about {kind} of {expected}")
 
     with monkeypatch.context() as patch:
-        patch.setattr(table, "fetch_last", away)
-        table.connection.call(stager._on_reconnect(), 10)
-        wait_until(lambda: stager._error is not None, "failed poll")
-    table.connection.call(stager._on_reconnect(), 10)
-    wait_until(lambda: stager._error is None, "successful poll")
-    stager.use_newest(0)
-    assert stager.serving is not None
-    assert stager.serving.version == 0
+        patch.setattr(Table, "fetch_last", away)
+        stager.start()
+        assert failed.wait(10)
+        with pytest.raises(BrokerUnreachableError, match="no answer"):
+            stager.use_newest(1)
+    sender.step()
+    wait_until(lambda: stager.has_newer, "successful poll")
+    stager.use_newest(1)
+    assert stager.serving == sender.cell(1)
 
 
 def test_evaluation_row_between_staging_and_use_does_not_lose_the_newest_weights(
     make_sender: MakeSender, make_receiver: MakeReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sender, receiver = make_sender("staleness.max=9"), make_receiver("staleness.max=9")
+    sender, receiver = make_sender("staleness.max=9"), make_receiver("staleness.max=9", follows=False)
     stager = receiver.stager
     stager.use_newest(0)
-    stager.close()
     sender.step(3)
     stage, row = receiver.engine.stage, threading.Thread(target=stager.try_use_version, args=(2,))
 
@@ -246,12 +260,13 @@ def test_evaluation_row_between_staging_and_use_does_not_lose_the_newest_weights
         stage(version, tensors)
         if row.ident is None:
             row.start()
-            row.join(0.3)  # blocks at the stager's lock
+            row.join(0.3)  # waits for the stager
 
     monkeypatch.setattr(receiver.engine, "stage", stage_then_start_row)
     stager.prepare_newest()
     row.join()
-    stager.prepare_newest()  # the row has swapped to version 2
+    assert stager.serving == sender.cell(2)
+    stager.prepare_newest()
     stager.use_newest(3)
     assert stager.serving is not None
     assert stager.serving.version == 3

@@ -34,7 +34,6 @@ class TrainerEnd:
         self.publisher = Publisher(context, self.engine)
         self.version = 0
         self.publisher.publish(0)
-        self.publisher.flush()
 
     @property
     def table(self) -> Table:
@@ -46,7 +45,6 @@ class TrainerEnd:
             train(self.engine, equal_sequences(self.version), self.version, lambda: None)
             self.version += 1
             self.publisher.publish(self.version)
-            self.publisher.flush()
         return self.version
 
     def cell(self, version: int) -> Weights:
@@ -96,12 +94,16 @@ class ReceiverEnd:
 
 
 class RolloutEnd:
-    """One incarnation of a rollout, without its rows: an engine whose weights follow the publications."""
+    """One incarnation of a rollout, without its rows: an engine whose weights follow the publications.
 
-    def __init__(self, context: Context) -> None:
+    Without `follows` weights are only staged on demand, until `stager.start` is called.
+    """
+
+    def __init__(self, context: Context, *, follows: bool = True) -> None:
         self.engine = TransformersEngine(context.config.model_path)
         self.stager = Stager(context, self.engine)
-        self.stager.start()
+        if follows:
+            self.stager.start()
 
     def serves(self) -> str:
         """Fingerprint of the weights in the model, in the published precision."""

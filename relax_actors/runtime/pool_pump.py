@@ -1,0 +1,222 @@
+"""Pump of a pool actor: fetch, join, handle, write, acknowledge.
+
+If the actor is killed at any point, the message is redelivered, and the write is repeated or refused. The message's
+acknowledgement deadline is extended while its row is handled; the watchdog ends a process that makes no progress.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pykka
+from nats.aio.msg import Msg
+
+from broker.pull import PullSubscription
+from broker.streams import wait_for_consumer
+from broker.table import CALL_DEADLINE
+from relax_actors.errors import RelaxError
+from relax_actors.runtime.actor import ExitRequestedError
+from relax_actors.runtime.finish import Finisher, ignore_errors
+from relax_actors.runtime.handler import Job
+from relax_actors.runtime.join import Join
+from relax_actors.runtime.pump import Pump
+from relax_actors.runtime.role import Role
+from relax_actors.runtime.role_actor import HandleRows, RoleActor, Serve
+from relax_actors.runtime.suspects import Suspects
+from relax_actors.runtime.watchdog import Watchdog
+
+PATIENCE = 5.0
+
+
+class PoolPump(Pump[list[Msg]]):
+    """Pump of one actor of a pool.
+
+    Args:
+        role: handles the rows, after `setup`.
+        actor: runs the role.
+        watch: the actor's watchdog.
+    """
+
+    def __init__(self, role: Role, actor: pykka.ActorRef[RoleActor], watch: Watchdog) -> None:
+        self.role, self.context, self.actor, self.watch = role, role.context, actor, watch
+        self.table = self.context.table
+        self._pull: PullSubscription | None = None
+        self._fetched: list[Msg] = []
+        self._suspects = Suspects(self.context, isolates=role.isolates_suspects)
+        self._jobs: list[Job] = []
+        self._accepts_more = False
+        self._wanted = False
+        self.context.wake = self._wake_from_thread
+        self._renewing: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._finishing: set[asyncio.Task[None]] = set()
+        self._join = Join(role, self.context)
+        self._finisher = Finisher(role, self.context, self._join.is_below_floor, self._release)
+        self._limit = 1
+        self._idle_reason = f"a row with {' and '.join(self._join.inputs)}"
+
+    @property
+    def handled(self) -> int:
+        """Rows with a written result so far."""
+        return self._finisher.handled
+
+    async def open(self) -> None:
+        """Follow the floor, and extend the deadlines of messages from now on."""
+        connection, subjects = self.table.connection, self.table.subjects
+        # A redelivered cell may belong to a row below the floor, whose other cells are purged.
+        await connection.nc.subscribe(subjects.numbered("checkpoint", "*"), cb=self._join.on_checkpoint)
+        self._limit = max(1, self.role.row_limit())
+        self._renewing = asyncio.create_task(self._renew())
+
+    async def fetch(self) -> list[Msg] | None:
+        """Fetch messages of rows."""
+        pull = self._pull
+        if pull is None or pull.consumer_lost:
+            pull = await self._subscribe()
+        if self._wanted:
+            pull.nudge()
+        return await pull.fetch(self._limit, PATIENCE, self.role.batch_wait) or None
+
+    async def handle(self, work: list[Msg]) -> None:
+        """Handle rows together, but each row alone that may have killed an actor."""
+        self._fetched = work
+        await self._suspects.examine(work)
+        alone = self._fetched = [message for message in work if message in self._suspects]
+        together = [message for message in work if message not in alone]
+        # An actor that shares its device takes no further rows in, so that it releases the device after its batch.
+        await self._process(together, accept_more=not (alone or self.context.shares_device))
+        # A row that may have killed an actor cannot blame its neighbours if it has none.
+        for message in alone:
+            await self._process([message])
+        self._fetched = []
+
+    async def idle(self) -> None:
+        """Let the role do work that belongs to no row, if it asked for it."""
+        if not self._wanted:
+            return
+        self._wanted = False
+        self.watch.start_other_work("answering requests")
+        try:
+            await self.actor.ask(Serve(self), block=False)
+        except Exception as error:  # noqa: BLE001 no row is to blame
+            self.context.fail(error)
+        self.watch.start_waiting(self._idle_reason)
+
+    async def close(self) -> None:
+        """Return the prefetched rows."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+        await self._return_prefetched()
+
+    def wake(self) -> None:
+        """Make `fetch` return, and return prefetched rows even while the current ones are being handled."""
+        if self._pull is not None:
+            self._pull.wake()
+            self._ending = asyncio.create_task(self._return_prefetched())
+
+    async def _subscribe(self) -> PullSubscription:
+        """Subscribe to the role's consumer, as soon as it exists."""
+        await self._return_prefetched()
+        connection, stream, prefetch = self.table.connection, self.table.subjects.table_stream, self.role.prefetch
+        await wait_for_consumer(connection, stream, self.context.role)
+        credit = max(4, 2 * self._limit) if prefetch else self._limit
+        pull = PullSubscription(
+            connection, stream, self.context.role, credit, self.watch.record_delivery, prefetch=prefetch
+        )
+        await pull.start()
+        self._pull = pull
+        self.watch.start_waiting(self._idle_reason)
+        if self.context.stopping():
+            pull.wake()
+        return pull
+
+    async def _return_prefetched(self) -> None:
+        if (pull := self._pull) is not None:
+            await pull.close()
+            for message in pull.drain():
+                await ignore_errors(message.nak())
+
+    async def _renew(self) -> None:
+        """Extend the deadline of every message in hand."""
+        while True:
+            await asyncio.sleep(self.context.config.supervision.ack_wait / 3)
+            prefetched = [] if self._pull is None else self._pull.buffered
+            held = [job.message for job in self._jobs] + self._fetched + prefetched
+            for message in {id(message): message for message in held}.values():
+                await ignore_errors(message.in_progress())
+
+    def _wake_from_thread(self) -> None:
+        self.table.connection.loop.call_soon_threadsafe(self._want)
+
+    def _want(self) -> None:
+        self._wanted = True
+        if self._pull is not None:
+            self._pull.nudge()
+
+    async def _process(self, messages: list[Msg], *, accept_more: bool = False) -> None:
+        """Handle messages; with `accept_more`, also rows that arrive meanwhile while the role has room."""
+        if not messages:
+            return
+        self._accepts_more = accept_more
+        try:
+            if jobs := await self._join_all(messages):
+                try:
+                    self._schedule_finish(await self.actor.ask(HandleRows(jobs, self), block=False))
+                finally:
+                    # Jobs reported before the answer have been scheduled before it.
+                    await asyncio.gather(*self._finishing)
+                self.watch.start_waiting(self._idle_reason)
+        except (ExitRequestedError, RelaxError, OSError) as error:
+            self.context.fail(error)
+        finally:
+            self._jobs, self._finishing, self._accepts_more = [], set(), False
+
+    async def _join_all(self, messages: list[Msg]) -> list[Job]:
+        self._fetched = self._fetched + messages
+        jobs = [job for job in await asyncio.gather(*map(self._join.join, messages)) if job is not None]
+        self._fetched = [message for message in self._fetched if message not in messages]
+        if jobs:
+            self._jobs += jobs
+            self.watch.start_rows([str(job.row) for job in self._jobs])
+        return jobs
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether prefetched rows wait. Called in the role's thread."""
+        return self._pull is not None and bool(self._pull.buffered)
+
+    def take_more(self, most: int) -> list[Job]:
+        """Take up to `most` rows that arrived meanwhile, without waiting. Called in the role's thread."""
+        pull = self._pull
+        # Cheap test first: a generating role asks between any two tokens.
+        if pull is None or most < 1 or not self._accepts_more or pull.is_requested(most):
+            return []
+        return self.table.connection.call(self._take_more_async(pull, most), CALL_DEADLINE)
+
+    async def _take_more_async(self, pull: PullSubscription, most: int) -> list[Job]:
+        await self._suspects.examine(pull.buffered)
+        # As in `handle`: a row that may have killed an actor is handled alone, after all of these.
+        return await self._join_all(await pull.fetch_nowait(most, self._suspects.__contains__))
+
+    def report_finished(self, jobs: list[Job]) -> None:
+        """Write the results of finished jobs while others are handled. Called in the role's thread."""
+        self.table.connection.loop.call_soon_threadsafe(self._schedule_finish, jobs)
+
+    def _schedule_finish(self, jobs: list[Job]) -> None:
+        task = asyncio.create_task(self._finish_all(jobs))
+        self._finishing.add(task)
+        task.add_done_callback(self._finishing.discard)
+
+    async def _finish_all(self, jobs: list[Job]) -> None:
+        try:
+            await asyncio.gather(*map(self._finisher.finish, jobs))
+        except Exception as error:  # noqa: BLE001 no caller awaits this task
+            self.context.fail(error)
+        for job in jobs:
+            self._release(job)
+        if self._jobs:
+            self.watch.start_rows([str(job.row) for job in self._jobs])
+
+    def _release(self, job: Job) -> None:
+        """Stop extending the job's deadline; an extension after the nak would override the nak's delay."""
+        self._jobs = [other for other in self._jobs if other is not job]
