@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-import structlog
-
 from relax_actors.errors import StoreError
 from relax_actors.messages import Weights
 from relax_actors.runtime import Context
@@ -24,7 +22,6 @@ POLL_SECONDS = 10.0
 ERROR_RETRY_SECONDS = 1.0
 RETRY_SECONDS = 0.02
 """Interval at which a published version is polled for that is not complete yet."""
-log = structlog.get_logger()
 
 
 class Newest(NamedTuple):
@@ -112,7 +109,9 @@ class StagerActor(Actor):
         try:
             pause = POLL_SECONDS if self._prepare_newest().is_staged else RETRY_SECONDS
         except Exception as error:  # noqa: BLE001 polled again
-            log.warning("weights_not_prepared", error=f"{type(error).__name__}: {error}")
+            import structlog  # noqa: PLC0415 `relax check` loads every role, and logs nothing
+
+            structlog.get_logger().warning("weights_not_prepared", error=f"{type(error).__name__}: {error}")
             pause = ERROR_RETRY_SECONDS
         self._timer += 1
         self.tell_later(pause, Poll(timer=self._timer))

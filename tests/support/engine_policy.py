@@ -63,7 +63,9 @@ class EnginePolicy:
         with self._turn:
             ((sample,),) = self._engine.generate([request], lambda: None)
         reason = str(sample.finish_reason)
-        return GenerateAnswer("", "", call.tokens, sample.tokens, sample.logprobs, sample.versions, reason, "f" * 32)
+        return GenerateAnswer(
+            sample.tokens, sample.logprobs, sample.versions, reason, "f" * 32, call.call, prompt=call.tokens
+        )
 
     async def delivered(self, session: str, call: str) -> None:
         del session, call

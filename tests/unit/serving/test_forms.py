@@ -222,7 +222,6 @@ def schema_form(schema: Any) -> dict[str, Any]:
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "add"}}}, ["'add'", "tools"]),
         ({"tool_choice": "required"}, ["tool_choice", "tools"]),
         ({"tools": TOOLS, "tool_choice": {"type": "custom"}}, ["tool_choice", "custom", "required"]),
-        ({"tools": TOOLS, "parallel_tool_calls": False}, ["parallel_tool_calls", "several tools"]),
         ({"tools": [LIST], "tool_choice": "required"}, ["'f'", "object"]),
     ],
 )  # fmt: skip

@@ -32,7 +32,7 @@ PLAIN = st.dictionaries(st.text(max_size=4), st.none() | st.integers(0, 9) | st.
 def answers(draw: st.DrawFn) -> GenerateAnswer:
     tokens = draw(TOKENS)
     numbers = np.zeros(len(tokens), np.float32)
-    return GenerateAnswer("", "", draw(TOKENS), tokens, numbers, tokens, "stop", draw(st.text()), draw(st.text()))
+    return GenerateAnswer(tokens, numbers, tokens, "stop", draw(st.text()), draw(st.text()), prompt=draw(TOKENS))
 
 
 @st.composite
