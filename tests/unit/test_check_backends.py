@@ -89,14 +89,6 @@ def test_classes_of_sglang_are_found_by_their_definition(tmp_path: Path) -> None
     assert not serves("Phi3ForCausalLM", tmp_path)
 
 
-def test_remax_is_refused_with_agents(tmp_path: Path) -> None:
-    own = ["agent.function=agents.play", "algorithm.advantage=greedy", "reward.function=exact_match"]
-    found = [line for line in errors(*own, f"run.folder={tmp_path / 'run'}") if "greedy" in line]
-    assert len(found) == 1
-    assert 'algorithm.advantage = "greedy"' in found[0]
-    assert "[agent] do not have" in found[0]
-
-
 def memory(*overrides: str, config: Path = DEMO) -> dict[str, int]:
     """MiB a role besides its processes, for a model of 1 M parameters: bytes a parameter."""
     sizes = memory_of_roles(load_config(config, [*CPU, *overrides]), FACTS)
