@@ -116,20 +116,41 @@ OBSERVED = st.builds(
 
 @st.composite
 def turns(draw: st.DrawFn) -> messages.Turn:
-    small, length = st.integers(0, 99), draw(st.integers(0, 3))
+    length = draw(st.integers(0, 3))
     return messages.Turn(
-        *(draw(small) for _ in range(3)),
-        draw(st.text()),
-        draw(OBSERVED),
+        draw(st.integers(-1, 99)),
         draw(arrays.arrays(np.int32, draw(st.integers(0, 4)))),
-        draw(st.booleans()),
         draw(arrays.arrays(np.int32, length)),
         draw(arrays.arrays(np.float32, length)),
         draw(arrays.arrays(np.int32, length)),
         draw(st.sampled_from(list(messages.FinishReason))).value,
-        draw(st.just("") | st.sampled_from([reason.value for reason in messages.FinishReason])),
-        draw(st.none() | observed_media()),
+        draw(st.text()),
+        draw(st.text()),
+        draw(st.text()),
+        draw(st.lists(st.dictionaries(st.text(), PLAIN, max_size=2), max_size=2)),
+        draw(st.text()),
+        draw(st.lists(observed_media(), max_size=2)),
+        draw(st.none() | arrays.arrays(np.uint8, (length, 2, 2))),
     )
+
+
+SMALL = st.integers(0, 99)
+SESSION_TURNS = st.builds(messages.SessionTurn, SMALL, SMALL, turns(), SMALL, st.text(), st.none() | OBSERVED)
+SESSION_STEPS = st.builds(messages.SessionStep, SMALL, SMALL, SMALL, st.text(), OBSERVED)
+SESSION_STATES = st.builds(
+    messages.SessionState,
+    SMALL,
+    SMALL,
+    st.just("") | st.sampled_from([reason.value for reason in messages.FinishReason]),
+    st.none() | FINITE,
+    st.dictionaries(st.text(), FINITE, max_size=2),
+    st.booleans(),
+    st.lists(SMALL, max_size=2),
+    st.dictionaries(st.text(), FINITE, max_size=2),
+    SMALL,
+    st.text(),
+    st.none() | OBSERVED,
+)
 
 
 @st.composite
@@ -252,7 +273,16 @@ OTHERS: dict[type, st.SearchStrategy[Any]] = {
     messages.TeacherScores: teacher_scores(),
     messages.Evaluation: st.builds(messages.Evaluation, INTEGERS, st.floats(), INTEGERS),
     messages.Turn: turns(),
-    messages.Turns: st.builds(messages.Turns, st.lists(turns(), max_size=2), st.floats(0, 1e9)),
+    messages.SessionTurn: SESSION_TURNS,
+    messages.SessionStep: SESSION_STEPS,
+    messages.SessionState: SESSION_STATES,
+    messages.SessionLog: st.builds(
+        messages.SessionLog,
+        st.lists(SESSION_TURNS, max_size=2),
+        st.lists(SESSION_STATES, max_size=2),
+        st.floats(0, 1e9),
+        st.lists(SESSION_STEPS, max_size=2),
+    ),
 }
 MESSAGES = OTHERS | {messages.Trajectory: trajectories()}
 ANY_MESSAGE = st.one_of(*MESSAGES.values())
