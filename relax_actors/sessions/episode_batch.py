@@ -96,6 +96,7 @@ class EpisodeBatch:
         self._ready: list[Live] = []
         self._done: list[tuple[Live, Generation]] = []
         self._error: BaseException | None = None
+        self._has_new_turns = False
         self._looked = 0.0
         self.counts = counts
 
@@ -285,6 +286,7 @@ class EpisodeBatch:
         """Take generated turns, and give them to their environments."""
         done, self._done = self._done, []
         acting = []
+        self._has_new_turns = self._has_new_turns or bool(done)
         for live, found in done:
             self.counts["turns"] += 1
             episode, experts = live.episode, experts_of(found, live.episode.before)
@@ -299,6 +301,9 @@ class EpisodeBatch:
 
     def _write_turns(self) -> None:
         """Write the turns of rows whose work is worth more than rollout.turn_log_after."""
+        if not self._has_new_turns:
+            return
+        self._has_new_turns = False
         now = time.monotonic()
         for group in self.groups:
             if now - group.started >= self._settings.turn_log_after:
