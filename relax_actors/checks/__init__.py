@@ -1,4 +1,4 @@
-"""Checks of a run before it starts: those that its parts bring, and those of the machine, which belong to no part."""
+"""Checks before a run starts: roles, backends and transports bring their own; those of the machine are here."""
 
 from relax_actors.checks.examine import Findings, examine, require
 

@@ -1,8 +1,8 @@
 """Grammars that answers follow: the tokens that may come next, for one tokenizer.
 
-A grammar is a text in llguidance's dialect of Lark, so that it travels as plain data. Compiling it is bounded in size
-and work, whoever wrote the schema in it. llguidance was chosen over xgrammar because its wheel is 8 MB without a
-dependency; xgrammar's needs triton (1 GB) on Linux.
+A grammar is a text in llguidance's dialect of Lark, so that it travels as plain data. Clients write the schemas in it,
+so its size and the work to compile it have limits. llguidance has a wheel of 8 MB and no dependencies; xgrammar needs
+triton (1 GB) on Linux.
 """
 
 from __future__ import annotations

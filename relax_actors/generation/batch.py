@@ -1,7 +1,8 @@
 """The requests of a rollout actor: which wait, which are generated together, and which of them begin next.
 
-Rows, turns of conversations and requests that belong to no row (guests) are all tickets. Rows begin at once: their role
-takes in no more of them than the engine has room for. Turns and guests begin as the `TokenLedger` says, oldest first.
+Rows, turns of conversations, and requests that belong to no row (guests) are all tickets. Rows begin at once, because
+the role only takes as many as the engine has room for. Turns and guests wait until they fit, the oldest first; see
+`TokenLedger`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Ticket:
     Attributes:
         request: the request, which fits the context of the model.
         kind: what it is for.
-        conversation: of a turn: what its tokens are held for until `Batch.release`.
+        conversation: conversation of a turn; its tokens stay in the cache until `Batch.release`.
         tokens: that it needs at most, with those of the whole conversation.
         samples: gets the samples or an error in the thread that generates; its callbacks must not block. A ticket whose
             future is cancelled before it begins never begins.
@@ -113,7 +114,7 @@ class JoinPace:
 
 
 class Batch:
-    """Requests that wait, and those that an engine generates. `add` and `len` may be used from any thread.
+    """Waiting and running requests of one engine. `add` and `len` may be called from any thread.
 
     Args:
         running_limit: tokens that turns and guests in generation need at most together; None without a limit.

@@ -72,7 +72,7 @@ class Policy:
         Args:
             request: the request, which fits the context of the model.
             kind: what it is for.
-            conversation: of a turn: what its tokens are held for.
+            conversation: conversation of a turn.
             tokens: that it needs at most with its whole conversation; by default those of the request.
 
         Returns:

@@ -1,4 +1,4 @@
-"""Ways from a row to its result: single turns here, episodes with environments and sessions of agents elsewhere."""
+"""How rows become requests and answers become results: the protocol, and rows of one answer each."""
 
 from __future__ import annotations
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import ClassVar, TypeAlias
+from typing import ClassVar
 
 import numpy as np
 
@@ -16,9 +15,10 @@ from relax_actors.algorithms.advantages.estimation import needs_greedy
 from relax_actors.config import Config
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.protocols import Generation, GenerationRequest, PromptMedia
-from relax_actors.errors import RelaxError, RowError, StoreError
+from relax_actors.errors import RelaxError, RowError
 from relax_actors.generation.batch import GUESTS, Kind, Samples
 from relax_actors.generation.policy import Policy
+from relax_actors.generation.rows import Rows
 from relax_actors.generation.work import SingleTurns, Work
 from relax_actors.messages import Prompt, Trajectory
 from relax_actors.messages.experts import split_prompt_experts
@@ -34,10 +34,6 @@ REPORT_INTERVAL = 0.25
 """Least number of seconds between two `generated` metrics, so that short rows do not flood the broker."""
 BATCH_WAIT_MIN, BATCH_WAIT_MAX, BATCH_WAIT_SHARE = 0.003, 0.1, 0.01
 """Bounds of `batch_wait` in seconds, and its share of the time that a row takes."""
-BatchKey: TypeAlias = tuple[int | None, bool]
-"""What rows of one batch have in common: the exact version they require, or None; whether decoding is greedy."""
-Pending: TypeAlias = defaultdict[BatchKey, list[Row]]
-"""Rows that are not being generated yet, by batch key."""
 
 
 class Rollout(Role):
@@ -116,102 +112,17 @@ class Rollout(Role):
                 weights that it requires are published, so the row itself is wrong.
             ActorError: the required weights are published but cannot be read.
         """
-        pending: Pending = defaultdict(list)
         self._media_of.clear()  # of rows that an earlier call could not generate
-        yield self._enqueue(rows, pending)
-        while pending:
-            yield from self._generate(next(iter(pending)), pending, more)
+        batches = Rows(self._policy, self.make_work, self._admit, more, self.row_limit(), self.progress)
+        yield from batches.generate(rows)
         if self._policy.guests_waiting:
             self.context.wake()  # some requests could not join
 
-    def _enqueue(self, rows: Sequence[Row], pending: Pending) -> list[tuple[Row, RelaxError]]:
-        """Add rows to `pending`; return the rows that cannot be generated, with their errors."""
-        bad = []
-        for row in rows:
-            try:
-                prompt = self._checked_prompt(row)
-                if self._media is not None:
-                    # Here, so that a lost segment is the row's own error.
-                    self._media_of[row.id] = self._media.of(row.media, row.id)
-            except RelaxError as error:
-                bad.append((row, error))
-                continue
-            pending[prompt.min_version if prompt.exact_version else None, prompt.greedy].append(row)
-        return bad
-
-    def _generate(self, key: BatchKey, pending: Pending, more: More) -> Iterator[Results]:
-        """Generate the pending rows of a batch key, and matching rows that arrive later.
-
-        No row joins a batch of an exact version. No row joins while rows of another key are pending, or while newer
-        weights are staged and in-flight updates are off: the batch then drains, so that neither is starved.
-        """
-        first, (version, greedy) = pending.pop(key), key
-        if gone := self._use_weights(version, first):
-            yield gone
-            return
-        work, bad = self.make_work(greedy=greedy), list[tuple[Row, RelaxError]]()
-        try:
-            bad += work.open(first)
-            for _ in self._advance(work, key, pending, more, bad):
-                yield [*work.results(), *bad]
-                bad.clear()
-            yield bad
-        finally:
-            self._policy.give_up()
-            work.close()
-
-    def _advance(
-        self, work: Work, key: BatchKey, pending: Pending, more: More, bad: list[tuple[Row, RelaxError]]
-    ) -> Iterator[None]:
-        """Generate until no row is without a result; yield whenever there may be results.
-
-        Args:
-            work: the rows.
-            key: of the batch.
-            pending: rows that are not being generated yet; those that arrive and do not join are added.
-            more: takes further rows that have arrived.
-            bad: rows that cannot be generated are added, with their errors.
-        """
-        version, _ = key
-
-        def take_in(limit: int) -> None:
-            work.exchange()
-            if rows := self._joining(key, pending, lambda: more(work.room(limit)), bad):
-                bad.extend(work.open(rows))
-
-        def invites() -> bool:
-            if work.asks_as_guests:
-                return key not in pending and not self._policy.waits_for_weights(version)
-            return bool(len(work)) and not self._drains(key, pending)
-
-        yield
-        while len(work):
-            bad += self._let_weights_in(work, key, pending)
-            ran = False
-            for _ in self._policy.run(version, take_in, invites):
-                ran = True
-                yield
-            if not len(work):
-                return
-            if not ran:
-                work.wait()
-                self.progress()
-            take_in(self.row_limit())
-            yield
-
-    def _let_weights_in(self, work: Work, key: BatchKey, pending: Pending) -> list[tuple[Row, RelaxError]]:
-        """Swap to newer weights while nothing runs, where samples may have several versions, and begin rows of theirs.
-
-        They may where updates are in flight, and with agents, which take their time.
-        """
-        version, _ = key
-        if version is None and work.asks_as_guests:
-            late = pending.pop(key, [])
-            self._stager.use_newest(max((row.prompt.min_version for row in late), default=0))
-            return work.open(late)
-        if (refresh := self._policy.refresh_of(version)) is not None:
-            refresh()
-        return []
+    def _admit(self, row: Row) -> None:
+        """Check the prompt of a row, and read its media, so that a lost segment is the row's own error."""
+        self._checked_prompt(row)
+        if self._media is not None:
+            self._media_of[row.id] = self._media.of(row.media, row.id)
 
     def make_work(self, *, greedy: bool) -> Work:
         """Return what turns rows into requests, and answers into results, while one batch key is generated.
@@ -242,41 +153,6 @@ class Rollout(Role):
     def guest_limit(self) -> int:
         """Return the most requests of the gateway that are generated at once."""
         return GUESTS
-
-    def _use_weights(self, version: int | None, rows: Sequence[Row]) -> list[tuple[Row, RelaxError]]:
-        """Swap to the weights that rows of a batch need; return the rows with errors if these are gone."""
-        if version is None:
-            self._stager.use_newest(max(row.prompt.min_version for row in rows))
-        elif not self._stager.try_use_version(version):
-            return [(row, StoreError(f"weights {version} are gone")) for row in rows]
-        return []
-
-    def _joining(
-        self, key: BatchKey, pending: Pending, arrive: Callable[[], Sequence[Row]], bad: list[tuple[Row, RelaxError]]
-    ) -> list[Row]:
-        """Return the rows that join the running batch of a key.
-
-        Args:
-            key: of the running batch.
-            pending: rows that are not being generated yet; those that arrive and do not join are added.
-            arrive: takes further rows that have arrived.
-            bad: rows that cannot be generated are added, with their errors.
-        """
-        if self._drains(key, pending):
-            return []
-        if not pending:
-            bad.extend(self._enqueue(arrive(), pending))
-        serving = self._stager.serving
-        current, arrived = -1 if serving is None else serving.version, pending.pop(key, [])
-        if too_new := [row for row in arrived if row.prompt.min_version > current]:
-            pending[key] = too_new
-        return [row for row in arrived if row.prompt.min_version <= current]
-
-    def _drains(self, key: BatchKey, pending: Pending) -> bool:
-        """Whether nothing joins the running batch of a key, so that other rows and newer weights get their turn."""
-        version, _ = key
-        waits = self._policy.refresh_of(version) is None and (pending or self._stager.has_newer)
-        return version is not None or bool(waits) or any(other != key for other in pending)
 
     def _checked_prompt(self, row: Row) -> Prompt:
         """Return the prompt of a row, with its media expanded.

@@ -19,7 +19,7 @@ from relax_actors.training.validation import RowValidator
 from tests.support.models import config_of, publish, random_weights
 from tests.support.tiny_media_models import FAMILIES, architecture_of, prompts_of
 
-TOKENS = 12
+TOKENS, TEMPERATURE = 12, 0.8
 
 
 class Run:
@@ -27,13 +27,16 @@ class Run:
 
     def __init__(self, folder: Path, model_type: str) -> None:
         self.folder = folder
-        self.config: Config = config_of(folder, architecture_of(model_type))
+        made = config_of(folder, architecture_of(model_type))
+        # That of the requests, at which scorers compute, too.
+        cooler = made.rollout.model_copy(update={"temperature": TEMPERATURE})
+        self.config: Config = made.model_copy(update={"rollout": cooler})
         family = family_of(self.config.model_path)
         assert family is not None
         self.family: Family = family
         engine = TransformersEngine(self.config.model_path)
         self.requests = [
-            GenerationRequest(tokens, seed, 3, 0.8, 1.0, TOKENS - seed, frozenset(), media=media)
+            GenerationRequest(tokens, seed, 3, TEMPERATURE, 1.0, TOKENS - seed, frozenset(), media=media)
             for seed, (tokens, media) in enumerate(prompts_of(engine.model, family))
         ]
 
@@ -74,9 +77,7 @@ def samples_of(requests: list[GenerationRequest], groups: list[list[Generation]]
 
 
 def test_log_probs_are_those_of_a_scorer_and_placeholders_are_never_sampled(run: Run) -> None:
-    config = run.config.model_copy(update={"rollout": run.config.rollout.model_copy(update={"temperature": 0.8})})
-    run.config = config
-    engine = TransformersEngine(config.model_path)
+    engine = TransformersEngine(run.config.model_path)
     engine.load(1, *run.publish(1.0))
     samples = samples_of(run.requests, engine.generate(run.requests, silent))
     assert not set(run.family.barred) & {int(t) for s in samples for t in s.token_ids[s.loss_mask]}

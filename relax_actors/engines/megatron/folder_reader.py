@@ -11,7 +11,7 @@ from torch import Tensor
 from relax_actors.media.families import FAMILIES
 
 OLD_PREFIXES = tuple(pair for spec in FAMILIES.values() for pair in spec.stored_prefixes)
-"""Prefixes of the modules, each with another one that the files of multimodal models have for it."""
+"""Prefixes of modules in transformers, each with the older prefix that some checkpoints have in its place."""
 THINKER = "thinker."
 """Prefix in the files of an omni model that also speaks."""
 

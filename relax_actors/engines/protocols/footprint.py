@@ -19,7 +19,7 @@ class Footprint:
     """What one actor of an engine needs.
 
     Attributes:
-        processes: its own process and those that it starts.
+        processes: number of processes, with its own.
         process_bytes: memory of each process besides the model; a server counts with its actor.
         parameter_bytes: memory a parameter of all processes together, where the device is the CPU.
         gpus: GPUs that it computes on, which follow each other, where the device is a GPU; 0 if it needs no device.

@@ -3,7 +3,7 @@
 A keeper, which knows no engine (`relax_actors.supervision.inference_server`), starts the server in its own process
 group with a free port and a random API key, and writes its `ServerRecord` once it generates. Server and actor survive
 each other's death: the actor's next incarnation reads the record and continues with the same server. If the keeper
-dies, its janitor ends the server; if the server dies, the supervisor of the node starts another one.
+dies, its janitor kills the server. If the server dies, the keeper ends, and the node's supervisor restarts both.
 """
 
 from __future__ import annotations

@@ -1,0 +1,157 @@
+"""The rows that a rollout generates: what waits, by what rows of a batch have in common, and the batch that runs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+from relax_actors.errors import RelaxError, StoreError
+from relax_actors.generation.policy import Policy
+from relax_actors.generation.work import Work
+from relax_actors.runtime import More, Results, Row
+
+BatchKey: TypeAlias = tuple[int | None, bool]
+"""What rows of one batch have in common: the exact version they require, or None; whether decoding is greedy."""
+Errors: TypeAlias = list[tuple[Row, RelaxError]]
+"""Rows that cannot be generated, with their errors."""
+
+
+class Rows:
+    """Generates rows in batches of one key after another. Used from the thread that generates.
+
+    No row joins a batch of an exact version. No row joins while rows of another key wait, or while newer weights are
+    staged and in-flight updates are off: the batch then drains, so that neither is starved.
+
+    Args:
+        policy: generates.
+        make_work: returns the `Work` for rows; its keyword `greedy` says how they are decoded.
+        check: raises `RelaxError` if a row cannot be generated.
+        more: takes further rows that have arrived.
+        limit: rows that are generated at once.
+        progress: reports that the actor is alive while it waits.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        make_work: Callable[..., Work],
+        check: Callable[[Row], None],
+        more: More,
+        limit: int,
+        progress: Callable[[], None],
+    ) -> None:
+        self._policy, self._make_work, self._check = policy, make_work, check
+        self._more, self._limit, self._progress = more, limit, progress
+        self._waiting: defaultdict[BatchKey, list[Row]] = defaultdict(list)
+        self._bad: Errors = []
+
+    def generate(self, rows: Sequence[Row]) -> Iterator[Results]:
+        """Generate rows, and those that join them; yield each when it is finished.
+
+        Raises:
+            RowError: a row requires weights newer than any published version. PromptSource admits a row only after the
+                weights that it requires are published, so the row itself is wrong.
+            ActorError: the required weights are published but cannot be read.
+        """
+        self._add(rows)
+        yield self._take_bad()
+        while self._waiting:
+            yield from self._generate_batch(next(iter(self._waiting)))
+
+    def _add(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            try:
+                self._check(row)
+            except RelaxError as error:
+                self._bad.append((row, error))
+                continue
+            prompt = row.prompt
+            self._waiting[prompt.min_version if prompt.exact_version else None, prompt.greedy].append(row)
+
+    def _take_bad(self) -> Errors:
+        bad, self._bad = self._bad, []
+        return bad
+
+    def _generate_batch(self, key: BatchKey) -> Iterator[Results]:
+        """Generate the waiting rows of a key, and matching rows that arrive later."""
+        first, (version, greedy) = self._waiting.pop(key), key
+        if version is None:
+            self._policy.stager.use_newest(max(row.prompt.min_version for row in first))
+        elif not self._policy.stager.try_use_version(version):
+            yield [(row, StoreError(f"weights {version} are gone")) for row in first]
+            return
+        work = self._make_work(greedy=greedy)
+        try:
+            self._bad += work.open(first)
+            for _ in self._advance(work, key):
+                yield [*work.results(), *self._take_bad()]
+            yield self._take_bad()  # of rows that came with the last token
+        finally:
+            self._policy.give_up()
+            work.close()
+
+    def _advance(self, work: Work, key: BatchKey) -> Iterator[None]:
+        """Generate until no row is without a result; yield whenever there may be results."""
+        version, _ = key
+        yield
+        while len(work):
+            self._let_weights_in(work, key)
+            ran = False
+            for _ in self._policy.run(
+                version, lambda limit: self._let_rows_join(work, key, limit), lambda: self._invites(work, key)
+            ):
+                ran = True
+                yield
+            if not len(work):
+                return
+            if not ran:
+                work.wait()
+                self._progress()
+            self._let_rows_join(work, key, self._limit)
+            yield
+
+    def _let_weights_in(self, work: Work, key: BatchKey) -> None:
+        """Swap to newer weights while nothing runs, and begin rows that need them.
+
+        A sample has one version, unless updates are in flight or an agent takes its time.
+        """
+        version, _ = key
+        if version is None and work.asks_as_guests:
+            late = self._waiting.pop(key, [])
+            self._policy.stager.use_newest(max((row.prompt.min_version for row in late), default=0))
+            self._bad += work.open(late)
+        elif (refresh := self._policy.refresh_of(version)) is not None:
+            refresh()
+
+    def _invites(self, work: Work, key: BatchKey) -> bool:
+        """Whether guests may begin in the running batch of a key."""
+        if work.asks_as_guests:
+            return key not in self._waiting and not self._policy.waits_for_weights(key[0])
+        return bool(len(work)) and not self._drains(key)
+
+    def _let_rows_join(self, work: Work, key: BatchKey, limit: int) -> None:
+        """Exchange what has arrived between two tokens, and let rows join the running batch of a key.
+
+        Args:
+            work: of the batch.
+            key: of the batch.
+            limit: rows that the engine has room for.
+        """
+        work.exchange()
+        if self._drains(key):
+            return
+        if not self._waiting:
+            self._add(self._more(work.room(limit)))
+        serving = self._policy.stager.serving
+        current, arrived = -1 if serving is None else serving.version, self._waiting.pop(key, [])
+        if too_new := [row for row in arrived if row.prompt.min_version > current]:
+            self._waiting[key] = too_new
+        if joining := [row for row in arrived if row.prompt.min_version <= current]:
+            self._bad += work.open(joining)
+
+    def _drains(self, key: BatchKey) -> bool:
+        """Whether nothing joins the running batch of a key, so that other rows and newer weights get their turn."""
+        version, _ = key
+        waits = self._policy.refresh_of(version) is None and (self._waiting or self._policy.stager.has_newer)
+        return version is not None or bool(waits) or any(other != key for other in self._waiting)
