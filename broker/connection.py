@@ -39,6 +39,9 @@ RECONNECT_SECONDS, MAX_RECONNECT_SECONDS = 0.1, 5.0
 SIGN_IN_SECONDS = 600.0
 """How long requests wait for newer credentials while the broker refuses the present ones."""
 _NOT_READY = 503
+"""Code of an error of JetStream that starts, e.g. right after a restart."""
+_NO_PEERS = 10005
+"""Error code of a cluster that has not heard of enough servers yet, e.g. right after its start, or has no room."""
 TRANSIENT = (
     nats.errors.TimeoutError,
     nats.errors.NoRespondersError,
@@ -245,7 +248,9 @@ class Connection:
             raise BrokerUnreachableError(msg) from error
 
     async def retry(self, attempt: Callable[[], Awaitable[T]], request: str, deadline: float | None = None) -> T:
-        """Repeat a request until the broker answers it. Errors that the server returns are raised.
+        """Repeat a request until the broker answers it.
+
+        Errors that the server returns are raised; that a cluster has no suitable peers, after the deadline.
 
         Args:
             attempt: sends the request; must be safe to repeat.
@@ -262,14 +267,16 @@ class Connection:
             try:
                 return await attempt()
             except (*TRANSIENT, APIError) as error:
-                # Code 503: JetStream is not ready yet, e.g. right after a restart.
-                if isinstance(error, APIError) and error.code != _NOT_READY:
+                no_peers = isinstance(error, APIError) and error.err_code == _NO_PEERS
+                if isinstance(error, APIError) and error.code != _NOT_READY and not no_peers:
                     raise
                 if self._refused_at > start:
                     raise BrokerError(self._permission_error(request)) from error
                 self.check_sign_in()
                 waited = time.monotonic() - start
                 if deadline is not None and waited > deadline:
+                    if no_peers:
+                        raise
                     msg = f"broker {self.address.url} did not answer to {request} within {deadline:g} s"
                     raise BrokerUnreachableError(msg) from error
                 if waited > warned + 10:

@@ -606,8 +606,8 @@ def test_sglang_supports_only_known_models_with_experts() -> None:
     ],
 )
 def test_settings_that_sglang_cannot_follow_are_refused(overrides: list[str], said: str) -> None:
-    (error,) = examine(load_config(DEMO, ["rollout.backend=sglang", *overrides])).errors
-    assert said in error
+    errors = examine(load_config(DEMO, ["rollout.backend=sglang", *overrides])).errors
+    assert [error for error in errors if said in error]
 
 
 def test_router_replay_needs_a_model_with_experts() -> None:

@@ -24,7 +24,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 def turns_of(run: Run, engine: TransformersEngine) -> list[GenerationRequest]:
     """Return a first turn of each prompt of the family, one sample each."""
-    return [replace(request, samples=1, temperature=1.0, session=f"s{i}") for i, request in enumerate(run.requests)]
+    return [replace(request, samples=1, session=f"s{i}") for i, request in enumerate(run.requests)]
 
 
 def next_turn(request: GenerationRequest, answer: Generation, make: MediaPrompts, *kinds: str) -> GenerationRequest:
