@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from importlib.abc import Loader, MetaPathFinder
+from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 NAME = "torchaudio._extension"
 
 
-class _Finder(MetaPathFinder):
+class _Finder:
     """Finds the module that loads the extension."""
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -24,25 +24,16 @@ class _Finder(MetaPathFinder):
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
+            spec.loader.exec_module = partial(_execute, spec.loader.exec_module)  # type: ignore[method-assign]
         return spec
 
 
-class _Loader(Loader):
-    """Runs the module, and says that there is no extension where that fails.
-
-    Args:
-        own: the module's own loader.
-    """
-
-    def __init__(self, own: Loader) -> None:
-        self._own = own
-
-    def exec_module(self, module: ModuleType) -> None:
-        try:
-            self._own.exec_module(module)
-        except (OSError, ImportError, RuntimeError, AttributeError) as error:
-            vars(module).update(_IS_TORCHAUDIO_EXT_AVAILABLE=False, fail_if_no_align=_failing(error))
+def _execute(own: Callable[[ModuleType], None], module: ModuleType) -> None:
+    """Run the module by its loader's function, and say that there is no extension where that fails."""
+    try:
+        own(module)
+    except (OSError, ImportError, RuntimeError, AttributeError) as error:
+        vars(module).update(_IS_TORCHAUDIO_EXT_AVAILABLE=False, fail_if_no_align=_failing(error))
 
 
 def _failing(cause: Exception) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

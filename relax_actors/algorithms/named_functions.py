@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from relax_actors.algorithms.own_options import arguments_of, check_options
@@ -57,6 +58,7 @@ def needs_whole_step(algorithm: AlgorithmSection) -> bool:
     return wide or spec_of_advantage(algorithm).running_mean
 
 
+@cache
 def readers(registry: Registry[Function], setting: str) -> list[str]:
     """Return the built-in functions that read a setting of [algorithm]."""
     return [name for name in registry.built_in if setting in settings_read(registry.load(name, ""))]

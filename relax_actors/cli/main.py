@@ -10,6 +10,7 @@ name of the command:
 
 from __future__ import annotations
 
+import atexit
 import gc
 import io
 import sys
@@ -18,11 +19,12 @@ from typing import Annotated, Any, NoReturn
 import setproctitle
 import typer
 
+from broker.lean_imports import skip_optional_imports
 from relax_actors.errors import AddressError, BrokerError, ConfigError, RelaxError, SubjectError
 from relax_actors.printable import printable_lines
 from relax_actors.registry import Registry
 
-ALLOCATIONS = 50_000
+ALLOCATIONS = 200_000
 """Allocations after which garbage is collected: imports make many objects that stay, and Python looks every 700."""
 
 COMMANDS: Registry[Any] = Registry(
@@ -53,8 +55,8 @@ COMMANDS: Registry[Any] = Registry(
 def build(arguments: list[str]) -> typer.Typer:
     """Build the application for one command line.
 
-    Other distributions are loaded only if the first argument names no built-in command, so that a distribution that
-    imports torch, or fails to import, affects no built-in command.
+    If the first argument names a built-in command, this one alone is loaded: no other command, nor one of another
+    distribution that imports torch or fails to import, costs it time or affects it.
     """
     app = typer.Typer(
         help="Reinforcement-learning post-training as an actor system on NATS JetStream.",
@@ -63,16 +65,18 @@ def build(arguments: list[str]) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback(help=app.info.help)(_main_options)
-    for name in COMMANDS.built_in:
-        _add(app, name, COMMANDS.load(name, "command"))
-    if not arguments or arguments[0] not in COMMANDS.built_in:
-        try:
-            COMMANDS.check_installed()
-        except ConfigError as error:
-            sys.stderr.write(printable_lines(f"relax: warning: {error}") + "\n")
-        for name in COMMANDS.names():
-            if name not in COMMANDS.built_in:
-                _add_installed(app, name)
+    if arguments and arguments[0] in COMMANDS.built_in:
+        _add(app, arguments[0], COMMANDS.load(arguments[0], "command"))
+        return app
+    try:
+        COMMANDS.check_installed()
+    except ConfigError as error:
+        sys.stderr.write(printable_lines(f"relax: warning: {error}") + "\n")
+    for name in COMMANDS.names():
+        if name in COMMANDS.built_in:
+            _add(app, name, COMMANDS.load(name, "command"))
+        else:
+            _add_installed(app, name)
     return app
 
 
@@ -141,6 +145,8 @@ def run() -> None:
     Exit code 2 for wrong input: arguments, options, configuration and names; 1 for any other error of relax.
     """
     gc.set_threshold(ALLOCATIONS)
+    atexit.register(gc.freeze)  # the process ends: to look at all objects once more would take 0.1 s
+    skip_optional_imports()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8

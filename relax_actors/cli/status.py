@@ -19,14 +19,14 @@ def status(run: RunName, json: AsJson = False, broker: Broker = None, credential
     from relax_actors.monitoring.summary import accounting, read_ledger
 
     with connected(run, Access(broker, credentials)) as at:
-        ledger = read_ledger(at.table, at.config)
+        ledger = read_ledger(at.table, at.settings)
         leases = at.table.connection.call(at.state.leases(), 10)
         fill = at.table.fill()
     last = ledger.batches[max(ledger.batches)] if ledger.batches else None
     body = {
-        "run": at.config.run.name,
+        "run": at.settings.run.name,
         "step": ledger.version or 0,
-        "steps": at.config.run.steps,
+        "steps": at.settings.run.steps,
         "reward": last.reward if last else None,
         "staleness": last.staleness if last else None,
         **accounting(ledger),

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from broker.address import Address, address_of
 from broker.permissions import OBSERVER, OPERATOR
-from relax_actors.config import Config
+from relax_actors.config.saved import SavedSettings
 from relax_actors.errors import ConfigError
 from relax_actors.runtime.run_folder import RunFolder
 
@@ -33,7 +33,7 @@ class Access:
     credentials: Path | None = None
 
 
-def address_for(folder: RunFolder, config: Config, user: str, access: Access) -> Address:
+def address_for(folder: RunFolder, settings: SavedSettings, user: str, access: Access) -> Address:
     """Return the address of a run's broker as this machine reaches it.
 
     `broker.published` replaces a host name that is unknown on this machine, for a run with credentials only: these
@@ -42,7 +42,7 @@ def address_for(folder: RunFolder, config: Config, user: str, access: Access) ->
 
     Args:
         folder: folder of the run.
-        config: configuration of the run.
+        settings: saved settings of the run.
         user: user to sign in as.
         access: options of the command.
 
@@ -50,27 +50,25 @@ def address_for(folder: RunFolder, config: Config, user: str, access: Access) ->
         ConfigError: the broker's name or its credentials are unknown on this machine.
         BrokerError: the run has no recorded address, or `access.broker` is no address.
     """
-    found = Address.load(folder.address)
+    found, name = Address.load(folder.address), settings.run.name
     if access.broker is not None:
         found = replace(address_of(access.broker), credentials=found.credentials, ca=found.ca)
-    elif config.broker.url is not None and (unknown := unknown_hosts(found.url)):
-        if config.broker.published is None or found.credentials is None:
+    elif settings.broker.url is not None and (unknown := unknown_hosts(found.url)):
+        if settings.broker.published is None or found.credentials is None:
             msg = (
-                f"broker {found.url} of run {config.run.name}: host name {unknown!r} is unknown on this machine; give "
+                f"broker {found.url} of run {name}: host name {unknown!r} is unknown on this machine; give "
                 "the broker's address from here, e.g. --broker nats://127.0.0.1:4222 for a port that is published here"
             )
             raise ConfigError(msg)
-        found = replace(found, url=config.broker.published)
+        found = replace(found, url=settings.broker.published)
     if access.credentials is not None:
         found = replace(found, credentials=str(access.credentials.resolve()))
     if found.credentials is not None and not Path(found.credentials).exists():
-        if config.broker.url is None and access.credentials is None:
-            msg = (
-                f"run {config.run.name} has lost {found.credentials}, the credentials of its broker; restore the folder"
-            )
+        if settings.broker.url is None and access.credentials is None:
+            msg = f"run {name} has lost {found.credentials}, the credentials of its broker; restore the folder"
             raise ConfigError(msg)
         msg = (
-            f"run {config.run.name} has its credentials in {found.credentials}, which does not exist on this machine; "
+            f"run {name} has its credentials in {found.credentials}, which does not exist on this machine; "
             f"copy those of user {user!r} here and pass them with --credentials. With docker compose: "
             f"docker compose cp {_SERVICES[user]}:/keys/{user} keys, then --credentials keys"
         )

@@ -9,9 +9,9 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from nats.js.errors import NotFoundError
 
@@ -27,24 +27,42 @@ from broker.store import Store
 from broker.streams import open_bucket
 from broker.subjects import Subjects, check_name
 from broker.table import Table
-from relax_actors.config import Config
+from relax_actors.config.saved import SavedSettings
 from relax_actors.errors import ConfigError, UnsafePathError
 from relax_actors.monitoring.access import Access, address_for
 from relax_actors.runtime import logs
 from relax_actors.runtime.run_folder import RunFolder
 
+if TYPE_CHECKING:
+    from relax_actors.config import Config
+
 REACH_SECONDS = 5.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Connected:
-    """Access to a run; `live` if its broker was up before."""
+    """Access to a run.
+
+    Attributes:
+        folder: folder of the run.
+        settings: its settings as they were saved.
+        table: its table.
+        state: its leases and counters.
+        live: whether its broker was up before.
+        load: validates the settings.
+    """
 
     folder: RunFolder
-    config: Config
+    settings: SavedSettings
     table: Table
     state: RunState
     live: bool
+    load: Callable[[], Config]
+
+    @cached_property
+    def config(self) -> Config:
+        """The validated settings, loaded when they are first used."""
+        return self.load()
 
 
 def find(run: str) -> RunFolder:
@@ -108,16 +126,16 @@ def connected(run: str, access: Access | None = None) -> Iterator[Connected]:
         BrokerError: the broker does not answer and is not embedded in the run.
     """
     folder, access = find(run), access or Access()
-    config = folder.load_config()
+    settings = folder.load_settings()
     # The containers of a run may see its folder at another path.
-    store = Store(config.store_path if config.store_path.exists() else folder.root / "store")
-    with _reached(folder, config, OPERATOR, access) as at:
-        subjects = Subjects(config.run.name)
-        if _is_external(config, access):
+    store = Store(settings.store_path if settings.store_path.exists() else folder.root / "store")
+    with _reached(folder, settings, OPERATOR, access) as at:
+        subjects = Subjects(settings.run.name)
+        if _is_external(settings, access):
             at.connection.call(require_run(at.connection, subjects), 2 * REACH_SECONDS)
-        table = Table(at.connection, subjects, store, "reader", direct=config.broker.replicas == 1)
+        table = Table(at.connection, subjects, store, "reader", direct=settings.broker.replicas == 1)
         bucket = at.connection.call(open_bucket(at.connection, subjects, REACH_SECONDS), 30)
-        yield Connected(folder, config, table, RunState(at.connection, bucket), at.live)
+        yield Connected(folder, settings, table, RunState(at.connection, bucket), at.live, folder.load_config)
 
 
 @contextmanager
@@ -142,26 +160,26 @@ def observed(run: str, access: Access) -> Iterator[Observed]:
         with closing(Connection(address, "reader", REACH_SECONDS)) as connection:
             yield Observed(run_of_credentials(address, run), connection, live=True)
         return
-    with _reached(folder, folder.load_config(), OBSERVER, access) as at:
+    with _reached(folder, folder.load_settings(), OBSERVER, access) as at:
         yield at
 
 
 @contextmanager
-def _reached(folder: RunFolder, config: Config, user: str, access: Access) -> Iterator[Observed]:
+def _reached(folder: RunFolder, settings: SavedSettings, user: str, access: Access) -> Iterator[Observed]:
     """Connect to the broker of a run; an embedded one that is not up is started, for its operator."""
     logs.configure(logging.WARNING)
-    address = address_for(folder, config, user, access)
-    live = _is_external(config, access) or is_listening(address)
+    address = address_for(folder, settings, user, access)
+    live = _is_external(settings, access) or is_listening(address)
     with ExitStack() as stack:
         if not live:
-            stack.callback(_locked(folder, config).close)
-            limits = ServerSettings(max_store=config.broker.max_bytes + config.broker.log_bytes + (1 << 30))
-            server = Server(folder.broker, limits, Users.operator(config.run.name))
+            stack.callback(_locked(folder, settings).close)
+            limits = ServerSettings(max_store=settings.broker.max_bytes + settings.broker.log_bytes + (1 << 30))
+            server = Server(folder.broker, limits, Users.operator(settings.run.name))
             stack.callback(server.stop)
             address = server.start()
         connection = stack.enter_context(closing(Connection(address, "reader", REACH_SECONDS)))
-        embedded = live and not _is_external(config, access)
-        yield Observed(config.run.name, connection, live, partial(_is_unused, folder) if embedded else lambda: False)
+        embedded = live and not _is_external(settings, access)
+        yield Observed(settings.run.name, connection, live, partial(_is_unused, folder) if embedded else lambda: False)
 
 
 def _is_unused(folder: RunFolder) -> bool:
@@ -171,7 +189,7 @@ def _is_unused(folder: RunFolder) -> bool:
     return False
 
 
-def _locked(folder: RunFolder, config: Config) -> IO[str]:
+def _locked(folder: RunFolder, settings: SavedSettings) -> IO[str]:
     """Lock the folder of a run whose embedded broker does not answer.
 
     Raises:
@@ -183,15 +201,15 @@ def _locked(folder: RunFolder, config: Config) -> IO[str]:
         if not isinstance(error.__cause__, BlockingIOError):
             raise
         msg = (
-            f"run {config.run.name} is in use, and its broker does not answer: it starts, hangs or was stopped by a "
-            f"signal. `relax up` restarts a broker that is silent for {config.supervision.heartbeat:g} s "
+            f"run {settings.run.name} is in use, and its broker does not answer: it starts, hangs or was stopped by a "
+            f"signal. `relax up` restarts a broker that is silent for {settings.supervision.heartbeat:g} s "
             "(supervision.heartbeat), unless it was stopped itself; try again then"
         )
         raise ConfigError(msg) from error
 
 
-def _is_external(config: Config, access: Access) -> bool:
-    return config.broker.url is not None or access.broker is not None
+def _is_external(settings: SavedSettings, access: Access) -> bool:
+    return settings.broker.url is not None or access.broker is not None
 
 
 async def require_run(connection: Connection, subjects: Subjects) -> None:
@@ -230,12 +248,12 @@ def locate(run: str | None, url: str | None, credentials: Path | None, ca: Path 
         msg = "name the run or its broker: relax monitor RUN, or --broker nats://host:port"
         raise ConfigError(msg)
     folder = find(run)
-    config = folder.load_config()
-    address = address_for(folder, config, OBSERVER, Access(credentials=credentials))
-    if config.broker.url is None and not is_listening(address):
+    settings = folder.load_settings()
+    address = address_for(folder, settings, OBSERVER, Access(credentials=credentials))
+    if settings.broker.url is None and not is_listening(address):
         msg = f"run {run} is not up, so there is nothing to watch; `relax status {run}` shows its last state"
         raise ConfigError(msg)
-    return config.run.name, address
+    return settings.run.name, address
 
 
 def run_of_credentials(address: Address, run: str | None) -> str:

@@ -24,6 +24,7 @@ from broker.streams import open_bucket
 from broker.subjects import RowId, Subjects
 from broker.table import CALL_DEADLINE, Table
 from relax_actors.config import Config, validate
+from relax_actors.config.saved import SavedSettings
 from relax_actors.errors import ConfigError
 from relax_actors.monitoring import health
 from relax_actors.monitoring.connection import REACH_SECONDS, Connected, require_run, run_of_credentials
@@ -84,9 +85,10 @@ def connected_by_address(run: str, address: Address) -> Iterator[Connected]:
             msg = f"run {run} has published no settings to {address.url}; start it with `relax up`"
             raise ConfigError(msg)
         broker = {**record.config.get("broker", {}), "url": address.url.partition(",")[0]}
-        config = validate({**record.config, "broker": broker}, f"the settings of run {run}")
+        settings = {**record.config, "broker": broker}
+        config = validate(settings, f"the settings of run {run}")
         table = Table(connection, subjects, Store(config.store_path), "doctor", direct=config.broker.replicas == 1)
-        yield Connected(RunFolder(config.folder), config, table, state, live=True)
+        yield Connected(RunFolder(config.folder), SavedSettings(settings), table, state, live=True, load=lambda: config)
 
 
 def examine(at: Connected) -> list[Finding]:

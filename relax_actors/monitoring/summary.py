@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from broker.table import Table
-from relax_actors.config import Config
 from relax_actors.errors import CodecError
 from relax_actors.messages import Batch, Checkpoint, Evaluation, Weights
-from relax_actors.roles import numbered_cells
 from relax_actors.runtime.cells import is_oversized
 from relax_actors.training.ledger import Account, Ledger
 
+if TYPE_CHECKING:
+    from relax_actors.config import Config
+    from relax_actors.config.saved import SavedSettings
+
+READ = {"batch": Batch, "checkpoint": Checkpoint, "weights": Weights}
+"""Numbered cells that the ledger counts; those that cannot be decoded are ignored."""
 ENDS_OF_CURVE = 10
 """Steps at the start and the end of a run whose mean rewards are reported."""
 
@@ -71,18 +75,18 @@ class Curves:
     evals: list[tuple[int, float]]
 
 
-def read_ledger(table: Table, config: Config) -> Ledger:
+def read_ledger(table: Table, config: Config | SavedSettings) -> Ledger:
     """Compute the ledger of a run from its cells as they are now; malformed cells are ignored."""
     ledger = Ledger(config.trainer.prompts_per_step, config.run.steps, config.staleness.max)
     subjects = table.subjects
     columns = [subjects.column(name) for name in ("prompt", "dropped", "quarantined")]
-    numbered = [subjects.numbered(kind, "*") for kind in ("batch", "weights", "checkpoint")]
+    numbered = [subjects.numbered(kind, "*") for kind in READ]
     # Caught up: rows are purged after the checkpoint that covers them, so reading must not miss that checkpoint.
     for cell_id, cell in table.snapshot([*columns, *numbered], caught_up=True):
         if is_oversized(cell_id, cell):
             continue
         try:
-            expected = numbered_cells().get(cell_id.kind)
+            expected = READ.get(cell_id.kind)
             value = table.read(cell.data, expected, subject=cell.subject) if expected else None
         except CodecError:
             continue

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 from rich.tree import Tree
 
-from relax_actors.config import Config
 from relax_actors.counted import counted
 from relax_actors.monitoring.connection import Connected
 from relax_actors.monitoring.leases import activity, age, children_of, number
 from relax_actors.printable import printable
-from relax_actors.roles import replicas, role_names
-from relax_actors.supervision.absence import needed_roles, present_roles
+
+if TYPE_CHECKING:
+    from relax_actors.config import Config
 
 MAX_FORGED = 20
 """Most entries that are shown although they are no leases."""
@@ -25,17 +25,20 @@ def supervision_tree(at: Connected) -> Tree:
     nodes = {key[5:]: leases.pop(key) for key in sorted(leases, key=_order) if key.startswith("node.")}
     roots = {key[5:]: children_of(leases.pop(key)) for key in list(leases) if key.startswith("root.")}
     forged = at.table.connection.call(at.state.forged_leases(), 10)
-    root = Tree(f"run {at.config.run.name}" + ("" if at.live else " (not up)"))
-    if at.config.broker.url is None:
+    root = Tree(f"run {at.settings.run.name}" + ("" if at.live else " (not up)"))
+    if at.settings.broker.url is None:
         root.add(_with_state("broker, embedded", roots.get("0", {}).get("broker") if at.live else None))
     else:
         root.add(printable(f"broker {at.table.connection.address.url}"))
     for n in nodes or ["0"]:
         state = roots.get(n, {}).get("node") if at.live else None
-        _add_actors(_add_node(root, n, nodes.get(n, {}), state), at.config, nodes.get(n, {}), leases)
+        _add_actors(_add_node(root, n, nodes.get(n, {}), state), at, nodes.get(n, {}), leases)
     for name, why in sorted(forged.items())[:MAX_FORGED]:
         root.add(Text(printable(f"entry lease.{name[:80]} is no lease and is ignored: {why}"), "red"))
     if nodes:
+        # Imported for runs that have actors: it imports the classes of all roles.
+        from relax_actors.supervision.absence import needed_roles, present_roles  # noqa: PLC0415
+
         present = present_roles(nodes.values())
         for role, what in needed_roles(at.config).items():
             if role not in present:
@@ -52,16 +55,22 @@ def _add_node(root: Tree, n: str, node: dict[str, Any], state: Any) -> Tree:
     return branch
 
 
-def _add_actors(branch: Tree, config: Config, node: dict[str, Any], leases: dict[str, Any]) -> None:
-    """Add the actors that a node reports, or without its lease those that it should have."""
+def _add_actors(branch: Tree, at: Connected, node: dict[str, Any], leases: dict[str, Any]) -> None:
+    """Add the actors that a node reports, or without its lease those that it should have if the run is up."""
     states = children_of(node)
-    names = states if node else [f"{role}.{n}" for role in role_names(config) for n in range(replicas(config, role))]
+    names = states if node or not at.live else _expected(at.config)
     pools: dict[str, Tree] = {}
     for child in names:
         role = child.rpartition(".")[0]
         if role not in pools:
             pools[role] = branch.add(printable(f"{role[:80]}, one_for_one"))
         pools[role].add(_with_state(child[:90], states.get(child)).append(_incarnation(leases.get(child))))
+
+
+def _expected(config: Config) -> list[str]:
+    from relax_actors.roles import replicas, role_names  # noqa: PLC0415 as above
+
+    return [f"{role}.{n}" for role in role_names(config) for n in range(replicas(config, role))]
 
 
 def _order(name: str) -> tuple[str, int]:

@@ -11,13 +11,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from relax_actors.errors import ConfigError
 from relax_actors.registry.dotted import check_path, load
 from relax_actors.torchaudio_extension import permit_import
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
 
@@ -153,6 +155,8 @@ class Registry(Generic[T]):
 @cache
 def _entry_points(path: tuple[str, ...]) -> Any:
     """Entry points of all packages on `path`, which is `sys.path`; reading them takes milliseconds."""
+    from importlib.metadata import entry_points  # noqa: PLC0415 most processes look up built-in names only
+
     del path
     return entry_points()
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from broker.store import raise_error
-from relax_actors.config import Config
 from relax_actors.errors import FencedError, StoreFullError
 from relax_actors.runtime.run_folder import RunFolder
 
 if TYPE_CHECKING:  # `relax check` loads every role, and needs no NATS
     from broker.leases import RunState
     from broker.table import Table
+    from relax_actors.config import Config
     from relax_actors.runtime.journal import Journal
 
 

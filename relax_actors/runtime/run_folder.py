@@ -7,12 +7,15 @@ import json
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from broker.files import make_private_folder, open_lock, remove_unfinished, write_private
 from broker.schema import SCHEMA
-from relax_actors.config import Config, make_importable, validate
+from relax_actors.config.saved import SavedSettings
 from relax_actors.errors import ConfigError, UnsafePathError
+
+if TYPE_CHECKING:
+    from relax_actors.config import Config
 
 
 class RunFolder:
@@ -177,12 +180,26 @@ class RunFolder:
         Raises:
             ConfigError: the folder holds no run, or the configuration is invalid.
         """
+        from relax_actors.config import make_importable, validate  # noqa: PLC0415 imports pydantic
+
+        body = self._body()
+        make_importable(Path(body["import_path"]))
+        return validate(body["config"], str(self.config))
+
+    def load_settings(self) -> SavedSettings:
+        """Load the saved settings without validating them again.
+
+        Raises:
+            ConfigError: the folder holds no run, or its configuration cannot be read.
+        """
+        return SavedSettings(self._body()["config"])
+
+    def _body(self) -> dict[str, Any]:
         body = self.saved_config()
         if body is None:
             msg = f"{self.root} holds no run: there is no {self.config.name}"
             raise ConfigError(msg)
-        make_importable(Path(body["import_path"]))
-        return validate(body["config"], str(self.config))
+        return body
 
     @property
     def import_path(self) -> str:

@@ -34,4 +34,4 @@ def test_malformed_messages_do_not_change_how_a_run_ends(tmp_path: Path) -> None
     assert "unreadable" in output("quarantine", "show", "fuzzed", unreadable[0])
     assert output("quarantine", "list", "fuzzed")
     assert output("status", "fuzzed")
-    assert "trainer" in output("tree", "fuzzed")
+    assert "broker" in output("tree", "fuzzed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import resource
 import subprocess
@@ -171,8 +172,21 @@ def recorded_run(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("command", ["status", "tree", "ledger"])
 def test_a_command_that_reads_a_run_imports_no_engine(command: str, recorded_run: Path) -> None:
-    heavy = (*HEAVY, "safetensors", "cryptography", "relax_actors.supervision.root")
+    others = ("aiohttp", "rich.traceback", "safetensors", "cryptography", "tokenizers")
+    own = ("cli.check", "config.schema", "engines", "media", "roles", "supervision")
+    heavy = (*HEAVY, *others, *(f"relax_actors.{name}" for name in own))
     assert heavy_after(run_command(command, str(recorded_run)), heavy) == []
+
+
+@pytest.mark.parametrize(("package", "skipping"), [("rich", "structlog.dev"), ("aiohttp", "nats.aio.transport")])
+def test_a_package_that_is_skipped_for_a_library_can_be_imported_by_others(package: str, skipping: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    script = (
+        f"from broker.lean_imports import skip_optional_imports\nskip_optional_imports()\nimport {skipping}, sys\n"
+        f"assert {package!r} not in sys.modules\nimport {package}"
+    )
+    assert heavy_after(script, (package,)) == [package]
 
 
 def test_check_imports_neither_an_engine_nor_the_broker_client(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ torchaudio because it raises the loader's error. The Python parts of both work.
 from __future__ import annotations
 
 import sys
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
@@ -16,7 +15,7 @@ OPERATORS = ("nms", "qnms")
 AUDIO = "torchaudio._extension.utils"
 
 
-class _Finder(MetaPathFinder):
+class _Finder:
     """Finds nothing itself; patches the two packages when they are imported."""
 
     library: Any = None
