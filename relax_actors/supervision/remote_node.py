@@ -38,7 +38,7 @@ from relax_actors.supervision.pools import secrets_of
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.root import SupervisionLog
 from relax_actors.supervision.root_status import RootStatusPublisher
-from relax_actors.supervision.spec import Backoff, ChildSpec, Limits, Strategy
+from relax_actors.supervision.spec import Backoff, ChildSpec, Limits
 from relax_actors.supervision.streams import RunRecord, fetch_run_record, store_mark
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
 from relax_actors.supervision.tree_janitor import TreeJanitor
@@ -306,7 +306,7 @@ def _supervisor(config: Config, node: Assignment) -> Supervisor:
     drain = max(section_of(config, role).deadline for role in node.roles) + settings.shutdown
     specs = [ChildSpec("node", shutdown=drain + END_SECONDS, start_deadline=settings.start_deadline)]
     limits, backoff = Limits(settings.intensity, settings.period), Backoff(settings.backoff, settings.backoff_max)
-    return Supervisor(specs, Strategy.ONE_FOR_ONE, limits, backoff, random.Random(0))  # noqa: S311 jitter
+    return Supervisor(specs, limits, backoff, random.Random(0))  # noqa: S311 jitter
 
 
 async def _bucket_exists(connection: Connection, subjects: Subjects) -> bool:

@@ -34,7 +34,7 @@ from relax_actors.supervision.pools import children_of, secrets_of
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.resume import MAY_CHANGE, Effect, absolute, compare, listed, needs_new_start
 from relax_actors.supervision.root_status import RootStatusPublisher
-from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Failure, Limits, Strategy
+from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Failure, Limits
 from relax_actors.supervision.streams import ensure_run_streams, publish_run
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
 from relax_actors.supervision.tree_janitor import TreeJanitor
@@ -240,7 +240,7 @@ class Root:
             specs.insert(0, ChildSpec("broker", shutdown=10, start_deadline=settings.start_deadline))
         limits = Limits(settings.intensity, settings.period)
         backoff = Backoff(settings.backoff, settings.backoff_max)
-        return Supervisor(specs, Strategy.ONE_FOR_ONE, limits, backoff, random.Random(0))  # noqa: S311 jitter
+        return Supervisor(specs, limits, backoff, random.Random(0))  # noqa: S311 jitter
 
     def _launch(self, child: str) -> Launch:
         if child == "broker" and self._server is not None:

@@ -27,7 +27,7 @@ from relax_actors.supervision.janitor import members
 from relax_actors.supervision.node import actor_environment
 from relax_actors.supervision.pools import server_launch
 from relax_actors.supervision.processes import ProcessTree
-from relax_actors.supervision.spec import Backoff, ChildSpec, Exit, Limits, Strategy
+from relax_actors.supervision.spec import Backoff, ChildSpec, Exit, Limits
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
 from tests.support import models
 from tests.support.models import QWEN3, qwen3_moe
@@ -61,7 +61,7 @@ class Kept:
         self.config, self.folder = config, RunFolder(config.folder)
         spec = ChildSpec("server.0", start_deadline=START_SECONDS)
         limits = Limits(20, 60)
-        pool = Supervisor([spec], Strategy.ONE_FOR_ONE, limits, Backoff(0.1, 1.0), random.Random(0))
+        pool = Supervisor([spec], limits, Backoff(0.1, 1.0), random.Random(0))
         environment = actor_environment(config)
         self.starts = 0
         self._tree = ProcessTree({"server": pool}, lambda _: server_launch(self.folder, 0, environment), self, 30.0)
