@@ -30,5 +30,5 @@ class SavedSettings:
 
     @property
     def store_path(self) -> Path:
-        """The folder of the store; see `Config.store_path`."""
+        """As `Config.store_path`."""
         return Path(self.store.path or Path(self.run.folder or Path("runs", self.run.name), "store"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.text import Text
 from rich.tree import Tree
@@ -11,9 +11,6 @@ from relax_actors.counted import counted
 from relax_actors.monitoring.connection import Connected
 from relax_actors.monitoring.leases import activity, age, children_of, number
 from relax_actors.printable import printable
-
-if TYPE_CHECKING:
-    from relax_actors.config import Config
 
 MAX_FORGED = 20
 """Most entries that are shown although they are no leases."""
@@ -32,7 +29,7 @@ def supervision_tree(at: Connected) -> Tree:
         root.add(printable(f"broker {at.table.connection.address.url}"))
     for n in nodes or ["0"]:
         state = roots.get(n, {}).get("node") if at.live else None
-        _add_actors(_add_node(root, n, nodes.get(n, {}), state), at, nodes.get(n, {}), leases)
+        _add_actors(_add_node(root, n, nodes.get(n, {}), state), nodes.get(n, {}), leases)
     for name, why in sorted(forged.items())[:MAX_FORGED]:
         root.add(Text(printable(f"entry lease.{name[:80]} is no lease and is ignored: {why}"), "red"))
     if nodes:
@@ -55,22 +52,15 @@ def _add_node(root: Tree, n: str, node: dict[str, Any], state: Any) -> Tree:
     return branch
 
 
-def _add_actors(branch: Tree, at: Connected, node: dict[str, Any], leases: dict[str, Any]) -> None:
-    """Add the actors that a node reports, or without its lease those that it should have if the run is up."""
+def _add_actors(branch: Tree, node: dict[str, Any], leases: dict[str, Any]) -> None:
+    """Add the actors that a node reports."""
     states = children_of(node)
-    names = states if node or not at.live else _expected(at.config)
     pools: dict[str, Tree] = {}
-    for child in names:
+    for child in states:
         role = child.rpartition(".")[0]
         if role not in pools:
             pools[role] = branch.add(printable(f"{role[:80]}, one_for_one"))
         pools[role].add(_with_state(child[:90], states.get(child)).append(_incarnation(leases.get(child))))
-
-
-def _expected(config: Config) -> list[str]:
-    from relax_actors.roles import replicas, role_names  # noqa: PLC0415 as above
-
-    return [f"{role}.{n}" for role in role_names(config) for n in range(replicas(config, role))]
 
 
 def _order(name: str) -> tuple[str, int]:

@@ -11,7 +11,6 @@ import os
 import secrets
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,11 +22,12 @@ from pathlib import Path
 
 from broker.process import spawn
 from relax_actors.engines.sglang import launch
-from relax_actors.engines.sglang.server_record import ServerRecord, process_start_ticks
+from relax_actors.engines.sglang.server_record import ServerRecord
+from relax_actors.isolation.janitor import Janitor
+from relax_actors.isolation.proc import process
 from relax_actors.runtime.blackbox import BlackBox
 from relax_actors.runtime.exit_codes import EXIT_BLAMELESS, EXIT_CRASHED
 from relax_actors.runtime.run_folder import RunFolder
-from relax_actors.supervision import janitor
 from relax_actors.supervision.outcome import StatusPipe
 
 POLL_SECONDS, ASK_SECONDS = 0.25, 5.0
@@ -53,21 +53,15 @@ class InferenceServerProcess:
         self._stop_requested = False
         # SGLang leaves the names of its sockets behind when it is killed.
         scratch = tempfile.mkdtemp(prefix="relax-sglang-")
-        self._start_janitor(scratch)
+        self._janitor = Janitor(scratch)
         key, port = secrets.token_urlsafe(32), free_port()
-        life, pid = secrets.token_hex(8), os.getpid()
-        self._record = ServerRecord(f"http://127.0.0.1:{port}", key, life, pid, process_start_ticks(pid) or 0)
+        life, own = secrets.token_hex(8), process()
+        start = 0 if own is None else own.start
+        self._record = ServerRecord(f"http://127.0.0.1:{port}", key, life, os.getpid(), start)
         command = [sys.executable, "-m", launch.__name__, str(folder.root), str(n), str(port)]
-        environment = os.environ | {launch.KEY_VARIABLE: key, "TMPDIR": scratch, "GLOO_SOCKET_IFNAME": "lo"}
+        own_environment = {launch.KEY_VARIABLE: key, "TMPDIR": scratch, "GLOO_SOCKET_IFNAME": "lo"}
+        environment = os.environ | own_environment | self._janitor.environment
         self._server = spawn(command, log=2, environment=environment, session=False)
-
-    def _start_janitor(self, scratch: str) -> None:
-        read, write = os.pipe2(os.O_CLOEXEC)
-        command = [sys.executable, "-I", "-S", janitor.__file__, str(read), str(os.getpid()), scratch]
-        # Without the environment it has no mark of the process tree, whose janitor would kill this one.
-        subprocess.Popen(command, pass_fds=(read,), stdin=subprocess.DEVNULL, start_new_session=True, env={})  # noqa: S603
-        os.close(read)
-        self._alive = write  # closed by the kernel when this process ends
 
     def request_stop(self, *_: object) -> None:
         """Handle a signal: stop in order."""

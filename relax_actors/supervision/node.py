@@ -24,12 +24,13 @@ import nats.errors
 from broker.address import Address
 from broker.connection import Connection
 from broker.leases import RunState
-from broker.orphans import kill_orphans
 from broker.permissions import NODE
 from broker.streams import CONSUMER_SECONDS, open_bucket
 from broker.subjects import Subjects
 from relax_actors.config import Config
 from relax_actors.errors import BrokerUnreachableError, ConfigError, RelaxError
+from relax_actors.isolation.janitor import is_janitor
+from relax_actors.isolation.orphans import kill_orphans
 from relax_actors.registry.catalog import ROLES
 from relax_actors.roles import built_in_spec
 from relax_actors.runtime import logs
@@ -46,7 +47,6 @@ from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.assignment import Assignment
 from relax_actors.supervision.config_watcher import ConfigWatcher
 from relax_actors.supervision.environment import without_secrets
-from relax_actors.supervision.janitor import is_janitor
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.outcome import StatusPipe
 from relax_actors.supervision.ownership import NodeLeases

@@ -21,6 +21,7 @@ from broker.server_keys import Users
 from relax_actors.config import Config, validate
 from relax_actors.data.model_folder import prepare
 from relax_actors.errors import BrokerError, BrokerUnreachableError, ConfigError
+from relax_actors.isolation.janitor import Janitor
 from relax_actors.roles.permissions import permissions, users
 from relax_actors.runtime.blackbox import Snapshot
 from relax_actors.runtime.logs import maintain_root_files, rotate
@@ -37,7 +38,6 @@ from relax_actors.supervision.root_status import RootStatusPublisher
 from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Failure, Limits
 from relax_actors.supervision.streams import ensure_run_streams, publish_run
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
-from relax_actors.supervision.tree_janitor import TreeJanitor
 
 log = structlog.get_logger()
 REACH_SECONDS = 5.0
@@ -110,7 +110,7 @@ class Root:
         self.notes: list[str] = []
         self._lock = self.folder.lock()
         self._server: Server | None = None
-        self._janitor: TreeJanitor
+        self._janitor: Janitor
         self._refused: Failure | None = None
         self._waiting = ""
         self._stopping = False
@@ -286,7 +286,7 @@ class Root:
             repair=partial(lost_rows_of, self.config),
         )
         status_publisher.start()
-        self._janitor = janitor = TreeJanitor()
+        self._janitor = janitor = Janitor()
         self.tree.is_spared = janitor.is_foreign
         try:
             report = self.tree.run()

@@ -21,9 +21,9 @@ from relax_actors.engines.sglang.engine import SglangEngine
 from relax_actors.engines.sglang.server_record import ServerRecord
 from relax_actors.engines.sglang.weight_loaders import DiskLoader, WeightLoader
 from relax_actors.errors import ConfigError
+from relax_actors.isolation.proc import processes
 from relax_actors.runtime.blackbox import Snapshot
 from relax_actors.runtime.run_folder import RunFolder
-from relax_actors.supervision.janitor import members
 from relax_actors.supervision.node import actor_environment
 from relax_actors.supervision.pools import server_launch
 from relax_actors.supervision.processes import ProcessTree
@@ -32,6 +32,12 @@ from relax_actors.supervision.supervisor import GiveUp, Supervisor
 from tests.support import models
 from tests.support.models import QWEN3, qwen3_moe
 from tests.support.running import wait_until
+
+
+def members(group: int) -> list[int]:
+    """Processes of a process group that have not ended."""
+    return [pid for pid, process in processes().items() if process.group == group and process.state != "Z"]
+
 
 DENSE = QWEN3 | {"max_position_embeddings": 512}
 MOE = qwen3_moe(DENSE, experts=8)

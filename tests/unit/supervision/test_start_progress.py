@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from relax_actors.config.infrastructure import START_LIMIT
+from relax_actors.isolation.proc import processes
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.spec import Backoff, ChildSpec, Limits
-from relax_actors.supervision.start_progress import LOADED_BYTES, ProcessUsage, StartProgress, Usage
+from relax_actors.supervision.start_progress import LOADED_BYTES, StartProgress, Usage, usage_of
 from relax_actors.supervision.supervisor import Supervisor
 from tests.support.process_trees import HEAD, READY, Recorder, RunTree, TreeThread, python
 from tests.support.supervisors import CRASH, supervisor
@@ -160,11 +161,11 @@ def test_child_that_waits_for_another_one_may_start_as_long_as_that_one(tmp_path
 def test_usage_of_this_process_is_read(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("12345")
-    before = ProcessUsage.read().of(os.getpid(), log)
+    before = usage_of(os.getpid(), log, processes())
     end = time.thread_time() + 0.2
     while time.thread_time() < end:
         pass
-    after = ProcessUsage.read().of(os.getpid(), log)
+    after = usage_of(os.getpid(), log, processes())
     assert after.cpu >= before.cpu + 0.1
     assert after.memory > 1 << 20
     assert after.log == 5
