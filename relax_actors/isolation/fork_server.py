@@ -56,14 +56,14 @@ class ForkServer:
         self._connection, self._run, self._beat = connection, run, beat
         self._forks: dict[int, int] = {}
         """The client's id of each fork, by its process id."""
+        self._wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(self) -> None:
         """Fork on request, and report the ends of forks; at the client's end kill all that run."""
         become_subreaper()
-        requests = self._connection.fileno()
-        wake, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        requests, wake = self._connection.fileno(), self._wake
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(write)
+        signal.set_wakeup_fd(self._woken)
         while True:
             readable, _, _ = select.select([requests, wake], [], [], BEAT_SECONDS)
             self._beat()
@@ -87,12 +87,11 @@ class ForkServer:
         own = os.getpid()
         pid = os.fork()
         if pid == 0:
-            signal.set_wakeup_fd(-1)
             self._become(own, request["with"], descriptors)
         self._forks[pid] = request["fork"]
         for descriptor in descriptors:
             os.close(descriptor)
-        send(self._connection, {"forked": pid})
+        self._report({"forked": pid})
 
     def _reap(self) -> None:
         """Collect all ended children, and report the forks among them once all that they started has ended."""
@@ -108,8 +107,11 @@ class ForkServer:
         if ended:
             kill_orphans(self._forks)
         for name, code in ended.items():
-            with suppress(ConnectionError):  # seen at the next request
-                send(self._connection, {"ended": name, "code": code})
+            self._report({"ended": name, "code": code})
+
+    def _report(self, report: dict[str, Any]) -> None:
+        with suppress(ConnectionError):  # seen at the next request
+            send(self._connection, report)
 
     def _become(self, parent: int, arguments: Any, descriptors: list[int]) -> NoReturn:
         """Turn the fork into a process of its own: its session, its signals, death with its parent; then run it."""
@@ -118,8 +120,11 @@ class ForkServer:
             os.setsid()
             die_with_parent(parent)
             become_subreaper()
-            self._connection.close()
+            signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for descriptor in (self._wake, self._woken):
+                os.close(descriptor)
+            self._connection.close()
             self._run(arguments, *descriptors)
             code = 0
         except BaseException:  # noqa: BLE001 a fork must never return into the zygote's loop

@@ -6,6 +6,7 @@ A killed actor is back in a fraction of the time, and several actors cost one im
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import signal
 import socket
@@ -37,7 +38,7 @@ PRELOADED_SIMULATED = (
 
 
 def run_actor(arguments: list[str], log: int, status: int) -> None:
-    """Run an actor in a fork.
+    """Run an actor in a fork, as in a process of its own: what it imports now is read from disk.
 
     Args:
         arguments: arguments of `actor_process.main`.
@@ -46,6 +47,11 @@ def run_actor(arguments: list[str], log: int, status: int) -> None:
     """
     os.dup2(log, 1)
     os.dup2(log, 2)
+    os.close(log)
+    sys.argv[1:] = arguments
+    importlib.invalidate_caches()  # folders and packages may have come since the zygote looked
+    if (random := sys.modules.get("numpy.random")) is not None:
+        random.seed()  # all forks would draw the same numbers; Python's own module seeds itself
     # Show the command line of a started actor, for `ps` and for searches by command line.
     setproctitle.setproctitle(" ".join([sys.executable, "-m", ACTOR_MODULE, *arguments]))
     from relax_actors.supervision import actor_process  # noqa: PLC0415 preloaded by the zygote
