@@ -28,12 +28,9 @@ PRELOADED = (
     "relax_actors.engines.transformers.engine",
     "relax_actors.engines.torch.engine",
     "relax_actors.engines.torch.scorer",
+    "relax_actors.supervision.preloaded_roles",
 )
-PRELOADED_SIMULATED = (
-    "relax_actors.supervision.actor_process",
-    "relax_actors.roles.rollout",
-    "relax_actors.roles.trainer",
-)
+PRELOADED_SIMULATED = ("relax_actors.supervision.actor_process", "relax_actors.supervision.preloaded_roles")
 """Modules for simulated engines, without torch."""
 
 
