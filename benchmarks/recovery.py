@@ -35,13 +35,10 @@ import numpy as np
 from live_run import LiveRun, wait_for
 
 from broker.subjects import RowId
-from relax_actors.roles import built_in_spec
 from relax_actors.runtime import logs
 from relax_actors.runtime.blackbox import BlackBox
 
 ROLES = ("trainer", "rollout", "reward", "advantages", "prompts", "evaluator")
-FORKED = tuple(role for role in ROLES if built_in_spec(role).device)
-"""Roles that the zygote forks, because their imports take seconds."""
 TARGETS = (*ROLES, "node", "broker")
 SETTLE_STEPS = 10
 SETTINGS = [
@@ -126,7 +123,7 @@ def kill_once(run: LiveRun, target: str, into: Recovered) -> None:
         found = [e for e in seen.events[events:] if e["kind"] == "ready" and e["role"] == by]
         if not found:
             return None
-        before_fork = preload(run) if target == "node" and built_in_spec(by).device else 0.0
+        before_fork = preload(run) if target == "node" else 0.0
         # A new node that waits for the zygote publishes late that another actor is ready.
         return min(stored - at, before_fork + float(str(found[0]["seconds"])))
 

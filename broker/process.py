@@ -2,7 +2,7 @@
 
 A small launcher asks the kernel to kill the child when the thread that started it ends (`PR_SET_PDEATHSIG`), then
 executes the command. Start children only from a thread that lives as long as they should. A child adopts its
-descendants whose parents end, see `broker.orphans`.
+descendants whose parents end.
 """
 
 from __future__ import annotations

@@ -21,12 +21,13 @@ from typing import Any, BinaryIO
 
 from broker.address import Address
 from broker.codec import encode
+from broker.process import kill_group
 from relax_actors.checks.trial_call import ENVIRONMENT, described, reward_of_answer, role_of
 from relax_actors.config import Config
 from relax_actors.data.checked_run import CheckedRun
-from relax_actors.envs import bubblewrap
-from relax_actors.envs.control_group import PREFIX, control_group
 from relax_actors.errors import ConfigError
+from relax_actors.isolation import bubblewrap
+from relax_actors.isolation.control_group import PREFIX, control_group
 from relax_actors.messages import Prompt
 from relax_actors.registry.catalog import REWARDS
 from relax_actors.roles import section_of
@@ -65,14 +66,14 @@ class Call:
 
 def calls_of(config: Config) -> list[Call]:
     """Return what the rows of a run are passed to: rewards, and an environment."""
-    found = []
+    calls = []
     if config.environment is not None:
-        found.append(Call(ENVIRONMENT, config.environment.name))
+        calls.append(Call(ENVIRONMENT, config.environment.name))
     if config.reward.actor == "reward":
-        found.append(Call("reward.function", config.reward.function))
+        calls.append(Call("reward.function", config.reward.function))
         if config.eval is not None and config.eval.reward != config.reward.function:
-            found.append(Call("eval.reward", config.eval.reward, "eval.data"))
-    return [call for call in found if call.setting == ENVIRONMENT or call.functions != [REPORTED]]
+            calls.append(Call("eval.reward", config.eval.reward, "eval.data"))
+    return [call for call in calls if call.setting == ENVIRONMENT or call.functions != [REPORTED]]
 
 
 def check_calls(run: CheckedRun, import_path: Path) -> list[Callable[[], Iterator[str]]]:
@@ -161,10 +162,9 @@ def _called_elsewhere(config: Config, call: Call, import_path: Path, prompt: Pro
                 remedy = f"bound what it waits for, raise {role}.deadline, {SKIP}"
                 raise ConfigError(msg + remedy) from None
             finally:
-                with suppress(ProcessLookupError):  # children of the code, or the process itself after the deadline
-                    os.killpg(process.pid, signal.SIGKILL)
-        if (found := _result(_end(result))) is not None:
-            return found
+                kill_group(process.pid)  # children of the code, or the process itself after the deadline
+        if (given := _result(_end(result))) is not None:
+            return given
         raise ConfigError(_crash(process.returncode, _end(output), where, call.data))
 
 
@@ -176,10 +176,10 @@ def _end(file: BinaryIO) -> bytes:
 def _result(written: bytes) -> dict[str, Any] | None:
     """Return what `trial_call` has written; None without that, since code in its process may write anything."""
     with suppress(ValueError, TypeError, LookupError):
-        found = json.loads(written)
-        if "error" in found:
-            return {"error": str(found["error"])}
-        return {"reward": None if found["reward"] is None else float(found["reward"])}
+        body = json.loads(written)
+        if "error" in body:
+            return {"error": str(body["error"])}
+        return {"reward": None if body["reward"] is None else float(body["reward"])}
     return None
 
 

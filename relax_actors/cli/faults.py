@@ -14,6 +14,7 @@ from pathlib import Path
 
 from relax_actors.engines.backends import inference_backend
 from relax_actors.errors import ConfigError
+from relax_actors.isolation.proc import command, processes
 from relax_actors.monitoring.connection import Connected, connected
 from relax_actors.roles import role_names
 from relax_actors.runtime.journal import Journal
@@ -106,10 +107,10 @@ def signalling(target: str, number: signal.Signals) -> Fault:
 
     def fault(scene: Scene) -> bool:
         _check_target(scene.at, target)
-        found = sorted(_processes(scene.at, target))
-        if not found:
+        targets = sorted(_processes(scene.at, target))
+        if not targets:
             return False
-        name, pid = scene.source.choice(found)
+        name, pid = scene.source.choice(targets)
         try:
             os.kill(pid, number)
         except ProcessLookupError:
@@ -219,12 +220,12 @@ def _processes(at: Connected, target: str) -> Iterator[tuple[str, int]]:
     """Yield name and process id of each live process of a target."""
     role, _, n = target.partition("/")
     if (pattern := _commands(at).get(role)) is not None:
-        for pid, command in _command_lines():
-            if pattern in command and f"{at.folder.root}{f' {n} ' if n else ''}" in command:
+        for pid, words in _command_lines().items():
+            if pattern in words and f"{at.folder.root}{f' {n} ' if n else ''}" in words:
                 yield role, pid
         return
     leases = at.table.connection.call(at.state.leases(), LEASE_SECONDS)
-    alive = dict(_command_lines())
+    alive = _command_lines()
     for name, lease in leases.items():
         own, _, number = name.rpartition(".")
         process = lease.get("pid")
@@ -236,10 +237,5 @@ def _processes(at: Connected, target: str) -> Iterator[tuple[str, int]]:
             yield name, process
 
 
-def _command_lines() -> Iterator[tuple[int, str]]:
-    for path in Path("/proc").iterdir():
-        if path.name.isdigit():
-            try:
-                yield int(path.name), (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                continue
+def _command_lines() -> dict[int, str]:
+    return {pid: b" ".join([*command(pid), b""]).decode(errors="replace") for pid in processes()}

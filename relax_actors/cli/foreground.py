@@ -16,7 +16,6 @@ import structlog
 from rich.table import Table
 
 from broker.files import write_private
-from broker.orphans import become_subreaper
 from relax_actors.checks import require
 from relax_actors.cli.command_line import command_line
 from relax_actors.config import Config, load_config, validate
@@ -24,6 +23,7 @@ from relax_actors.config.load import set_by
 from relax_actors.config.masking import masked_argument
 from relax_actors.config.notes import shortened
 from relax_actors.errors import ConfigError
+from relax_actors.isolation.orphans import become_subreaper
 from relax_actors.monitoring.screen import Screen
 from relax_actors.monitoring.summary import Curves, Summary
 from relax_actors.monitoring.watcher import Watcher

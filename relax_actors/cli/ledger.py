@@ -22,9 +22,9 @@ def ledger(run: RunName, json: AsJson = False, broker: Broker = None, credential
     from relax_actors.printable import printable
 
     with connected(run, Access(broker, credentials)) as at:
-        found = read_ledger(at.table, at.settings)
-    account, violations = found.account(), found.violations()
-    body = {"run": at.settings.run.name, "steps": found.version or 0, **accounting(found)}
+        rows = read_ledger(at.table, at.settings)
+    account, violations = rows.account(), rows.violations()
+    body = {"run": at.settings.run.name, "steps": rows.version or 0, **accounting(rows)}
     if json:
         sys.stdout.write(json_module.dumps(body) + "\n")
     else:

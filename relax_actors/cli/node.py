@@ -110,7 +110,7 @@ def _work_folder(run: str, name: str) -> Path:
 
 def _run_node(address: Address, wanted: NodeRequest) -> int:
     """Run a node until it leaves; a first signal drains its actors, a second ends them."""
-    from broker.orphans import become_subreaper
+    from relax_actors.isolation.orphans import become_subreaper
     from relax_actors.runtime import logs
     from relax_actors.supervision.remote_node import RemoteNode
 

@@ -1,23 +1,27 @@
-"""An actor's end of the process that forks sessions (`relax_actors.envs.zygote`)."""
+"""An actor's end of the zygote that forks sessions (`relax_actors.envs.zygote`)."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from broker.process import spawn
 from relax_actors.config.environment import EnvironmentSection
 from relax_actors.envs.frames import open_socket, read_frame
 from relax_actors.envs.session import READY
-from relax_actors.envs.zygote import FORK, REAP, receive, send
 from relax_actors.errors import ActorError, CodecError, ConfigError
+from relax_actors.isolation.fork_server import receive, send
 
 MODULE = "relax_actors.envs.zygote"
 MAX_STARTING = 4
@@ -29,15 +33,16 @@ END_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Fork:
-    """Process of a session, and the streams to it."""
+    """Process of a session: its name for the zygote, its process id, and the streams to it."""
 
+    name: int
     pid: int
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
 
 class Forks:
-    """Starts the processes of sessions.
+    """Starts the processes of sessions. Use it in a thread that lives as long as this process.
 
     Args:
         section: settings of the environment, whose class is imported here.
@@ -48,24 +53,29 @@ class Forks:
     """
 
     def __init__(self, section: EnvironmentSection, environment: Mapping[str, str] | None = None) -> None:
-        self._control, remote = socket.socketpair()
-        with remote:
-            # Its parent must be a thread that lives as long as this process: the kernel kills it with that thread.
-            self._process = subprocess.Popen(  # noqa: S603 our own module
-                [sys.executable, "-P", "-m", MODULE, str(remote.fileno())],
-                pass_fds=[remote.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=os.environ
-                | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **(environment or {})},
+        self._control, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        folders = os.pathsep.join(path for path in sys.path if path)
+        with remote, tempfile.TemporaryFile("w+") as settings:
+            json.dump([section.model_dump(mode="json"), sys.path], settings)
+            settings.seek(0)
+            descriptors = (remote.fileno(), settings.fileno())
+            self._process = spawn(
+                [sys.executable, "-P", "-m", MODULE, *map(str, descriptors)],
+                log=2,
+                environment={**os.environ, "PYTHONPATH": folders, **(environment or {})},
+                pass_fds=descriptors,
+                session=False,
             )
         self._asking, self._starting = asyncio.Lock(), asyncio.Semaphore(MAX_STARTING)
-        send(self._control, section.model_dump(mode="json"), sys.path)
+        self._names = itertools.count()
+        self._codes: dict[int, int] = {}
+        """Exit codes of the forks that have ended and that nobody has asked for, by name."""
         try:
-            problem = self._answer()
+            report = self._receive()
         except ActorError:
             self.close()
             raise
-        if problem:
+        if problem := report.get("problem"):
             self.close()
             raise ConfigError(str(problem))
 
@@ -82,9 +92,14 @@ class Forks:
         """
         async with self._starting:
             own, remote = socket.socketpair()
+            name = next(self._names)
+            # Requests take well below a millisecond, so they are made in the event loop itself, one at a time.
             with remote:
-                pid = await self._ask(FORK, cpu_seconds, descriptors=(remote.fileno(),))
-            fork = Fork(pid, *await open_socket(own))
+                async with self._asking:
+                    self._send({"fork": name, "with": cpu_seconds}, (remote.fileno(),))
+                    while "forked" not in (report := self._receive()):
+                        pass
+            fork = Fork(name, report["forked"], *await open_socket(own))
             with suppress(
                 TimeoutError, asyncio.IncompleteReadError, ConnectionError, CodecError
             ):  # seen at its first use
@@ -95,11 +110,11 @@ class Forks:
     async def end(self, fork: Fork) -> str:
         """Kill the process of a session with all that it started; return how it ended."""
         fork.writer.close()
-        with suppress(OSError):
-            os.killpg(fork.pid, signal.SIGKILL)
-        with suppress(OSError):  # before it made a group of its own
-            os.kill(fork.pid, signal.SIGKILL)
-        code = int(await self._ask(REAP, fork.pid))
+        async with self._asking:
+            self._send({"kill": fork.name})
+            while fork.name not in self._codes:
+                self._receive()
+        code = self._codes.pop(fork.name)
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
     def close(self) -> None:
@@ -110,19 +125,21 @@ class Forks:
         self._process.kill()
         self._process.wait()
 
-    async def _ask(self, *message: Any, descriptors: tuple[int, ...] = ()) -> Any:
-        # Requests take well below a millisecond, so they are made in the event loop itself, one at a time.
-        async with self._asking:
-            try:
-                send(self._control, *message, descriptors=descriptors)
-                return self._answer()
-            except OSError as error:
-                msg = f"the process that forks sessions is gone ({error})"
-                raise ActorError(msg) from error
+    def _send(self, request: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
+        try:
+            send(self._control, request, descriptors)
+        except OSError as error:
+            msg = f"the process that forks sessions is gone ({error})"
+            raise ActorError(msg) from error
 
-    def _answer(self) -> Any:
-        received = receive(self._control)
-        if received is None:
+    def _receive(self) -> dict[str, Any]:
+        """Receive a report, and keep the exit codes among them."""
+        report = None
+        with suppress(ConnectionError):
+            report, _ = receive(self._control)
+        if report is None:
             msg = f"the process that forks sessions ended with exit code {self._process.wait()}"
             raise ActorError(msg)
-        return received[0][0]
+        if "ended" in report:
+            self._codes[report["ended"]] = report["code"]
+        return report

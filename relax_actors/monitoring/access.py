@@ -50,30 +50,30 @@ def address_for(folder: RunFolder, settings: SavedSettings, user: str, access: A
         ConfigError: the broker's name or its credentials are unknown on this machine.
         BrokerError: the run has no recorded address, or `access.broker` is no address.
     """
-    found, name = Address.load(folder.address), settings.run.name
+    address, name = Address.load(folder.address), settings.run.name
     if access.broker is not None:
-        found = replace(address_of(access.broker), credentials=found.credentials, ca=found.ca)
-    elif settings.broker.url is not None and (unknown := unknown_hosts(found.url)):
-        if settings.broker.published is None or found.credentials is None:
+        address = replace(address_of(access.broker), credentials=address.credentials, ca=address.ca)
+    elif settings.broker.url is not None and (unknown := unknown_hosts(address.url)):
+        if settings.broker.published is None or address.credentials is None:
             msg = (
-                f"broker {found.url} of run {name}: host name {unknown!r} is unknown on this machine; give "
+                f"broker {address.url} of run {name}: host name {unknown!r} is unknown on this machine; give "
                 "the broker's address from here, e.g. --broker nats://127.0.0.1:4222 for a port that is published here"
             )
             raise ConfigError(msg)
-        found = replace(found, url=settings.broker.published)
+        address = replace(address, url=settings.broker.published)
     if access.credentials is not None:
-        found = replace(found, credentials=str(access.credentials.resolve()))
-    if found.credentials is not None and not Path(found.credentials).exists():
+        address = replace(address, credentials=str(access.credentials.resolve()))
+    if address.credentials is not None and not Path(address.credentials).exists():
         if settings.broker.url is None and access.credentials is None:
-            msg = f"run {name} has lost {found.credentials}, the credentials of its broker; restore the folder"
+            msg = f"run {name} has lost {address.credentials}, the credentials of its broker; restore the folder"
             raise ConfigError(msg)
         msg = (
-            f"run {name} has its credentials in {found.credentials}, which does not exist on this machine; "
+            f"run {name} has its credentials in {address.credentials}, which does not exist on this machine; "
             f"copy those of user {user!r} here and pass them with --credentials. With docker compose: "
             f"docker compose cp {_SERVICES[user]}:/keys/{user} keys, then --credentials keys"
         )
         raise ConfigError(msg)
-    return found.for_user(user)
+    return address.for_user(user)
 
 
 def unknown_hosts(url: str) -> str:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Collection
-from pathlib import Path
 
+from relax_actors.isolation.proc import TICKS, process
 from relax_actors.monitoring.log_message import LogMessage
 
 
 def process_start() -> float:
     """Return the Unix time at which this process was started, which is before its imports and checks."""
-    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    own = process()
+    age = 0.0 if own is None else time.clock_gettime(time.CLOCK_BOOTTIME) - own.start / TICKS
     return time.time() - age
 
 

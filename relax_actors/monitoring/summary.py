@@ -110,12 +110,12 @@ def accounting(ledger: Ledger) -> dict[str, Any]:
 
 def read_curves(table: Table, ledger: Ledger) -> Curves:
     """Read the reward curves of a run."""
-    found: list[Evaluation] = []
+    evaluations: list[Evaluation] = []
     for _, cell in table.snapshot([table.subjects.numbered("evaluation", "*")]):
         with suppress(CodecError):
-            found.append(table.read(cell.data, Evaluation, subject=cell.subject))
+            evaluations.append(table.read(cell.data, Evaluation, subject=cell.subject))
     rewards = [(step, batch.reward) for step, batch in sorted(ledger.batches.items())]
-    return Curves(rewards, sorted((e.version, e.reward) for e in found if e.rows))
+    return Curves(rewards, sorted((e.version, e.reward) for e in evaluations if e.rows))
 
 
 def summarise(table: Table, config: Config, *, seconds: float, restarts: int) -> tuple[Summary, Curves]:

@@ -89,13 +89,13 @@ class Registry(Generic[T]):
         """
         if name in self.built_in:
             return cast("T", load(self.built_in[name], setting))
-        found = load(name, setting) if is_dotted(name) else self._import(self._entry_point(name, setting), setting)
-        if missing := [attribute for attribute in self._attributes if not hasattr(found, attribute)]:
+        entry = load(name, setting) if is_dotted(name) else self._import(self._entry_point(name, setting), setting)
+        if missing := [attribute for attribute in self._attributes if not hasattr(entry, attribute)]:
             msg = (
-                f"{_quoted(name, setting)}: {found!r:.200} is not a usable {self.kind}: it has no {', '.join(missing)}"
+                f"{_quoted(name, setting)}: {entry!r:.200} is not a usable {self.kind}: it has no {', '.join(missing)}"
             )
             raise ConfigError(msg)
-        return cast("T", found)
+        return cast("T", entry)
 
     def check_installed(self) -> None:
         """Refuse conflicting registrations of installed packages.
@@ -103,7 +103,7 @@ class Registry(Generic[T]):
         Raises:
             ConfigError: an entry point has the name of a built-in entry, or two packages register one name.
         """
-        found: dict[str, EntryPoint] = {}
+        entries: dict[str, EntryPoint] = {}
         for entry in self._installed():
             if entry.name in self.built_in:
                 msg = (
@@ -111,19 +111,19 @@ class Registry(Generic[T]):
                     f"uninstall {_distribution(entry)}, or rename its entry point in group {self.group}"
                 )
                 raise ConfigError(msg)
-            if entry.name in found:
-                raise self._ambiguous([found[entry.name], entry], "")
-            found[entry.name] = entry
+            if entry.name in entries:
+                raise self._ambiguous([entries[entry.name], entry], "")
+            entries[entry.name] = entry
 
     def _installed(self) -> list[EntryPoint]:
         return list(_entry_points(tuple(sys.path)).select(group=self.group))
 
     def _entry_point(self, name: str, setting: str) -> EntryPoint:
-        found = [entry for entry in self._installed() if entry.name == name]
-        if len(found) > 1:
-            raise self._ambiguous(found, setting)
-        if found:
-            return found[0]
+        entries = [entry for entry in self._installed() if entry.name == name]
+        if len(entries) > 1:
+            raise self._ambiguous(entries, setting)
+        if entries:
+            return entries[0]
         known = self.names()
         close = difflib.get_close_matches(name, known)
         hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from broker.files import write_private
-from broker.orphans import kill_orphans
 from broker.process import kill_group, spawn
 from relax_actors.errors import ConfigError
+from relax_actors.isolation.orphans import kill_orphans
 from relax_actors.serving.session_client import AgentResult, AgentTask
 
 KEPT = ("PATH", "HOME", "LANG", "TMPDIR")

@@ -24,13 +24,13 @@ import structlog
 from broker.address import Address
 from broker.connection import Connection
 from broker.leases import RunState
-from broker.orphans import ZombieReaper
 from broker.store import Store
 from broker.streams import CONSUMER_SECONDS, open_bucket
 from broker.subjects import Subjects
 from broker.table import Table
 from relax_actors.config import Config
 from relax_actors.errors import AllRowsFailedError, BrokerUnreachableError, ConfigError, FencedError
+from relax_actors.isolation.orphans import ZombieReaper
 from relax_actors.roles import make_role, section_of
 from relax_actors.runtime import Context, Role, StatefulRole, logs
 from relax_actors.runtime.blackbox import BlackBox

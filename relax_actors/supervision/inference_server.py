@@ -11,7 +11,6 @@ import os
 import secrets
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,11 +22,12 @@ from pathlib import Path
 
 from broker.process import spawn
 from relax_actors.engines.backends import inference_backend
-from relax_actors.engines.protocols.server import ServerRecord, ServerSpec, process_start_ticks
+from relax_actors.engines.protocols.server import ServerRecord, ServerSpec
+from relax_actors.isolation.janitor import Janitor
+from relax_actors.isolation.proc import process
 from relax_actors.runtime.blackbox import BlackBox
 from relax_actors.runtime.exit_codes import EXIT_BLAMELESS, EXIT_CRASHED
 from relax_actors.runtime.run_folder import RunFolder
-from relax_actors.supervision import janitor
 from relax_actors.supervision.outcome import StatusPipe
 
 POLL_SECONDS, ASK_SECONDS = 0.25, 5.0
@@ -53,22 +53,14 @@ class InferenceServerProcess:
         self._stop_requested = False
         # A killed server leaves the names of its sockets behind.
         scratch = tempfile.mkdtemp(prefix="relax-server-")
-        self._start_janitor(scratch)
+        self._janitor = Janitor(scratch, spec.shared_memory)
         key, port = secrets.token_urlsafe(32), free_port()
-        life, pid = secrets.token_hex(8), os.getpid()
-        self._record = ServerRecord(f"http://127.0.0.1:{port}", key, life, pid, process_start_ticks(pid) or 0)
+        life, own = secrets.token_hex(8), process()
+        start = 0 if own is None else own.start
+        self._record = ServerRecord(f"http://127.0.0.1:{port}", key, life, os.getpid(), start)
         command = [*spec.command, str(folder.root), str(n), str(port)]
         environment = {**os.environ, **spec.environment, spec.key_variable: key, "TMPDIR": scratch}
-        self._server = spawn(command, log=2, environment=environment, session=False)
-
-    def _start_janitor(self, scratch: str) -> None:
-        read, write = os.pipe2(os.O_CLOEXEC)
-        command = [sys.executable, "-I", "-S", janitor.__file__, str(read), str(os.getpid()), scratch]
-        command += self._spec.shared_memory
-        # Without the environment it has no mark of the process tree, whose janitor would kill this one.
-        subprocess.Popen(command, pass_fds=(read,), stdin=subprocess.DEVNULL, start_new_session=True, env={})  # noqa: S603
-        os.close(read)
-        self._alive = write  # closed by the kernel when this process ends
+        self._server = spawn(command, log=2, environment=environment | self._janitor.environment, session=False)
 
     def request_stop(self, *_: object) -> None:
         """Handle a signal: stop in order."""

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -24,14 +24,15 @@ import nats.errors
 from broker.address import Address
 from broker.connection import Connection
 from broker.leases import RunState
-from broker.orphans import kill_orphans
 from broker.permissions import NODE
 from broker.streams import CONSUMER_SECONDS, open_bucket
 from broker.subjects import Subjects
 from relax_actors.config import Config
 from relax_actors.errors import BrokerUnreachableError, ConfigError, RelaxError
+from relax_actors.isolation.janitor import is_janitor
+from relax_actors.isolation.orphans import kill_orphans
 from relax_actors.registry.catalog import ROLES
-from relax_actors.roles import built_in_spec
+from relax_actors.roles import built_in_spec, section_of
 from relax_actors.runtime import logs
 from relax_actors.runtime.blackbox import BlackBox
 from relax_actors.runtime.exit_codes import (
@@ -46,7 +47,6 @@ from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.assignment import Assignment
 from relax_actors.supervision.config_watcher import ConfigWatcher
 from relax_actors.supervision.environment import without_secrets
-from relax_actors.supervision.janitor import is_janitor
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.outcome import StatusPipe
 from relax_actors.supervision.ownership import NodeLeases
@@ -131,8 +131,7 @@ class Node:
         self._heartbeat.start()
         self._assignment = node = Assignment.load(folder, config)
         self._environment = actor_environment(config)
-        # Simulated engines import nothing slow, but there may be thousands of actors.
-        self._forked = [role for role in node.roles if config.simulate is not None or _imports_slowly(role)]
+        self._forked = forked_roles(config, node.roles)
         self._zygote = _zygote(config, folder, self._environment, self._forked, self._on_importing)
         if self._forked:
             # Its import takes longest of all at a start, so it begins before the broker is there.
@@ -242,8 +241,21 @@ def _zygote(
     )
 
 
-def _imports_slowly(role: str) -> bool:
-    return role in ROLES.built_in and built_in_spec(role).device
+def forked_roles(config: Config, roles: Collection[str]) -> list[str]:
+    """Return the roles of a node whose actors the zygote forks.
+
+    They share its secrets, and its memory counts against their limits, so that roles with other secrets or with a limit
+    have processes of their own. Without a role that imports torch there is no zygote: the other imports take a second.
+    """
+    if config.simulate is not None:  # imports nothing slow, but there may be thousands of actors
+        return list(roles)
+    slow = [role for role in roles if role in ROLES.built_in and built_in_spec(role).device]
+    secrets = set(secrets_of(config, slow))
+    light = (role for role in roles if slow and role not in slow)
+    fit = [
+        r for r in light if set(secrets_of(config, [r])) == secrets and section_of(config, r).memory_limit_mib is None
+    ]
+    return [*slow, *fit]
 
 
 def main() -> None:

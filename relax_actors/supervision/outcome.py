@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from relax_actors.isolation.proc import process
 from relax_actors.runtime.exit_codes import (
     EXIT_ALL_ROWS_FAILED,
     EXIT_BLAMELESS,
@@ -99,9 +100,8 @@ def memory_kills() -> int | None:
 
 def is_stopped(pid: int) -> bool:
     """Whether a process is stopped by a signal such as SIGSTOP."""
-    with suppress(OSError, IndexError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
-    return False
+    state = process(pid)
+    return state is not None and state.state in ("T", "t")
 
 
 @dataclass(slots=True)

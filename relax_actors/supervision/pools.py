@@ -13,7 +13,7 @@ from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.assignment import Assignment
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.reporter import split_child_id
-from relax_actors.supervision.spec import Backoff, ChildSpec, Limits, Strategy
+from relax_actors.supervision.spec import Backoff, ChildSpec, Limits
 from relax_actors.supervision.supervisor import Supervisor
 
 SERVER = "server"
@@ -51,7 +51,6 @@ def pools_of(config: Config, node: Assignment, source: random.Random) -> dict[st
     return {
         pool: Supervisor(
             specs_of(config, node, pool),
-            Strategy.ONE_FOR_ONE,
             Limits(settings.intensity, settings.period),
             Backoff(settings.backoff, settings.backoff_max),
             source,

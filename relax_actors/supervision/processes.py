@@ -19,9 +19,9 @@ from typing import Any
 
 import structlog
 
-from broker.orphans import kill_orphans
 from broker.process import kill_group
 from relax_actors.errors import RelaxError
+from relax_actors.isolation.orphans import kill_orphans
 from relax_actors.runtime.blackbox import Snapshot
 from relax_actors.runtime.logs import rotate
 from relax_actors.runtime.pauses import PauseDetector, tolerated_delay

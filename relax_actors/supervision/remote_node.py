@@ -28,6 +28,7 @@ from broker.streams import CONSUMER_SECONDS, open_bucket
 from broker.subjects import Subjects
 from relax_actors.config import Config, apply_settings, make_importable
 from relax_actors.errors import ConfigError, RelaxError
+from relax_actors.isolation.janitor import Janitor
 from relax_actors.roles import section_of
 from relax_actors.runtime.logs import maintain_root_files
 from relax_actors.runtime.run_folder import RunFolder
@@ -38,10 +39,9 @@ from relax_actors.supervision.pools import secrets_of
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.root import SupervisionLog
 from relax_actors.supervision.root_status import RootStatusPublisher
-from relax_actors.supervision.spec import Backoff, ChildSpec, Limits, Strategy
+from relax_actors.supervision.spec import Backoff, ChildSpec, Limits
 from relax_actors.supervision.streams import RunRecord, fetch_run_record, store_mark
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
-from relax_actors.supervision.tree_janitor import TreeJanitor
 
 log = structlog.get_logger()
 MOST_NODES = 10_000
@@ -94,7 +94,7 @@ class RemoteNode:
         self._halt = threading.Event()
         self._tree: ProcessTree | None = None
         self._has_joined = False
-        self._janitor: TreeJanitor
+        self._janitor: Janitor
         self._connection = Connection(address.for_user(NODE), f"node {wanted.name}", deadline=30.0)
 
     def stop(self) -> None:
@@ -109,7 +109,7 @@ class RemoteNode:
         Raises:
             ConfigError: the run has no such role, or the store is not the run's.
         """
-        self._janitor = TreeJanitor()
+        self._janitor = Janitor()
         try:
             while (found := self._await_run()) is not None:
                 report = self._run_node(found)
@@ -306,7 +306,7 @@ def _supervisor(config: Config, node: Assignment) -> Supervisor:
     drain = max(section_of(config, role).deadline for role in node.roles) + settings.shutdown
     specs = [ChildSpec("node", shutdown=drain + END_SECONDS, start_deadline=settings.start_deadline)]
     limits, backoff = Limits(settings.intensity, settings.period), Backoff(settings.backoff, settings.backoff_max)
-    return Supervisor(specs, Strategy.ONE_FOR_ONE, limits, backoff, random.Random(0))  # noqa: S311 jitter
+    return Supervisor(specs, limits, backoff, random.Random(0))  # noqa: S311 jitter
 
 
 async def _bucket_exists(connection: Connection, subjects: Subjects) -> bool:

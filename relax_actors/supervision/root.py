@@ -21,6 +21,7 @@ from broker.server_keys import Users
 from relax_actors.config import Config, validate
 from relax_actors.data.model_folder import prepare
 from relax_actors.errors import BrokerError, BrokerUnreachableError, ConfigError
+from relax_actors.isolation.janitor import Janitor
 from relax_actors.roles.permissions import permissions, users
 from relax_actors.runtime.blackbox import Snapshot
 from relax_actors.runtime.logs import maintain_root_files, rotate
@@ -34,10 +35,9 @@ from relax_actors.supervision.pools import children_of, secrets_of
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.resume import MAY_CHANGE, Effect, absolute, compare, listed, needs_new_start
 from relax_actors.supervision.root_status import RootStatusPublisher
-from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Failure, Limits, Strategy
+from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Failure, Limits
 from relax_actors.supervision.streams import ensure_run_streams, publish_run
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
-from relax_actors.supervision.tree_janitor import TreeJanitor
 
 log = structlog.get_logger()
 REACH_SECONDS = 5.0
@@ -110,7 +110,7 @@ class Root:
         self.notes: list[str] = []
         self._lock = self.folder.lock()
         self._server: Server | None = None
-        self._janitor: TreeJanitor
+        self._janitor: Janitor
         self._refused: Failure | None = None
         self._waiting = ""
         self._stopping = False
@@ -240,7 +240,7 @@ class Root:
             specs.insert(0, ChildSpec("broker", shutdown=10, start_deadline=settings.start_deadline))
         limits = Limits(settings.intensity, settings.period)
         backoff = Backoff(settings.backoff, settings.backoff_max)
-        return Supervisor(specs, Strategy.ONE_FOR_ONE, limits, backoff, random.Random(0))  # noqa: S311 jitter
+        return Supervisor(specs, limits, backoff, random.Random(0))  # noqa: S311 jitter
 
     def _launch(self, child: str) -> Launch:
         if child == "broker" and self._server is not None:
@@ -286,7 +286,7 @@ class Root:
             repair=partial(lost_rows_of, self.config),
         )
         status_publisher.start()
-        self._janitor = janitor = TreeJanitor()
+        self._janitor = janitor = Janitor()
         self.tree.is_spared = janitor.is_foreign
         try:
             report = self.tree.run()

@@ -19,8 +19,8 @@ from broker.files import make_private_folder
 from relax_actors.config import Config
 from relax_actors.config.masking import masked
 from relax_actors.config.pools import RoleSection
-from relax_actors.envs import bubblewrap, control_group
 from relax_actors.errors import ConfigError
+from relax_actors.isolation import bubblewrap, control_group
 from relax_actors.roles import section_of
 from relax_actors.runtime.run_folder import RunFolder
 
@@ -46,8 +46,8 @@ def is_sandboxed(config: Config, role: str) -> bool:
 
 def max_processes(config: Config, role: str) -> int | None:
     """Limit of processes and threads in the sandbox of an actor of a role; None for no limit."""
-    found: int | None = getattr(section_of(config, role), "max_processes", None)
-    return found
+    limit: int | None = getattr(section_of(config, role), "max_processes", None)
+    return limit
 
 
 def check_sandbox(config: Config, roles: Iterable[str]) -> None:
@@ -192,13 +192,13 @@ class SandboxFiles:
     def _credentials(self) -> list[Path]:
         """This role's own credentials; the folder where it is the role's, so that renewed ones are seen."""
         address = self.address
-        found = [Path(path) for path in (address.credentials, address.ca) if path]
+        files = [Path(path) for path in (address.credentials, address.ca) if path]
         if address.credentials:
             own = Path(address.credentials).parent
             if own.name == self.role:
-                return [own, *(path for path in found if path.parent != own)]
-            found += [own / name for name in BESIDE_CREDENTIALS]
-        return found
+                return [own, *(path for path in files if path.parent != own)]
+            files += [own / name for name in BESIDE_CREDENTIALS]
+        return files
 
 
 def _key_folders(top: Path, known: Collection[Path]) -> Iterator[Path]:
@@ -235,13 +235,13 @@ def limits(config: Config, role: str) -> dict[str, int]:
 
     The limit of memory holds where a group can have one; the watchdog of the actor is code of the sandbox.
     """
-    found: dict[str, int] = {}
+    bounds: dict[str, int] = {}
     if os.geteuid() == 0 and (most := max_processes(config, role)) is not None:  # another user's is set in the sandbox
-        found["pids"] = most
+        bounds["pids"] = most
     mib: int | None = getattr(section_of(config, role), "memory_limit_mib", None)
     if mib is not None and control_group.bounds_memory():
-        found["memory"] = mib + TMP_MIB + SHARED_MEMORY_MIB << 20
-    return found
+        bounds["memory"] = mib + TMP_MIB + SHARED_MEMORY_MIB << 20
+    return bounds
 
 
 def _media_folders(config: Config) -> list[Path]:

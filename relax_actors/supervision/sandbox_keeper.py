@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from relax_actors.envs.control_group import actor_name, control_group
 from relax_actors.errors import ConfigError, RelaxError
+from relax_actors.isolation.control_group import actor_name, control_group
 from relax_actors.runtime.exit_codes import EXIT_CONFIG, EXIT_CRASHED
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.actor_process import OUTER_PID

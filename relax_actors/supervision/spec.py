@@ -7,36 +7,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Restart(StrEnum):
-    """When to restart a child that ended: always, after a failure only, or never."""
-
-    PERMANENT = "permanent"
-    TRANSIENT = "transient"
-    TEMPORARY = "temporary"
-
-
-class Strategy(StrEnum):
-    """Which children restart with a failed one: it alone, it and those started after it, or all."""
-
-    ONE_FOR_ONE = "one_for_one"
-    REST_FOR_ONE = "rest_for_one"
-    ONE_FOR_ALL = "one_for_all"
-
-
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
     """One child of a supervisor.
 
     Attributes:
         id: its id, `<role>.<n>` for an actor.
-        restart: when it is restarted.
         shutdown: seconds to stop in.
         start_deadline: seconds to become ready in.
         drain: seconds to finish its current rows and stop in, when its pool shrinks; `shutdown` if None.
     """
 
     id: str
-    restart: Restart = Restart.PERMANENT
     shutdown: float = 5.0
     start_deadline: float = 180.0
     drain: float | None = None

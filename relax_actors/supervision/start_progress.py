@@ -6,14 +6,12 @@ deadline. A process that waits in a loop may use CPU time forever, so `START_LIM
 
 from __future__ import annotations
 
-import os
-from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from relax_actors.config.infrastructure import START_LIMIT
+from relax_actors.isolation.proc import Process, descendants
 
 WINDOW, READINGS = 1 / 3, 4
 """Share of the start deadline in which a start must make progress, and readings in that time."""
@@ -21,7 +19,6 @@ BUSY = 0.05
 """Share of a core from which a start makes progress; processes that only poll stay below it."""
 LOADED_BYTES = 16 << 20
 """Memory that a start must have added to make progress."""
-_TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,33 +84,10 @@ class StartProgress:
         )
 
 
-class ProcessUsage:
-    """CPU time and memory of all processes of this machine at one moment."""
-
-    def __init__(self, children: dict[int, list[int]], used: dict[int, tuple[float, int]]) -> None:
-        self._children, self._used = children, used
-
-    @classmethod
-    def read(cls) -> Self:
-        """Read the process table."""
-        children: defaultdict[int, list[int]] = defaultdict(list)
-        used = {}
-        for name in os.listdir("/proc"):  # noqa: PTH208 hot
-            if name.isdigit():
-                with suppress(OSError):
-                    fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
-                    children[int(fields[1])].append(int(name))
-                    # Time of the process and of the children that it has waited for; resident pages.
-                    used[int(name)] = sum(map(int, fields[11:15])) / _TICKS, int(fields[21]) * _PAGE
-        return cls(dict(children), used)
-
-    def of(self, pid: int, log: Path) -> Usage:
-        """Return the usage of a process and its descendants, which write to `log`."""
-        tree = [pid]
-        for process in tree:
-            tree += self._children.get(process, ())
-        used = [self._used.get(process, (0.0, 0)) for process in tree]
-        size = 0
-        with suppress(OSError):
-            size = log.stat().st_size
-        return Usage(sum(cpu for cpu, _ in used), sum(memory for _, memory in used), size)
+def usage_of(pid: int, log: Path, table: dict[int, Process]) -> Usage:
+    """Return what a process and its descendants, which write to `log`, have used by a table of all processes."""
+    tree = [table[process] for process in descendants({pid}, table) if process in table]
+    size = 0
+    with suppress(OSError):
+        size = log.stat().st_size
+    return Usage(sum(process.cpu for process in tree), sum(process.memory for process in tree), size)

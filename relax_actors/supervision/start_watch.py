@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
+from relax_actors.isolation.proc import Process, processes
 from relax_actors.supervision.child import ChildProcess
-from relax_actors.supervision.start_progress import ProcessUsage
+from relax_actors.supervision.start_progress import usage_of
 from relax_actors.supervision.supervisor import Phase, Supervisor
 
 
@@ -21,14 +22,14 @@ def late_starts(
         now: seconds on the monotonic clock.
     """
     states = {name: state for pool in pools for name, state in pool.children.items()}
-    usage: ProcessUsage | None = None
+    table: dict[int, Process] | None = None
     for name, child in running.items():
         if states[name].phase is not Phase.STARTING or child.verdict is not None:
             continue
         since, progress = states[name].since, child.start_progress
         if progress.is_due(since, now):
-            usage = usage or ProcessUsage.read()
-            progress.observe(usage.of(child.process.pid, child.launch.log), now)
+            table = table or processes()
+            progress.observe(usage_of(child.process.pid, child.launch.log, table), now)
         awaited = states.get(child.launch.awaits)
         if awaited is not None and awaited.phase is not Phase.READY:
             progress.hold(now)

@@ -1,8 +1,8 @@
 """Supervisor's decisions as a pure state machine: events in, actions out; clock and random source are passed in.
 
-It follows OTP's supervisor, with two differences for processes that load models. Restarts are delayed (back-off with
-jitter). The window of the restart intensity does not advance while a child starts or waits for its start, so that
-failures of a child that takes a minute to fail add up.
+It follows OTP's supervisor of strategy one_for_one with permanent children, and differs twice for processes that load
+models. Restarts are delayed (back-off with jitter). The window of the restart intensity does not advance while a child
+starts or waits for its start, so that failures of a child that takes a minute to fail add up.
 
 The restart intensity ends a run whose children cannot start or fail by themselves. External kills of a ready child are
 not counted: it is restarted however often it is killed. A kill before it was ready counts. Deaths of the same cause
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from relax_actors.counted import counted
-from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Limits, Restart, Strategy
+from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Limits
 
 
 class Phase(StrEnum):
@@ -81,20 +81,17 @@ class Supervisor:
 
     Args:
         specs: children in start order; they stop in reverse order.
-        strategy: which children restart with a failed one.
         limits: the restart intensity.
         backoff: delay of restarts.
         source: random source of the jitter.
     """
 
-    def __init__(
-        self, specs: Sequence[ChildSpec], strategy: Strategy, limits: Limits, backoff: Backoff, source: random.Random
-    ) -> None:
+    def __init__(self, specs: Sequence[ChildSpec], limits: Limits, backoff: Backoff, source: random.Random) -> None:
         self.children = {spec.id: ChildState(spec) for spec in specs}
         self.stopping = False
         self.gave_up: GiveUp | None = None
         self.restarts = 0
-        self._strategy, self._limits, self._backoff, self._random = strategy, limits, backoff, source
+        self._limits, self._backoff, self._random = limits, backoff, source
         # Times of the failures on the clock below and on the monotonic clock.
         self._failures: list[tuple[float, float]] = []
         self._counted_cause = ""
@@ -160,12 +157,9 @@ class Supervisor:
             return self._stopped(child, now)
         was_ready = child.phase is Phase.READY
         was_ready_for = now - child.since if was_ready else 0.0
-        again = child.spec.restart is Restart.PERMANENT or (
-            child.spec.restart is Restart.TRANSIENT and not outcome.normal
-        )
-        if self.stopping or not again:
+        if self.stopping:
             self._enter(child, Phase.ENDED, now)
-            return self._next_stop(now) if self.stopping else []
+            return self._next_stop(now)
         if outcome.final:
             self._enter(child, Phase.ENDED, now)
             return self._give_up(child_id, outcome.reason, now)
@@ -187,18 +181,9 @@ class Supervisor:
             return self._give_up(child.spec.id, self._excess(failures, outcome, now), now)
         # After a quiet period the back-off starts from its base again.
         child.failures = 1 if was_ready_for >= self._limits.period else child.failures + 1
-        due = now + self._backoff.delay(child.failures, self._random)
         self.restarts += 1
-        self._back_off(child, due, now)
-        actions: list[Action] = []
-        for other in reversed(self._affected_by(child)):
-            if other.phase in (Phase.STARTING, Phase.READY):
-                self._enter(other, Phase.STOPPING, now)
-                other.due = due
-                actions.append(Stop(other.spec.id))
-            elif other.phase in (Phase.BACKING_OFF, Phase.STOPPING):
-                other.due = max(other.due, due)
-        return actions
+        self._back_off(child, now + self._backoff.delay(child.failures, self._random), now)
+        return []
 
     def _excess(self, failures: int, outcome: Exit, now: float) -> str:
         """Say how many failures there were in which time, and which limit they exceed."""
@@ -212,22 +197,12 @@ class Supervisor:
             f"{self._limits.period:g} s (supervision.intensity, supervision.period). Last failure: {outcome.reason}"
         )
 
-    def _affected_by(self, child: ChildState) -> list[ChildState]:
-        everyone = list(self.children.values())
-        if self._strategy is Strategy.ONE_FOR_ONE:
-            return []
-        if self._strategy is Strategy.REST_FOR_ONE:
-            return everyone[everyone.index(child) + 1 :]
-        return [other for other in everyone if other is not child]
-
     def _stopped(self, child: ChildState, now: float) -> list[Action]:
         if self.stopping:
             self._enter(child, Phase.ENDED, now)
             return self._next_stop(now)
         if child.leaving:
             del self.children[child.spec.id]
-        elif child.spec.restart is Restart.TEMPORARY:
-            self._enter(child, Phase.ENDED, now)
         else:
             self._back_off(child, child.due, now)
         return self.tick(now)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-import json
+import itertools
 import select
 import signal
 import socket
@@ -18,12 +18,14 @@ from typing import Any
 import structlog
 
 from broker.process import spawn
+from relax_actors.isolation.fork_server import receive, send
+from relax_actors.isolation.proc import processes
 from relax_actors.runtime.blackbox import BlackBox
 from relax_actors.runtime.logs import rotate
 from relax_actors.runtime.pauses import PauseDetector, tolerated_delay
 from relax_actors.supervision.launch import StartError
-from relax_actors.supervision.start_progress import ProcessUsage, StartProgress
-from relax_actors.supervision.zygote import MAX_MESSAGE, PRELOADED
+from relax_actors.supervision.start_progress import StartProgress, usage_of
+from relax_actors.supervision.zygote import PRELOADED
 
 REPLY_SECONDS = 10.0
 """Deadline for an answer of a zygote that has imported its modules; forking takes milliseconds."""
@@ -36,8 +38,8 @@ log = structlog.get_logger()
 class ForkedProcess:
     """A process forked by a zygote."""
 
-    def __init__(self, pid: int, zygote: ZygoteProcess) -> None:
-        self.pid = pid
+    def __init__(self, name: int, pid: int, zygote: ZygoteProcess) -> None:
+        self.pid, self._name = pid, name
         self.returncode: int | None = None
         self.cause = ""
         """Name of the zygote, if it died first and took this process with it."""
@@ -48,7 +50,7 @@ class ForkedProcess:
         if self.returncode is None:
             alive = self._zygote.alive
             self._zygote.read_replies()
-            self.returncode = self._zygote.codes.pop(self.pid, None)
+            self.returncode = self._zygote.codes.pop(self._name, None)
             if self.returncode is None and not alive:
                 self.returncode, self.cause = -int(signal.SIGKILL), self._zygote.name
         return self.returncode
@@ -71,9 +73,11 @@ class ZygoteProcess:
         self.name = f"zygote {number}"
         self.pid = process.pid
         self.codes: dict[int, int] = {}
+        """Exit codes of the forks that have ended and that nobody has asked for, by name."""
         self.ready_at: float | None = None
         self.began, self.progress = time.monotonic(), StartProgress(start_deadline)
         self._forked: int | None = None
+        self._names = itertools.count()
         self._process, self._socket = process, connection
         connection.setblocking(False)
 
@@ -90,12 +94,11 @@ class ZygoteProcess:
     def read_replies(self) -> None:
         """Read what the zygote reported."""
         with suppress(OSError):
-            while data := self._socket.recv(MAX_MESSAGE):
-                reply: dict[str, Any] = json.loads(data)
-                if "ended" in reply:
-                    self.codes[int(reply["ended"])] = int(reply["code"])
-                elif "forked" in reply:
-                    self._forked = int(reply["forked"])
+            while (report := receive(self._socket)[0]) is not None:
+                if "ended" in report:
+                    self.codes[report["ended"]] = report["code"]
+                elif "forked" in report:
+                    self._forked = report["forked"]
                 else:
                     self.ready_at = time.monotonic()
 
@@ -106,14 +109,14 @@ class ZygoteProcess:
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(max(0.0, seconds) * 1000))
 
-    def fork(self, arguments: list[str], log: int, status: int) -> int:
-        """Request a fork; return its pid.
+    def fork(self, arguments: list[str], log: int, status: int) -> ForkedProcess:
+        """Request a fork.
 
         Raises:
             OSError: the zygote has ended or does not answer.
         """
-        self._forked = None
-        socket.send_fds(self._socket, [json.dumps(arguments).encode()], [log, status])
+        self._forked, name = None, next(self._names)
+        send(self._socket, {"fork": name, "with": arguments}, (log, status))
         end = time.monotonic() + REPLY_SECONDS
         while self._forked is None:
             if not self.wait_for_reply(end - time.monotonic()):
@@ -121,7 +124,7 @@ class ZygoteProcess:
             if not self.alive:
                 raise ConnectionResetError(errno.ECONNRESET, f"it has ended with exit code {self.returncode}")
             self.read_replies()
-        return self._forked
+        return ForkedProcess(name, self._forked, self)
 
     def end(self) -> None:
         """Kill the zygote, and with it all its forks."""
@@ -225,7 +228,7 @@ class Zygote:
             msg = "there is no zygote that could fork an actor"
             raise StartError(msg)
         try:
-            return ForkedProcess(process.fork(arguments, log, status), process)
+            return process.fork(arguments, log, status)
         except OSError as error:
             process.end()
             msg = f"{process.name} does not fork actors ({error}); see its log {self._log}"
@@ -244,7 +247,7 @@ class Zygote:
         if process.ready_at is None:
             since, progress = max(process.began, self._resumed_at), process.progress
             if progress.is_due(since, now):
-                progress.observe(ProcessUsage.read().of(process.pid, self._log), now)
+                progress.observe(usage_of(process.pid, self._log, processes()), now)
             if why := progress.lateness(since, self._resumed_at, now):
                 self._kill(process, why)
             elif now - self._reported_at > REPORT_SECONDS:

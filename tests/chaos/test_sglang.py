@@ -12,11 +12,11 @@ import pytest
 
 from relax_actors.engines.sglang import launch
 from relax_actors.engines.sglang.backend import SEGMENTS
-from relax_actors.supervision.janitor import segments
+from relax_actors.isolation.janitor import segments
 from tests.chaos.test_crash_equivalence import kill_at
 from tests.support.faults import command_of, story_of, wait_for_cell
 from tests.support.running import IMAGES, TINY, Run, processes_of, relax, wait_until
-from tests.support.sglang_servers import skip_if_missing
+from tests.support.sglang_servers import members, skip_if_missing
 
 skip_if_missing()
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -37,7 +37,7 @@ def segments_of(run: Run) -> set[Path]:
     used: set[str] = set()
     for pid in processes_of(run.folder.root):
         with contextlib.suppress(ProcessLookupError):
-            used |= segments(os.getpgid(pid), SEGMENTS)
+            used |= segments(members(os.getpgid(pid)), SEGMENTS)
     return {Path(path) for path in used}
 
 

@@ -136,7 +136,7 @@ def test_processes_that_a_program_detached_end_with_it(tmp_path: Path) -> None:
         "while not os.path.exists('pid'): time.sleep(0.01)\n"
     )
     reaper = (
-        "import sys\nfrom pathlib import Path\nfrom broker.orphans import become_subreaper\n"
+        "import sys\nfrom pathlib import Path\nfrom relax_actors.isolation.orphans import become_subreaper\n"
         "from relax_actors.serving.session_client import AgentResult\n"
         "from tests.integration.test_agent_process import run\n"
         "become_subreaper()\nfolder = Path(sys.argv[1])\nassert run(sys.argv[2], folder) == AgentResult()\n"

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -25,7 +25,8 @@ from relax_actors.engines.sglang.server import Server, ServerGoneError
 from relax_actors.engines.sglang.weight_loaders import BroadcastLoader, DiskLoader, StagedWeights, TensorLoader
 from relax_actors.engines.torch.experts import Routers
 from relax_actors.errors import ActorError, EngineError
-from relax_actors.supervision.janitor import is_janitor, members, segments
+from relax_actors.isolation.janitor import COMMAND, is_janitor, segments
+from relax_actors.isolation.proc import command, processes
 from tests.conformance.base.inference_engine import pairs_of
 from tests.support.models import (
     STOP,
@@ -37,7 +38,7 @@ from tests.support.models import (
     stop_strings,
 )
 from tests.support.running import wait_until
-from tests.support.sglang_servers import DENSE, MOE, Kept, config_of, engine_of, skip_if_missing
+from tests.support.sglang_servers import DENSE, MOE, Kept, config_of, engine_of, members, skip_if_missing
 
 skip_if_missing()
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -338,12 +339,12 @@ def test_the_chosen_experts_of_every_token_are_reported(tmp_path: Path) -> None:
 
 def scratch_of(group: int) -> Path:
     """Temporary folder of a server, which its janitor removes."""
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            words = path.read_bytes().decode(errors="replace").split("\0")
-            if is_janitor(int(path.parent.name)) and words[5:6] == [str(group)]:
-                return Path(words[6])
-    pytest.fail(f"no janitor of process group {group}")
+    for pid in processes():
+        if is_janitor(pid):
+            _, root, _, folder, *_ = command(pid)[len(COMMAND) :]
+            if root == str(group).encode():
+                return Path(os.fsdecode(folder))
+    pytest.fail(f"no janitor of the server of process {group}")
 
 
 def test_killing_the_supervisor_and_the_keeper_leaves_nothing_of_the_server(tmp_path: Path) -> None:
@@ -360,7 +361,7 @@ def test_killing_the_supervisor_and_the_keeper_leaves_nothing_of_the_server(tmp_
         assert supervisor.stdout is not None
         group = json.loads(supervisor.stdout.readline())
         assert len(members(group)) >= 4
-        used = {*map(Path, segments(group, SEGMENTS)), scratch_of(group)}
+        used = {*map(Path, segments(members(group), SEGMENTS)), scratch_of(group)}
         assert len(used) >= 2
         assert all(path.exists() for path in used)
         supervisor.kill()

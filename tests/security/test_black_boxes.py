@@ -20,7 +20,7 @@ from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.reporter import Reporter
-from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Limits, Strategy
+from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Limits
 from relax_actors.supervision.supervisor import Supervisor
 from tests.support.process_trees import HEAD, Recorder, TreeThread, python
 from tests.support.running import wait_until
@@ -91,7 +91,7 @@ def test_supervisor_outlives_what_its_child_writes(tmp_path: Path) -> None:
     path = tmp_path / "box"
     launch = Launch(python(f"BOX = {str(path)!r}\n{HOSTILE}"), tmp_path / "log", path)
     limits = Limits(5, 60.0)
-    supervisor = Supervisor([ChildSpec("a")], Strategy.ONE_FOR_ONE, limits, Backoff(0.01, 0.05), random.Random(1))
+    supervisor = Supervisor([ChildSpec("a")], limits, Backoff(0.01, 0.05), random.Random(1))
     recorder = Recorder()
     running = TreeThread(ProcessTree({"a": supervisor}, lambda _: launch, recorder, 1.0), recorder)
     try:

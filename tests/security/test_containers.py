@@ -20,8 +20,8 @@ from relax_actors.envs.host import SessionHost
 from relax_actors.envs.observation import EnvironmentFaultError
 from relax_actors.envs.tools.container import OWNER, check_container
 from relax_actors.envs.tools.python import PythonEnvironment, run_code
-from relax_actors.envs.tools.sandbox import Limits
 from relax_actors.errors import ActorError, ConfigError
+from relax_actors.isolation.sandbox import Limits
 from relax_actors.messages import Act, Open
 from tests.support.containers import IMAGE, containers, engine, needs_engine
 from tests.support.running import wait_until
@@ -41,7 +41,7 @@ time.sleep(100)
 """
 CALLER = f"""
 from relax_actors.envs.tools.python import PythonEnvironment, run_code
-from relax_actors.envs.tools.sandbox import Limits
+from relax_actors.isolation.sandbox import Limits
 run_code("import time; time.sleep(100)", Limits(seconds=100.0), "container", {IMAGE!r})
 """
 SLEEP = '<tool_call>{"name": "run_python", "arguments": {"code": "import time; time.sleep(100)"}}</tool_call>'

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.orphans import MANY_ZOMBIES
+from relax_actors.isolation.orphans import MANY_ZOMBIES
 from tests.support import daemons
 from tests.support.faults import hit, process
 from tests.support.running import Run, processes_of, wait_until
@@ -80,12 +80,13 @@ def test_zombies_of_a_child_that_waits_later_are_kept_and_abandoned_ones_collect
     """In a process of its own, which may become a subreaper."""
     script = f"""
 import os, subprocess, sys, time
-from broker.orphans import ZombieReaper, _children, become_subreaper
+from relax_actors.isolation.orphans import ZombieReaper, become_subreaper
+from relax_actors.isolation.proc import children
 become_subreaper()
 reaper = ZombieReaper()
 late = subprocess.Popen([sys.executable, "-I", "-S", "-c", "raise SystemExit(7)"])
 def zombies(n):
-    while sum(state == "Z" for _, _, state in _children()) < n:
+    while sum(child.state == "Z" for child in children().values()) < n:
         time.sleep(0.01)
 zombies(1)
 for _ in range(3):
@@ -99,9 +100,9 @@ for _ in range({MANY_ZOMBIES} + 1):
     os.waitpid(child, 0)
 zombies({MANY_ZOMBIES} + 1)
 reaper.reap()
-assert len(_children()) == {MANY_ZOMBIES} + 1
+assert len(children()) == {MANY_ZOMBIES} + 1
 reaper.reap()
-assert _children() == []
+assert children() == {{}}
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -18,8 +18,8 @@ from broker.listeners import Settings
 from broker.server_keys import Users, write_keys
 from relax_actors.cli.keys import make_keys
 from relax_actors.config import load_config
-from relax_actors.envs import control_group
 from relax_actors.errors import ConfigError
+from relax_actors.isolation import control_group
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.sandbox import SHARED_MEMORY, TMP, SandboxFiles, check_sandbox, command, limits
 from tests.support import hostile_rewards

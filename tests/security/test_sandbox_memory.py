@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from relax_actors.envs import control_group, seccomp
 from relax_actors.envs.tools.python import run_code
-from relax_actors.envs.tools.sandbox import Ended, Limits
+from relax_actors.isolation import control_group, seccomp
+from relax_actors.isolation.sandbox import Ended, Limits
 from tests.support.programs import needs_bubblewrap
 
 MIB = 128

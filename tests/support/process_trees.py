@@ -15,7 +15,7 @@ from relax_actors.runtime.blackbox import Snapshot
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.outcome import STATUS_FD
 from relax_actors.supervision.processes import ProcessTree
-from relax_actors.supervision.spec import Backoff, ChildSpec, Exit, Limits, Strategy
+from relax_actors.supervision.spec import Backoff, ChildSpec, Exit, Limits
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
 
 PATIENCE = 20.0
@@ -118,7 +118,7 @@ def tree_of(
     children: tuple[str, ...], launch: Callable[[str], Launch], *, intensity: int = 5, **spec: Any
 ) -> ProcessTree:
     specs = [ChildSpec(child, **spec) for child in children]
-    pool = Supervisor(specs, Strategy.ONE_FOR_ONE, Limits(intensity, 60), Backoff(0.01, 0.05), random.Random(1))
+    pool = Supervisor(specs, Limits(intensity, 60), Backoff(0.01, 0.05), random.Random(1))
     return ProcessTree({"p": pool}, launch, Recorder(), 60.0)
 
 

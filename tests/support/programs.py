@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from relax_actors.envs import bubblewrap
+from relax_actors.isolation import bubblewrap
 
 
 def needs_programs(package: str, *names: str) -> pytest.MarkDecorator:

@@ -21,17 +21,23 @@ from relax_actors.engines.sglang.connection import SglangSettings
 from relax_actors.engines.sglang.engine import SglangEngine
 from relax_actors.engines.sglang.weight_loaders import DiskLoader, WeightLoader
 from relax_actors.errors import ConfigError
+from relax_actors.isolation.proc import processes
 from relax_actors.runtime.blackbox import Snapshot
 from relax_actors.runtime.run_folder import RunFolder
-from relax_actors.supervision.janitor import members
 from relax_actors.supervision.node import actor_environment
 from relax_actors.supervision.pools import server_launch
 from relax_actors.supervision.processes import ProcessTree
-from relax_actors.supervision.spec import Backoff, ChildSpec, Exit, Limits, Strategy
+from relax_actors.supervision.spec import Backoff, ChildSpec, Exit, Limits
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
 from tests.support import models
 from tests.support.models import QWEN3, qwen3_moe
 from tests.support.running import wait_until
+
+
+def members(group: int) -> list[int]:
+    """Processes of a process group that have not ended."""
+    return [pid for pid, process in processes().items() if process.group == group and process.state != "Z"]
+
 
 DENSE = QWEN3 | {"max_position_embeddings": 512}
 MOE = qwen3_moe(DENSE, experts=8)
@@ -61,7 +67,7 @@ class Kept:
         self.config, self.folder = config, RunFolder(config.folder)
         spec = ChildSpec("server.0", start_deadline=START_SECONDS)
         limits = Limits(20, 60)
-        pool = Supervisor([spec], Strategy.ONE_FOR_ONE, limits, Backoff(0.1, 1.0), random.Random(0))
+        pool = Supervisor([spec], limits, Backoff(0.1, 1.0), random.Random(0))
         environment = actor_environment(config)
         self.starts = 0
         self._tree = ProcessTree({"server": pool}, lambda _: server_launch(self.folder, 0, environment), self, 30.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
-from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Limits, Strategy
+from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Limits
 from relax_actors.supervision.supervisor import Action, Phase, Start, Stop, Supervisor
 
 CRASH = Exit(normal=False, reason="exit code 70: boom")
@@ -25,13 +25,12 @@ PERIOD = 60.0
 
 def supervisor(
     *children: str | ChildSpec,
-    strategy: Strategy = Strategy.ONE_FOR_ONE,
     intensity: int = 100,
     base: float = 1.0,
     most: float = 64.0,
 ) -> Supervisor:
     specs = [ChildSpec(child) if isinstance(child, str) else child for child in children]
-    return Supervisor(specs, strategy, Limits(intensity, PERIOD), Backoff(base, most), random.Random(7))
+    return Supervisor(specs, Limits(intensity, PERIOD), Backoff(base, most), random.Random(7))
 
 
 def up(made: Supervisor, now: float = 0.0) -> Supervisor:

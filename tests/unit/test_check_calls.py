@@ -12,7 +12,7 @@ from relax_actors.checks import Findings, examine
 from relax_actors.checks.calls import calls_of, check_call
 from relax_actors.cli.main import build
 from relax_actors.config import load_config
-from relax_actors.envs import bubblewrap
+from relax_actors.isolation import bubblewrap
 from relax_actors.messages import MediaSource, Prompt
 from tests.support.running import TINY
 

@@ -15,12 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from relax_actors.envs import control_group
-from relax_actors.envs.tools import sandbox
 from relax_actors.envs.tools.python import PythonEnvironment, run_code
-from relax_actors.envs.tools.sandbox import Ended, Kind, Limits, check_bubblewrap
-from relax_actors.envs.zygote import adopt_descendants
 from relax_actors.errors import ConfigError
+from relax_actors.isolation import control_group, sandbox
+from relax_actors.isolation.orphans import become_subreaper
+from relax_actors.isolation.sandbox import Ended, Kind, Limits, check_bubblewrap
 from tests.support.containers import IMAGE, containers, needs_engine
 from tests.support.programs import needs_bubblewrap, needs_programs
 from tests.support.running import wait_until
@@ -177,7 +176,7 @@ def test_calls_of_a_session_leave_room_for_the_next() -> None:
     """A session adopts what its calls leave behind, which does not count against their limit of processes."""
 
     def many_calls() -> bool:
-        adopt_descendants()
+        become_subreaper()
         return all(run("bubblewrap", "print(1)").output == "1\n" for _ in range(LIMITS.processes))
 
     assert in_child(many_calls)

@@ -25,7 +25,7 @@ from relax_actors.config import Config, validate
 from relax_actors.data.model_folder import ModelFacts, MoeFacts
 from relax_actors.engines.backends import inference_backend
 from relax_actors.engines.protocols import GenerationRequest, StopStrings
-from relax_actors.engines.protocols.server import ServerRecord, process_start_ticks
+from relax_actors.engines.protocols.server import ServerRecord
 from relax_actors.engines.sglang.backend import SEGMENTS, SglangBackend
 from relax_actors.engines.sglang.checkpoint_names import to_checkpoint_names
 from relax_actors.engines.sglang.connection import SglangSettings
@@ -38,12 +38,12 @@ from relax_actors.engines.sglang.server_arguments import CPU_TOKENS, MARGIN, ser
 from relax_actors.engines.sglang.weight_loaders import DiskLoader
 from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.errors import ActorError, ConfigError, EngineError, RelaxError
+from relax_actors.isolation.janitor import SHARED_MEMORY, Janitor, segments
+from relax_actors.isolation.proc import process
 from relax_actors.messages import FinishReason
 from relax_actors.supervision.inference_server import answers, free_port, generates
-from relax_actors.supervision.janitor import SHARED_MEMORY, members, segments
 from relax_actors.weights import files as weights
 from tests.support.http_servers import serving
-from tests.support.running import wait_until
 from tests.support.sglang_servers import MOE
 from tests.support.sglang_servers import config_of as run_with
 
@@ -402,14 +402,15 @@ def test_process_with_the_reused_pid_of_a_server_is_not_killed() -> None:
     with subprocess.Popen(["/bin/cat"], start_new_session=True, **pipes) as other:
         assert other.stdin is not None
         assert other.stdout is not None
-        since = process_start_ticks(other.pid)
-        assert since is not None
+        state = process(other.pid)
+        assert state is not None
+        since = state.start
         ServerRecord("http://127.0.0.1:1", "key", "ab", other.pid, since - 1).kill()
         print("alive", file=other.stdin, flush=True)
         assert other.stdout.readline() == "alive\n"
         ServerRecord("http://127.0.0.1:1", "key", "ab", other.pid, since).kill()
         assert other.wait(20) == -9
-    assert process_start_ticks(other.pid) is None
+    assert process(other.pid) is None
 
 
 def test_unreachable_external_server_is_reported_with_the_reason(tmp_path: Path) -> None:
@@ -477,13 +478,10 @@ def test_experts_of_tokens_from_older_weights_are_missing() -> None:
     assert found.routed_experts[:, 0].tolist() == [[0, 1], [-1, -1], [-1, -1], [0, 2]]
 
 
-def test_janitor_kills_the_group_of_a_dead_keeper_and_removes_its_segments(tmp_path: Path) -> None:
-    from relax_actors.supervision import janitor
-
+def test_janitor_kills_the_processes_of_a_dead_keeper_and_removes_their_segments(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     segment = Path(tempfile.mkstemp(prefix="sglang_test_", dir=SHARED_MEMORY)[1])
-    read, write = os.pipe()
     code = (
         f"file = open({str(segment)!r})\n"
         "import multiprocessing, time\n"
@@ -491,21 +489,16 @@ def test_janitor_kills_the_group_of_a_dead_keeper_and_removes_its_segments(tmp_p
         "print(lock._semlock.name, flush=True)\n"
         "time.sleep(600)\n"
     )
-    command = [sys.executable, "-c", code]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as child:
+    janitor = Janitor(str(scratch), SEGMENTS)
+    command, environment = [sys.executable, "-c", code], os.environ | janitor.environment
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True, env=environment) as child:
         assert child.stdout is not None
         semaphore = Path(SHARED_MEMORY) / f"sem.{child.stdout.readline().decode().strip()[1:]}"
         assert semaphore.exists()
-        assert child.pid in members(child.pid)
-        assert segments(child.pid, SEGMENTS) == {str(segment), str(semaphore)}
-        arguments = [sys.executable, "-I", "-S", janitor.__file__, str(read), str(child.pid), str(scratch)]
-        arguments += SEGMENTS
-        with subprocess.Popen(arguments, pass_fds=(read,)) as cleaner:
-            os.close(read)
-            os.close(write)
-            assert child.wait(20) == -9
-            assert cleaner.wait(20) == 0
-    wait_until(lambda: not any(path.exists() for path in (segment, semaphore, scratch)), "clean-up")
+        assert segments([child.pid], SEGMENTS) == {str(segment), str(semaphore)}
+        janitor.close()
+        assert child.wait(20) == -9
+    assert not any(path.exists() for path in (segment, semaphore, scratch))
 
 
 def test_cpu_replacement_refuses_import_with_cuda(tmp_path: Path) -> None:

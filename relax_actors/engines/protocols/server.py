@@ -9,14 +9,13 @@ dies, its janitor kills the server. If the server dies, the keeper ends, and the
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from broker.files import write_private
+from broker.process import kill_group
+from relax_actors.isolation.proc import process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +67,9 @@ class ServerRecord:
 
         Does nothing to external servers.
         """
-        if self.is_own and process_start_ticks(self.process_group) == self.start_ticks:
-            with suppress(ProcessLookupError):
-                os.killpg(self.process_group, signal.SIGKILL)
+        leader = process(self.process_group) if self.is_own else None
+        if leader is not None and leader.start == self.start_ticks:
+            kill_group(self.process_group)
 
     def save(self, path: Path) -> None:
         """Write the record to a file that only this user can read."""
@@ -84,11 +83,3 @@ class ServerRecord:
             return cls(**json.loads(path.read_text()))
         except (FileNotFoundError, ValueError):
             return None
-
-
-def process_start_ticks(pid: int) -> int | None:
-    """Return the start time of a process in clock ticks since boot; None if it has ended."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return None

@@ -18,15 +18,15 @@ import signal
 import socket
 import subprocess
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from broker.process import kill_group
 from relax_actors.config import Config
 from relax_actors.envs.observation import EnvironmentFaultError
-from relax_actors.envs.tools.sandbox import Ended, Limits, communicate, describe, limits_of, timeout_text
 from relax_actors.errors import ConfigError
+from relax_actors.isolation.sandbox import Ended, Limits, communicate, describe, limits_of, timeout_text
 
 OWNER = "RELAX_CONTAINER_OWNER"
 """Environment variable with the labels of an actor's containers, as JSON. `relax.actor` names one actor of one run."""
@@ -69,8 +69,7 @@ def run_in_container(command: Sequence[str], text: str, limits: Limits, image: s
             output, stopped = communicate(process, b"%d\n%b" % (len(data), data), patience, keep_input=True)
             code = process.poll()
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            kill_group(process.pid)
             if code is None:
                 _engine_call("rm", "--force", name)
         assert process.stderr is not None  # noqa: S101 as given to Popen

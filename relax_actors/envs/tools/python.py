@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from relax_actors.envs import control_group
 from relax_actors.envs.tools.container import check_container, remove_leftovers, run_in_container
 from relax_actors.envs.tools.environment import ToolEnvironment
 from relax_actors.envs.tools.functions import Tool
-from relax_actors.envs.tools.sandbox import Ended, Kind, Limits, check_bubblewrap, python_command, run_program
+from relax_actors.isolation import control_group
+from relax_actors.isolation.sandbox import Ended, Kind, Limits, check_bubblewrap, python_command, run_program
 
 _CONTAINER_PYTHON = ("python3", "-I", "-")
 

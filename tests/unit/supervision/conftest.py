@@ -11,7 +11,7 @@ import pytest
 
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.processes import ProcessTree
-from relax_actors.supervision.spec import Backoff, ChildSpec, Limits, Strategy
+from relax_actors.supervision.spec import Backoff, ChildSpec, Limits
 from relax_actors.supervision.supervisor import Supervisor
 from tests.support.process_trees import (
     Recorder,
@@ -43,7 +43,6 @@ def run(tmp_path: Path) -> Iterator[RunTree]:
         supervisors = {
             group[0]: Supervisor(
                 [ChildSpec(child, **spec) for child in group],
-                Strategy.ONE_FOR_ONE,
                 Limits(intensity, 60.0),
                 Backoff(0.01, 0.05),
                 random.Random(1),

@@ -21,7 +21,7 @@ from relax_actors.runtime.blackbox import BlackBox
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.outcome import Verdict
 from relax_actors.supervision.processes import ProcessTree
-from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Limits, Restart, Strategy
+from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Limits
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
 from tests.support.process_trees import (
     HEAD,
@@ -99,7 +99,7 @@ def test_child_stopped_by_a_signal_is_killed_and_restarted(run: RunTree) -> None
 def test_child_that_fails_its_health_check_is_killed_and_restarted(tmp_path: Path) -> None:
     verdicts = iter([None, Verdict("ill", blame=Blame.NONE), None, Verdict("worse", final=True)])
     launch = Launch(python(WAITS), tmp_path / "log", health_check=lambda _pid: next(verdicts, None))
-    made = Supervisor([ChildSpec("a")], Strategy.ONE_FOR_ONE, Limits(5, 60), Backoff(0.01, 0.01), random.Random(1))
+    made = Supervisor([ChildSpec("a")], Limits(5, 60), Backoff(0.01, 0.01), random.Random(1))
     recorder = Recorder()
     running = TreeThread(ProcessTree({"p": made}, lambda _: launch, recorder, 60.0), recorder)
     assert running.until("ended", "a").outcome == Exit(normal=False, reason="ill", blame=Blame.NONE)
@@ -115,8 +115,7 @@ def test_child_with_signs_of_life_is_not_killed(run: RunTree, tmp_path: Path) ->
         "while time.monotonic() < end:\n    memoryview(m)[:8].cast('d')[0] = time.monotonic()\n"
         "    signal.sigtimedwait([], 0.02)\n"
     )
-    running = run({"a": beats}, boxes=("a",), heartbeat=1.0, restart=Restart.TRANSIENT)
-    assert running.end() is None
+    running = run({"a": beats}, boxes=("a",), heartbeat=1.0)
     assert running.until("ended", "a").outcome == Exit(normal=True, reason="ended")
 
 
@@ -133,7 +132,6 @@ def test_child_with_a_probe_is_ready_once_the_probe_succeeds(tmp_path: Path) -> 
     script = f"import signal; open({str(flag)!r}, 'w').close(); signal.pause()"
     made = Supervisor(
         [ChildSpec("a")],
-        Strategy.ONE_FOR_ONE,
         Limits(1, 60),
         Backoff(0.01, 0.01),
         random.Random(1),
@@ -158,7 +156,7 @@ def test_pause_of_the_whole_machine_kills_no_child(tmp_path: Path) -> None:
         "from tests.support.process_trees import *\n"
         "class Says(Recorder):\n"
         "    def _put(self, seen):\n        print(seen.what, seen.pid, flush=True)\n"
-        "s = Supervisor([ChildSpec('a')], Strategy.ONE_FOR_ONE, Limits(5, 60), Backoff(0.01, 0.05), random.Random(1))\n"
+        "s = Supervisor([ChildSpec('a')], Limits(5, 60), Backoff(0.01, 0.05), random.Random(1))\n"
         f"launch = Launch({python(beats)!r}, Path({str(tmp_path / 'log')!r}), Path({str(tmp_path / 'a.box')!r}))\n"
         "ProcessTree({'p': s}, lambda _: launch, Says(), 2.0).run()\n"
     )
@@ -197,7 +195,7 @@ def beating(tmp_path: Path) -> Iterator[Callable[[float, Callable[[int], None]],
 
     def start(heartbeat: float, periodic: Callable[[int], None]) -> TreeThread:
         child = ChildSpec("a")
-        supervisor = Supervisor([child], Strategy.ONE_FOR_ONE, Limits(5, 60), Backoff(0.01, 0.05), random.Random(1))
+        supervisor = Supervisor([child], Limits(5, 60), Backoff(0.01, 0.05), random.Random(1))
         recorder, pids = Recorder(), list[int]()
         launch = Launch(python(beats), tmp_path / "log", box)
         tree = ProcessTree({"p": supervisor}, lambda _: launch, recorder, heartbeat, lambda: [*map(periodic, pids)])

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from relax_actors.config.infrastructure import START_LIMIT
+from relax_actors.isolation.proc import processes
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.processes import ProcessTree
-from relax_actors.supervision.spec import Backoff, ChildSpec, Limits, Strategy
-from relax_actors.supervision.start_progress import LOADED_BYTES, ProcessUsage, StartProgress, Usage
+from relax_actors.supervision.spec import Backoff, ChildSpec, Limits
+from relax_actors.supervision.start_progress import LOADED_BYTES, StartProgress, Usage, usage_of
 from relax_actors.supervision.supervisor import Supervisor
 from tests.support.process_trees import HEAD, READY, Recorder, RunTree, TreeThread, python
 from tests.support.supervisors import CRASH, supervisor
@@ -142,10 +143,7 @@ def test_child_that_waits_for_another_one_may_start_as_long_as_that_one(tmp_path
     scripts = {"server.0": server, "rollout.0": client}
     limits, backoff = Limits(1, 60), Backoff(0.1, 1)
     specs = {name: [ChildSpec(name, start_deadline=1.0)] for name in scripts}
-    pools = {
-        name: Supervisor(children, Strategy.ONE_FOR_ONE, limits, backoff, random.Random(1))
-        for name, children in specs.items()
-    }
+    pools = {name: Supervisor(children, limits, backoff, random.Random(1)) for name, children in specs.items()}
 
     def launch(child: str) -> Launch:
         awaits = "server.0" if child == "rollout.0" else ""
@@ -163,11 +161,11 @@ def test_child_that_waits_for_another_one_may_start_as_long_as_that_one(tmp_path
 def test_usage_of_this_process_is_read(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("12345")
-    before = ProcessUsage.read().of(os.getpid(), log)
+    before = usage_of(os.getpid(), log, processes())
     end = time.thread_time() + 0.2
     while time.thread_time() < end:
         pass
-    after = ProcessUsage.read().of(os.getpid(), log)
+    after = usage_of(os.getpid(), log, processes())
     assert after.cpu >= before.cpu + 0.1
     assert after.memory > 1 << 20
     assert after.log == 5

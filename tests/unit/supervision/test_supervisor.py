@@ -1,10 +1,10 @@
-"""Decisions of the supervisor: strategies, restart types, shutdown and resizing, on the test's clock."""
+"""Decisions of the supervisor: restarts, shutdown and resizing, on the test's clock."""
 
 from __future__ import annotations
 
 import pytest
 
-from relax_actors.supervision.spec import ChildSpec, Exit, Restart, Strategy
+from relax_actors.supervision.spec import ChildSpec, Exit
 from relax_actors.supervision.supervisor import GiveUp, Phase, Start, Stop
 from tests.support.supervisors import CONFIG, CRASH, DONE, due, phases, supervisor, up
 
@@ -24,77 +24,11 @@ def test_one_for_one_restarts_only_the_failed_child_after_its_back_off() -> None
     assert made.children["b"].starts == 2
 
 
-def test_rest_for_one_restarts_the_failed_child_and_later_ones_in_order_once_all_have_ended() -> None:
-    made = up(supervisor("a", "b", "c", "d", strategy=Strategy.REST_FOR_ONE))
-    assert made.exited("b", CRASH, 5.0) == [Stop("d"), Stop("c")]
-    assert made.children["a"].phase is Phase.READY
-    assert made.tick(100.0) == []
-    assert made.exited("c", DONE, 100.0) == []
-    assert made.exited("d", DONE, 101.0) == [Start("b"), Start("c"), Start("d")]
-
-
-def test_rest_for_one_does_not_touch_earlier_children() -> None:
-    made = up(supervisor("a", "b", "c", strategy=Strategy.REST_FOR_ONE))
-    assert made.exited("c", CRASH, 5.0) == []
-    assert made.tick(7.0) == [Start("c")]
-
-
-@pytest.mark.parametrize("failed", ["a", "b", "c"])
-def test_one_for_all_stops_the_others_in_reverse_order_and_starts_all_once_all_have_ended(failed: str) -> None:
-    made = up(supervisor("a", "b", "c", strategy=Strategy.ONE_FOR_ALL))
-    others = [child for child in ("c", "b", "a") if child != failed]
-    assert made.exited(failed, CRASH, 5.0) == [Stop(child) for child in others]
-    assert made.exited(others[0], DONE, 20.0) == []
-    assert made.exited(others[1], DONE, 21.0) == [Start("a"), Start("b"), Start("c")]
-
-
-def test_one_for_all_waits_for_the_back_off_if_all_end_early() -> None:
-    made = up(supervisor("a", "b", strategy=Strategy.ONE_FOR_ALL))
-    made.exited("a", CRASH, 5.0)
-    assert made.exited("b", DONE, 5.1) == []
-    assert made.tick(due(made)) == [Start("a"), Start("b")]
-
-
-def test_end_of_a_stopped_sibling_is_no_failure() -> None:
-    made = up(supervisor("a", "b", "c", strategy=Strategy.ONE_FOR_ALL, intensity=1))
-    made.exited("a", CRASH, 5.0)
-    made.exited("b", CRASH, 5.1)
-    assert made.exited("c", Exit(normal=False, reason="killed by SIGKILL"), 9.0) == [Start("a"), Start("b"), Start("c")]
-    assert made.gave_up is None
-    assert made.restarts == 1
-
-
-def test_stopped_temporary_sibling_is_not_restarted() -> None:
-    made = up(supervisor("a", ChildSpec("t", Restart.TEMPORARY), strategy=Strategy.ONE_FOR_ALL))
-    assert made.exited("a", CRASH, 5.0) == [Stop("t")]
-    assert made.exited("t", DONE, 9.0) == [Start("a")]
-
-
-@pytest.mark.parametrize(
-    ("restart", "outcome", "again"),
-    [
-        (Restart.PERMANENT, DONE, True),
-        (Restart.PERMANENT, CRASH, True),
-        (Restart.TRANSIENT, DONE, False),
-        (Restart.TRANSIENT, CRASH, True),
-        (Restart.TEMPORARY, DONE, False),
-        (Restart.TEMPORARY, CRASH, False),
-        (Restart.TEMPORARY, CONFIG, False),
-    ],
-)
-def test_restart_type_decides_about_the_restart(restart: Restart, outcome: Exit, again: bool) -> None:  # noqa: FBT001
-    made = up(supervisor(ChildSpec("x", restart), "y"))
+@pytest.mark.parametrize("outcome", [DONE, CRASH])
+def test_a_child_is_restarted_however_it_ended(outcome: Exit) -> None:
+    made = up(supervisor("x", "y"))
     assert made.exited("x", outcome, 5.0) == []
-    assert made.tick(100.0) == ([Start("x")] if again else [])
-    assert made.gave_up is None
-
-
-def test_supervisor_has_ended_once_no_child_will_be_restarted() -> None:
-    made = up(supervisor(ChildSpec("x", Restart.TRANSIENT), ChildSpec("y", Restart.TEMPORARY)))
-    made.exited("x", DONE, 1.0)
-    assert not made.ended
-    made.exited("y", CRASH, 1.0)
-    assert made.ended
+    assert made.tick(100.0) == [Start("x")]
     assert made.gave_up is None
 
 
@@ -154,15 +88,6 @@ def test_child_that_crashes_during_shutdown_is_not_restarted() -> None:
     assert made.ended
     assert made.gave_up is None
     assert made.restarts == 0
-
-
-def test_shutdown_during_a_restart_of_all_children_ends_all() -> None:
-    made = up(supervisor("a", "b", "c", strategy=Strategy.ONE_FOR_ALL))
-    assert made.exited("a", CRASH, 1.0) == [Stop("c"), Stop("b")]
-    assert made.shutdown(1.1) == []
-    assert made.exited("b", DONE, 1.2) == []
-    assert made.exited("c", DONE, 1.3) == []
-    assert made.ended
 
 
 def test_configuration_error_gives_up_at_once_and_stops_all() -> None:

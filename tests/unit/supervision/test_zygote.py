@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -71,6 +72,39 @@ def test_fork_ends_with_its_own_exit_code(make: Make, tmp_path: Path) -> None:
     os.kill(waiting.pid, signal.SIGTERM)
     assert (ended(waiting), waiting.cause) == (-signal.SIGTERM, "")
     assert zygote.state()["phase"] == "ready"
+
+
+PROBE = """
+import json, os, random, sys
+import numpy.random
+from relax_actors.supervision import actor_process
+sys.path.append({folder!r})
+try:
+    import edited
+except ImportError:
+    pass
+def look(arguments):
+    import edited
+    kinds = [os.readlink(path) for path in map("/proc/self/fd/{{}}".format, range(256)) if os.path.lexists(path)]
+    shared = [kind for kind in kinds if kind.startswith(("socket:", "pipe:"))]
+    print(json.dumps([edited.VALUE, sys.argv[1:] == arguments, len(shared), random.random(), numpy.random.random()]))
+actor_process.main = look
+"""
+
+
+def test_fork_reads_edited_modules_and_draws_numbers_of_its_own(make: Make, tmp_path: Path) -> None:
+    """As a new process does. The folder of the module does not exist when the zygote starts."""
+    folder = tmp_path / "code"
+    (tmp_path / "probe.py").write_text(PROBE.format(folder=str(folder)))
+    zygote = make("probe")
+    wait_until(zygote.ready, "zygote")
+    folder.mkdir()
+    for value in ("1", "22"):
+        (folder / "edited.py").write_text(f"VALUE = {value}\n")
+        assert ended(fork(zygote, tmp_path)) == 0
+    first, second = map(json.loads, (tmp_path / "fork.log").read_text().splitlines())
+    assert [first[:3], second[:3]] == [[1, True, 1], [22, True, 1]], "its only pipe is that of its status"
+    assert all(a != b for a, b in zip(first[3:], second[3:], strict=True))
 
 
 def test_garbage_collection_of_a_fork_leaves_out_the_imported_objects(make: Make, tmp_path: Path) -> None:

@@ -21,10 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from relax_actors.envs import seccomp
-from relax_actors.envs.bubblewrap import SYSTEM, empty_folder, find_program, isolated, problem, system_files
-from relax_actors.envs.control_group import PREFIX, ControlGroup, bounds_memory, control_group
+from broker.process import kill_group
 from relax_actors.errors import ConfigError
+from relax_actors.isolation import seccomp
+from relax_actors.isolation.bubblewrap import SYSTEM, empty_folder, find_program, isolated, problem, system_files
+from relax_actors.isolation.control_group import PREFIX, ControlGroup, bounds_memory, control_group
 
 Kind = Literal["bubblewrap", "container", "none"]
 FIRST_USER, USERS = 1 << 20, 1 << 20
@@ -133,8 +134,7 @@ def run_program(
         try:
             output, stopped = communicate(process, text.encode(errors="replace"), limits)
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            kill_group(process.pid)
             code = process.wait()
         if code and group and group.ran_out_of_memory():
             stopped = f"it used more than {limits.memory_mib} MiB of memory"

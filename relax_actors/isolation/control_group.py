@@ -48,8 +48,8 @@ class ControlGroup:
         """Whether the kernel killed a process because of the limit of memory."""
         for path in (folder / name for folder in self.folders for name in _EVENTS):
             with suppress(OSError):
-                if found := re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE):
-                    return int(found[1]) > 0
+                if match := re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE):
+                    return int(match[1]) > 0
         return False
 
 
@@ -59,17 +59,17 @@ def parents(controller: str) -> list[Path]:
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         own[controllers] = path.lstrip("/")
-    found = []
+    groups = []
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, folder, kind, options = line.split(" ")[:4]
         if kind == "cgroup" and controller in options.split(","):
             group = next((path for names, path in own.items() if controller in names.split(",")), "")
-            found.append(Path(folder, group))
+            groups.append(Path(folder, group))
         elif kind == "cgroup2":
             # A group with processes cannot pass controllers on, but its parent may.
             group_ = Path(folder, own.get("", ""))
-            found += [group_, group_.parent] if own.get("") else [group_]
-    return found
+            groups += [group_, group_.parent] if own.get("") else [group_]
+    return groups
 
 
 @contextmanager
@@ -118,8 +118,8 @@ def remove_leftovers() -> None:
     """Remove the groups that killed processes left behind; those of living ones are named by their process id."""
     for parent in parents("memory"):
         for path in parent.glob(f"{PREFIX}*.*"):
-            found = _OWNER.fullmatch(path.name)
-            if found and not Path("/proc", found[1]).exists():
+            owner = _OWNER.fullmatch(path.name)
+            if owner and not Path("/proc", owner[1]).exists():
                 with suppress(OSError):
                     path.rmdir()
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from relax_actors.envs import seccomp
 from relax_actors.errors import ConfigError
+from relax_actors.isolation import seccomp
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store")
 ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "nsswitch.conf", "passwd", "group", "alternatives")
@@ -87,8 +87,8 @@ def problem(before: tuple[str, ...] = ()) -> str:
     try:
         with isolated() as (command, descriptor):
             if (version := _version(command[0])) and version < OLDEST:
-                found, least = (".".join(map(str, numbers)) for numbers in (version, OLDEST))
-                return f"{command[0]} is bubblewrap {found}; install {least} or newer and put it first on the PATH"
+                own, least = (".".join(map(str, numbers)) for numbers in (version, OLDEST))
+                return f"{command[0]} is bubblewrap {own}; install {least} or newer and put it first on the PATH"
             look = [*before, *command, "--ro-bind", "/", "/", "--proc", "/proc", "/bin/sh", "-c", ":"]
             done = subprocess.run(look, capture_output=True, text=True, check=False, pass_fds=[descriptor])  # noqa: S603
     except ConfigError as error:
@@ -103,5 +103,5 @@ def problem(before: tuple[str, ...] = ()) -> str:
 def _version(program: str) -> tuple[int, ...]:
     """Return the version of bubblewrap; empty if it does not say."""
     done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)  # noqa: S603
-    found = re.search(r"(\d+)\.(\d+)", done.stdout)
-    return tuple(map(int, found.groups())) if found else ()
+    match = re.search(r"(\d+)\.(\d+)", done.stdout)
+    return tuple(map(int, match.groups())) if match else ()

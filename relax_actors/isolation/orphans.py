@@ -12,12 +12,24 @@ import signal
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from pathlib import Path
 
-_SET_CHILD_SUBREAPER, _GET_CHILD_SUBREAPER = 36, 37
+from relax_actors.isolation import proc
+
+_SET_PDEATHSIG, _SET_CHILD_SUBREAPER, _GET_CHILD_SUBREAPER = 1, 36, 37
 END_SECONDS = 5.0
 """Time for killed processes to end; only a process that hangs in the kernel needs more."""
 MANY_ZOMBIES = 256
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends; end it now if the parent is gone.
+
+    Args:
+        parent: id of the parent, read before this process was forked.
+    """
+    ctypes.CDLL(None).prctl(_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def become_subreaper() -> None:
@@ -46,7 +58,8 @@ def kill_orphans(known: Collection[int], spared: Callable[[int], bool] = lambda 
     session = os.getsid(0)
     while is_subreaper() and time.monotonic() < end:
         # A killed process hands its children to this one, so look again until there are none.
-        orphans = [pid for pid, leader, _ in _children() if leader != session and pid not in known and not spared(pid)]
+        adopted = [pid for pid, child in proc.children().items() if child.session != session and pid not in known]
+        orphans = [pid for pid in adopted if not spared(pid)]
         if not orphans:
             break
         killed.update(orphans)
@@ -75,21 +88,9 @@ class ZombieReaper:
             if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 self._seen = set()
                 return
-            zombies = {pid for pid, _, state in _children() if state == "Z"}
+            zombies = {pid for pid, child in proc.children().items() if child.state == "Z"}
             abandoned = zombies & self._seen
             if len(abandoned) > MANY_ZOMBIES:
                 for pid in abandoned:
                     os.waitpid(pid, os.WNOHANG)
             self._seen = zombies - abandoned if len(abandoned) > MANY_ZOMBIES else zombies
-
-
-def _children() -> list[tuple[int, int, str]]:
-    """List the children of this process: id, session, state."""
-    found, own = [], str(os.getpid())
-    for name in os.listdir("/proc"):  # noqa: PTH208 hot
-        if name.isdigit():
-            with suppress(OSError):
-                state, parent, _, session = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[:4]
-                if parent == own:
-                    found.append((int(name), int(session), state))
-    return found
