@@ -62,6 +62,7 @@ _MORE_OF_NODE: dict[str, Check] = {
     "pid": _is_count,
     "children": _is_map,
     "zygote": _or_none(_is_map),
+    "gpus": _is_map,
 }
 _ROOT: dict[str, Check] = {"pid": _is_count, "since": _is_number, "children": _is_map}
 _OWNER: dict[str, Check] = {"node": _is_count, **_NODE}

@@ -28,7 +28,7 @@ FOLDER = ROOT / "deploy" / "requirements"
 EXTRAS = ("media", "test", "lint", "docs")
 BUILD = "hatchling>=1.27\neditables>=0.5\n"
 """What builds relax-actors itself, without the isolated environment of pip, which would take unlocked packages."""
-BY_MACHINE = re.compile(r"torch|triton|nvidia-.*|cuda-.*")
+BY_MACHINE = re.compile(r"torch|triton|nvidia-(?!ml-py$).*|cuda-.*")
 _PIN = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;\\]+)", re.MULTILINE)
 HEAD = "# Written by deploy/lock.py (make lock); torch is left out, see there.\n"
 

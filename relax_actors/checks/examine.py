@@ -19,6 +19,7 @@ from relax_actors.config.notes import check_steps, check_weight_files
 from relax_actors.data.check import check_characters, check_data
 from relax_actors.data.checked_run import CheckedModel, CheckedRun
 from relax_actors.data.model_folder import ModelFacts
+from relax_actors.devices.inventory import Inventory, machine_inventory
 from relax_actors.engines.backends import inference_backend, training_backend, unused_settings
 from relax_actors.errors import ConfigError, RelaxError
 from relax_actors.registry.catalog import ALL
@@ -52,6 +53,7 @@ def examine(
     spelled: Collection[str] = (),
     *,
     calls: Path | None = None,
+    inventory: Inventory | None = None,
 ) -> Findings:
     """Run all checks of a configuration; write to temporary files only.
 
@@ -59,6 +61,7 @@ def examine(
         config: configuration of the run.
         roles: roles whose actors start on this machine; all if None.
         spelled: dotted names that the file or an override sets; see `relax_actors.config.load.set_by`.
+        inventory: GPUs that the actors here may use; None for those of this machine.
         calls: folder from which dotted paths are imported, to call rewards and the environment; None for no calls.
     """
     errors: list[str] = []
@@ -69,7 +72,8 @@ def examine(
             model = check_model(config, config.model.path or Path(scratch))
         except ConfigError as error:
             errors.append(str(error))
-        run = CheckedRun(config=config, here=set(role_names(config) if roles is None else roles), model=model)
+        here, gpus = set(role_names(config) if roles is None else roles), inventory or machine_inventory()
+        run = CheckedRun(config=config, here=here, inventory=gpus, model=model)
         errors += [*refusals(config, spelled), *unused_settings(config, spelled)]
         for check in _checks(run):
             _attempt(check, errors, notes)
@@ -128,13 +132,19 @@ def _check_role(run: CheckedRun, name: str) -> Iterator[str]:
         raise ConfigError(msg) from error
 
 
-def require(config: Config, roles: Collection[str] | None = None, spelled: Collection[str] = ()) -> Findings:
+def require(
+    config: Config,
+    roles: Collection[str] | None = None,
+    spelled: Collection[str] = (),
+    *,
+    inventory: Inventory | None = None,
+) -> Findings:
     """Run all checks, and refuse a configuration that cannot work; arguments as `examine`.
 
     Raises:
         ConfigError: one line an error.
     """
-    findings = examine(config, roles, spelled)
+    findings = examine(config, roles, spelled, inventory=inventory)
     if findings.errors:
         raise ConfigError("\n".join(findings.errors))
     return findings

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -18,62 +14,59 @@ from broker.permissions import OPERATOR
 from broker.server import is_jetstream_ready, port_problem
 from relax_actors.config import Config
 from relax_actors.data.checked_run import CheckedRun
+from relax_actors.devices.placement import needs_of_actors, place, shown
 from relax_actors.engines.backends import footprints
 from relax_actors.errors import ConfigError
-from relax_actors.roles import replicas, spec_of
+from relax_actors.roles import replicas
+from relax_actors.roles.gpus import DEVICE, device_of_role, footprints_of_roles, needs_of_roles
 from relax_actors.runtime.run_folder import RunFolder
+from relax_actors.supervision.sandbox import SANDBOX, is_sandboxed
 
-_DEVICE = re.compile(r"(auto|cpu|cuda|mps|xpu|hpu|npu)(?::(\d+))?")
 GPU_FILES = ("/proc/driver/nvidia/gpus", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """Files of the drivers of NVIDIA, of NVIDIA under WSL, and of AMD."""
-_COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
 
 
-def check_devices(run: CheckedRun) -> None:
-    """Check that the devices of the roles that start on this machine exist.
+def check_devices(run: CheckedRun) -> Iterator[str]:
+    """Note which actor that starts on this machine computes on which of its GPUs.
 
     Raises:
-        ConfigError: one line for each setting that names no device of this machine.
+        ConfigError: one line for each setting that names no device, and for each actor that lacks GPUs.
     """
-    config, gpus = run.config, {role: footprint.gpus for role, footprint in footprints(run.config).items()}
-    gpus |= {name: 1 for name in config.roles if spec_of(config, name).device}
+    config, gpus = run.config, run.inventory
+    wanted = footprints_of_roles(config, run.here)
     problems = []
-    for name in (name for name, wanted in gpus.items() if wanted and name in run.here):
-        device = str(_device(config, name))
-        if problem := _device_problem(device, gpus[name]):
-            problems.append(f"{f'roles.{name}' if name in config.roles else name}.device = {device!r} {problem}")
+    for role in (role for role, footprint in wanted.items() if footprint.gpus):
+        device = device_of_role(config, role) or "auto"
+        if problem := _device_problem(device, is_simulated=gpus.is_simulated):
+            problems.append(f"{f'roles.{role}' if role in config.roles else role}.device = {device!r} {problem}")
+        if gpus.gpus and is_sandboxed(config, role):
+            problems.append(
+                f"role {role} has GPUs and isolation = {SANDBOX!r}: a sandbox shows no GPU; set its gpus = 0, or its "
+                'isolation = "none"'
+            )
     if problems:
         raise ConfigError("\n".join(problems))
+    if not gpus.gpus and not gpus.limit:
+        return
+    actors = {role: [f"{role}.{n}" for n in range(replicas(config, role))] for role in wanted}
+    placement = place(needs_of_actors(needs_of_roles(config, run.here), actors), gpus.numbers)
+    if placement.problems:
+        raise ConfigError("\n".join(placement.problems))
+    if placement.gpus:
+        leased = ", ".join(f"{actor} {shown(numbers)}" for actor, numbers in placement.gpus.items())
+        yield f"{gpus}: {leased}"
+    if placement.on_cpu:
+        yield (
+            f"on the CPU, as no GPU is free: {', '.join(placement.on_cpu)}; let roles take turns on a GPU "
+            "(placement.colocate), or take fewer replicas"
+        )
 
 
-def _device_problem(device: str, gpus: int) -> str:
-    match = _DEVICE.fullmatch(device)
+def _device_problem(device: str, *, is_simulated: bool) -> str:
+    match = DEVICE.fullmatch(device)
     if match is None:
         return 'is no torch device; write "auto", "cpu", "cuda" or "cuda:<number>"'
-    kind, index = match[1], int(match[2] or 0)
-    if kind != "cuda":
-        return ""
-    if problem := _cuda_problem():
-        return problem
-    return gpu_problem(index, gpus, count_gpus())
-
-
-def gpu_problem(index: int, wanted: int, count: int) -> str:
-    """Describe the GPUs that an actor needs and the machine lacks; empty if it has them.
-
-    Args:
-        index: number of the actor's first GPU.
-        wanted: GPUs of the actor, which follow each other.
-        count: GPUs of this machine.
-    """
-    if index + wanted <= count:
-        return ""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    limited = "" if visible is None else f" (CUDA_VISIBLE_DEVICES = {visible!r})"
-    needs = f"is GPU number {index}, counted from 0"
-    if wanted > 1:
-        needs = f"needs {wanted} GPUs" + (f", from number {index}" if index else "")
-    return f"{needs}, but this machine has {count}{limited}; set another device"
+    return "" if is_simulated or match[1] != "cuda" else _cuda_problem()
 
 
 def _cuda_problem() -> str:
@@ -99,41 +92,25 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-@cache
-def count_gpus() -> int:
-    """Return the number of GPUs that torch sees, counted in a process of its own."""
-    command = [sys.executable, "-c", _COUNT_GPUS]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)  # noqa: S603 our own code
-        return int(done.stdout.split()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
-        msg = f"the GPUs of this machine cannot be counted: {error}; run `python -c '{_COUNT_GPUS}'`"
-        raise ConfigError(msg) from error
-
-
 def check_ranks(run: CheckedRun) -> Iterator[str]:
-    """Compare the ranks of trainer and critic with the GPUs of this machine, or with its cores.
+    """Compare the ranks of trainer and critic on a machine without GPUs with its cores.
 
     Raises:
         ConfigError: there are more ranks, and the device is not set to "cpu".
     """
     for role, footprint in footprints(run.config).items():
         section, ranks = getattr(run.config, role), footprint.gpus
-        if role == "rollout" or role not in run.here or ranks == 1 or section.device not in ("auto", "cpu"):
-            continue  # a named GPU is checked with the devices
+        on_gpu = section.device not in ("auto", "cpu") or (section.device == "auto" and run.inventory.gpus)
+        if role == "rollout" or role not in run.here or ranks == 1 or on_gpu or ranks <= (cores := usable_cores()):
+            continue
         setting = f"{role}.{section.backend}.ranks = {ranks}"
-        if section.device == "auto" and has_gpu():
-            if ranks > (gpus := count_gpus()):
-                msg = f"{setting}: this machine has {gpus} GPUs, and each rank needs one; set it to at most {gpus}"
-                raise ConfigError(msg)
-        elif ranks > (cores := usable_cores()):
-            if section.device == "auto":
-                msg = (
-                    f"{setting}: this machine has no GPU and {cores} cores; set at most {cores} ranks, or "
-                    f'{role}.device = "cpu" for ranks that share cores'
-                )
-                raise ConfigError(msg)
-            yield f"{setting} on {cores} cores: ranks wait for each other's cores"
+        if section.device == "auto":
+            msg = (
+                f"{setting}: this machine has no GPU and {cores} cores; set at most {cores} ranks, or "
+                f'{role}.device = "cpu" for ranks that share cores'
+            )
+            raise ConfigError(msg)
+        yield f"{setting} on {cores} cores: ranks wait for each other's cores"
 
 
 def check_shared_devices(config: Config) -> Iterator[str]:
@@ -145,19 +122,10 @@ def check_shared_devices(config: Config) -> Iterator[str]:
     for group in config.placement.colocate:
         names = ", ".join(f"{name} ({replicas(config, name)})" for name in group)
         yield f"colocated on one device, one actor at a time: {names}; all keep their weights on it"
-        devices = {name: device for name in group if (device := _device(config, name)) is not None}
+        devices = {name: device for name in group if (device := device_of_role(config, name)) is not None}
         if len(set(devices.values())) > 1:
             msg = f"placement.colocate: {group} share one device, but are set to different ones: {devices}; set one"
             raise ConfigError(msg)
-
-
-def _device(config: Config, role: str) -> str | None:
-    """Return the torch device that is set for a role; None for roles without one."""
-    if role in config.roles:
-        device = config.roles[role].options.get("device", "auto" if spec_of(config, role).device else None)
-        return None if device is None else str(device)
-    section = getattr(config, role, None)
-    return getattr(section, "device", None)
 
 
 def check_folders(config: Config) -> None:

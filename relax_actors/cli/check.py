@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from relax_actors.cli.options import ConfigPath, Overrides
+from relax_actors.cli.options import ConfigPath, Gpus, Overrides, SimulateGpus
 from relax_actors.printable import printable_lines
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ def check(
     roles: Annotated[
         str | None, typer.Option(help="Check this machine for these roles only, as `relax up --roles` starts them.")
     ] = None,
+    gpus: Gpus = "",
+    simulate_gpus: SimulateGpus = "",
     calls: Annotated[
         bool, typer.Option(help="Call rewards and the environment once, with the first row of the data.")
     ] = True,
@@ -35,11 +37,14 @@ def check(
     from relax_actors.cli.algorithms import algorithm_lines
     from relax_actors.config import load_config
     from relax_actors.config.load import set_by
+    from relax_actors.devices.inventory import GpuRequest
 
+    inventory = GpuRequest(gpus, simulate_gpus).inventory()
     loaded = load_config(config, settings or [])
     spelled = set_by(config, settings or [])
     chosen = None if roles is None else [role for role in roles.split(",") if role]
-    findings = examine(loaded, chosen, spelled, calls=config.resolve().parent if calls else None)
+    folder = config.resolve().parent if calls else None
+    findings = examine(loaded, chosen, spelled, calls=folder, inventory=inventory)
     for error in findings.errors:
         typer.echo(printable_lines(f"error: {error}"), err=True)
     for note in findings.notes:

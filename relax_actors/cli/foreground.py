@@ -22,6 +22,7 @@ from relax_actors.config import Config, load_config, validate
 from relax_actors.config.load import set_by
 from relax_actors.config.masking import masked_argument
 from relax_actors.config.notes import shortened
+from relax_actors.devices.inventory import NO_REQUEST, GpuRequest
 from relax_actors.errors import ConfigError
 from relax_actors.isolation.orphans import become_subreaper
 from relax_actors.monitoring.screen import Screen
@@ -45,6 +46,7 @@ class Request:
         path: TOML file.
         settings: `section.key=value` each.
         roles: roles whose actors are started here; all if None.
+        gpus: GPUs of this machine that they may use.
         as_json: print the result as one line of JSON; all other output goes to stderr.
         quiet: print no progress.
         must_finish: exit code 1 if stopped before the last step.
@@ -54,6 +56,7 @@ class Request:
     path: Path
     settings: tuple[str, ...] = ()
     roles: tuple[str, ...] | None = None
+    gpus: GpuRequest = NO_REQUEST
     as_json: bool = False
     quiet: bool = False
     must_finish: bool = False
@@ -63,6 +66,8 @@ class Request:
     def resume_command(self) -> str:
         """Command line that resumes the run; `***` stands for secrets in it."""
         options = [] if self.roles is None else ["--roles", ",".join(self.roles)]
+        options += ["--gpus", self.gpus.gpus] if self.gpus.gpus else []
+        options += ["--simulate-gpus", self.gpus.simulated] if self.gpus.simulated else []
         flags = {"--json": self.as_json, "--quiet": self.quiet, "--must-finish": self.must_finish}
         options += [name for name, is_set in flags.items() if is_set]
         return command_line("up", str(self.path), *map(masked_argument, self.settings), *options)
@@ -84,8 +89,8 @@ def train(request: Request) -> int:
         _show(console, result, folder, as_json=request.as_json)
         return 0
     roles = None if request.roles is None else list(request.roles)
-    require(config, roles, set_by(request.path, list(request.settings)))
-    root = Root(config, str(request.path.resolve().parent), roles, fresh=request.fresh)
+    require(config, roles, set_by(request.path, list(request.settings)), inventory=request.gpus.inventory())
+    root = Root(config, str(request.path.resolve().parent), roles, gpus=request.gpus, fresh=request.fresh)
     for note in [*root.notes, *shortened(config)]:
         console.show(note)
     log_to_file(folder)

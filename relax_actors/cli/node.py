@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from relax_actors.cli.options import CertificateAuthority, Credentials, Overrides
+from relax_actors.cli.options import CertificateAuthority, Credentials, Gpus, Overrides, SimulateGpus
 from relax_actors.printable import printable_lines
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ def node(
         str | None, typer.Option(help="Name of this node, unique in the run. Default: the host name.")
     ] = None,
     code: Annotated[Path | None, typer.Option(help="Folder with the run's own Python modules.")] = None,
+    gpus: Gpus = "",
+    simulate_gpus: SimulateGpus = "",
     stay: Annotated[bool, typer.Option("--stay", help="Wait for the run to resume after it ends.")] = False,
 ) -> None:
     """Join a run from another machine with some actors; SIGTERM drains them and leaves.
@@ -47,6 +49,7 @@ def node(
     """
     from broker.address import address_of
     from broker.permissions import NODE
+    from relax_actors.devices.inventory import GpuRequest
     from relax_actors.monitoring.connection import run_of_credentials
     from relax_actors.supervision.assignment import split_wanted
     from relax_actors.supervision.remote_node import NodeRequest
@@ -61,7 +64,8 @@ def node(
     root = path.resolve().parent if folder is None else Path(str(folder).replace("{run}", found))
     name = _host_name() if name is None else _checked(name)
     work = work or _work_folder(found, name)
-    wanted = NodeRequest(found, name, role, path, root, work, code, tuple(settings or []), stay)
+    chosen = GpuRequest(gpus, simulate_gpus)
+    wanted = NodeRequest(found, name, role, path, root, work, code, tuple(settings or []), stay, chosen)
     raise typer.Exit(_run_node(address, wanted))
 
 

@@ -16,6 +16,13 @@ Overrides = Annotated[
 RunName = Annotated[str, typer.Argument(help="Name or folder of the run.", metavar="RUN")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one line of JSON.")]
 JsonResult = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON at the end.")]
+Gpus = Annotated[str, typer.Option("--gpus", help="GPUs of this machine to use: their numbers, such as 0,1, or none.")]
+SimulateGpus = Annotated[
+    str,
+    typer.Option(
+        "--simulate-gpus", help="Place actors as on a machine with these GPUs, such as 8x80GiB; compute on CPUs."
+    ),
+]
 Broker = Annotated[
     str | None,
     typer.Option(help="Address of the run's broker from this machine, if not the recorded one: nats://host:port."),

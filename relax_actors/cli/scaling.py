@@ -12,6 +12,7 @@ from relax_actors.monitoring.connection import Connected, connected
 from relax_actors.monitoring.leases import children_of
 from relax_actors.roles import role_names, section_of, spec_of
 from relax_actors.supervision.assignment import SPAN, Assignment
+from relax_actors.supervision.gpu_leases import lacking_gpus
 from relax_actors.supervision.streams import publish_scale
 
 READY_SECONDS = 120.0
@@ -48,7 +49,10 @@ def scale_roles(run: str, settings: list[str], node: str | None = None, access: 
             for role, count in wanted.items():
                 section = body["roles"] if role in body["roles"] else body
                 section[role]["replicas"] = count
-            at.folder.replace_config(validate(body, "relax scale"))
+            changed = validate(body, "relax scale")
+            if problems := lacking_gpus(changed, Assignment.load(at.folder, changed)):
+                raise ConfigError("\n".join(problems))
+            at.folder.replace_config(changed)
         else:
             at.table.connection.call(publish_scale(at.state, name, wanted), 30)
         timeout = READY_SECONDS + max(section_of(at.config, role).deadline for role in wanted)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from relax_actors.cli.options import ConfigPath, JsonResult, Overrides
+from relax_actors.cli.options import ConfigPath, Gpus, JsonResult, Overrides, SimulateGpus
 
 
 def up(
@@ -17,6 +17,8 @@ def up(
     roles: Annotated[
         str | None, typer.Option(help="Start these roles only, e.g. prompts,trainer; see `relax node`.")
     ] = None,
+    gpus: Gpus = "",
+    simulate_gpus: SimulateGpus = "",
     must_finish: Annotated[
         bool, typer.Option("--must-finish", help="Exit with code 1 if stopped before the last step.")
     ] = False,
@@ -30,9 +32,17 @@ def up(
     error.
     """
     from relax_actors.cli.foreground import Request, train
+    from relax_actors.devices.inventory import GpuRequest
 
     chosen = None if roles is None else tuple(role for role in roles.split(",") if role)
     request = Request(
-        config, tuple(settings or []), roles=chosen, as_json=json, quiet=quiet, must_finish=must_finish, fresh=fresh
+        config,
+        tuple(settings or []),
+        roles=chosen,
+        gpus=GpuRequest(gpus, simulate_gpus),
+        as_json=json,
+        quiet=quiet,
+        must_finish=must_finish,
+        fresh=fresh,
     )
     raise typer.Exit(train(request))

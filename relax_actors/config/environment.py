@@ -21,6 +21,8 @@ class EnvironmentSection(PlayersSection):
     """Environment: a registered name, or the dotted path of your own subclass of `relax_actors.envs.Environment`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the environment's class."""
+    gpus: NonNegativeInt = 0
+    """GPUs of an actor, for environments that compute on them; other actors do not get them."""
     prompt: Literal["data", "environment"] = "data"
     """Where an episode's prompt comes from: "data" appends the first observation, if it is not empty, to the prompt of
     the data; "environment" takes the first observation alone."""

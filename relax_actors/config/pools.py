@@ -76,6 +76,8 @@ class RolloutSection(PoolSection):
 class RewardSection(PoolSection):
     """[reward]: scoring of samples."""
 
+    gpus: NonNegativeInt = 0
+    """GPUs of an actor, for a reward that computes on them; other actors do not get them."""
     actor: str = "reward"
     """Role that writes column `reward`: the built-in one, or the dotted path of your own."""
     function: str | dict[str, float] = "exact_match"
@@ -125,6 +127,8 @@ class RoleSection(BaseModel):
     """Seconds without progress after which an actor counts as hung, is killed and replaced."""
     memory_limit_mib: Positive | None = None
     """Memory limit of an actor's process; a row that exceeds it fails. Unlimited if not set."""
+    gpus: NonNegativeInt | None = None
+    """GPUs of an actor, which other actors do not get. By default 1 for a role that computes on a device, else 0."""
     secrets: tuple[str, ...] | None = None
     """Names of environment variables with secrets that this role's actors get, e.g. `["OPENAI_API_KEY"]`. Other
     variables named like a secret (`*_TOKEN`, `*_KEY`, `*_PASSWORD` and the like), or with a password in a URL, are

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from relax_actors.config import Config
+from relax_actors.devices.inventory import NO_GPU, Inventory
 
 if TYPE_CHECKING:
     from relax_actors.data.model_folder import ModelFacts
@@ -31,6 +32,7 @@ class CheckedRun:
     Attributes:
         config: configuration of the run.
         here: roles whose actors start on this machine.
+        inventory: GPUs of this machine that they may use.
         model: the model; None if it cannot be read, which is reported elsewhere.
         role: name of the role that is checked.
         first_rows: first usable row of each section with data, by its name, once the data is checked.
@@ -38,6 +40,7 @@ class CheckedRun:
 
     config: Config
     here: Collection[str]
+    inventory: Inventory = NO_GPU
     model: CheckedModel | None = None
     role: str = ""
     first_rows: dict[str, Prompt] = field(default_factory=dict)

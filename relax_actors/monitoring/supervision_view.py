@@ -8,6 +8,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from relax_actors.counted import counted
+from relax_actors.devices.placement import shown
 from relax_actors.monitoring.connection import Connected
 from relax_actors.monitoring.leases import activity, age, children_of, number
 from relax_actors.printable import printable
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 MAX_FORGED = 20
 """Most entries that are shown although they are no leases."""
+
+MAX_GPUS = 64
+"""Most GPUs of an actor that are shown."""
 
 
 def supervision_tree(at: Connected) -> Tree:
@@ -64,7 +68,8 @@ def _add_actors(branch: Tree, at: Connected, node: dict[str, Any], leases: dict[
         role = child.rpartition(".")[0]
         if role not in pools:
             pools[role] = branch.add(printable(f"{role[:80]}, one_for_one"))
-        pools[role].add(_with_state(child[:90], states.get(child)).append(_incarnation(leases.get(child))))
+        state = _with_state(child[:90], states.get(child)).append(_gpus(node, child))
+        pools[role].add(state.append(_incarnation(leases.get(child))))
 
 
 def _expected(config: Config) -> list[str]:
@@ -86,6 +91,15 @@ def _with_state(name: str, state: Any) -> Text:
     pid = f", pid {str(state['pid'])[:20]}" if state.get("pid") else ""
     phase = str(state.get("phase"))[:20].replace("_", " ")
     return Text(printable(f"{name} {phase} for {age(state)}, {counted(restarts, 'restart')}{pid}"))
+
+
+def _gpus(node: dict[str, Any], child: str) -> str:
+    """Name the GPUs that a node has leased to an actor."""
+    leased = node.get("gpus")
+    numbers = leased.get(child) if isinstance(leased, dict) else None
+    if not isinstance(numbers, list) or not all(isinstance(n, int) for n in numbers[:MAX_GPUS]):
+        return ""
+    return f", {shown(tuple(numbers[:MAX_GPUS]))}" if numbers else ""
 
 
 def _incarnation(lease: dict[str, Any] | None) -> str:

@@ -29,6 +29,7 @@ from broker.streams import CONSUMER_SECONDS, open_bucket
 from broker.subjects import Subjects
 from broker.table import Table
 from relax_actors.config import Config
+from relax_actors.devices.binding import bind_to_cores
 from relax_actors.errors import AllRowsFailedError, BrokerUnreachableError, ConfigError, FencedError
 from relax_actors.isolation.orphans import ZombieReaper
 from relax_actors.roles import make_role, section_of
@@ -237,6 +238,7 @@ def _make_pump(role: Role, actor: pykka.ActorRef[RoleActor], watch: Watchdog) ->
 def main(arguments: list[str]) -> None:
     """Run the process of an actor; the entry point for a new process and for a fork of the zygote."""
     folder, role, n = RunFolder(Path(arguments[0])), arguments[1], int(arguments[2])
+    bind_to_cores()
     logs.configure()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     actor: ActorProcess | None = None

@@ -16,9 +16,12 @@ import xxhash
 from broker.files import write_private
 from broker.subjects import NAME
 from relax_actors.config import Config
+from relax_actors.devices.inventory import NO_REQUEST, GpuRequest
+from relax_actors.devices.placement import Need
 from relax_actors.errors import ConfigError
 from relax_actors.registry.catalog import ROLES
 from relax_actors.roles import built_in_spec, own_single_roles, replicas, role_names
+from relax_actors.roles.gpus import needs_of_roles
 from relax_actors.runtime.run_folder import RunFolder
 
 SPAN = 1000
@@ -35,6 +38,8 @@ class Assignment:
         roles: actors of each role; None for as many as the configuration says.
         where: differs between two nodes of one name; see `where`.
         own_single: single roles among those of the user, so that a supervisor need not import their classes.
+        needs: what an actor of each role needs that computes on GPUs.
+        gpus: GPUs that it is asked to use.
     """
 
     number: int
@@ -42,6 +47,8 @@ class Assignment:
     roles: dict[str, int | None]
     where: str = ""
     own_single: list[str] = field(default_factory=list)
+    needs: dict[str, Need] = field(default_factory=dict)
+    gpus: GpuRequest = NO_REQUEST
 
     @property
     def single(self) -> list[str]:
@@ -60,8 +67,12 @@ class Assignment:
     @classmethod
     def load(cls, folder: RunFolder, config: Config) -> Assignment:
         """Read what `save` wrote; all roles of the run if there is no file."""
-        saved = cls(**json.loads(folder.node.read_text())) if folder.node.exists() else whole(config)
-        return replace(saved, where=where(folder))
+        if not folder.node.exists():
+            return replace(whole(config), where=where(folder))
+        fields = json.loads(folder.node.read_text())
+        needs = {role: Need(**need) for role, need in fields.pop("needs", {}).items()}
+        gpus = GpuRequest(**fields.pop("gpus", {}))
+        return replace(cls(**fields), needs=needs, gpus=gpus, where=where(folder))
 
     def scaled(self, numbers: dict[str, int]) -> Assignment:
         """The assignment with other numbers of actors; ignores single roles and roles that the node does not have."""
@@ -100,7 +111,13 @@ def whole(config: Config, roles: list[str] | None = None) -> Assignment:
         if role not in ROLES.built_in:
             check_role_name(config, role)
     chosen: dict[str, int | None] = {role: None for role in role_names(config) if roles is None or role in roles}
-    return Assignment(0, os.uname().nodename, chosen, own_single=own_single_roles(config, chosen))
+    return Assignment(
+        0,
+        os.uname().nodename,
+        chosen,
+        own_single=own_single_roles(config, chosen),
+        needs=needs_of_roles(config, chosen),
+    )
 
 
 def parse(config: Config, number: int, name: str, wanted: list[str]) -> Assignment:
@@ -119,7 +136,13 @@ def parse(config: Config, number: int, name: str, wanted: list[str]) -> Assignme
         raise ConfigError(msg)
     # In the order in which a run starts them.
     ordered = {role: roles[role] for role in role_names(config) if role in roles}
-    node = Assignment(number, name, ordered, own_single=own_single_roles(config, ordered))
+    node = Assignment(
+        number,
+        name,
+        ordered,
+        own_single=own_single_roles(config, ordered),
+        needs=needs_of_roles(config, ordered),
+    )
     if several := [role for role in node.single if roles[role] != 1]:
         msg = f"--role {several[0]}={roles[several[0]]}: {several[0]} owns state and has one actor"
         raise ConfigError(msg)

@@ -5,19 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
+import structlog
+
 from relax_actors.errors import RelaxError
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.assignment import Assignment
+from relax_actors.supervision.gpu_leases import lacking_gpus
 from relax_actors.supervision.pools import SERVER, specs_of
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.reporter import split_child_id
 from relax_actors.supervision.spec import ChildSpec
 
+log = structlog.get_logger()
+
 
 class ConfigWatcher:
     """Keeps the number of actors of each role at what the saved configuration says; call it regularly.
 
-    An inference server stops after its actor, which first finishes its current rows.
+    An inference server stops after its actor, which first finishes its current rows. Numbers for which the node lacks
+    GPUs are not followed.
 
     Args:
         folder: the folder of the node.
@@ -43,8 +49,11 @@ class ConfigWatcher:
             if fingerprint != self._fingerprint:
                 config = self._folder.load_config()
                 node = Assignment.load(self._folder, config)
-                self._resize(lambda role: specs_of(config, node, role))
                 self._fingerprint = fingerprint
+                if problems := lacking_gpus(config, node):
+                    log.warning("not_scaled", problems=problems)
+                    return
+                self._resize(lambda role: specs_of(config, node, role))
 
     def leave(self) -> None:
         """Stop all actors after their current rows, and ignore later changes."""

@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from broker.process import spawn
+from relax_actors.devices.binding import bind_to_cores
 from relax_actors.engines.backends import inference_backend
 from relax_actors.engines.protocols.server import ServerRecord, ServerSpec
 from relax_actors.isolation.janitor import Janitor
@@ -139,6 +140,7 @@ def main() -> None:
     """Run an inference server; the process's entry point."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
+        bind_to_cores()
         folder = RunFolder(Path(sys.argv[1]))
         config = folder.load_config()
         spec = inference_backend(config).server(config)

@@ -47,6 +47,7 @@ from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.assignment import Assignment
 from relax_actors.supervision.config_watcher import ConfigWatcher
 from relax_actors.supervision.environment import without_secrets
+from relax_actors.supervision.gpu_leases import GpuLeases
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.outcome import StatusPipe
 from relax_actors.supervision.ownership import NodeLeases
@@ -144,6 +145,9 @@ class Node:
         self._journal = Journal(self._connection, Subjects(config.run.name), "node", node.number)
         self._reporter = Reporter(folder, self._connection, state, self._journal)
         self._tree = self._process_tree()
+        self._gpus = GpuLeases(
+            config, node, node.gpus.inventory(), lambda: {_computes_as(child) for child in self._tree.states()}
+        )
         self._zygote_name = f"zygote of node {node.number}" if node.number else "zygote"
         self._watcher = ConfigWatcher(folder, fingerprint, self._tree)
 
@@ -180,17 +184,18 @@ class Node:
 
     def _launch(self, child: str) -> Launch:
         role, n = split_child_id(child)
+        leased = self._gpus.environment(_computes_as(child))
         if role == SERVER:
-            return server_launch(self._folder, n, self._environment)
+            return server_launch(self._folder, n, self._environment | leased)
         arguments = [str(self._folder.root), role, str(n)]
         is_isolated = is_sandboxed(self._config, role)
         command = [sys.executable, "-m", KEEPER_MODULE if is_isolated else ACTOR_MODULE, *arguments]
         log, box = self._folder.log(child), self._folder.black_box(child)
         server = f"{SERVER}.{n}" if role == "rollout" else ""
-        launch = Launch(command, log, box, self._environment, secrets_of(self._config, [role]), awaits=server)
+        launch = Launch(command, log, box, self._environment | leased, secrets_of(self._config, [role]), awaits=server)
         if is_isolated or role not in self._forked:
             return launch
-        return replace(launch, fork=partial(self._zygote.fork, arguments), can_start=self._zygote.ready)
+        return replace(launch, fork=partial(self._zygote.fork, arguments, leased), can_start=self._zygote.ready)
 
     def _renew_leases(self) -> None:
         """Renew the leases, or end if the broker has closed the connection, as it does when credentials expire.
@@ -203,7 +208,8 @@ class Node:
             os._exit(EXIT_BLAMELESS)
         zygote = self._zygote.state() if self._forked else None
         children = self._tree.states()
-        self._leases.renew({"pid": os.getpid(), "since": self._began, "children": children, "zygote": zygote})
+        entry = {"pid": os.getpid(), "since": self._began, "children": children, "zygote": zygote}
+        self._leases.renew({**entry, "gpus": self._gpus.held()})
         # `relax tree` reads the lease; monitors, which may not read the bucket, get the same counts as a metric.
         zygotes = {self._zygote_name: zygote} if zygote is not None else {}
         self._journal.metric(supervision_metric({**children, **zygotes}))
@@ -239,6 +245,12 @@ def _zygote(
         modules=PRELOADED if config.simulate is None else PRELOADED_SIMULATED,
         on_importing=on_importing,
     )
+
+
+def _computes_as(child: str) -> str:
+    """Return the actor whose GPUs a child computes on: a server has those of its rollout actor."""
+    role, n = split_child_id(child)
+    return f"rollout.{n}" if role == SERVER else child
 
 
 def forked_roles(config: Config, roles: Collection[str]) -> list[str]:

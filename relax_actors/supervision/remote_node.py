@@ -27,12 +27,14 @@ from broker.permissions import NODE
 from broker.streams import CONSUMER_SECONDS, open_bucket
 from broker.subjects import Subjects
 from relax_actors.config import Config, apply_settings, make_importable
+from relax_actors.devices.inventory import NO_REQUEST, GpuRequest
 from relax_actors.errors import ConfigError, RelaxError
 from relax_actors.isolation.janitor import Janitor
 from relax_actors.roles import section_of
 from relax_actors.runtime.logs import maintain_root_files
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.assignment import Assignment, parse, where
+from relax_actors.supervision.gpu_leases import check_gpus
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.ownership import OWNER_SECONDS, is_of, is_taken
 from relax_actors.supervision.pools import secrets_of
@@ -65,6 +67,7 @@ class NodeRequest:
         work_folder: folder of this node alone.
         import_path: folder in which dotted paths are imported; None for the run's own.
         settings: settings that differ on this machine, `key=value` each.
+        gpus: GPUs of this machine that the node may use.
         wait_for_restart: wait for the run to continue when it is over; otherwise leave.
     """
 
@@ -77,6 +80,7 @@ class NodeRequest:
     import_path: Path | None = None
     settings: tuple[str, ...] = ()
     wait_for_restart: bool = False
+    gpus: GpuRequest = NO_REQUEST
 
 
 class RemoteNode:
@@ -198,7 +202,8 @@ class RemoteNode:
         path = str(wanted.import_path.resolve()) if wanted.import_path is not None else found.import_path
         make_importable(Path(path))
         node = parse(config, number, wanted.name, wanted.roles).scaled(found.scaled.get(wanted.name, {}))
-        node = replace(node, where=where(self.folder))
+        node = replace(node, where=where(self.folder), gpus=wanted.gpus)
+        check_gpus(config, node, CLAIM_SECONDS)
         self.folder.save_config(config, path)
         self.address.save(self.folder.address)
         node.save(self.folder)

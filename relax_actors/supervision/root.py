@@ -7,6 +7,7 @@ import random
 import sys
 import time
 import traceback
+from dataclasses import replace
 from functools import partial
 
 import nats.errors
@@ -20,6 +21,7 @@ from broker.server import Server, ServerSettings, go_settings, is_listening
 from broker.server_keys import Users
 from relax_actors.config import Config, validate
 from relax_actors.data.model_folder import prepare
+from relax_actors.devices.inventory import NO_REQUEST, GpuRequest
 from relax_actors.errors import BrokerError, BrokerUnreachableError, ConfigError
 from relax_actors.isolation.janitor import Janitor
 from relax_actors.roles.permissions import permissions, users
@@ -29,6 +31,7 @@ from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.assignment import whole
 from relax_actors.supervision.broker_health import BrokerHealth
 from relax_actors.supervision.discard import discard, finish_discarding, has_trained
+from relax_actors.supervision.gpu_leases import check_gpus
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.lost_rows import lost_rows_of
 from relax_actors.supervision.pools import children_of, secrets_of
@@ -41,6 +44,8 @@ from relax_actors.supervision.supervisor import GiveUp, Supervisor
 
 log = structlog.get_logger()
 REACH_SECONDS = 5.0
+GPU_SECONDS = 15.0
+"""Seconds to wait for GPUs that ending processes of an earlier start still use."""
 STOPPING = "actors finish what they do and stop; a second Ctrl-C ends them at once"
 
 
@@ -89,6 +94,7 @@ class Root:
         config: the run's configuration.
         import_path: folder in which dotted paths are imported.
         roles: roles whose actors run here; None for all, otherwise `relax node` provides the others.
+        gpus: GPUs of this machine that they may use; all by default.
         fresh: remove the run that the folder holds.
 
     Attributes:
@@ -100,11 +106,17 @@ class Root:
     """
 
     def __init__(
-        self, config: Config, import_path: str, roles: list[str] | None = None, *, fresh: bool = False
+        self,
+        config: Config,
+        import_path: str,
+        roles: list[str] | None = None,
+        *,
+        gpus: GpuRequest = NO_REQUEST,
+        fresh: bool = False,
     ) -> None:
         self.config = config = absolute(config)
         self.import_path = import_path
-        self._node = node = whole(config, roles)
+        self._node = node = replace(whole(config, roles), gpus=gpus)
         self.actors = children_of(config, node)
         self.folder = RunFolder(config.folder)
         self.notes: list[str] = []
@@ -116,6 +128,7 @@ class Root:
         self._stopping = False
         try:
             self._settle_earlier_run(fresh=fresh)
+            check_gpus(config, node, GPU_SECONDS)
             self.address = self._prepare_broker()
             prepare(config, config.model_path)
             self.folder.save_config(config, import_path)

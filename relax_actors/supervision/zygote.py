@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import setproctitle
 
@@ -34,17 +35,18 @@ PRELOADED_SIMULATED = ("relax_actors.supervision.actor_process", "relax_actors.s
 """Modules for simulated engines, without torch."""
 
 
-def run_actor(arguments: list[str], log: int, status: int) -> None:
+def run_actor(actor: dict[str, Any], log: int, status: int) -> None:
     """Run an actor in a fork, as in a process of its own: what it imports now is read from disk.
 
     Args:
-        arguments: arguments of `actor_process.main`.
+        actor: `arguments` of `actor_process.main`, and variables of the `environment` that only this actor has.
         log: descriptor for its output.
         status: descriptor of its status pipe.
     """
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
+    arguments = actor["arguments"]
     sys.argv[1:] = arguments
     importlib.invalidate_caches()  # folders and packages may have come since the zygote looked
     if (random := sys.modules.get("numpy.random")) is not None:
@@ -53,7 +55,7 @@ def run_actor(arguments: list[str], log: int, status: int) -> None:
     setproctitle.setproctitle(" ".join([sys.executable, "-m", ACTOR_MODULE, *arguments]))
     from relax_actors.supervision import actor_process  # noqa: PLC0415 preloaded by the zygote
 
-    os.environ[STATUS_FD] = str(status)
+    os.environ.update({**actor["environment"], STATUS_FD: str(status)})
     actor_process.main(arguments)
 
 

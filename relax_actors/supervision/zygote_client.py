@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -109,14 +109,14 @@ class ZygoteProcess:
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(max(0.0, seconds) * 1000))
 
-    def fork(self, arguments: list[str], log: int, status: int) -> ForkedProcess:
-        """Request a fork.
+    def fork(self, actor: dict[str, Any], log: int, status: int) -> ForkedProcess:
+        """Request a fork; see `run_actor`.
 
         Raises:
             OSError: the zygote has ended or does not answer.
         """
         self._forked, name = None, next(self._names)
-        send(self._socket, {"fork": name, "with": arguments}, (log, status))
+        send(self._socket, {"fork": name, "with": actor}, (log, status))
         end = time.monotonic() + REPLY_SECONDS
         while self._forked is None:
             if not self.wait_for_reply(end - time.monotonic()):
@@ -212,11 +212,12 @@ class Zygote:
         self.start()
         return False
 
-    def fork(self, arguments: list[str], log: int, status: int) -> ForkedProcess:
+    def fork(self, arguments: list[str], environment: Mapping[str, str], log: int, status: int) -> ForkedProcess:
         """Fork an actor.
 
         Args:
             arguments: arguments of `actor_process.main`.
+            environment: variables that only this actor has.
             log: descriptor for its output.
             status: descriptor of its status pipe.
 
@@ -228,7 +229,7 @@ class Zygote:
             msg = "there is no zygote that could fork an actor"
             raise StartError(msg)
         try:
-            return process.fork(arguments, log, status)
+            return process.fork({"arguments": arguments, "environment": dict(environment)}, log, status)
         except OSError as error:
             process.end()
             msg = f"{process.name} does not fork actors ({error}); see its log {self._log}"

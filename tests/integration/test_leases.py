@@ -31,7 +31,7 @@ def state(connection: Connection, subjects: Subjects) -> RunState:
     [
         ("lease.rollout.1003", ACTOR),
         ("lease.node.0", NODE),
-        ("lease.node.4", {**NODE, "pid": 3, "since": 1.0, "children": {"rollout.0": {}}, "zygote": None}),
+        ("lease.node.4", {**NODE, "pid": 3, "since": 1.0, "children": {"rollout.0": {}}, "zygote": None, "gpus": {}}),
         ("lease.root.0", {"pid": 3, "since": 1.0, "children": {}}),
         ("lease.owner.trainer", OWNER),
     ],

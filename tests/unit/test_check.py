@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from broker.server import Server, ServerSettings
-from relax_actors.checks import examine
-from relax_actors.checks.machine import GPU_FILES, gpu_problem
+from relax_actors.checks import Findings, examine
+from relax_actors.checks.machine import GPU_FILES
 from relax_actors.config import load_config
 from relax_actors.data.model_folder import prepare
+from relax_actors.devices.inventory import simulate
 from relax_actors.engines.torch.architectures import check_architecture
 from relax_actors.errors import ConfigError
 from relax_actors.runtime.run_folder import RunFolder
@@ -174,16 +175,19 @@ def test_a_device_that_torch_does_not_know_is_refused() -> None:
     assert errors("rollout.device=gpu") == (f"rollout.device = 'gpu' is no torch device; {remedy}",)
 
 
-def test_a_gpu_beyond_those_of_the_machine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert gpu_problem(1, 1, 2) == ""
-    assert gpu_problem(0, 4, 4) == ""
-    assert gpu_problem(2, 2, 4) == ""
-    assert gpu_problem(3, 2, 4).startswith("needs 2 GPUs, from number 3, but this machine has 4")
-    assert gpu_problem(2, 1, 2) == "is GPU number 2, counted from 0, but this machine has 2; set another device"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,3")
-    limited = "(CUDA_VISIBLE_DEVICES = '0,3')"
-    assert gpu_problem(0, 4, 2) == f"needs 4 GPUs, but this machine has 2 {limited}; set another device"
+def test_actors_are_placed_on_the_gpus_of_a_machine() -> None:
+    def found(gpus: str, *settings: str) -> Findings:
+        return examine(load_config(DEMO, list(settings)), inventory=simulate(gpus))
+
+    assert "2 GPUs (simulated GPU, 80 GiB) (--simulate-gpus): trainer.0 GPU 0, rollout.0 GPU 1" in found("2").notes
+    (alone,) = [note for note in found("1").notes if note.startswith("on the CPU, as no GPU is free: rollout.0")]
+    assert "placement.colocate" in alone
+    shared = found("1", 'placement.colocate=[["rollout","trainer"]]').notes
+    assert "1 GPU (simulated GPU, 80 GiB) (--simulate-gpus): trainer.0 GPU 0, rollout.0 GPU 0" in shared
+    (problem,) = found("1", "trainer.device=cuda", "rollout.device=cuda").errors
+    assert problem.startswith("rollout.0 needs 1 GPU; this node has 1 GPU (GPU 0): trainer.0 has GPU 0.")
+    (problem,) = found("8", "trainer.device=cuda:9").errors
+    assert "trainer.0 needs 1 GPU, from number 9 on; this node has 8 GPUs (GPUs 0 to 7)" in problem
 
 
 def test_a_port_in_use_is_refused_unless_the_runs_own_broker_has_it(tmp_path: Path) -> None:

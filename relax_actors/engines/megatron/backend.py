@@ -116,6 +116,7 @@ def _footprint(config: Config, section: MegatronSection) -> Footprint:
         processes=section.ranks + 1 if section.ranks > 1 else 1,  # ranks of a group are beside the actor's process
         parameter_bytes=model * copies + state * (1 if section.distributed_optimizer else copies),
         gpus=section.ranks,
+        computes_on_cpu=False,
     )
 
 

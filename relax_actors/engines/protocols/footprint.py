@@ -22,13 +22,15 @@ class Footprint:
         processes: number of processes, with its own.
         process_bytes: memory of each process besides the model; a server counts with its actor.
         parameter_bytes: memory a parameter of all processes together, where the device is the CPU.
-        gpus: GPUs that it computes on, which follow each other, where the device is a GPU; 0 if it needs no device.
+        gpus: GPUs that it computes on where the device is a GPU; 0 if it needs no device.
+        computes_on_cpu: whether it also computes on the CPU of a machine with GPUs, where none is free.
     """
 
     processes: int = 1
     process_bytes: int = PROCESS_BYTES
     parameter_bytes: int = 0
     gpus: int = 1
+    computes_on_cpu: bool = True
 
 
 def follower_bytes(config: Config) -> int:

@@ -142,7 +142,10 @@ class SglangBackend(InferenceBackend):
             return Footprint(gpus=0)
         weight = WEIGHT_BYTES[config.trainer.precision if settings.dtype == "auto" else settings.dtype]
         return Footprint(
-            process_bytes=PROCESS_BYTES + SERVER_BYTES, parameter_bytes=2 * weight, gpus=settings.tensor_parallel
+            process_bytes=PROCESS_BYTES + SERVER_BYTES,
+            parameter_bytes=2 * weight,
+            gpus=settings.tensor_parallel,
+            computes_on_cpu=False,
         )
 
 

@@ -22,12 +22,13 @@ def main() -> None:
     """Serve until killed."""
     key = os.environ.pop(KEY_VARIABLE)
     from relax_actors.data.model_folder import measure  # noqa: PLC0415
+    from relax_actors.devices.binding import own_device  # noqa: PLC0415
     from relax_actors.engines.sglang.launch_media import prepare_media, replace_processors, served_family  # noqa: PLC0415
     from relax_actors.engines.sglang.server_arguments import server_arguments  # noqa: PLC0415 SGLang's child processes import this module
     from relax_actors.runtime.run_folder import RunFolder  # noqa: PLC0415
 
     config = RunFolder(Path(sys.argv[1])).load_config()
-    device = config.rollout.device
+    device = own_device(config.rollout.device)
     if device == "auto":
         import torch  # noqa: PLC0415
 

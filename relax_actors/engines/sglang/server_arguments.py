@@ -6,6 +6,7 @@ from pathlib import Path
 
 from relax_actors.config import Config
 from relax_actors.data.model_folder import ModelFacts
+from relax_actors.devices.binding import own_device
 
 CPU_TOKENS = 65536
 """Largest default capacity of the key-value cache on a CPU, in tokens."""
@@ -59,7 +60,7 @@ def server_arguments(config: Config, model: Path, facts: ModelFacts, port: int, 
         flags.append("enable-return-routed-experts")
     if config.run.deterministic:
         flags.append("enable-deterministic-inference")
-    if cuda and (gpu := device_index(rollout.device)):
+    if cuda and (gpu := device_index(own_device(rollout.device))):
         values["base-gpu-id"] = gpu
     named = [part for name, value in values.items() for part in (f"--{name}", str(value))]
     # One argument, as one key in 64 begins with a dash and would be taken for an option.

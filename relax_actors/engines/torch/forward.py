@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from relax_actors.algorithms.entropy import logprobs_and_entropies, logprobs_at, squared_probabilities
 from relax_actors.algorithms.losses import token_logprobs
+from relax_actors.devices.binding import own_device
 from relax_actors.engines.protocols.samples import MicroBatchPlan, TrainSample, input_lengths, plan_micro_batches
 from relax_actors.engines.protocols.scoring import Scores
 from relax_actors.engines.torch import multimodal
@@ -34,7 +35,7 @@ def device_of(name: str) -> torch.device:
     """Return the torch device of a setting; "auto" is CUDA where available, else the CPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
+    return torch.device(own_device(name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ def fork(zygote: Zygote, folder: Path) -> ForkedProcess:
     wait_until(zygote.ready, "zygote")
     read, write = os.pipe()
     with (folder / "fork.log").open("ab") as log:
-        forked = zygote.fork([str(folder), "reward", "0"], log.fileno(), write)
+        forked = zygote.fork([str(folder), "reward", "0"], {}, log.fileno(), write)
     os.close(read)
     os.close(write)
     return forked

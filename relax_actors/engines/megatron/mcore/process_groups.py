@@ -14,6 +14,7 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from torch import distributed
 from torch._C._distributed_c10d import Store
 
+from relax_actors.devices.binding import own_device
 from relax_actors.engines.megatron import wire
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore import ON_CPU
@@ -84,6 +85,7 @@ def check_device(name: str, setting: str) -> None:
     Raises:
         ConfigError: the device does not match what is available.
     """
+    name = own_device(name)
     if name == "cpu" and not ON_CPU:
         msg = f'{setting} = "cpu", but Megatron-Core uses CUDA where it is available; hide it: CUDA_VISIBLE_DEVICES=""'
         raise ConfigError(msg)

@@ -1,0 +1,41 @@
+"""GPUs of a process, as its supervisor leased them: environment variables that are set before it starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+
+from relax_actors.devices.inventory import VISIBLE, Gpu
+
+LEASED = "RELAX_GPUS"
+"""Environment variable with the numbers of the leased GPUs on their node; empty for a process that has none."""
+CORES = "RELAX_CORES"
+"""Environment variable with the numbers of the CPU cores near the leased GPUs."""
+
+
+def lease_environment(gpus: Sequence[Gpu]) -> dict[str, str]:
+    """Return the environment variables of a process that computes on these GPUs of its node and sees no others."""
+    numbers = ",".join(str(gpu.number) for gpu in gpus)
+    cores = {core for gpu in gpus for core in gpu.cores}
+    near = {CORES: ",".join(map(str, sorted(cores)))} if cores else {}
+    visible = ",".join(str(gpu.number) for gpu in gpus if not gpu.is_simulated)
+    return {VISIBLE: visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", LEASED: numbers, **near}
+
+
+def bind_to_cores() -> None:
+    """Keep this process, and those that it starts, on the CPU cores near its GPUs, if the supervisor named some."""
+    near = {int(core) for core in os.environ.get(CORES, "").split(",") if core}
+    if usable := near & os.sched_getaffinity(0):
+        with suppress(OSError):  # a container may forbid it
+            os.sched_setaffinity(0, usable)
+
+
+def own_device(name: str) -> str:
+    """Return the torch device of a setting as this process counts.
+
+    GPU "cuda:3" of the node is the first that it sees, and a simulated GPU is the CPU.
+    """
+    if not name.startswith("cuda") or not os.environ.get(LEASED):
+        return name
+    return "cuda" if os.environ.get(VISIBLE) else "cpu"

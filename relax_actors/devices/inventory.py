@@ -1,0 +1,248 @@
+"""GPUs of a machine: read from NVIDIA's driver without torch, or simulated.
+
+A GPU has the number that CUDA gives it in the order of the PCI bus, which is that of the driver.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
+from typing import Any
+
+from relax_actors.errors import ConfigError
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+NO_GPUS = "none"
+_SIMULATED = re.compile(r"(\d{1,4})(?:x(\d{1,6})GiB)?")
+_WORD_BITS = 64
+DEFAULT_GIB = 80
+SIMULATED = " (--simulate-gpus)"
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU.
+
+    Attributes:
+        number: as CUDA counts.
+        name: product name.
+        memory: bytes.
+        uuid: identifies it across processes and containers; empty if simulated.
+        cores: numbers of the CPU cores near it; empty if unknown.
+    """
+
+    number: int
+    name: str
+    memory: int
+    uuid: str = ""
+    cores: tuple[int, ...] = ()
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether it exists on paper only: actors compute on the CPU."""
+        return not self.uuid
+
+    def users(self) -> tuple[int, ...]:
+        """Ids of the processes that hold memory of it now; none of a simulated one."""
+        if not self.uuid:
+            return ()
+        with _driver() as nvml:
+            if nvml is None:
+                return ()
+            with suppress(nvml.NVMLError, nvml.NVMLLibraryMismatchError):
+                handle = nvml.nvmlDeviceGetHandleByUUID(self.uuid)
+                return tuple(process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """GPUs that a node may use.
+
+    Attributes:
+        gpus: by number.
+        limit: what leaves out other GPUs of the machine, for messages; empty if nothing does.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    limit: str = ""
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Numbers of the GPUs."""
+        return tuple(gpu.number for gpu in self.gpus)
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether the GPUs exist on paper only."""
+        return bool(self.gpus) and self.gpus[0].is_simulated
+
+    def __str__(self) -> str:
+        if not self.gpus:
+            return f"no GPU{self.limit}"
+        kinds = dict.fromkeys(f"{gpu.name}, {gpu.memory / 2**30:.0f} GiB" for gpu in self.gpus)
+        return f"{len(self.gpus)} GPU{'s' if len(self.gpus) > 1 else ''} ({'; '.join(kinds)}){self.limit}"
+
+
+NO_GPU = Inventory()
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRequest:
+    """GPUs that a node is asked to use.
+
+    Attributes:
+        gpus: numbers of GPUs of this machine, such as "0,1", or "none"; empty for all that CUDA_VISIBLE_DEVICES leaves.
+        simulated: number and memory of GPUs to pretend to have, such as "8x80GiB"; empty for those of the machine.
+    """
+
+    gpus: str = ""
+    simulated: str = ""
+
+    def inventory(self) -> Inventory:
+        """Return the GPUs.
+
+        Raises:
+            ConfigError: the texts are no such list, or name GPUs that this machine does not have.
+        """
+        if self.gpus and self.simulated:
+            msg = f"--gpus {self.gpus!r} and --simulate-gpus {self.simulated!r} exclude each other; give one"
+            raise ConfigError(msg)
+        if self.simulated:
+            return simulate(self.simulated)
+        if self.gpus == NO_GPUS:
+            return Inventory(limit=f" (--gpus {NO_GPUS})")
+        return choose(machine_inventory(), self.gpus) if self.gpus else machine_inventory()
+
+
+NO_REQUEST = GpuRequest()
+
+
+def choose(machine: Inventory, gpus: str) -> Inventory:
+    """Return some GPUs of a machine, by their numbers such as "0,1".
+
+    Raises:
+        ConfigError: the text is no list of numbers, or names GPUs that the machine does not have.
+    """
+    parts = gpus.split(",")
+    if not all(part.isascii() and part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
+        msg = f"--gpus {gpus!r} is not a list of GPUs; write numbers such as 0,1,2, or {NO_GPUS}"
+        raise ConfigError(msg)
+    by_number = {str(gpu.number): gpu for gpu in machine.gpus}
+    if absent := [part for part in parts if part not in by_number]:
+        msg = f"--gpus {gpus!r}: this machine has no GPU {absent[0]}; it has {machine}, numbered {list(by_number)}"
+        raise ConfigError(msg)
+    return Inventory(tuple(by_number[part] for part in parts), f" (--gpus {gpus})")
+
+
+def simulate(text: str) -> Inventory:
+    """Return GPUs that exist on paper only, from their number and memory such as "8x80GiB"; 80 GiB each by default.
+
+    Raises:
+        ConfigError: the text says no number of GPUs.
+    """
+    match = _SIMULATED.fullmatch(text)
+    if match is None:
+        msg = f"--simulate-gpus {text!r} is not a number of GPUs; write 8, or 8x80GiB"
+        raise ConfigError(msg)
+    memory = int(match[2] or DEFAULT_GIB) << 30
+    return Inventory(tuple(Gpu(number, "simulated GPU", memory) for number in range(int(match[1]))), SIMULATED)
+
+
+@cache
+def machine_inventory() -> Inventory:
+    """Return the GPUs of this machine that `CUDA_VISIBLE_DEVICES` leaves; none without NVIDIA's driver.
+
+    Raises:
+        ConfigError: the driver is there and does not answer, or `CUDA_VISIBLE_DEVICES` names no GPU of it.
+    """
+    with _driver() as nvml:
+        if nvml is None:
+            return Inventory()
+        gpus = tuple(gpu for number in range(nvml.nvmlDeviceGetCount()) if (gpu := _read(nvml, number)) is not None)
+    if _without_cuda():
+        return Inventory(limit=" (torch is built for CPUs)")
+    visible = os.environ.get(VISIBLE)
+    return Inventory(gpus) if visible is None else visible_gpus(gpus, visible)
+
+
+def visible_gpus(gpus: tuple[Gpu, ...], visible: str) -> Inventory:
+    """Return the GPUs that a value of `CUDA_VISIBLE_DEVICES` leaves: numbers, or beginnings of UUIDs."""
+    limit = f" ({VISIBLE} = {visible!r})"
+    chosen = []
+    for part in (part.strip() for part in visible.split(",")):
+        if part in ("", "-1", "NoDevFiles"):
+            break  # CUDA sees none behind it
+        if part.startswith("MIG-"):
+            msg = (
+                f"{VISIBLE} = {visible!r}: slices of a GPU (MIG) cannot be leased; name whole GPUs, or set --gpus none"
+            )
+            raise ConfigError(msg)
+        match = [gpu for gpu in gpus if str(gpu.number) == part or (gpu.uuid and gpu.uuid.startswith(part))]
+        if len(match) != 1:
+            msg = (
+                f"{VISIBLE} = {visible!r}: {part!r} is no GPU of this machine, which has {Inventory(gpus)}; correct it"
+            )
+            raise ConfigError(msg)
+        if match[0] in chosen:
+            break  # as above
+        chosen += match
+    return Inventory(tuple(chosen), limit)
+
+
+def _without_cuda() -> bool:
+    """Whether torch, which is not imported, is a build that computes on no GPU."""
+    try:
+        return version("torch").endswith("+cpu")
+    except PackageNotFoundError:
+        return False
+
+
+def _read(nvml: ModuleType, number: int) -> Gpu | None:
+    """Return a GPU; None if the driver has lost it. Some GPUs and containers do not tell memory or cores."""
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(number)
+        gpu = Gpu(number, str(nvml.nvmlDeviceGetName(handle)), 0, str(nvml.nvmlDeviceGetUUID(handle)))
+    except nvml.NVMLError:
+        return None
+    with suppress(nvml.NVMLError):
+        gpu = replace(gpu, memory=int(nvml.nvmlDeviceGetMemoryInfo(handle).total))
+    with suppress(nvml.NVMLError):
+        words = nvml.nvmlDeviceGetCpuAffinity(handle, math.ceil((os.cpu_count() or 1) / _WORD_BITS))
+        gpu = replace(gpu, cores=tuple(_bits(words)))
+    return gpu
+
+
+def _bits(words: Any) -> Iterator[int]:
+    for n, word in enumerate(words):
+        yield from (n * _WORD_BITS + bit for bit in range(_WORD_BITS) if int(word) >> bit & 1)
+
+
+@contextmanager
+def _driver() -> Iterator[ModuleType | None]:
+    """Open NVIDIA's management library; None where there is none.
+
+    Raises:
+        ConfigError: the driver is there and does not answer.
+    """
+    import pynvml  # noqa: PLC0415 most commands need no GPU
+
+    try:
+        pynvml.nvmlInit()
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
+        yield None
+        return
+    except pynvml.NVMLError as error:
+        msg = f"NVIDIA's driver does not answer: {error}; run nvidia-smi to see why"
+        raise ConfigError(msg) from error
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()

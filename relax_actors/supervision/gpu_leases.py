@@ -1,0 +1,192 @@
+"""GPUs of a node's actors: leased before a process starts, kept across its restarts, and locked against other runs."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+
+import structlog
+
+from broker.files import make_private_folder
+from relax_actors.config import Config
+from relax_actors.devices.binding import lease_environment
+from relax_actors.devices.inventory import Gpu, Inventory
+from relax_actors.devices.placement import Gpus, Placement, needs_of_actors, place
+from relax_actors.errors import ConfigError
+from relax_actors.supervision.assignment import Assignment
+from relax_actors.supervision.launch import StartError
+
+POLL_SECONDS = 0.5
+log = structlog.get_logger()
+
+
+def lock_folder() -> Path:
+    """Return the folder with a lock file for each GPU that runs of this user hold on this machine."""
+    return Path("/tmp") / f"relax-gpus-{os.getuid()}"  # noqa: S108 private, and the same for runs with another TMPDIR
+
+
+class GpuLeases:
+    """GPUs that the actors of a node hold.
+
+    An actor that runs again, after whatever end, gets the GPUs that it had. The lock of a GPU is the kernel's, and ends
+    with this process, however it ends.
+
+    Args:
+        config: configuration of the run.
+        node: the node.
+        inventory: its GPUs.
+        children: returns the names of the node's present children; what others hold is free again.
+    """
+
+    def __init__(
+        self, config: Config, node: Assignment, inventory: Inventory, children: Callable[[], Collection[str]]
+    ) -> None:
+        self._node, self._inventory, self._children = node, inventory, children
+        self._name = f"run {config.run.name}, node {node.number}"
+        self._by_number = {gpu.number: gpu for gpu in inventory.gpus}
+        self._held: dict[str, Gpus] = {}
+        self._locks: dict[int, int] = {}
+        self._taken: dict[int, str] = {}
+
+    def environment(self, actor: str) -> dict[str, str]:
+        """Return the environment variables with which an actor, or its server, starts on its GPUs.
+
+        A node without NVIDIA GPUs sets none. On one with GPUs, an actor without any sees none.
+
+        Raises:
+            StartError: there are not enough free GPUs; says who has them.
+        """
+        if not self._inventory.gpus and not self._inventory.limit:
+            return {}
+        return lease_environment([self._by_number[n] for n in self._lease(actor)])
+
+    def held(self) -> dict[str, list[int]]:
+        """Return the GPUs that each actor holds, by its name; callable from any thread."""
+        return {actor: list(gpus) for actor, gpus in list(self._held.items())}
+
+    def _lease(self, actor: str) -> Gpus:
+        present = {*self._children(), actor}
+        self._held = {other: gpus for other, gpus in self._held.items() if other in present}
+        try:
+            placement = self._place(present, actor)
+            if problem := next((line for line in placement.problems if line.startswith(f"{actor} ")), ""):
+                # Deaths of one cause count once: a dying process, or another program, may need a while.
+                raise StartError(problem, "GPUs in use" if self._taken else "")
+            if actor in placement.on_cpu:
+                log.info("no_free_gpu", actor=actor, gpus=str(self._inventory))
+            if actor in placement.gpus:
+                self._held[actor] = placement.gpus[actor]
+        finally:
+            held = {n for gpus in self._held.values() for n in gpus}
+            for n in self._locks.keys() - held:
+                os.close(self._locks.pop(n))
+        return self._held.get(actor, ())
+
+    def _place(self, present: Collection[str], actor: str) -> Placement:
+        """Place all present actors, and lock the GPUs of one."""
+        actors = {
+            role: sorted((a for a in present if role_of(a) == role), key=lambda a: int(a.rpartition(".")[2]))
+            for role in self._node.needs
+        }
+        needs = needs_of_actors(self._node.needs, actors)
+        self._taken.clear()
+        while True:
+            placement = place(needs, self._inventory.numbers, self._held, self._taken)
+            if all(self._lock(n) for n in placement.gpus.get(actor, ())):
+                return placement
+
+    def _lock(self, number: int) -> bool:
+        """Lock a GPU; return False, and note why, if another run or program has it."""
+        if number in self._locks or not self._by_number[number].uuid:
+            return True
+        lock, why = lock_gpu(self._by_number[number], self._name)
+        if lock is None:
+            self._taken[number] = why
+            return False
+        self._locks[number] = lock
+        return True
+
+
+def role_of(actor: str) -> str:
+    """Return the role of an actor."""
+    return actor.rpartition(".")[0]
+
+
+def lock_gpu(gpu: Gpu, name: str) -> tuple[int | None, str]:
+    """Lock a GPU against other runs of this user.
+
+    Args:
+        gpu: of this machine.
+        name: names the holder to others.
+
+    Returns:
+        A descriptor that holds the lock while it is open, and an empty text; or None, and who has the GPU.
+    """
+    folder = lock_folder()
+    make_private_folder(folder)
+    lock = os.open(folder / gpu.uuid, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        why = f"is held by {os.pread(lock, 200, 0).decode(errors='replace')}"
+    else:
+        if not (users := gpu.users()):
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, name.encode(), 0)
+            return lock, ""
+        why = f"is in use by {_processes(users)}"
+    os.close(lock)
+    return None, why
+
+
+def taken_gpus(inventory: Inventory) -> dict[int, str]:
+    """Return the GPUs that other runs of this user, or other programs, have now, and who."""
+    taken = {}
+    for gpu in (gpu for gpu in inventory.gpus if gpu.uuid):
+        lock, why = lock_gpu(gpu, "a run that starts")
+        if lock is None:
+            taken[gpu.number] = why
+        else:
+            os.close(lock)
+    return taken
+
+
+def lacking_gpus(config: Config, node: Assignment, taken: Mapping[int, str] | None = None) -> tuple[str, ...]:
+    """Return a line for each actor of a node that lacks GPUs, if others have the GPUs `taken`."""
+    inventory = node.gpus.inventory()
+    if not inventory.gpus and not inventory.limit:
+        return ()
+    needs = needs_of_actors(node.needs, {role: node.actors(config, role) for role in node.roles})
+    return place(needs, inventory.numbers, taken=taken).problems
+
+
+def check_gpus(config: Config, node: Assignment, patience: float = 0.0) -> None:
+    """Check that a node has the GPUs that its actors need, and that nobody else uses them.
+
+    Args:
+        config: configuration of the run.
+        node: the node.
+        patience: seconds to wait for GPUs in use, e.g. by processes of an earlier start that are ending.
+
+    Raises:
+        ConfigError: a line for each actor that lacks some.
+    """
+    end = time.monotonic() + patience
+    while problems := lacking_gpus(config, node, taken := taken_gpus(node.gpus.inventory())):
+        if not taken or time.monotonic() > end:
+            raise ConfigError("\n".join(problems))
+        time.sleep(POLL_SECONDS)
+
+
+def _processes(pids: Collection[int]) -> str:
+    shown = []
+    for pid in list(pids)[:3]:
+        try:
+            name = Path(f"/proc/{pid}/comm").read_text().strip()
+        except OSError:
+            name = "not visible here"
+        shown.append(f"process {pid} ({name})")
+    return ", ".join(shown)
