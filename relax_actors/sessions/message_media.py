@@ -102,8 +102,10 @@ class MessageMedia:
         """
         known = dict(self._known.get(row, {}))
         contents, new = await self._run(_contents, messages, own, known)
-        admitted = await asyncio.gather(*(self._admit(row, medium, where) for medium, where in new.values()))
-        known |= zip(new, admitted, strict=True)
+        work = [asyncio.ensure_future(self._admit(row, medium, where)) for medium, where in new.values()]
+        if work:
+            await asyncio.wait(work)  # also if one fails: no thread may write files behind their removal
+        known |= zip(new, [one.result() for one in work], strict=True)
         if row in self._known:
             self._known[row] |= known
         plain, sources = list[Message](), list[list[MediaSource]]()
