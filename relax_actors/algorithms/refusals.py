@@ -90,17 +90,17 @@ def _players(config: Config) -> Iterator[str]:
     if section is None or not section.players:
         return
     whole = {
-        f'algorithm.advantage = "{algorithm.advantage}"': spec_of_advantage(algorithm).running_mean,
-        'algorithm.scale = "batch_std"': algorithm.scale == "batch_std",
-        "algorithm.signal_scale = true": algorithm.signal_scale,
-        'algorithm.components = "decoupled"': algorithm.components == "decoupled",
-        'algorithm.whiten = "samples"': algorithm.whiten == "samples",
+        (f'advantage = "{algorithm.advantage}"', 'advantage = "group"'): spec_of_advantage(algorithm).running_mean,
+        ('scale = "batch_std"', 'scale = "none"'): algorithm.scale == "batch_std",
+        ("signal_scale = true", "signal_scale = false"): algorithm.signal_scale,
+        ('components = "decoupled"', 'components = "sum"'): algorithm.components == "decoupled",
+        ('whiten = "samples"', 'whiten = "none"'): algorithm.whiten == "samples",
     }
-    for setting, is_set in whole.items():
+    for (setting, other), is_set in whole.items():
         if is_set:
             yield (
-                f"{setting} has one number for a whole sample, but each of {section.title}.players has advantages of "
-                "its own; choose another setting"
+                f"algorithm.{setting} has one number for a whole sample, but each of {section.title}.players has "
+                f"advantages of its own; set for example algorithm.{other}"
             )
 
 
@@ -220,8 +220,8 @@ def _components(config: Config) -> Iterator[str]:
         )
     elif unknown := sorted(set(algorithm.weights) - set(components)):
         yield (
-            f"algorithm.weights names {', '.join(map(repr, unknown))}; the reward components of the run are "
-            f"{', '.join(map(repr, components))}"
+            f"algorithm.weights names {', '.join(map(repr, unknown))}, which is no reward component of the run; name "
+            f"{' or '.join(map(repr, components))}"
         )
 
 

@@ -29,8 +29,8 @@ class GatewaySection(PoolSection):
     """Private key of `certificate`, in PEM."""
     model: str = "policy"
     """Name of the model, as clients see it."""
-    max_body_bytes: Positive = 2 << 20
-    """Largest body of a request, in bytes."""
+    max_body_bytes: Annotated[int, Field(gt=0, le=8_000_000)] = 2 << 20
+    """Largest body of a request, in bytes. The broker takes no larger message."""
     max_concurrent: Positive = 256
     """Most requests that an actor works on at once; more are refused with status 429."""
     max_connections: Positive = 1024

@@ -196,8 +196,8 @@ class Config(Section):
         if self.agent is not None and played:
             setting = played[0]
             msg = (
-                f"environment.{setting} is of episodes that the run plays; with [agent] the agent plays, its sample "
-                f"has the sum of the environment's rewards: leave environment.{setting} out"
+                f"environment.{setting} is about episodes that the run plays, but with [agent] the agent plays, and "
+                f"its sample has the sum of the environment's rewards; leave environment.{setting} out"
             )
             raise ValueError(msg)
         if credit != "episode" and self.reward.function != "environment":
@@ -215,20 +215,26 @@ class Config(Section):
             and self.algorithm.correction.kind == self.algorithm.reject.kind == "none"
         ):
             msg = (
-                'staleness.policy = "correct" trains rows of any staleness and needs an off-policy correction: set '
+                'staleness.policy = "correct" trains rows of any staleness and needs an off-policy correction; set '
                 "algorithm.correction.kind (with algorithm.proximal) or algorithm.reject.kind"
             )
             raise ValueError(msg)
         simulated = "simulated" in (self.rollout.backend, self.trainer.backend)
         if simulated != (self.simulate is not None) or (simulated and self.rollout.backend != self.trainer.backend):
-            msg = 'simulated engines come together: rollout.backend and trainer.backend = "simulated", and [simulate]'
+            msg = (
+                "simulated engines come together; set both rollout.backend and trainer.backend to "
+                '"simulated" and add [simulate], or none of them'
+            )
             raise ValueError(msg)
         if self.simulate is not None and (self.trainer.updates > 1 or self.critic is not None):
             key = "critic" if self.critic is not None else "trainer.minibatches and trainer.epochs"
             msg = f"{key}: simulated engines take the time of whole steps from [simulate]; leave it out"
             raise ValueError(msg)
         if self.rollout.in_flight_updates and self.staleness.max == 0:
-            msg = "rollout.in_flight_updates = true needs staleness.max of 1 or more: on-policy rows have one version"
+            msg = (
+                "rollout.in_flight_updates = true changes the weights within a row, and with staleness.max = 0 a row "
+                "has one version; set staleness.max to 1 or more, or rollout.in_flight_updates = false"
+            )
             raise ValueError(msg)
         return self
 

@@ -63,31 +63,35 @@ def content_parts(
     Raises:
         RowError: a part is neither a text nor a medium.
     """
-    plain: list[dict[str, str]] = []
-    media: list[Medium] = []
-    for number, part in enumerate(parts, 1):
-        at = f"{where}, part {number}"
-        given = {key: value for key, value in part.items() if value is not None}
-        name = given.get("type") or next((key for key in given if key in PART_TYPES), "text")
-        if name in ("text", "input_text"):
-            text = given.get("text")
-            if not isinstance(text, str):
-                msg = f"{at}: no text; write {{'type': 'text', 'text': ...}}"
-                raise RowError(msg)
-            plain.append({"type": "text", "text": text})
-            continue
-        kind = PART_TYPES.get(name) if isinstance(name, str) else None
-        if kind is None:
-            msg = f"{at}: type {str(name)[:40]!r} is not known; write text, image, video or audio"
+    found = [content_part(part, folder, f"{where}, part {number}") for number, part in enumerate(parts, 1)]
+    return [part for part, _ in found], [medium for _, medium in found if medium is not None]
+
+
+def content_part(part: dict[str, Any], folder: Path | None, at: str) -> tuple[dict[str, str], Medium | None]:
+    """Normalise one content part; see `content_parts`.
+
+    Args:
+        part: the part.
+        folder: folder of relative paths; None if the part comes from a client, who gives bytes or a URL.
+        at: what the part is, for errors.
+    """
+    given = {key: value for key, value in part.items() if value is not None}
+    name = given.get("type") or next((key for key in given if key in PART_TYPES), "text")
+    if name in ("text", "input_text"):
+        text = given.get("text")
+        if not isinstance(text, str):
+            msg = f"{at}: no text; write {{'type': 'text', 'text': ...}}"
             raise RowError(msg)
-        plain.append({"type": kind})
-        rest = {key: value for key, value in given.items() if key != "type"}
-        own = rest.pop(next((key for key in rest if PART_TYPES.get(key) == kind), ""), None)
-        if own is not None:
-            rest = {**(own if isinstance(own, dict) else {"": own}), **rest}
-        if rest:
-            media.append(medium_of(kind, rest, folder, at))
-    return plain, media
+        return {"type": "text", "text": text}, None
+    kind = PART_TYPES.get(name) if isinstance(name, str) else None
+    if kind is None:
+        msg = f"{at}: type {str(name)[:40]!r} is not known; write text, image, video or audio"
+        raise RowError(msg)
+    rest = {key: value for key, value in given.items() if key != "type"}
+    own = rest.pop(next((key for key in rest if PART_TYPES.get(key) == kind), ""), None)
+    if own is not None:
+        rest = {**(own if isinstance(own, dict) else {"": own}), **rest}
+    return {"type": kind}, medium_of(kind, rest, folder, at) if rest else None
 
 
 def plain_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -116,7 +120,7 @@ def medium_of(kind: str, value: Any, folder: Path | None, where: str) -> Medium:
     if not given:
         msg = f"{where}: {kind} without a file; give a path, url, data or bytes"
         raise RowError(msg)
-    found = Medium(kind, folder=folder, **_place(kind, given[0], where))
+    found = Medium(kind, folder=folder, **_place(kind, given[0], where, has_paths=folder is not None))
     taken: dict[str, Any] = {}
     for name, item in fields.items():
         if name in OPTIONS[kind]:
@@ -132,7 +136,7 @@ def medium_of(kind: str, value: Any, folder: Path | None, where: str) -> Medium:
     return replace(found, **taken)
 
 
-def _place(kind: str, value: Any, where: str) -> dict[str, Any]:
+def _place(kind: str, value: Any, where: str, *, has_paths: bool) -> dict[str, Any]:
     """Return the fields of a `Medium` that say where its content is."""
     if isinstance(value, bytes | bytearray):
         return {"data": bytes(value)}
@@ -150,7 +154,8 @@ def _place(kind: str, value: Any, where: str) -> dict[str, Any]:
         url, _, fragment = value.partition("#")
         name, _, digest = fragment.partition("=")
         return {"url": url, "digest": f"{name}:{digest}"} if name in ("sha256", "xxh3") else {"url": value}
-    if kind == AUDIO and len(value) > _LONGEST_PATH:  # `input_audio` has base64 without the head of a data URI
+    # `input_audio` has base64 without the head of a data URI.
+    if kind == AUDIO and (len(value) > _LONGEST_PATH or not has_paths):
         return {"data": _decoded(value, kind, where)}
     return {"path": value.removeprefix("file://")}
 

@@ -56,11 +56,12 @@ class GenerateCall:
 
     Attributes:
         call: id of the request; the same id always has the same answer.
-        tokens: `[len] int32`, the prompt, unless it is a text or a conversation of a session.
+        tokens: `[len] int32`, the prompt, unless it is a text or a conversation of a session; with one placeholder for
+            each medium of `messages`.
         session: the session that the conversation belongs to; empty for none.
         player: player of the session whose conversation it is; empty in a run without players.
         text: the prompt of a session as text, which its actor tokenizes.
-        messages: the conversation of a session, as chat messages.
+        messages: the conversation of a session, as chat messages; without a session, one that shows media.
         tools: tools that the model may call, as JSON schemas.
         settings: further variables of the chat template.
         max_tokens: largest number of tokens of the answer; 0 for rollout.max_tokens.
@@ -75,6 +76,7 @@ class GenerateCall:
         is_retry: whether the client repeats a request whose answer it did not get.
         seconds: time after which nobody waits for the answer.
         stream: whether pieces of the answer are wanted while it is generated.
+        counts: whether the tokens of the prompt alone are wanted, and no answer.
         grammar: that the answer follows; empty for none. Not in a session, whose samples are trained.
     """
 
@@ -98,6 +100,7 @@ class GenerateCall:
     is_retry: bool = False
     seconds: float = 60.0
     stream: bool = False
+    counts: bool = False
     grammar: str = ""
 
     def __post_init__(self) -> None:

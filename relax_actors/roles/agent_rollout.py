@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from broker.subjects import RowId
 from relax_actors.data.prompt_maker import room
 from relax_actors.errors import ConfigError, RelaxError, RowError, RowTakenError
+from relax_actors.media.family import family_of
 from relax_actors.messages import FinishReason, Sample, Trajectory
 from relax_actors.messages.samples import PLAYER_REWARD, TRUNCATED
 from relax_actors.registry.role_spec import RoleSpec
@@ -19,10 +20,9 @@ from relax_actors.runtime import Drop, Row
 from relax_actors.sessions.agent_sessions import AgentSessions
 from relax_actors.sessions.dialogue import Dialogue
 from relax_actors.sessions.episode_group import task_of
-from relax_actors.sessions.observation_media import ObservationMedia
+from relax_actors.sessions.message_media import task_messages
 from relax_actors.sessions.service import GenerationService
 from relax_actors.sessions.session_book import Session
-from relax_actors.sessions.session_media import SessionMedia, task_messages
 
 WAIT_SECONDS = 0.2
 """Longest wait for a request or the end of a sample before rows are looked for again."""
@@ -64,12 +64,9 @@ class AgentRollout(Rollout):
 
     def start_service(self, service: GenerationService) -> None:
         """Begin to answer requests of agents."""
-        config, media, kinds = self.context.config, None, tuple[str, ...]()
-        if self._media is not None:
-            prepares = ObservationMedia(config, self.context.table.store)
-            media, kinds = SessionMedia(config, prepares, self._media), tuple(prepares.family.kinds)
-        self._shown = media
-        dialogue = Dialogue(self._tokenizer, kinds)
+        config = self.context.config
+        family = family_of(config.model_path)
+        dialogue = Dialogue(self._tokenizer, () if family is None else family.kinds)
         self._hosts = None
         if config.environment is not None:
             from relax_actors.envs.client import EnvironmentClient  # noqa: PLC0415 `relax check` needs no NATS
@@ -79,7 +76,7 @@ class AgentRollout(Rollout):
             msg = "[agent] needs a model with a chat template; add chat_template.jinja to the model folder"
             raise ConfigError(msg)
         limit = min(self._engine.context_length, room(config))
-        self._sessions = AgentSessions(self.context, dialogue, service, limit, self._news.put, media, self._hosts)
+        self._sessions = AgentSessions(self.context, dialogue, service, limit, self._news.put, self._shown, self._hosts)
         service.start(self._sessions)
 
     def guest_limit(self) -> int:
@@ -202,8 +199,6 @@ class AgentRollout(Rollout):
         """Close the environments, the stager and the engine."""
         if self._hosts is not None:
             self._hosts.close()
-        if self._shown is not None:
-            self._shown.close()
         super().close()
 
     def metrics(self) -> dict[str, float]:

@@ -100,7 +100,7 @@ def _check_log_probs(config: Config, produced: Collection[str], read: Collection
             raise ConfigError(msg)
     if wanted["actor_fwd"] and "actor_fwd" not in produced:
         msg = (
-            'algorithm.proximal = "actor_fwd" needs a role that writes column actor_fwd: add [roles.actor_fwd], or set '
+            'algorithm.proximal = "actor_fwd" needs a role that writes column actor_fwd; add [roles.actor_fwd], or set '
             'algorithm.proximal = "trainer", which uses the trainer\'s own log-probs before the step'
         )
         raise ConfigError(msg)

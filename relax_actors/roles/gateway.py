@@ -40,8 +40,9 @@ class GatewayRole(ServiceRole):
             ConfigError: the extra is not installed, the address is in use, or a file of tokens cannot be used.
         """
         try:
-            from relax_actors.serving.answers import PREPARE_SECONDS, Answers, Limits  # noqa: PLC0415 needs the extra
+            from relax_actors.serving.answers import Answers, Limits  # noqa: PLC0415 needs the extra
             from relax_actors.serving.app import Access, Gateway  # noqa: PLC0415
+            from relax_actors.serving.prompts import PREPARE_SECONDS  # noqa: PLC0415
             from relax_actors.serving.run_policy import RunPolicy  # noqa: PLC0415
             from relax_actors.serving.server import HttpServer  # noqa: PLC0415
         except ImportError as error:
@@ -49,6 +50,7 @@ class GatewayRole(ServiceRole):
             raise ConfigError(msg) from error
         from relax_actors.data.model_folder import measure  # noqa: PLC0415 `relax check` loads every role
         from relax_actors.data.tokenizer import Tokenizer  # noqa: PLC0415
+        from relax_actors.media.family import family_of  # noqa: PLC0415
 
         config = self.context.config
         section = config.gateway or GatewaySection()
@@ -57,7 +59,9 @@ class GatewayRole(ServiceRole):
         path, folder = config.model_path, gateway_folder(config.folder)
         policy = RunPolicy(self.context)
         tokenizer = Tokenizer(path, turn_seconds=PREPARE_SECONDS / 2)
-        self._answers = Answers(policy, tokenizer, section.model, measure(path).context_length, limits)
+        family = family_of(path)
+        kinds = () if family is None else family.kinds
+        self._answers = Answers(policy, tokenizer, section.model, measure(path).context_length, limits, kinds)
         access = Access(tokens_of(section, folder), session_secret(config.store_path))
         app = Gateway(self._answers, access, limits).app()
         port, certificate = self._port(section, folder), _certificate(section)

@@ -86,13 +86,21 @@ class Rollout(Role):
         service.start()
 
     def _make_service(self) -> GenerationService:
-        config = self.context.config
+        config, self._shown = self.context.config, None
+        if self._media is not None:
+            # `relax check` loads every role, and needs no codecs.
+            from relax_actors.sessions.message_media import MessageMedia  # noqa: PLC0415
+            from relax_actors.sessions.observation_media import ObservationMedia  # noqa: PLC0415
+
+            prepares = ObservationMedia(config, self.context.table.store)
+            self._shown = MessageMedia(config, prepares, self._media)
         around = Surroundings(
             self._policy,
             self._tokenizer,
             self._engine.context_length,
             lambda texts: stops_of(self._tokenizer, [*config.rollout.stop, *texts]),
             self._stager.served,
+            self._shown,
         )
         return GenerationService(self.context, around)
 

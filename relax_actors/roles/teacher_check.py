@@ -61,8 +61,8 @@ class CheckedTeacher(Scorer):
             raise ConfigError(msg)
         if self.server and config.rollout.temperature != 1:
             msg = (
-                f"{SECTION}.server computes log-probs at temperature 1; rollout.temperature = "
-                f"{config.rollout.temperature} needs {SECTION}.model, or set the temperature to 1"
+                f"{SECTION}.server computes log-probs at temperature 1, and not at rollout.temperature = "
+                f"{config.rollout.temperature}; set {SECTION}.model, or rollout.temperature = 1"
             )
             raise ConfigError(msg)
         if self.server:
@@ -79,7 +79,7 @@ def _check_source(role: CheckedTeacher) -> None:
     is_live = role.model is None and not role.server
     if is_live and not role.hint:
         msg = (
-            f"[{SECTION}] without model and server is the policy itself, which has nothing to teach: set model or "
+            f"[{SECTION}] without model and server is the policy itself, which has nothing to teach; set model or "
             "server, or a hint that it reads and the student does not (self-distillation)"
         )
         raise ConfigError(msg)

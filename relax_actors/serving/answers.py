@@ -5,23 +5,20 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 from uuid import uuid4
 
-import numpy as np
-from numpy.typing import NDArray
 from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.data.tool_call import CLOSING
-from relax_actors.errors import SlowRowError, TooLongError
-from relax_actors.messages.generate import GenerateAnswer, GenerateCall, GeneratePiece, Refusal
+from relax_actors.messages.generate import GenerateAnswer, GenerateCall, GeneratePiece
 from relax_actors.serving.ask import Ask
 from relax_actors.serving.completion import Completed
 from relax_actors.serving.errors import ApiError, refused
@@ -29,6 +26,7 @@ from relax_actors.serving.event_stream import EventStream, wait_for_client
 from relax_actors.serving.forms import IN_SESSION, FormGrammars
 from relax_actors.serving.live import LiveChoice, LiveStream, Writer
 from relax_actors.serving.policy import OnPiece, Policy
+from relax_actors.serving.prompts import Prompts
 from relax_actors.serving.requests import is_retry, player_of
 from relax_actors.serving.visible_text import before_marks, visible
 from relax_actors.sessions.dialogue import Dialogue, answer_message, before_stop
@@ -37,8 +35,6 @@ HEARTBEAT_SECONDS = 10.0
 """Interval of comments in a stream that waits for its answer."""
 COST_SHARE = 9
 """Time between two events of a stream, as a multiple of the time that making them takes."""
-PREPARE_SECONDS = 10.0
-"""Time to render and tokenize a conversation."""
 Found: TypeAlias = list[Completed]
 T = TypeVar("T")
 
@@ -62,11 +58,24 @@ class Answers:
         model: name of the model, as clients see it.
         context_length: largest number of tokens of prompt and answer.
         limits: sizes and times.
+        kinds: kinds of media that the model takes.
+
+    Attributes:
+        prompts: makes the prompts of requests.
     """
 
-    def __init__(self, policy: Policy, tokenizer: Tokenizer, model: str, context_length: int, limits: Limits) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        tokenizer: Tokenizer,
+        model: str,
+        context_length: int,
+        limits: Limits,
+        kinds: Collection[str] = (),
+    ) -> None:
         self.policy, self.tokenizer, self.model, self.context_length = policy, tokenizer, model, context_length
-        self._dialogue, self._limits = Dialogue(tokenizer), limits
+        self._dialogue, self._limits = Dialogue(tokenizer, kinds), limits
+        self.prompts = Prompts(policy, self._dialogue, limits.request_seconds)
         self._forms = FormGrammars(self._dialogue)
         self._running, self._closed = 0, asyncio.Event()
         self.count = 0
@@ -108,41 +117,6 @@ class Answers:
             self._running -= 1
             self.count += 1
 
-    async def prompt(
-        self, ask: Ask, settings: Mapping[str, Any] | None = None, *, asks: bool = True
-    ) -> NDArray[np.int32]:
-        """Return the tokens of a prompt.
-
-        Raises:
-            ApiError: it has no tokens, or ids that the vocabulary lacks.
-            RowError: the template or the tokenizer refuses it.
-        """
-        if isinstance(ask.prompt, list):
-            size = self.tokenizer.size
-            if bad := [token for token in ask.prompt if not 0 <= token < size]:
-                msg = f"token {bad[0]} is not in the vocabulary of {size} tokens"
-                raise ApiError(400, msg, "invalid_request")
-            found = np.array(ask.prompt, np.int32)
-        else:
-            work = asyncio.to_thread(self._rendered, ask, ask.settings | dict(settings or {}), asks=asks)
-            try:
-                found = await asyncio.wait_for(work, PREPARE_SECONDS)
-            except TimeoutError as error:
-                msg = f"the conversation was not tokenized within {PREPARE_SECONDS:g} s; shorten it"
-                raise ApiError(400, msg, "too_slow") from error
-            except TooLongError as error:
-                raise refused(Refusal.TOO_LONG, str(error)) from error
-            except SlowRowError as error:  # other texts are being tokenized; later it may succeed
-                raise refused(Refusal.BUSY, str(error)) from error
-        if not len(found):
-            raise ApiError(400, "the prompt has no tokens; write one", "invalid_request")
-        return found
-
-    def _rendered(self, ask: Ask, settings: Mapping[str, Any], *, asks: bool) -> NDArray[np.int32]:
-        if isinstance(ask.prompt, str):
-            return self.tokenizer.encode_any(ask.prompt)
-        return self._dialogue.prompt(ask.messages, ask.tools, settings, asks=asks)
-
     async def complete(
         self,
         ask: Ask,
@@ -170,11 +144,11 @@ class Answers:
         if session and ask.form:
             raise ApiError(400, IN_SESSION, "unsupported_parameter")
         if session:
-            given = await self._in_session(ask, session, player)
+            given = await self.prompts.in_session(ask, session, player)
         else:
-            prompt = await self.prompt(ask)
-            grammar = await self._forms.grammar(ask.form, ask.tools, prompt) if ask.form else ""
-            given = {"tokens": prompt, "grammar": grammar}
+            given = await self.prompts.free(ask)
+            if ask.form:
+                given["grammar"] = await self._forms.grammar(ask.form, ask.tools, given["tokens"])
         sampling = ask.sampling
         seed = secrets.randbits(62) if sampling.seed is None else sampling.seed % 2**62
         calls = [
@@ -197,19 +171,6 @@ class Answers:
         ]
         found = await asyncio.gather(*(self._answers(call, ask, choices[index:]) for index, call in enumerate(calls)))
         return [one for answers in found for one in answers]
-
-    async def _in_session(self, ask: Ask, session: str, player: str) -> dict[str, Any]:
-        """Return the fields of a call that belongs to a session, whose actor renders and tokenizes.
-
-        Raises:
-            ApiError: there is no prompt, or it has ids that the vocabulary lacks.
-        """
-        found: dict[str, Any] = {"session": session, "player": player, "n": ask.n}
-        if ask.prompt is None:
-            return found | {"messages": ask.messages, "tools": ask.tools, "settings": ask.settings}
-        if ask.prompt and isinstance(ask.prompt, str):
-            return found | {"text": ask.prompt}
-        return found | {"tokens": await self.prompt(ask)}
 
     def _ends(self, ask: Ask) -> list[str]:
         """Return the mark that ends an answer behind its first tool call, if the client wants one call at most.

@@ -26,7 +26,7 @@ from relax_actors.serving.chunks import ChatWriter, TextWriter
 from relax_actors.serving.errors import ApiError
 from relax_actors.serving.event_stream import wait_for_client
 from relax_actors.serving.forms import offered_tools
-from relax_actors.serving.requests import bearer, is_retry, read_object
+from relax_actors.serving.requests import bearer, is_retry, player_of, read_object
 from relax_actors.serving.session_routes import SessionRoutes
 from relax_actors.serving.token_routes import GenerateBody, TokenizeBody
 from relax_actors.serving.tokens import is_any, session_token
@@ -166,20 +166,20 @@ class Gateway:
         )
 
     async def _count_tokens(self, request: Request, session: str) -> Response:
-        del session
         found = validated(anthropic.MessagesBody, await self._body(request)).ask()
-        return JSONResponse({"input_tokens": len(await self._answers.prompt(found))})
+        tokens = await self._answers.prompts.read(found, session, player_of(request))
+        return JSONResponse({"input_tokens": len(tokens)})
 
     async def _tokenize(self, request: Request, session: str) -> Response:
-        del session
         body = validated(TokenizeBody, await self._body(request))
         if body.prompt is None:
             ask.check_messages(body.messages, "prompt or messages")
         tools, _ = offered_tools(body.tools or [], None)
         found = Ask(messages=body.messages or [], tools=tools, prompt=body.prompt)
-        tokens = (
-            await self._answers.prompt(found, body.chat_template_kwargs, asks=body.add_generation_prompt)
-        ).tolist()
+        read = await self._answers.prompts.read(
+            found, session, player_of(request), body.chat_template_kwargs, asks=body.add_generation_prompt
+        )
+        tokens = read.tolist()
         return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": self._answers.context_length})
 
     async def _generate(self, request: Request, session: str) -> Response:

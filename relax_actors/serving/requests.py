@@ -73,7 +73,10 @@ async def _read(request: Request, max_bytes: int) -> bytes:
 
 
 def _too_large(max_bytes: int) -> ApiError:
-    msg = f"the body has more than {max_bytes} bytes; shorten the conversation"
+    msg = (
+        f"the body has more than {max_bytes} bytes; shorten the conversation or its media, or raise "
+        "gateway.max_body_bytes"
+    )
     return ApiError(413, msg, "request_too_large")
 
 

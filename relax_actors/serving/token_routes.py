@@ -40,7 +40,11 @@ class GenerateBody(Lenient):
         """
         given = self.sampling_params
         if self.features or self.content_parts:
-            raise ApiError(400, "the gateway takes text alone; leave features and content_parts out", "unsupported")
+            raise ApiError(
+                400,
+                "this route takes tokens alone; send images, sound and video to /v1/chat/completions",
+                "unsupported",
+            )
         return Ask(
             prompt=self.token_ids,
             sampling=Sampling(

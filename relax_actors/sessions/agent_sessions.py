@@ -12,21 +12,21 @@ from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 
 from broker.subjects import RowId
-from relax_actors.errors import ConfigError, RelaxError, RowError, RowTakenError, SlowRowError, TooLongError
+from relax_actors.errors import ConfigError, RelaxError, RowError, RowTakenError
 from relax_actors.messages import FinishReason, SessionLog, SessionStep, SessionTurn
 from relax_actors.messages.generate import GenerateAnswer, GenerateCall, Refusal, SessionAnswer, SessionCall
 from relax_actors.messages.session_log import ROOT
 from relax_actors.runtime.context import Context
 from relax_actors.sessions.agent_environment import AgentEnvironments, Hosts
-from relax_actors.sessions.agent_turns import AgentTurns, asked_key
+from relax_actors.sessions.agent_turns import AgentTurns, asked_key, prompt_of
 from relax_actors.sessions.call_watch import CallWatch
 from relax_actors.sessions.deliveries import Deliveries, Delivery
 from relax_actors.sessions.dialogue import Dialogue
-from relax_actors.sessions.service import LEFT, GenerationService, Refused
+from relax_actors.sessions.message_media import MessageMedia
+from relax_actors.sessions.service import LEFT, GenerationService, Refused, refused_call
 from relax_actors.sessions.session_book import Rules, Session, SessionBook
 from relax_actors.sessions.session_checks import check_current, check_player, check_rewards, over
 from relax_actors.sessions.session_log import HeldLogs, LogWriter, released, restore
-from relax_actors.sessions.session_media import SessionMedia
 
 TICK_SECONDS = 0.5
 
@@ -51,7 +51,7 @@ class AgentSessions:
         service: GenerationService,
         room: int,
         on_end: Callable[[RowId], None],
-        media: SessionMedia | None = None,
+        media: MessageMedia | None = None,
         hosts: Hosts | None = None,
     ) -> None:
         section = context.config.agent
@@ -187,9 +187,6 @@ class AgentSessions:
             else:
                 check_rewards(call, self._section.players)
                 session.end(FinishReason.STOP, call)
-                is_eval = session.row.kind == "eval"
-                check_rewards(call, self._section.players)
-                session.end(FinishReason.STOP, call)
                 is_eval, has_reward = session.row.kind == "eval", session.has_reward(self._section.players)
                 if not has_reward and self._context.config.takes_reported_reward(is_eval=is_eval):
                     self._context.journal.event("agent_without_reward", session=call.session)
@@ -250,22 +247,29 @@ class AgentSessions:
             session = self._find(call.session, time.monotonic())
             check_current(session, call)
             self._check_call(call)
-            # One request of a sample at a time: a second one, such as a retry, may find the answer of the first.
-            async with session.answering:
-                check_current(session, call)
-                if watch.is_cancelled:
-                    return GenerateAnswer(refusal=Refusal.FAILED, detail=LEFT, call=call.call)
-                with self._deliveries.expected(call.call, session) as delivery:
-                    return await self._answer(delivery, call, watch, author)
+            return await (self._count(session, call) if call.counts else self._next(session, call, watch, author))
         except Refused as error:
             return error.answer
         except RowTakenError as error:
             return GenerateAnswer(refusal=Refusal.ELSEWHERE, detail=str(error))
         except (ConfigError, RowError) as error:  # of the template or the tokenizer
-            refusals: dict[type[Exception], Refusal] = {TooLongError: Refusal.TOO_LONG, SlowRowError: Refusal.BUSY}
-            return GenerateAnswer(refusal=refusals.get(type(error), Refusal.INVALID), detail=str(error)[:500])
+            return refused_call(error)
         except RelaxError as error:
             return GenerateAnswer(refusal=Refusal.FAILED, detail=self._failed(call.session, error), call=call.call)
+
+    async def _count(self, session: Session, call: GenerateCall) -> GenerateAnswer:
+        call, shown = await self._agent_turns.shown(session, call)
+        plan = await self._agent_turns.plan(session, call, shown)
+        return GenerateAnswer(prompt=prompt_of(session.forest, plan), call=call.call)
+
+    async def _next(self, session: Session, call: GenerateCall, watch: CallWatch, author: str) -> GenerateAnswer:
+        # One request of a sample at a time: a second one, such as a retry, may find the answer of the first.
+        async with session.answering:
+            check_current(session, call)
+            if watch.is_cancelled:
+                raise Refused(Refusal.FAILED, LEFT, call.call)
+            with self._deliveries.expected(call.call, session) as delivery:
+                return await self._answer(delivery, call, watch, author)
 
     def _check_call(self, call: GenerateCall) -> None:
         check_player(call, self._section.players)
@@ -283,10 +287,8 @@ class AgentSessions:
         return detail
 
     async def _answer(self, delivery: Delivery, call: GenerateCall, watch: CallWatch, author: str) -> GenerateAnswer:
-        session, shown = delivery.session, None
-        if self._media is not None:
-            shown = await self._media.admit(session.row, session.media, call.messages)
-            call = replace(call, messages=shown.messages)
+        session = delivery.session
+        call, shown = await self._agent_turns.shown(session, call)
         if session.unrecorded:  # its turns must follow the record of its attempt
             await self._record(session)
             check_current(session, call)

@@ -19,10 +19,10 @@ from relax_actors.sessions.call_watch import CallWatch
 from relax_actors.sessions.continuations import Continuation, Continuations
 from relax_actors.sessions.dialogue import Dialogue, answer_message
 from relax_actors.sessions.forest import Forest, experts_of
+from relax_actors.sessions.message_media import MessageMedia, Shown
 from relax_actors.sessions.prompts import Prompts
 from relax_actors.sessions.service import GenerationService, Refused
 from relax_actors.sessions.session_book import Session
-from relax_actors.sessions.session_media import SessionMedia, Shown
 from relax_actors.sessions.states import conversation_keys, prompt_key
 
 
@@ -43,13 +43,24 @@ class AgentTurns:
         dialogue: Dialogue,
         service: GenerationService,
         room: int,
-        media: SessionMedia | None = None,
+        media: MessageMedia | None = None,
     ) -> None:
         self._rollout, self._service, self._room = config.rollout, service, room
         self._dialogue, self._media = dialogue, media
         must_continue = config.agent is not None and config.agent.on_rewrite == "error"
         self._continuations = Continuations(dialogue, must_continue=must_continue)
         self._prompts = Prompts(dialogue)
+
+    async def shown(self, session: Session, call: GenerateCall) -> tuple[GenerateCall, Shown | None]:
+        """Return a call with its media named by their hashes, and these media; None for a model that reads text only.
+
+        Raises:
+            RowError: a medium may not be used, or cannot be read.
+        """
+        if self._media is None:
+            return call, None
+        shown = await self._media.admit(session.row, session.media, call.messages)
+        return replace(call, messages=shown.messages), shown
 
     async def plan(self, session: Session, call: GenerateCall, shown: Shown | None = None) -> Continuation:
         """Return what a request continues.
@@ -87,7 +98,7 @@ class AgentTurns:
         Raises:
             Refused: no room is left, or the answers cannot end behind their first tool call.
         """
-        tokens = np.concatenate([session.forest.tokens(plan.parent), plan.observed]).astype(np.int32)
+        tokens = prompt_of(session.forest, plan)
         settings, room = self._rollout, self._room - len(tokens)
         if room < 1:
             detail = (
@@ -186,6 +197,12 @@ class AgentTurns:
             for turn in turns
         )
         return replace(first, others=[one.first for one in others])
+
+
+def prompt_of(forest: Forest, plan: Continuation) -> NDArray[Any]:
+    """Return what the model reads, `[len] int32`."""
+    found: NDArray[Any] = np.concatenate([forest.tokens(plan.parent), plan.observed]).astype(np.int32)
+    return found
 
 
 def asked_key(call: GenerateCall) -> str:

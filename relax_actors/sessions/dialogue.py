@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_actors.data.answer_form import Thinking
+from relax_actors.data.media_fields import PART_TYPES
 from relax_actors.data.renderer import Extension, Renderer
 from relax_actors.data.tokenizer import TemplateError, Tokenizer
 from relax_actors.data.tool_call import ParsedAnswer, ToolFormat, call_ids, format_of
@@ -231,7 +232,7 @@ def for_template(message: Message, kinds: Collection[str] = ()) -> Message:
 
     Args:
         message: the message.
-        kinds: kinds of media that it may show, as parts `{"type": <kind>}`.
+        kinds: kinds of media that it may show, in any spelling of `PART_TYPES`; templates read `{"type": <kind>}`.
 
     Raises:
         RowError: it holds something that the model cannot read.
@@ -256,14 +257,15 @@ def _content(content: Any, kinds: Collection[str]) -> str | list[Message]:
         raise RowError(msg)
     parts = list[Message]()
     for part in content:
-        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-        if kind == "text" and isinstance(part.get("text"), str):
+        name = str(part.get("type") if isinstance(part, Mapping) else type(part).__name__)
+        kind = PART_TYPES.get(name)
+        if name == "text" and isinstance(part.get("text"), str):
             parts.append({"type": "text", "text": part["text"]})
         elif kind in kinds:
             parts.append({"type": kind})
         else:
             taken = ", ".join(("text", *sorted(kinds))) if kinds else "text alone"
-            msg = f"a message has a part of type {str(kind)[:40]!r}; the gateway takes {taken}"
+            msg = f"a message has a part of type {name[:40]!r}; the model of this run takes {taken}"
             raise RowError(msg)
     has_media = any(part["type"] != "text" for part in parts)
     return parts if has_media else "".join(part["text"] for part in parts)

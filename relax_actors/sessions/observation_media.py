@@ -42,7 +42,7 @@ class Observation:
 
 
 class ObservationMedia:
-    """Prepares media that arrive during a rollout. Use it in one thread.
+    """Prepares media that arrive during a rollout. `admit` may be called from any thread, `append` in one.
 
     Args:
         config: configuration of a run of a multimodal model.
@@ -51,6 +51,7 @@ class ObservationMedia:
 
     Attributes:
         family: family of the model.
+        placeholders: tokens that stand for media.
 
     Raises:
         ConfigError: the model reads text alone or is not supported, or the settings do not fit it.
@@ -64,7 +65,7 @@ class ObservationMedia:
         self._downloads = Downloads(config.media, store, progress)
         self._preparer, self._progress = MediaPreparer(config, store), progress
         self.family = self._preparer.family
-        self._placeholders = [self.family.ids[kind] for kind in self.family.kinds]
+        self.placeholders = [self.family.ids[kind] for kind in self.family.kinds]
 
     def admit(self, media: Sequence[Medium], row: RowId, where: str) -> list[MediaSource]:
         """Copy media to the store.
@@ -102,7 +103,7 @@ class ObservationMedia:
             RowError: a medium cannot be read or exceeds a limit, or does not fit its placeholder.
             StoreFullError: no space is left.
         """
-        if length and not sources and not np.isin(tokens, self._placeholders).any():
+        if length and not sources and not np.isin(tokens, self.placeholders).any():
             return Observation(tokens, before)
         features, references = self._preparer.stored(sources, f"{row.kind}/{row.step}", self._progress)
         first = float(before.positions_of(length + 1)[0, -1])

@@ -6,14 +6,16 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
 from numpy.typing import NDArray
 
 from broker.codec import decode, decode_fields, encode, open_envelope
+from broker.subjects import RowId
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.engines.protocols import Generation, GenerationRequest, StopStrings
-from relax_actors.errors import CodecError, ConfigError, RelaxError, RowError
+from relax_actors.engines.protocols import Generation, GenerationRequest, PromptMedia, StopStrings
+from relax_actors.errors import CodecError, ConfigError, RelaxError, RowError, SlowRowError, TooLongError
 from relax_actors.generation.batch import Generates
 from relax_actors.messages import FinishReason
 from relax_actors.messages.generate import (
@@ -28,6 +30,7 @@ from relax_actors.messages.generate import (
 )
 from relax_actors.runtime.context import Context
 from relax_actors.sessions.call_watch import CallWatch
+from relax_actors.sessions.message_media import MessageMedia
 from relax_actors.training.stops import stops_of
 
 if TYPE_CHECKING:
@@ -69,6 +72,7 @@ class Surroundings:
         context_length: largest number of tokens of prompt and answer.
         stops: stop tokens and stop strings of `rollout.stop` and further texts.
         fingerprints: fingerprints of weights by version.
+        media: prepares media of messages; None for a model that reads text only.
     """
 
     policy: Generates
@@ -76,6 +80,7 @@ class Surroundings:
     context_length: int
     stops: Callable[[list[str]], tuple[frozenset[int], StopStrings | None]]
     fingerprints: Mapping[int, str]
+    media: MessageMedia | None = None
 
 
 class GenerationService:
@@ -92,6 +97,8 @@ class GenerationService:
         self._connection = context.table.connection
         self._tasks: set[asyncio.Task[None]] = set()
         self._watches: dict[str, set[CallWatch]] = {}
+        # Folder of the store with the media of requests that belong to no session, and numbers of these requests.
+        self._folder, self._serials = f"calls-{context.n}", count()
         self.answered = self.cancelled = 0
 
     def start(self, sessions: Sessions | None = None) -> None:
@@ -101,6 +108,7 @@ class GenerationService:
             sessions: sessions of agents; None in a run without agents.
         """
         self._sessions = sessions
+        self._context.table.store.remove(self._folder)  # of a killed incarnation
         subject = self._context.table.subjects.service("generate", self._context.n)
         self._connection.call(self._subscribe(subject), 30)
 
@@ -182,6 +190,8 @@ class GenerationService:
             return await self._sessions.generate(call, watch, author)
         except Refused as error:
             return error.answer
+        except (ConfigError, RowError) as error:
+            return refused_call(error)
         finally:
             watches.discard(watch)
             if not watches:
@@ -192,13 +202,26 @@ class GenerationService:
 
         Raises:
             Refused: no answer can be generated.
+            ConfigError, RowError: a medium cannot be used, or the grammar.
         """
-        request = self.request(call)
+        media = self._around.media
+        if media is None or not (call.messages or media.has_placeholders(call.tokens)):
+            return await self._generate_read(call, None, watch)
+        # Files of a row's media go with its step; this row is in no table, and its files go with its answer.
+        row = RowId(next(self._serials), 0, self._folder)
+        try:
+            shown = await media.admit(row, (), call.messages)
+            read = await media.read((), 0, call.tokens, shown.behind(0), row)
+            return await self._generate_read(replace(call, tokens=read.tokens), read.media, watch)
+        finally:
+            self._context.table.store.remove_later(f"{row.kind}/{row.step}")
+
+    async def _generate_read(self, call: GenerateCall, media: PromptMedia | None, watch: CallWatch) -> GenerateAnswer:
+        if call.counts:
+            return GenerateAnswer(prompt=call.tokens, call=call.call)
+        request = replace(self.request(call), media=media)
         if call.grammar:
-            try:
-                await asyncio.to_thread(self._around.policy.prepare, call.grammar)
-            except (ConfigError, RowError) as error:
-                raise Refused(Refusal.INVALID, str(error)[:500]) from error
+            await asyncio.to_thread(self._around.policy.prepare, call.grammar)
         generation = await self.ask(request, call.call, call.seconds, watch)
         if generation.finish_reason is FinishReason.ERROR:
             detail = "no token continues the answer in the form that was asked for; simplify the schema"
@@ -306,8 +329,16 @@ class GenerationService:
 
     def close(self) -> None:
         """Stop answering. Called in the role's thread; the connection is closed behind it."""
+        if self._around.media is not None:
+            self._around.media.close()
         for task in list(self._tasks):
             self._connection.loop.call_soon_threadsafe(task.cancel)
+
+
+def refused_call(error: ConfigError | RowError) -> GenerateAnswer:
+    """Return the answer to a call that the template, the tokenizer, its media or its grammar have refused."""
+    refusals: dict[type[Exception], Refusal] = {TooLongError: Refusal.TOO_LONG, SlowRowError: Refusal.BUSY}
+    return GenerateAnswer(refusal=refusals.get(type(error), Refusal.INVALID), detail=str(error)[:500])
 
 
 class Refused(Exception):  # noqa: N818 an answer, not an error of the program

@@ -150,7 +150,8 @@ class MediaPreparer:
             source.kind,
             self.family,
             self._settings_of(source),
-            name=f"{source.origin}: {source.kind} {source.name}",
+            # A copy in the store has a name that says nothing to whom the medium is from.
+            name=f"{source.origin}: {source.kind}" + (f" {source.name}" if source.url or not source.stored else ""),
             start=source.start or 0.0,
             end=source.end,
             deadline=deadline,

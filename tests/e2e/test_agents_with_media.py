@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import httpx
+import openai
 import pytest
 
 from relax_actors.messages import Trajectory
 from tests.support.faults import story_of
+from tests.support.gateways import address_of
+from tests.support.media_gateway import picture, user
 from tests.support.running import SUPPORT, Run, wait_until
 from tests.support.sglang_servers import skip_if_missing
 
@@ -57,3 +62,33 @@ def test_pictures_of_agents_are_read_and_trained_after_a_kill(make_run: Callable
     assert all(step["abs_delta"] <= 1e-4 for step in steps)
     texts = [str(message["content"]) for sample in trajectory.samples for message in sample.messages]
     assert not any("base64" in text for text in texts), "conversations name media by their hashes"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("backend", ["transformers", "sglang"])
+def test_pictures_of_requests_outside_of_sessions_are_read(make_run: Callable[..., Run], backend: str) -> None:
+    if backend == "sglang":
+        skip_if_missing()
+    served = SERVED if backend == "sglang" else ()
+    run = make_run("asked", *SETTINGS[:3], *served, "gateway.port=0", "run.steps=100000", config=IMAGES).start()
+    url, token = address_of(run)
+
+    def ask(text: str, *parts: Any) -> Any:
+        return client.chat.completions.create(
+            model="policy", messages=user(text, *parts), logprobs=True, extra_body={"return_token_ids": True}
+        )
+
+    with openai.OpenAI(base_url=f"{url}/v1", api_key=token, max_retries=30, timeout=120) as client:
+        plain, seen = ask("1"), ask("1", picture(1), picture(2))
+        entries = seen.choices[0].logprobs.content
+        assert entries
+        assert all(-50 < entry.logprob <= 0 for entry in entries)
+        assert seen.usage.prompt_tokens == len(seen.prompt_token_ids) > plain.usage.prompt_tokens + 4
+        body = {"messages": user("1", picture(1), picture(2))}
+        headers = {"Authorization": f"Bearer {token}"}
+        counted = httpx.post(f"{url}/tokenize", json=body, headers=headers, timeout=120).json()
+        assert counted["tokens"] == seen.prompt_token_ids
+        with pytest.raises(openai.BadRequestError, match="medium 1 of the request"):
+            ask("1", {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}})
+    run.end_in_order()

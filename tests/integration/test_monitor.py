@@ -97,8 +97,8 @@ def test_monitor_shows_a_run_and_feeds_prometheus_and_tensorboard(watched: Guard
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     port = free_port()
-    lines = [f'relax_step_reward{{run="{RUN}"}} 0.25', f'relax_actor_rss_mib{{run="{RUN}",role="trainer",n="0"}} 100.0']
-    lines.append(f'relax_events_total{{run="{RUN}",role="evaluator",kind="evaluated"}}')
+    lines = [f'relax_step_reward{{run="{RUN}"}} 0.25', f'relax_actor_rss_mib{{n="0",role="trainer",run="{RUN}"}} 100.0']
+    lines.append(f'relax_events_total{{kind="evaluated",role="evaluator",run="{RUN}"}}')
     with publishing(watched) as end:
         process = monitor(watched, "--sink", f"prometheus={port}", "--sink", f"tensorboard={tmp_path / 'board'}")
         wait_until(lambda: all(line in page_of(port) for line in lines), f"metrics: {lines}", 30)
@@ -193,12 +193,13 @@ def test_prometheus_page_is_bounded_and_escaped() -> None:
         assert message is not None
         sink.take(message)
     sink.take(event("a" * 64, "trainer"))
-    lines = sink.page().splitlines()
+    page = sink.page().decode()
+    lines = page.splitlines()
     assert len([line for line in lines if 'role="flooding"' in line]) == MAX_SERIES + 1
-    assert f'relax_ignored_values_total{{run="{RUN}",role="flooding"}} {float(MAX_SERIES)}' in lines
-    assert f'relax_events_total{{run="x",role="trainer",kind="{"a" * 64}"}} 1.0' in lines
-    assert "nan" not in sink.page()
-    assert page_of(sink.port) == sink.page()
+    assert f'relax_ignored_values_total{{role="flooding",run="{RUN}"}} {float(MAX_SERIES)}' in lines
+    assert f'relax_events_total{{kind="{"a" * 64}",role="trainer",run="x"}} 1.0' in lines
+    assert "nan" not in page
+    assert page_of(sink.port) == page
     sink.close()
 
 

@@ -130,7 +130,7 @@ def test_bad_media_of_an_observation_name_it(turns: Turns, tmp_path: Path) -> No
         f"the reply of turn 1: image {str(outside)!r} lies outside the folder of the data, {tmp_path}; move it there, "
         "or add its folder to media.folders"
     )
-    assert message("1", Medium("image", data=b"no picture")).startswith("the reply of turn 1: image group/3/media.")
+    assert message("1", Medium("image", data=b"no picture")).startswith("the reply of turn 1: image: ")
 
 
 def test_sequences_of_a_trajectory_read_what_the_rollout_read(turns: Turns) -> None:

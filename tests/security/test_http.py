@@ -15,7 +15,7 @@ from relax_actors.monitoring.sinks import metrics_server
 from relax_actors.monitoring.sinks.metrics_server import MAX_CLIENTS, MetricsServer
 from tests.support.running import wait_until
 
-PAGE = "relax_step_reward 0.25\n"
+PAGE = b"relax_step_reward 0.25\n"
 OK, BAD, NOTHING = b"200", b"4", b""
 """Beginnings of the status of an answer; `NOTHING` is a connection closed without one."""
 REQUESTS = {
@@ -92,13 +92,13 @@ def test_any_request_gets_an_answer_or_is_closed(
     began = time.monotonic()
     found = answer_to(server, request)
     assert time.monotonic() - began < 10
-    assert (PAGE.encode() in found) == (wanted == OK)
+    assert (PAGE in found) == (wanted == OK)
     if found.startswith(b"HTTP/"):  # else closed, or an answer as of HTTP/0.9
         assert wanted != NOTHING
         assert found.split()[1].startswith(wanted)
     assert b"\x1b" not in found
     assert b"\r\nSet-Cookie" not in found
-    assert answer_to(server, b"GET /metrics HTTP/1.0\r\n\r\n").endswith(PAGE.encode())
+    assert answer_to(server, b"GET /metrics HTTP/1.0\r\n\r\n").endswith(PAGE)
     assert capsys.readouterr() == ("", "")
 
 
@@ -136,7 +136,7 @@ def test_many_clients_do_not_add_threads_and_leave_room_again(server: MetricsSer
             with suppress(OSError):
                 opened.enter_context(connect(server))
         assert threading.active_count() <= before + MAX_CLIENTS
-    wait_until(lambda: PAGE.encode() in answer_to(server, b"GET /metrics HTTP/1.0\r\n\r\n"), "an answer", 10)
+    wait_until(lambda: PAGE in answer_to(server, b"GET /metrics HTTP/1.0\r\n\r\n"), "an answer", 10)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])  # noqa: S104 it is refused
@@ -152,7 +152,7 @@ def test_public_address_is_refused_unless_marked(host: str) -> None:
     try:
         with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=10) as connection:
             connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: relax.example\r\n\r\n")
-            assert rest(connection).endswith(PAGE.encode())
+            assert rest(connection).endswith(PAGE)
     finally:
         server.shutdown()
         server.server_close()

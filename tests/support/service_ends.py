@@ -77,12 +77,14 @@ class ServiceEnds:
         policy: asks the rollout.
     """
 
-    def __init__(self, broker: Embedded, folder: Path) -> None:
+    def __init__(self, broker: Embedded, folder: Path, settings: tuple[str, ...] = GATEWAY, file: Path = TINY) -> None:
         self.broker = broker
         with closing(Connection(broker.address(OPERATOR), "root")) as root:
             root.call(ensure_run_streams(root, broker.config), 60)
             table = Table(root, Subjects(RUN), Store(folder / "store"), "test.0#1")
-            self._contexts = {role: context_of(table, folder, role, GATEWAY, 1) for role in ("rollout", "gateway")}
+            self._contexts = {
+                role: context_of(table, folder, role, settings, 1, file) for role in ("rollout", "gateway")
+            }
         self._rollout: Connection | None = None
         self.start(1)
         gateway = self._as_user("gateway")
@@ -95,12 +97,16 @@ class ServiceEnds:
         rollout = self._as_user("rollout")
         self._rollout = rollout.table.connection
         self.guests, self.sessions = Asked(), SilentSessions()
-        tokenizer = Tokenizer(rollout.config.model_path)
-        self.size, self.stop_ids = tokenizer.size, tokenizer.stop_ids
-        around = Surroundings(self.guests, tokenizer, 64, lambda _: (tokenizer.stop_ids | {0}, None), {})
-        GenerationService(rollout, around).start(self.sessions)
+        self.service = GenerationService(rollout, self.around(rollout))
+        self.service.start(self.sessions)
         lease = LEASE | {"incarnation": incarnation}
         self._rollout.call(rollout.state.renew_lease("rollout", 0, lease, 60), 20)
+
+    def around(self, rollout: Context) -> Surroundings:
+        """Return what the service has of an incarnation of the rollout."""
+        tokenizer = Tokenizer(rollout.config.model_path)
+        self.size, self.stop_ids = tokenizer.size, tokenizer.stop_ids
+        return Surroundings(self.guests, tokenizer, 64, lambda _: (tokenizer.stop_ids | {0}, None), {})
 
     def _as_user(self, role: str) -> Context:
         context = self._contexts[role]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from typing import Any
 
+import httpx
 import openai
 
 from relax_actors.serving.session_client import AgentResult, AgentTask, TaskEnvironment
@@ -102,13 +104,29 @@ async def look(task: AgentTask) -> AgentResult:
         messages = list(task.task["messages"]) or [{"role": "user", "content": task.task["prompt"]}]
         texts = []
         for more in ([shown, {"type": "text", "text": "1"}], [{"type": "text", "text": "2"}, shown], "3"):
+            count = await counted(task, messages)
             answer = await client.chat.completions.create(model="policy", messages=messages)
+            assert answer.usage is not None
+            assert answer.usage.prompt_tokens == count, "the count is not that of the prompt"
             message = answer.choices[0].message
             texts.append(message.content or "")
             messages += [message.to_dict(), {"role": "user", "content": more}]
         await client.chat.completions.create(model="policy", messages=messages)
     whole = "".join(texts)
     return AgentResult(whole.count("7") / max(1, len(whole)))
+
+
+async def counted(task: AgentTask, messages: list[Any]) -> int:
+    """Return the tokens of a conversation of a session, by the gateway's count."""
+    headers = {"Authorization": f"Bearer {task.api_key}"}
+    async with httpx.AsyncClient(timeout=120, transport=httpx.AsyncHTTPTransport(retries=10)) as client:
+        while True:
+            answer = await client.post(
+                f"{task.anthropic_base_url}/tokenize", json={"messages": messages}, headers=headers
+            )
+            if answer.status_code not in (429, 503, 504):
+                answer.raise_for_status()
+                return int(answer.json()["count"])
 
 
 async def act(task: AgentTask) -> AgentResult:

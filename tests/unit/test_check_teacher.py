@@ -70,16 +70,13 @@ def test_teacher_in_a_folder_on_a_server_or_with_a_hint_is_accepted(errors: Erro
         (
             [ON, "roles.teacher.replicas=1"],
             (
-                "[roles.teacher] without model and server is the policy itself, which has nothing to teach: set model "
+                "[roles.teacher] without model and server is the policy itself, which has nothing to teach; set model "
                 "or server, or a hint that it reads and the student does not (self-distillation)"
             ),
         ),
         (
             [ON, "roles.teacher.server=http://127.0.0.1:1", "rollout.temperature=0.8"],
-            (
-                "roles.teacher.server computes log-probs at temperature 1; rollout.temperature = 0.8 needs "
-                "roles.teacher.model, or set the temperature to 1"
-            ),
+            "at rollout.temperature = 0.8; set roles.teacher.model, or rollout.temperature = 1",
         ),
         (
             [ON, "roles.teacher.server=localhost"],

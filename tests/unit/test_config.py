@@ -466,7 +466,7 @@ def test_the_size_of_the_key_value_cache_is_noted() -> None:
 def test_a_proximal_policy_needs_a_role_that_computes_it() -> None:
     config = load_config(DEMO, ["algorithm.proximal=actor_fwd"])
     (error,) = examine(config).errors
-    assert "needs a role that writes column actor_fwd: add [roles.actor_fwd]" in error
+    assert "needs a role that writes column actor_fwd; add [roles.actor_fwd]" in error
 
 
 KL = "algorithm.kl.place=loss"

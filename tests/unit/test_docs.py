@@ -28,7 +28,7 @@ from tests.support.omni_data import small_data
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
-WRITTEN = [page for page in PAGES if page.name not in ("config.md", "subjects.md", "algorithms.md")]
+WRITTEN = [page for page in PAGES if page.name not in ("config.md", "subjects.md", "algorithms.md", "refusals.md")]
 FILE_TYPES = ("json", "md", "png", "py", "toml")
 
 
@@ -40,6 +40,12 @@ def test_configuration_page_matches_the_schema() -> None:
 def test_subjects_page_matches_the_code() -> None:
     page = runpy.run_path(str(ROOT / "docs" / "make_subjects.py"))["page"]
     assert (ROOT / "docs" / "subjects.md").read_text() == page()
+
+
+def test_page_of_refusals_matches_the_checks() -> None:
+    """Each case is refused for one reason, with a remedy, or the page cannot be made."""
+    page = runpy.run_path(str(ROOT / "docs" / "make_refusals.py"))["page"]
+    assert (ROOT / "docs" / "refusals.md").read_text() == page()
 
 
 def test_algorithms_page_matches_the_presets_and_docstrings() -> None:

@@ -26,7 +26,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (DENSE, {"ranks": 2, "expert_parallel": 2}, "the model has no experts"),
     (DENSE, {"ranks": 2, "tensor_parallel": 2, "expert_tensor_parallel": 1}, "the model has no experts"),
     (MOE, {"ranks": 8, "expert_parallel": 8}, "does not divide the model's num_experts = 4"),
-    (MOE, {"ranks": 2, "tensor_parallel": 2}, "needs sequence_parallel = true"),
+    (MOE, {"ranks": 2, "tensor_parallel": 2}, "set sequence_parallel = true"),
     (
         MOE,
         {"ranks": 2, "tensor_parallel": 2, "sequence_parallel": True, "expert_tensor_parallel": 1},

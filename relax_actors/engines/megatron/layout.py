@@ -143,11 +143,12 @@ def _dense_problems(layout: Layout, model: Mapping[str, Any]) -> Iterator[str]:
     }
     for name, size in sizes.items():
         if size is not None and int(size) % layout.tensor:
-            yield f"tensor_parallel = {layout.tensor} does not divide the model's {name} = {size}"
+            yield f"tensor_parallel = {layout.tensor} does not divide the model's {name} = {size}; lower it"
     layers, stages = model.get("num_hidden_layers"), layout.pipeline * layout.virtual
     if layers is not None and int(layers) % stages:
         yield (
-            f"pipeline_parallel x virtual_pipeline = {stages} does not divide the model's num_hidden_layers = {layers}"
+            f"pipeline_parallel x virtual_pipeline = {stages} does not divide the model's num_hidden_layers = "
+            f"{layers}; lower one of them"
         )
 
 
@@ -165,14 +166,16 @@ def _expert_problems(layout: Layout, model: Mapping[str, Any], experts: int) -> 
             f"pipeline_parallel = {expert_group}; set ranks to {expert_group} or a multiple"
         )
     if experts % layout.expert:
-        yield f"expert_parallel = {layout.expert} does not divide the model's num_experts = {experts}"
+        yield f"expert_parallel = {layout.expert} does not divide the model's num_experts = {experts}; lower it"
     width = int(model.get("moe_intermediate_size") or model["intermediate_size"])
     if width % layout.expert_tensor:
-        yield f"expert_tensor_parallel = {layout.expert_tensor} does not divide moe_intermediate_size = {width}"
+        yield (
+            f"expert_tensor_parallel = {layout.expert_tensor} does not divide moe_intermediate_size = {width}; lower it"
+        )
     if layout.tensor > 1 and not layout.sequence:
         yield (
-            f"a model with experts and tensor_parallel = {layout.tensor} needs sequence_parallel = true: without it "
-            "every rank would route all tokens"
+            f"with tensor_parallel = {layout.tensor} alone, every rank of a model with experts would route all tokens; "
+            "set sequence_parallel = true"
         )
     if layout.expert == 1 and layout.expert_tensor != layout.tensor:
         yield (

@@ -37,7 +37,7 @@ class MetricsServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 2 * MAX_CLIENTS
 
-    def __init__(self, target: str, page: Callable[[], str]) -> None:
+    def __init__(self, target: str, page: Callable[[], bytes]) -> None:
         self.page = page
         self._free = threading.BoundedSemaphore(MAX_CLIENTS)
         host, port, self.is_public = _parsed(target)
@@ -97,7 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not self.server.answers(self.headers["Host"]):
             self._send(421, b"the header Host names another server\n")
         elif self.path.split("?")[0] == "/metrics":
-            self._send(200, self.server.page().encode())
+            self._send(200, self.server.page())
         else:
             self._send(404, b"see /metrics\n")
 

@@ -5,6 +5,11 @@ from __future__ import annotations
 import re
 import threading
 from collections import Counter
+from collections.abc import Iterator
+from itertools import groupby
+
+from prometheus_client import generate_latest
+from prometheus_client.metrics_core import Metric
 
 from relax_actors.monitoring.log_message import LogMessage
 from relax_actors.monitoring.sinks.metrics_server import MetricsServer
@@ -73,25 +78,21 @@ class Prometheus:
                 self._series[role] += 1
             self._values[series] = value + (self._values.get(series, 0.0) if add else 0.0)
 
-    def page(self) -> str:
-        """Return all series in the text format of Prometheus."""
+    def collect(self) -> Iterator[Metric]:
+        """Yield all series; implements `prometheus_client.registry.Collector`."""
         with self._lock:
             known = sorted(self._values.items())
-        lines: list[str] = []
-        last = ""
-        for (name, labels), value in known:
-            if name != last:
-                lines.append(f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}")
-                last = name
-            shown = ",".join(f'{key}="{_escape(text)}"' for key, text in labels)
-            lines.append(f"{name}{{{shown}}} {value!r}")
-        return "\n".join(lines) + "\n"
+        for name, series in groupby(known, lambda item: item[0][0]):
+            metric = Metric(name.removesuffix("_total"), "", "counter" if name.endswith("_total") else "gauge")
+            for (_, labels), value in series:
+                metric.add_sample(name, dict(labels), value)
+            yield metric
+
+    def page(self) -> bytes:
+        """Return all series in the text format of Prometheus."""
+        return generate_latest(self)
 
     def close(self) -> None:
         """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
-
-
-def _escape(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

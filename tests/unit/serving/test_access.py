@@ -39,7 +39,7 @@ def test_agents_play_an_environment_without_players_and_held_out_rows_have_the_r
     config = load_config(SUPPORT / "tiny_agents.toml", more)
     assert config.eval is not None
     assert config.eval.reward == "environment"
-    message = r"environment\.players is of episodes that the run plays; with \[agent\] the agent plays"
+    message = r"environment\.players is about episodes .* with \[agent\] .*; leave environment\.players out"
     with pytest.raises(ConfigError, match=message):
         load_config(
             SUPPORT / "tiny_agents.toml", [*more, "environment.name=tiny_pick.Pick", "environment.players=['a']"]

@@ -26,7 +26,7 @@ def test_text_whose_turn_does_not_come_may_be_sent_again(tmp_path: Path) -> None
     try:
         with pytest.raises(ApiError) as found:
             while others.is_alive():
-                asyncio.run(answers.prompt(Ask(prompt=text)))
+                asyncio.run(answers.prompts.tokens(Ask(prompt=text)))
     finally:
         others.join()
     assert (found.value.status, found.value.headers()) == (503, {"Retry-After": "1"})

@@ -67,7 +67,7 @@ def is_alive(url: str) -> bool:
             CHAT,
             b'{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}',
             400,
-            "a message has a part of type 'image_url'; the gateway takes text alone",
+            "a message has a part of type 'image_url'; the model of this run takes text alone",
         ),
         (
             CHAT,

@@ -1,0 +1,221 @@
+"""Settings and requests that are refused, as cases of docs/refusals.md: the checks themselves say why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+DEMO, PPO = EXAMPLES / "demo" / "demo.toml", EXAMPLES / "ppo" / "ppo.toml"
+ON_POLICY = "staleness.max=0"
+FILTERED = "algorithm.shaping.filter_zero_variance=true"
+OVERLONG = "algorithm.shaping.overlong=true"
+ECHO = "environment.name=tests.support.environments.Echo"
+TAUGHT = ("algorithm.name=opd", "roles.teacher.actor=x.Teacher")
+TEACHER = "algorithm.distil.place=advantage"
+PLAYERS = 'environment.players=["solver", "critic"]'
+SERVED = "rollout.backend=sglang"
+URL = 'rollout.sglang.urls=["http://127.0.0.1:1"]'
+AGENT = ("agent.function=x.solve", "gateway.port=0")
+EXPERTS = tuple(
+    f"model.architecture.{setting}"
+    for setting in ("model_type=mixtral", "num_local_experts=8", "num_experts_per_tok=2", "num_experts=8")
+)
+MODEL = {
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 64,
+}
+MIXTURE = MODEL | {"model_type": "qwen3_moe", "num_experts": 4, "moe_intermediate_size": 32}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Settings that are refused.
+
+    Attributes:
+        name: of the case.
+        settings: overrides of a configuration.
+        file: the configuration.
+    """
+
+    name: str
+    settings: tuple[str, ...]
+    file: Path = DEMO
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A section [trainer.megatron] that a model refuses."""
+
+    name: str
+    section: dict[str, Any]
+    model: dict[str, Any] = field(default_factory=lambda: MODEL)
+
+
+@dataclass(frozen=True)
+class Request:
+    """Fields of a request that the gateway refuses."""
+
+    name: str
+    fields: dict[str, Any]
+    route: str = "/v1/chat/completions"
+
+
+ALGORITHM = (
+    Case("idle bound", ("algorithm.name=sapo", "algorithm.clip_high=0.5")),
+    Case("idle dual clip", ("algorithm.name=cispo", "algorithm.dual_clip=3")),
+    Case("idle length", ("algorithm.length=9",)),
+    Case("idle coefficient", ("algorithm.kl.coefficient=0.1",)),
+    Case(
+        "idle bound of tis",
+        ("algorithm.proximal=trainer", "algorithm.correction.kind=tis", "algorithm.correction.low=0.2"),
+    ),
+    Case("idle lambda", ("algorithm.gae_lambda=0.9",)),
+    Case("one sample", ("rollout.group_size=1",)),
+    Case("no critic", ("algorithm.advantage=gae", "algorithm.scale=none")),
+    Case("no squared probabilities", ("algorithm.name=optimal_token_baseline",)),
+    Case("no greedy sample", ("algorithm.name=remax", ON_POLICY, "rollout.actor=my.Rollout")),
+    Case("negative rewards", ("algorithm.name=max_rl", "algorithm.shaping.overlong=true")),
+    Case("whiten and scale", ("algorithm.whiten=samples",)),
+    Case("whiten rloo", ("algorithm.name=rloo", ON_POLICY, "algorithm.whiten=samples")),
+    Case("decoupled rloo", ("algorithm.name=gdpo", "algorithm.advantage=rloo", "algorithm.whiten=none")),
+    Case("one component", ("algorithm.name=gdpo", "reward.function.exact_match=1", 'reward.components=["only"]')),
+    Case("unknown component", ("algorithm.name=gdpo", "algorithm.weights.style=2")),
+    Case("length-weighted ratio", ("algorithm.name=gspo", "algorithm.aggregate=token_mean")),
+    Case("luspo of tokens", ("algorithm.aggregate=sample_weight_length",)),
+    Case("clip of no ratio", ("algorithm.name=rloo", "algorithm.surrogate=clip")),
+    Case("covariance without a ratio", ("algorithm.name=clip_cov", "algorithm.ratio=none")),
+    Case(
+        "samples whitened by tokens",
+        ("algorithm.advantage=returns", "algorithm.scale=none", "algorithm.whiten=samples"),
+    ),
+    Case("overlong buffer", ("algorithm.name=dapo", "rollout.max_tokens=6", "algorithm.shaping.overlong_buffer=100")),
+    Case("opsm of equal policies", ("algorithm.proximal=trainer", "algorithm.reject.opsm=1e-4")),
+    Case("stale score", ("algorithm.name=rloo",)),
+    Case("score in several updates", ("algorithm.name=rloo", ON_POLICY, "trainer.epochs=2")),
+    Case("bound below zero", ("algorithm.clip_low=1.5",)),
+    Case("k1 in the loss", ("algorithm.kl.place=loss", "algorithm.kl.kind=k1")),
+    Case("KL without a reference", ("algorithm.name=reinforce_pp",)),
+    Case("weight of 1", ("algorithm.correction.kind=tis",)),
+    Case(
+        "normalised weights inside a sample",
+        (
+            *("algorithm.name=vespo", "algorithm.proximal=trainer", "algorithm.correction.kind=tis"),
+            "algorithm.correction.normalise=tokens",
+        ),
+    ),
+    Case(
+        "no lower bound",
+        ("algorithm.proximal=trainer", "algorithm.correction.kind=icepop", "algorithm.correction.low=0"),
+    ),
+    Case("no teacher", ("algorithm.name=opd",)),
+    Case("nothing to train", ("algorithm.advantage=none",)),
+    Case("decoupled scale", ("algorithm.name=gdpo", "algorithm.scale=batch_std")),
+    Case("decoupled penalty", ("algorithm.name=gdpo", "algorithm.shaping.overlong=true")),
+    Case("decoupled length penalty", ("algorithm.name=gdpo", "algorithm.shaping.length_penalty=0.5")),
+    Case(
+        "decoupled KL",
+        ("algorithm.name=gdpo", "algorithm.kl.place=reward", "algorithm.kl.kind=k1", "roles.reference.replicas=1"),
+    ),
+    Case("divergence of an advantage", (*TAUGHT, "algorithm.distil.kind=jsd")),
+    Case("top tokens of an advantage", (*TAUGHT, "algorithm.distil.top_k=5")),
+    Case("tail of nothing", (*TAUGHT, "algorithm.distil.place=loss", "algorithm.distil.tail=drop")),
+    Case(
+        "mixture of one",
+        (*TAUGHT, "algorithm.distil.place=loss", "algorithm.distil.top_k=5", "algorithm.distil.teacher_weight=0.3"),
+    ),
+    Case("whitened zeros", (*TAUGHT, "algorithm.whiten=tokens")),
+    Case("scaled zeros", (*TAUGHT, "algorithm.scale=batch_std")),
+    Case("scaled signal of zeros", (*TAUGHT, "algorithm.signal_scale=true")),
+    Case("filtered rows of a teacher", (*TAUGHT, FILTERED)),
+    Case("filtered rows of a running mean", ("algorithm.name=rae", FILTERED)),
+    Case("signal of every row", ("algorithm.name=remax", ON_POLICY, "algorithm.signal_scale=true")),
+    Case("signal of components", ("algorithm.name=gdpo", "algorithm.signal_scale=true")),
+    Case("geometric mean of tokens", ("algorithm.surrogate=geometric",)),
+    Case("reversed covariances", ("algorithm.name=clip_cov", "algorithm.covariance_bounds=[5, 1]")),
+    Case("correction of p3o", ("algorithm.name=p3o", "algorithm.proximal=trainer", "algorithm.correction.kind=tis")),
+    Case("overlong turn", (OVERLONG, ECHO)),
+    Case("overlong player", (OVERLONG, ECHO, "environment.token_budget=90", 'environment.players=["a", "b"]')),
+    Case(
+        "overlong buffer of an episode",
+        (OVERLONG, ECHO, "environment.token_budget=90", "algorithm.shaping.overlong_buffer=91"),
+    ),
+    Case("overlong answer of an agent", (OVERLONG, "agent.function=x.solve")),
+    Case("nucleus", ("rollout.top_p=0.9",)),
+)
+SAMPLES = (
+    Case("credit of turns by a function", (ECHO, "environment.credit=turn", "reward.function=exact_match")),
+    Case("an agent in an episode of players", (*AGENT, ECHO, PLAYERS)),
+    Case("batch statistics of players", (ECHO, PLAYERS, "algorithm.scale=batch_std", "reward.function=environment")),
+    Case("components of players", (ECHO, PLAYERS, "algorithm.signal_scale=true", "reward.function=environment")),
+    Case("no trained player", (ECHO, PLAYERS, "environment.trained=[]", "reward.function=environment")),
+    Case("updates within on-policy rows", (ON_POLICY, "rollout.in_flight_updates=true")),
+    Case("any staleness without a correction", ("staleness.policy=correct",)),
+)
+ENGINES = (
+    Case("least tokens with SGLang", (SERVED, "rollout.min_tokens=3")),
+    Case("experts that SGLang names otherwise", (SERVED, URL, *EXPERTS)),
+    Case("servers fewer than actors", (SERVED, URL, "rollout.replicas=2")),
+    Case("heads that ranks cannot share", (SERVED, "rollout.sglang.tensor_parallel=3")),
+    Case("router replay without experts", ("trainer.router_replay=true",)),
+    Case("one simulated engine", ("rollout.backend=simulated",)),
+    Case("settings of another backend", ("trainer.megatron.ranks=8",)),
+    Case("settings of another critic", ("critic.megatron.tensor_parallel=2",), PPO),
+    Case(
+        "weights in the memory of ranks",
+        (
+            "trainer.backend=megatron",
+            "trainer.megatron.ranks=2",
+            "trainer.megatron.tensor_parallel=2",
+            "weights.transport=torch",
+            "trainer.device=cpu",
+        ),
+    ),
+    Case("a reference that nothing reads", ("roles.reference.replicas=1",)),
+    Case("log-probs that nothing reads", ("roles.actor_fwd.replicas=1",)),
+    Case("log-probs that nothing computes", ("algorithm.proximal=actor_fwd",)),
+)
+LAYOUTS = (
+    Layout("layers of stages", {"ranks": 2, "pipeline_parallel": 2, "virtual_pipeline": 4}),
+    Layout("stages", {"ranks": 3, "pipeline_parallel": 3}),
+    Layout("experts of a dense model", {"ranks": 2, "expert_parallel": 2}),
+    Layout("experts without sequence parallelism", {"ranks": 2, "tensor_parallel": 2}, MIXTURE),
+    Layout(
+        "gradients of experts",
+        {"ranks": 2, "tensor_parallel": 2, "sequence_parallel": True, "expert_tensor_parallel": 1},
+        MIXTURE,
+    ),
+)
+TEACHERS = (
+    Case("a teacher that is not used", ("roles.teacher.hint='{prompt}'",)),
+    Case("the policy as its own teacher", (TEACHER, "roles.teacher.replicas=1")),
+    Case(
+        "a served teacher at another temperature",
+        (
+            TEACHER,
+            "roles.teacher.server=http://127.0.0.1:1",
+            "rollout.temperature=0.8",
+        ),
+    ),
+    Case("a hint that adds nothing", (TEACHER, "roles.teacher.hint='{prompt}'")),
+)
+REQUESTS = (
+    Request("a penalty", {"presence_penalty": 0.5}),
+    Request("top k", {"top_k": 20}),
+    Request("biased tokens", {"logit_bias": {"5": 10}}),
+    Request("most likely tokens", {"logprobs": True, "top_logprobs": 3}),
+    Request("functions of old", {"functions": [{"name": "f"}]}),
+    Request("another format", {"response_format": {"type": "xml"}}),
+    Request("a call of no tool", {"tool_choice": "required"}),
+    Request("an echo", {"echo": True}, "/v1/completions"),
+    Request("several prompts", {"prompt": [[1], [2]]}, "/v1/completions"),
+    Request("a stored response", {"input": "x", "previous_response_id": "r"}, "/v1/responses"),
+    Request("a built-in tool", {"input": "x", "tools": [{"type": "web_search"}]}, "/v1/responses"),
+    Request("media as tokens", {"token_ids": [1], "features": [{}]}, "/inference/v1/generate"),
+)
