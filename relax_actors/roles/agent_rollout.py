@@ -18,7 +18,8 @@ from relax_actors.roles.rollout import Rollout
 from relax_actors.runtime import Drop, Row
 from relax_actors.sessions.agent_sessions import AgentSessions
 from relax_actors.sessions.dialogue import Dialogue
-from relax_actors.sessions.episode_group import task_of
+from relax_actors.sessions.episode_group import trajectory_of
+from relax_actors.sessions.episode_start import task_of
 from relax_actors.sessions.observation_media import ObservationMedia
 from relax_actors.sessions.service import GenerationService
 from relax_actors.sessions.session_book import Session
@@ -137,8 +138,7 @@ class AgentRollout(Rollout):
             if not any(one.loss_mask.any() for sample in samples for one in sample.sequences):
                 return Drop(NO_ANSWER, "no player of agent.trained has got an answer of the policy")
             prompt = row.prompt.tokens if self._media is None else row.media.tokens
-            trajectory = Trajectory.of(prompt, _with_equal_metrics(samples), self._stager.served)
-            trajectory = replace(trajectory, greedy_samples=baselines)
+            trajectory = trajectory_of(prompt, samples, baselines, self._stager.served)
         except ValueError as error:
             return RowError(f"agents of {row.id}: {error}")
         if not row.is_eval and (why := self._validator.of_trajectory(trajectory, row.id.step)):
@@ -273,9 +273,3 @@ class _AgentWork:
         for row in [*self._held, *(row.id for row in self._over)]:
             self._role.withdraw(row)
         self._role.news(0)  # old news must not be taken for news of a row that is delivered again
-
-
-def _with_equal_metrics(samples: Sequence[Sample]) -> list[Sample]:
-    """Return samples with the same metrics: one that an agent did not report is 0."""
-    names = {name for sample in samples for name in sample.metrics}
-    return [replace(s, metrics={name: s.metrics.get(name, 0.0) for name in names}) for s in samples]

@@ -187,9 +187,6 @@ class AgentSessions:
             else:
                 check_rewards(call, self._section.players)
                 session.end(FinishReason.STOP, call)
-                is_eval = session.row.kind == "eval"
-                check_rewards(call, self._section.players)
-                session.end(FinishReason.STOP, call)
                 is_eval, has_reward = session.row.kind == "eval", session.has_reward(self._section.players)
                 if not has_reward and self._context.config.takes_reported_reward(is_eval=is_eval):
                     self._context.journal.event("agent_without_reward", session=call.session)

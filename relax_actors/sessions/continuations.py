@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
-
-from numpy.typing import NDArray
 
 from relax_actors.messages.generate import GenerateCall, Refusal
 from relax_actors.messages.session_log import ROOT
 from relax_actors.sessions.dialogue import Dialogue
-from relax_actors.sessions.forest import Forest
-from relax_actors.sessions.observation_media import Observation
+from relax_actors.sessions.forest import Continuation, Forest
 from relax_actors.sessions.service import Refused
 from relax_actors.sessions.states import canonical
 
@@ -20,23 +16,6 @@ _CHANGED = (
     "messages[{}] is not the answer that this session gave here; this run trains whole conversations alone: send it "
     "back as it was, or begin another one with other messages"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Continuation:
-    """What a request continues.
-
-    Attributes:
-        parent: turn that it continues, or `ROOT`.
-        observed: `[len] int32`, tokens behind the parent.
-        new: messages behind the parent.
-        read: `observed` with its media; None for a model that reads text only.
-    """
-
-    parent: int
-    observed: NDArray[Any]
-    new: Sequence[dict[str, Any]]
-    read: Observation | None = None
 
 
 class Continuations:

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from relax_actors.engines.protocols import Generation
+from relax_actors.engines.protocols.media import PromptMedia
+from relax_actors.messages import ObservedMedia
 from relax_actors.messages.experts import compact, expand
 from relax_actors.messages.samples import NOT_SAMPLED, TokenSequence
 from relax_actors.messages.session_log import ROOT, Turn
@@ -24,6 +27,48 @@ from relax_actors.messages.session_log import ROOT, Turn
 Array = NDArray[Any]
 Branches: TypeAlias = Literal["all", "last"]
 """Which leaves are exported: all of them, or that of each player's last turn alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """What the policy reads before a turn.
+
+    Attributes:
+        parent: turn that it continues, or `ROOT`.
+        observed: `[len] int32`, tokens behind the parent.
+        new: messages behind the parent.
+        media: media of the sequence up to here; None for a model that reads text only.
+        shown: media of `observed`, as a cell holds them.
+    """
+
+    parent: int
+    observed: Array
+    new: Sequence[dict[str, Any]]
+    media: PromptMedia | None = None
+    shown: Sequence[ObservedMedia] = ()
+
+    def turn(self, answer: Generation, before: int, message: dict[str, Any], **names: str) -> Turn:
+        """Return the turn of an answer.
+
+        Args:
+            answer: the answer.
+            before: tokens up to the end of the parent.
+            message: the answer as a message.
+            names: further fields of the turn.
+        """
+        experts = answer.routed_experts
+        return Turn(
+            self.parent,
+            self.observed.astype(np.int32),
+            answer.tokens,
+            answer.logprobs,
+            answer.versions,
+            str(answer.finish_reason),
+            messages=[*self.new, message],
+            media=list(self.shown),
+            experts=None if experts is None else compact(experts[max(0, before - 1) :]),
+            **names,
+        )
 
 
 class Forest:
@@ -176,6 +221,11 @@ class Forest:
         parts = [part for n in self.path(number) for part in (self.turns[n].observed, self.turns[n].tokens)]
         return np.concatenate(parts) if parts else np.zeros(0, np.int32)
 
+    def length(self, number: int) -> int:
+        """Return the number of `tokens` of a turn; 0 for `ROOT`."""
+        turns = [self.turns[n] for n in self.path(number)]
+        return sum(len(turn.observed) + len(turn.tokens) for turn in turns)
+
     def conversation(self, number: int) -> list[dict[str, Any]]:
         """Return the messages from a root to a turn."""
         return [message for n in self.path(number) for message in self.turns[n].messages]
@@ -260,12 +310,11 @@ class Forest:
         )
 
 
-def experts_of(generation: Generation, before: int) -> Array | None:
-    """Return the experts that a turn keeps of what an engine recorded; see `Turn.experts`.
-
-    Args:
-        generation: the answer.
-        before: tokens of the turn's parent and of those before it; 0 for a root.
-    """
-    recorded = generation.routed_experts
-    return None if recorded is None else compact(recorded[max(0, before - 1) :])
+def untrained(tokens: Array, player: str = "", observed: ObservedMedia | None = None) -> TokenSequence:
+    """Return a sequence of tokens that no policy sampled."""
+    n = len(tokens)
+    versions, spans = np.full(n, NOT_SAMPLED, np.int32), np.zeros((0, 2), np.int32)
+    media = () if observed is None else (observed,)
+    return TokenSequence(
+        tokens.astype(np.int32), np.zeros(n, np.bool_), np.zeros(n, np.float32), versions, spans, None, player, media
+    )

@@ -11,7 +11,7 @@ from typing import Any
 from broker.subjects import RowId
 from relax_actors.messages import FinishReason, MediaSource
 from relax_actors.messages.generate import SessionAnswer, SessionCall
-from relax_actors.messages.session_log import SessionState, SessionStep
+from relax_actors.messages.session_log import SessionState, SessionStep, SessionTurn
 from relax_actors.sessions.forest import Forest
 
 _ID = re.compile(r"(group|eval)-(\d{1,18})-(\d{1,18})-(\d{1,9})-(\d{1,9})")
@@ -125,6 +125,22 @@ class Session:
             self.forest.forget()
         else:
             self.forest.restart()
+
+    def repeat(self, written: SessionTurn | SessionStep | SessionState) -> bool:
+        """Take what was written down; turns behind one that is lost are left out, because they may continue it."""
+        if isinstance(written, SessionTurn):
+            follows = written.number == len(self.forest.turns) > written.turn.parent
+            if follows:
+                self.forest.add(written.turn, is_used=self.state is None)
+        elif isinstance(written, SessionStep):
+            follows = (written.attempt, written.number) == (self.attempt, len(self.steps))
+            if follows:
+                self.steps.append(written)
+        elif follows := bool(written.reason):
+            self.enter_end(written)
+        elif follows := written.attempt > self.attempt:
+            self.begin_again(written)
+        return follows
 
     def shown(self, name: str, now: float) -> SessionAnswer:
         """Return the state of the session for the agent that has an id of it, and never the id of another agent."""

@@ -14,12 +14,16 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
 
 from broker.subjects import RowId
 from broker.table import CALL_DEADLINE, Table
 from relax_actors.errors import CodecError, RowTakenError, StoreError, SubjectError
-from relax_actors.messages.session_log import SessionLog, SessionState, SessionTurn
-from relax_actors.sessions.session_book import Session
+from relax_actors.messages.session_log import SessionLog, SessionState, SessionStep, SessionTurn
+
+if TYPE_CHECKING:
+    from relax_actors.sessions.episode import Episode
+    from relax_actors.sessions.session_book import Session
 
 ATTEMPT = 0
 """Attempt in the subjects of all cells: one log for all actors."""
@@ -251,22 +255,12 @@ def released(row: RowId) -> RowTakenError:
     return RowTakenError(f"{row} was released; send the request again")
 
 
-def restore(sessions: Sequence[Session], logs: Sequence[SessionLog]) -> None:
-    """Bring new sessions to where the logs end. Turns behind one that is lost are left out: they may continue it."""
+def restore(sessions: Sequence[Session] | Sequence[Episode], logs: Sequence[SessionLog]) -> int:
+    """Bring new sessions to where the logs end; return the number of turns that were taken."""
+    taken = 0
     for log in logs:
-        for written in log.turns:
-            forest = sessions[written.sample].forest if written.sample < len(sessions) else None
-            if forest is not None and written.number == len(forest.turns) > written.turn.parent:
-                forest.add(written.turn, is_used=sessions[written.sample].state is None)
-        for step in log.steps:
-            session = sessions[step.sample] if step.sample < len(sessions) else None
-            if session is not None and (step.attempt, step.number) == (session.attempt, len(session.steps)):
-                session.steps.append(step)
-        for state in log.states:
-            if state.sample >= len(sessions):
-                continue
-            session = sessions[state.sample]
-            if state.reason:
-                session.enter_end(state)
-            elif state.attempt > session.attempt:
-                session.begin_again(state)
+        records: list[SessionTurn | SessionStep | SessionState] = [*log.turns, *log.steps, *log.states]
+        for written in records:
+            if written.sample < len(sessions) and sessions[written.sample].repeat(written):
+                taken += isinstance(written, SessionTurn)
+    return taken
