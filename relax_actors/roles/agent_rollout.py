@@ -113,16 +113,16 @@ class AgentRollout(Rollout):
 
     def news(self, seconds: float) -> list[RowId]:
         """Wait for news, this long at most; return the rows that may be over."""
-        found: list[RowId] = []
+        rows: list[RowId] = []
         # No wait beside requests that can be generated.
         waits = seconds if not self._policy.guests_waiting else 0
         with suppress(queue.Empty):
             news = self._news.get(timeout=waits) if waits else self._news.get_nowait()
             while True:
-                if news is not None and news not in found:
-                    found.append(news)
+                if news is not None and news not in rows:
+                    rows.append(news)
                 news = self._news.get_nowait()
-        return found
+        return rows
 
     def result_of(self, row: Row) -> Trajectory | Drop | RelaxError:
         """Return the result of a row whose samples have ended."""

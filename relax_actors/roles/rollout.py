@@ -25,7 +25,7 @@ from relax_actors.messages.experts import split_prompt_experts
 from relax_actors.messages.fingerprints import fingerprints_of
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import More, Results, Role, Row
-from relax_actors.sessions.service import GenerationService, Surroundings
+from relax_actors.sessions.service import GenerationService
 from relax_actors.training.row_media import RowMedia, with_media
 from relax_actors.training.stops import stops_of
 from relax_actors.training.validation import RowValidator
@@ -87,14 +87,14 @@ class Rollout(Role):
 
     def _make_service(self) -> GenerationService:
         config = self.context.config
-        around = Surroundings(
+        return GenerationService(
+            self.context,
             self._policy,
             self._tokenizer,
             self._engine.context_length,
             lambda texts: stops_of(self._tokenizer, [*config.rollout.stop, *texts]),
             self._stager.served,
         )
-        return GenerationService(self.context, around)
 
     def handle_many(self, rows: Sequence[Row]) -> list[Trajectory | RelaxError]:
         """Generate the rows and return all results at once; see `stream` for the errors."""

@@ -11,10 +11,10 @@ import json
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from relax_actors.data.media_fields import PART_TYPES
-from relax_actors.messages import Act, EnvironmentAnswer, Open
+from relax_actors.messages import EnvironmentAnswer
 from relax_actors.messages.environment import OPENED
 from relax_actors.messages.generate import Refusal, SessionCall
 from relax_actors.messages.session_log import SessionStep
@@ -23,19 +23,12 @@ from relax_actors.sessions.environment import EnvironmentFailedError, SessionEnv
 from relax_actors.sessions.service import Refused
 from relax_actors.sessions.session_book import Session
 
+if TYPE_CHECKING:  # `relax check` loads every role, and needs no NATS
+    from relax_actors.envs.client import EnvironmentClient
+
 Message = dict[str, Any]
 Record = Callable[[Session, SessionStep], Awaitable[None]]
 """Writes a step to the log of its row."""
-
-
-class Hosts(Protocol):
-    """The actors that host environments; see `relax_actors.envs.client.EnvironmentClient`."""
-
-    async def ask(self, operation: Open | Act) -> EnvironmentAnswer:
-        """Perform an operation on a session."""
-
-    def leave(self, session: str) -> None:
-        """Close a session."""
 
 
 class AgentEnvironments:
@@ -50,7 +43,12 @@ class AgentEnvironments:
     """
 
     def __init__(
-        self, hosts: Hosts, author: str, max_turns: int, record: Record, report: Callable[[Session, str], None]
+        self,
+        hosts: EnvironmentClient,
+        author: str,
+        max_turns: int,
+        record: Record,
+        report: Callable[[Session, str], None],
     ) -> None:
         self._hosts, self._author, self._max_turns = hosts, author, max_turns
         self._record, self._report = record, report

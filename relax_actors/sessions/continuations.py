@@ -24,7 +24,7 @@ class Continuations:
     Args:
         dialogue: chat template of the model.
         must_continue: refuse a conversation of the session that does not continue its tokens, rather than begin a new
-            branch. One that begins otherwise is another conversation, and may begin.
+            branch. A conversation with another beginning starts a new branch in any case.
     """
 
     def __init__(self, dialogue: Dialogue, *, must_continue: bool) -> None:
@@ -48,12 +48,13 @@ class Continuations:
             _check_continues(forest, call.messages, covered)
         if parent != ROOT:
             history = call.messages[: covered - 1]
-            found = self._dialogue.extension(history, forest.turns[parent].tokens, new, call.tools, call.settings)
-            if found.is_faithful:
-                return Continuation(parent, found.token_ids, new)
+            answer = forest.turns[parent].tokens
+            extension = self._dialogue.extension(history, answer, new, call.tools, call.settings)
+            if extension.is_faithful:
+                return Continuation(parent, extension.token_ids, new)
             if self._must_continue:
                 detail = (
-                    f"the chat template does not continue the tokens of the session: {found.change}, "
+                    f"the chat template does not continue the tokens of the session: {extension.change}, "
                     "and this run trains whole conversations alone; leave out what the template drops"
                 )
                 raise Refused(Refusal.INVALID, detail)

@@ -210,11 +210,11 @@ class Forest:
 
     def path(self, number: int) -> list[int]:
         """Return the turns from a root to a turn."""
-        found = []
+        path = []
         while number != ROOT:
-            found.append(number)
+            path.append(number)
             number = self.turns[number].parent
-        return found[::-1]
+        return path[::-1]
 
     def tokens(self, number: int) -> Array:
         """Return all tokens that the model read and wrote up to the end of a turn, `[len] int32`."""
@@ -278,12 +278,12 @@ class Forest:
         if branches == "last":
             leaves = [leaf for leaf in leaves if leaf in self._newest().values()]
         trained: set[int] = set()
-        found = []
+        sequences = []
         for leaf in leaves:
             path = self.path(leaf)
-            found.append(self._sequence(path, trained))
+            sequences.append(self._sequence(path, trained))
             trained.update(path)
-        return found
+        return sequences
 
     def _sequence(self, path: Sequence[int], trained: set[int]) -> TokenSequence:
         turns = [self.turns[number] for number in path]

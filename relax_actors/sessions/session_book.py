@@ -156,8 +156,8 @@ class Session:
 
 def row_of(session: str) -> RowId | None:
     """Return the row of a session's id; None if it is no such id."""
-    found = _parsed(session)
-    return None if found is None else found[0]
+    parts = _parsed(session)
+    return None if parts is None else parts[0]
 
 
 def _parsed(session: str) -> tuple[RowId, int, int] | None:
@@ -269,9 +269,9 @@ class SessionBook:
 
     def counts(self) -> dict[str, int]:
         """Return how many samples wait for an agent, have one, and have ended."""
-        found = {"waiting": 0, "running": 0, "ended": 0}
+        counts = {"waiting": 0, "running": 0, "ended": 0}
         for sessions in self._rows.values():
             for session in sessions:
                 ended, waits = session.state is not None, session.offered_at is not None
-                found["ended" if ended else "waiting" if waits else "running"] += 1
-        return found
+                counts["ended" if ended else "waiting" if waits else "running"] += 1
+        return counts

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from broker.subjects import RowId
@@ -71,8 +72,8 @@ class LogWriter:
             RowTakenError: one has, or it was.
         """
         async with self._lock:
-            found, _ = await asyncio.gather(self._find_next(), self._check_last())
-            if found is not None:
+            cell, _ = await asyncio.gather(self._find_next(), self._check_last())
+            if cell is not None:
                 raise self._taken()
 
     @property
@@ -154,17 +155,16 @@ class LazyLog:
     def __init__(self, table: Table, row: RowId, length: int = 0) -> None:
         self._table, self._row = table, row
         self._writer = LogWriter(table, row, length, checks_last=False)
-        self._turns: list[SessionTurn] = []
-        self._states: list[SessionState] = []
+        self._cell = SessionLog()
         self._writes: deque[Future[None]] = deque()
         self._order = asyncio.Lock()
 
     def add(self, one: SessionTurn | SessionState) -> None:
         """Add a turn or a state to the next cell."""
         if isinstance(one, SessionTurn):
-            self._turns.append(one)
+            self._cell.turns.append(one)
         else:
-            self._states.append(one)
+            self._cell.states.append(one)
 
     def flush(self, seconds: float = 0.0) -> None:
         """Write what was added.
@@ -175,10 +175,10 @@ class LazyLog:
         Raises:
             BrokerError: an earlier cell could not be written.
         """
-        if not (self._turns or self._states):
+        if not (self._cell.turns or self._cell.states):
             return
-        turns, states, self._turns, self._states = self._turns, self._states, [], []
-        cell, loop = SessionLog(turns, states, seconds), self._table.connection.loop
+        cell, self._cell = replace(self._cell, seconds=seconds), SessionLog()
+        loop = self._table.connection.loop
         self._writes.append(asyncio.run_coroutine_threadsafe(self._write_in_order(cell), loop))
         while self._writes and (self._writes[0].done() or len(self._writes) > MAX_UNWRITTEN):
             self._writes.popleft().result(CALL_DEADLINE)

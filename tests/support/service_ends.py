@@ -27,7 +27,7 @@ from relax_actors.runtime import Context
 from relax_actors.serving.run_policy import RunPolicy
 from relax_actors.sessions import service
 from relax_actors.sessions.call_watch import CallWatch
-from relax_actors.sessions.service import GenerationService, Surroundings
+from relax_actors.sessions.service import GenerationService
 from relax_actors.supervision.streams import ensure_run_streams
 from tests.support.asked import Asked
 from tests.support.contexts import context_of
@@ -97,8 +97,8 @@ class ServiceEnds:
         self.guests, self.sessions = Asked(), SilentSessions()
         tokenizer = Tokenizer(rollout.config.model_path)
         self.size, self.stop_ids = tokenizer.size, tokenizer.stop_ids
-        around = Surroundings(self.guests, tokenizer, 64, lambda _: (tokenizer.stop_ids | {0}, None), {})
-        GenerationService(rollout, around).start(self.sessions)
+        stops = tokenizer.stop_ids | {0}, None
+        GenerationService(rollout, self.guests, tokenizer, 64, lambda _: stops, {}).start(self.sessions)
         lease = LEASE | {"incarnation": incarnation}
         self._rollout.call(rollout.state.renew_lease("rollout", 0, lease, 60), 20)
 
