@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Mapping, MutableMapping, Sequen
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from relax_actors.engines.protocols import GenerationRequest
 from relax_actors.errors import RelaxError, RowError
 from relax_actors.messages import Act, EnvironmentAnswer, Fault, FinishReason, Open
 from relax_actors.sessions.episode import Episode
@@ -17,7 +18,7 @@ from relax_actors.sessions.session_log import LazyLog
 
 MAX_LOSSES = 20
 """Times that an environment may be lost in one turn before its sample fails."""
-Playing: TypeAlias = Generator[Open | Act | Episode, Any, None]
+Playing: TypeAlias = Generator[Open | Act | GenerationRequest, Any, None]
 
 
 class EnvironmentFailedError(RelaxError):
@@ -96,14 +97,16 @@ class SessionEnvironment:
 def play(
     session: Episode,
     environment: SessionEnvironment,
+    template: GenerationRequest,
     log: LazyLog,
     fail: Callable[[Episode, EnvironmentFailedError], None],
 ) -> Playing:
-    """Play an episode to its end; yield operations of the environment, and the session where a turn is generated.
+    """Play an episode to its end; yield operations of the environment, and requests of turns.
 
     Args:
         session: the episode.
         environment: its environment.
+        template: settings of the requests.
         log: gets its turns and its end.
         fail: begins an episode again whose environment failed, or ends it.
     """
@@ -118,7 +121,7 @@ def play(
                 fail(session, EnvironmentFailedError(Fault.ENVIRONMENT, f"its observation: {error}"))
             else:
                 if session.state is None:
-                    log.add(session.say((yield session)))
+                    log.add(session.say((yield session.ask(template))))
     finally:
         environment.close()
         if session.state is not None and session.reason is not FinishReason.ERROR:

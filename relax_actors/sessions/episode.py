@@ -1,8 +1,8 @@
 """Episode: the session of a sample that the run's environment plays. Data, without input and output.
 
-Each `step` of the environment is read by the model, which answers with `say`, until one of them ends the episode. With
-players the model plays each of them: a player sees the observations that the environment gives to it, and continues its
-own turns.
+The model reads each `step` of the environment; `ask` gives the request of its turn, and `say` takes the turn, until one
+of them ends the episode. With players the model plays each of them: a player sees the observations that the environment
+gives to it, and continues its own turns.
 
 Invariant: the tokens of a sequence only grow. A turn holds what the model read and sampled, never decoded and encoded
 again; where the chat template would write the conversation in another way, a new sequence begins.
@@ -17,7 +17,7 @@ import numpy as np
 import xxhash
 
 from broker.codec import Array
-from relax_actors.engines.protocols import Generation
+from relax_actors.engines.protocols import Generation, GenerationRequest
 from relax_actors.engines.protocols.media import PromptMedia
 from relax_actors.errors import RowError, StoreError, TooLongError
 from relax_actors.messages import EnvironmentAnswer, FinishReason, Sample, SessionState, SessionStep, SessionTurn, Turn
@@ -177,6 +177,20 @@ class Episode:
             self._budget_left -= max(0, len(reading.observed) - known)
         if self.max_tokens < 1:
             self.end(FinishReason.TOKEN_BUDGET)
+
+    def ask(self, template: GenerationRequest) -> GenerationRequest:
+        """Return the request of the next turn, with the settings of a template."""
+        most = self.max_tokens
+        return replace(
+            template,
+            tokens=self.tokens,
+            seed=self.seed,
+            samples=1,
+            greedy_samples=int(self.start.greedy),
+            max_tokens=most,
+            min_tokens=min(template.min_tokens, most),
+            media=self.media,
+        )
 
     def say(self, answer: Generation) -> SessionTurn:
         """Take what the model says; the environment answers to it next, unless the episode is over.

@@ -43,13 +43,15 @@ class Live:
         group: that of its row.
         environment: its environment.
         playing: its loop.
-        asked: the turn that is being generated; None while it is not.
+        request: the turn that the loop has asked for.
+        asked: the same while it is being generated, else None.
     """
 
     episode: Episode
     group: EpisodeGroup
     environment: SessionEnvironment
     playing: Playing
+    request: GenerationRequest | None = None
     asked: Future[Samples] | None = None
 
 
@@ -148,7 +150,8 @@ class EpisodeBatch:
         environment = SessionEnvironment(
             f"{group.row.id}.{sample}", task_of(prompt), seed, author, self._leave, self.counts
         )
-        live = Live(episode, group, environment, play(episode, environment, group.log, partial(self._fail, group)))
+        playing = play(episode, environment, self._template, group.log, partial(self._fail, group))
+        live = Live(episode, group, environment, playing)
         self._playing[episode] = live
         self._advance(live, None)
 
@@ -159,7 +162,8 @@ class EpisodeBatch:
         except StopIteration:
             self._forget(live)
             return
-        if isinstance(wanted, Episode):
+        if isinstance(wanted, GenerationRequest):
+            live.request = wanted
             self._ready.append(live)
         else:
             self._waiting[wanted.session] = live
@@ -232,20 +236,10 @@ class EpisodeBatch:
             self._ready.sort(key=lambda live: (live.group.row.id, live.episode.start.sample))
         ready, self._ready = self._ready, []
         for live in ready:
-            episode = live.episode
-            most = episode.max_tokens
-            request = replace(
-                self._template,
-                tokens=episode.tokens,
-                seed=episode.seed,
-                samples=1,
-                greedy_samples=int(episode.start.greedy),
-                max_tokens=most,
-                min_tokens=min(self._template.min_tokens, most),
-                session="" if self._barrier else f"{live.environment.name}{episode.player}",
-                media=episode.media,
-            )
-            live.asked = self._policy.generate(request, Kind.TURN, conversation=live, tokens=episode.held + most)
+            assert live.request is not None  # noqa: S101 it is ready
+            session = "" if self._barrier else f"{live.environment.name}{live.episode.player}"
+            request, tokens = replace(live.request, session=session), live.episode.held + live.request.max_tokens
+            live.asked = self._policy.generate(request, Kind.TURN, conversation=live, tokens=tokens)
             live.asked.add_done_callback(partial(self._take, live))
 
     def _take(self, live: Live, samples: Future[Samples]) -> None:

@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from relax_actors.engines.protocols import Generation
+from relax_actors.engines.protocols import Generation, GenerationRequest
 from relax_actors.messages import Act, EnvironmentAnswer, Fault, FinishReason, Open, SessionState, SessionTurn
 from relax_actors.sessions.environment import MAX_LOSSES, EnvironmentFailedError, SessionEnvironment, play
 from relax_actors.sessions.episode import Episode
 from tests.support.turns import repeat_turns
 from tests.unit.test_episode import answer, episode, write
+
+TEMPLATE = GenerationRequest(np.zeros(0, np.int32), 0, 2, 0.5, 1.0, 8, frozenset(), min_tokens=9)
 
 
 class Stage:
@@ -31,7 +33,7 @@ class Stage:
         self.counts: Counter[str] = Counter()
         self._begins_again = begins_again
         self.environment = SessionEnvironment("s", {"prompt": "p"}, 9, "rollout.0#1", self.closed.append, self.counts)
-        self.playing = play(one, self.environment, self, self._fail)  # type: ignore[arg-type]
+        self.playing = play(one, self.environment, TEMPLATE, self, self._fail)  # type: ignore[arg-type]
 
     def add(self, record: SessionTurn | SessionState) -> None:
         self.log.append(record)
@@ -65,9 +67,11 @@ def test_an_episode_is_asked_and_stepped_until_its_environment_ends_it() -> None
     stage = Stage(one)
     opening = stage.send()
     assert opening == Open("s@rollout.0#1.1", {"prompt": "p"}, 9)
-    assert stage.send(answer("a")) is one
+    request = stage.send(answer("a"))
+    assert (request.tokens.tolist(), request.seed, request.samples) == ([1, 2, 3, ord("a")], one.seed, 1)
+    assert (request.max_tokens, request.min_tokens, request.temperature) == (5, 5, 0.5)
     assert stage.send(said("x")) == Act(opening.session, 0, "x")
-    assert stage.send(answer("b")) is one
+    assert stage.send(answer("b")).tokens.tolist() == [1, 2, 3, *map(ord, "axb")]
     assert stage.send(said("yz")) == Act(opening.session, 1, "yz")
     assert stage.send(answer(done=True, reward=0.5)) is None
     assert (one.reason, one.rewards) == (FinishReason.ENV_DONE, {"": 0.5})
@@ -112,7 +116,7 @@ def test_a_resumed_episode_goes_on_at_its_last_action() -> None:
     opening = stage.send()
     assert opening.actions == ["x"]
     assert stage.send(answer("a")) == Act(opening.session, 1, "y")
-    assert stage.send(answer("b")) is other
+    assert stage.send(answer("b")).tokens.tolist() == [1, 2, 3, *map(ord, "axayb")]
     assert stage.log == [], "what is written already is not written again"
 
 
