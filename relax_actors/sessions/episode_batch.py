@@ -43,15 +43,13 @@ class Live:
         group: that of its row.
         environment: its environment.
         playing: its loop.
-        request: the turn that the loop has asked for.
-        asked: the same while it is being generated, else None.
+        asked: the turn that is being generated; None while it is not.
     """
 
     episode: Episode
     group: EpisodeGroup
     environment: SessionEnvironment
     playing: Playing
-    request: GenerationRequest | None = None
     asked: Future[Samples] | None = None
 
 
@@ -102,7 +100,7 @@ class EpisodeBatch:
         self._operations: list[Operation] = []
         # Episodes that wait for their environments, by the names of these; that wait for `_ask`; that have a turn.
         self._waiting: dict[str, Live] = {}
-        self._ready: list[Live] = []
+        self._ready: list[tuple[Live, GenerationRequest]] = []
         self._done: list[tuple[Live, Generation]] = []
         self._error: BaseException | None = None
         self._has_new_turns = False
@@ -163,8 +161,7 @@ class EpisodeBatch:
             self._forget(live)
             return
         if isinstance(wanted, GenerationRequest):
-            live.request = wanted
-            self._ready.append(live)
+            self._ready.append((live, wanted))
         else:
             self._waiting[wanted.session] = live
             self._operations.append(wanted)
@@ -226,20 +223,21 @@ class EpisodeBatch:
                 live.episode.end(FinishReason.TIMEOUT)
                 live.playing.close()
                 self._forget(live)
-        self._ready = [live for live in self._ready if live.episode in self._playing]
+        self._ready = [(live, request) for live, request in self._ready if live.episode in self._playing]
 
     def _ask(self) -> None:
         """Ask for the turns that are ready; with a barrier, once no episode waits for its environment."""
         if self._barrier and self._waiting:
             return
         if self._barrier:
-            self._ready.sort(key=lambda live: (live.group.row.id, live.episode.start.sample))
+            self._ready.sort(key=lambda ready: (ready[0].group.row.id, ready[0].episode.start.sample))
         ready, self._ready = self._ready, []
-        for live in ready:
-            assert live.request is not None  # noqa: S101 it is ready
+        for live, request in ready:
+            tokens = live.episode.held + request.max_tokens
             session = "" if self._barrier else f"{live.environment.name}{live.episode.player}"
-            request, tokens = replace(live.request, session=session), live.episode.held + live.request.max_tokens
-            live.asked = self._policy.generate(request, Kind.TURN, conversation=live, tokens=tokens)
+            live.asked = self._policy.generate(
+                replace(request, session=session), Kind.TURN, conversation=live, tokens=tokens
+            )
             live.asked.add_done_callback(partial(self._take, live))
 
     def _take(self, live: Live, samples: Future[Samples]) -> None:
