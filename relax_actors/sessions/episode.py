@@ -43,6 +43,7 @@ class Episode:
     Attributes:
         attempt: how often the sample has begun again.
         forest: its turns.
+        actions: what the model wrote, a text for each turn.
         seen: what the environment answered to its reset and to each action.
         reading: what the model reads before the turn that is being generated; None while the environment has to answer.
         player: player who reads it, or has acted last; empty without players.
@@ -58,7 +59,7 @@ class Episode:
     def restart(self) -> None:
         """Begin again, under the next attempt."""
         self.attempt += 1
-        self.forest, self.seen = Forest(), list[EnvironmentAnswer]()
+        self.forest, self.actions, self.seen = Forest(), list[str](), list[EnvironmentAnswer]()
         self.reading: Continuation | None = None
         self.state: SessionState | None = None
         self._players = tuple(self.start.players or ("",))
@@ -82,11 +83,6 @@ class Episode:
     def turns(self) -> int:
         """Number of turns that were generated."""
         return len(self.forest.turns)
-
-    @property
-    def actions(self) -> list[str]:
-        """What the model wrote, a text for each turn."""
-        return [turn.messages[-1]["content"] for turn in self.forest.turns]
 
     @property
     def tokens(self) -> Array:
@@ -115,7 +111,9 @@ class Episode:
     @property
     def max_tokens(self) -> int:
         """Largest number of tokens of the next turn."""
-        room = min(self._limits.max_tokens, self._limits.room - len(self.tokens))
+        reading = self._expected()
+        room = self._limits.room - self.forest.length(reading.parent) - len(reading.observed)
+        room = min(self._limits.max_tokens, room)
         return room if self._budget_left is None else min(room, self._budget_left)
 
     @property
@@ -212,6 +210,7 @@ class Episode:
         written = SessionTurn(self.start.sample, self.turns, plain, self.attempt, self._before, seen)
         number = self._last[self.player] = self.forest.add(turn)
         self._reader.media[number], self.reading = reading.media, None
+        self.actions.append(turn.messages[-1]["content"])
         if self._budget_left is not None:
             self._budget_left -= len(turn.tokens)
         self._rewards.append(self._owed[self.player])
@@ -315,13 +314,13 @@ class Episode:
     def _dialogue(self) -> list[Message]:
         """Return the whole conversation, the last answer included, with hashes in place of the bytes of media."""
         said = [dict(message) for message in self.start.messages]
-        player, actions = self._players[0], self.actions
+        player = self._players[0]
         for number, seen in enumerate(self.seen):
             player = seen.player or player
             by = {"player": player} if player else {}
             said += [{**message, **by} for message in seen.messages]
             if number < self.turns:
-                said.append({"role": "assistant", "content": actions[number], **by})
+                said.append({"role": "assistant", "content": self.actions[number], **by})
         return said
 
     def _expected(self) -> Continuation:

@@ -86,6 +86,7 @@ class Forest:
 
     def __init__(self, turns: Iterable[Turn] = ()) -> None:
         self.turns: list[Turn] = []
+        self._lengths: list[int] = []
         self._by_state: dict[str, int] = {}
         self._by_asked: dict[str, list[int]] = {}
         self._by_call: dict[str, int] = {}
@@ -116,6 +117,7 @@ class Forest:
             msg = f"turn {number} of a session continues turn {turn.parent}, which does not exist"
             raise ValueError(msg)
         self.turns.append(turn)
+        self._lengths.append(self.length(turn.parent) + len(turn.observed) + len(turn.tokens))
         if not is_known:
             return number
         if turn.state:
@@ -223,8 +225,7 @@ class Forest:
 
     def length(self, number: int) -> int:
         """Return the number of `tokens` of a turn; 0 for `ROOT`."""
-        turns = [self.turns[n] for n in self.path(number)]
-        return sum(len(turn.observed) + len(turn.tokens) for turn in turns)
+        return 0 if number == ROOT else self._lengths[number]
 
     def conversation(self, number: int) -> list[dict[str, Any]]:
         """Return the messages from a root to a turn."""
