@@ -89,7 +89,7 @@ class Episode:
         """Tokens that the acting player has read and written, and reads next, `[len] int32`."""
         if self.reading is None:
             return self.forest.tokens(self._last.get(self.player, ROOT))
-        return np.concatenate([self.forest.tokens(self.reading.parent), self.reading.observed])
+        return np.concatenate([self.forest.tokens(self.reading.parent), self.reading.observed]).astype(np.int32)
 
     @property
     def media(self) -> PromptMedia | None:
@@ -111,10 +111,10 @@ class Episode:
     @property
     def max_tokens(self) -> int:
         """Largest number of tokens of the next turn."""
-        reading = self._expected()
-        room = self._limits.room - self.forest.length(reading.parent) - len(reading.observed)
-        room = min(self._limits.max_tokens, room)
-        return room if self._budget_left is None else min(room, self._budget_left)
+        reading, limits = self._expected(), self._limits
+        room = limits.room - self.forest.length(reading.parent) - len(reading.observed)
+        budget = room if self._budget_left is None else self._budget_left
+        return min(limits.max_tokens, room, budget)
 
     @property
     def seed(self) -> int:
