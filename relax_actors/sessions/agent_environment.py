@@ -107,10 +107,10 @@ class AgentEnvironments:
         operations = environment.answer(
             [*actions, call.action] if session.steps else [], [step.seen for step in session.steps]
         )
-        answer = None
+        answer: Any = None  # a generator begins with None
         try:
             while True:
-                answer = await self._hosts.ask(operations.send(answer))  # type: ignore[arg-type]
+                answer = await self._hosts.ask(operations.send(answer))
                 check()
         except StopIteration as end:
             seen: EnvironmentAnswer = end.value
