@@ -25,7 +25,7 @@ from relax_actors.messages.samples import PLAYER_REWARD
 from relax_actors.messages.session_log import ROOT
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.sessions.conversation import Conversation
-from relax_actors.sessions.episode_reader import EpisodeReader
+from relax_actors.sessions.episode_reader import NO_TOKENS, EpisodeReader
 from relax_actors.sessions.episode_start import Limits, Start
 from relax_actors.sessions.forest import Continuation, Forest, untrained
 
@@ -87,9 +87,9 @@ class Episode:
     @property
     def tokens(self) -> Array:
         """Tokens that the acting player has read and written, and reads next, `[len] int32`."""
-        if self.reading is None:
-            return self.forest.tokens(self._last.get(self.player, ROOT))
-        return np.concatenate([self.forest.tokens(self.reading.parent), self.reading.observed]).astype(np.int32)
+        reading = self.reading or Continuation(self._last.get(self.player, ROOT), NO_TOKENS, [])
+        tokens: Array = np.concatenate([self.forest.tokens(reading.parent), reading.observed]).astype(np.int32)
+        return tokens
 
     @property
     def media(self) -> PromptMedia | None:
