@@ -19,7 +19,8 @@ from relax_actors.roles.rollout import Rollout
 from relax_actors.runtime import Drop, Row
 from relax_actors.sessions.agent_sessions import AgentSessions
 from relax_actors.sessions.dialogue import Dialogue
-from relax_actors.sessions.episode_group import task_of
+from relax_actors.sessions.episode_group import trajectory_of
+from relax_actors.sessions.episode_start import task_of
 from relax_actors.sessions.message_media import task_messages
 from relax_actors.sessions.service import GenerationService
 from relax_actors.sessions.session_book import Session
@@ -109,16 +110,16 @@ class AgentRollout(Rollout):
 
     def news(self, seconds: float) -> list[RowId]:
         """Wait for news, this long at most; return the rows that may be over."""
-        found: list[RowId] = []
+        rows: list[RowId] = []
         # No wait beside requests that can be generated.
         waits = seconds if not self._policy.guests_waiting else 0
         with suppress(queue.Empty):
             news = self._news.get(timeout=waits) if waits else self._news.get_nowait()
             while True:
-                if news is not None and news not in found:
-                    found.append(news)
+                if news is not None and news not in rows:
+                    rows.append(news)
                 news = self._news.get_nowait()
-        return found
+        return rows
 
     def result_of(self, row: Row) -> Trajectory | Drop | RelaxError:
         """Return the result of a row whose samples have ended."""
@@ -134,8 +135,7 @@ class AgentRollout(Rollout):
             if not any(one.loss_mask.any() for sample in samples for one in sample.sequences):
                 return Drop(NO_ANSWER, "no player of agent.trained has got an answer of the policy")
             prompt = row.prompt.tokens if self._media is None else row.media.tokens
-            trajectory = Trajectory.of(prompt, _with_equal_metrics(samples), self._stager.served)
-            trajectory = replace(trajectory, greedy_samples=baselines)
+            trajectory = trajectory_of(prompt, samples, baselines, self._stager.served)
         except ValueError as error:
             return RowError(f"agents of {row.id}: {error}")
         if not row.is_eval and (why := self._validator.of_trajectory(trajectory, row.id.step)):
@@ -268,9 +268,3 @@ class _AgentWork:
         for row in [*self._held, *(row.id for row in self._over)]:
             self._role.withdraw(row)
         self._role.news(0)  # old news must not be taken for news of a row that is delivered again
-
-
-def _with_equal_metrics(samples: Sequence[Sample]) -> list[Sample]:
-    """Return samples with the same metrics: one that an agent did not report is 0."""
-    names = {name for sample in samples for name in sample.metrics}
-    return [replace(s, metrics={name: s.metrics.get(name, 0.0) for name in names}) for s in samples]

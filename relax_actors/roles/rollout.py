@@ -25,7 +25,7 @@ from relax_actors.messages.experts import split_prompt_experts
 from relax_actors.messages.fingerprints import fingerprints_of
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import More, Results, Role, Row
-from relax_actors.sessions.service import GenerationService, Surroundings
+from relax_actors.sessions.service import GenerationService
 from relax_actors.training.row_media import RowMedia, with_media
 from relax_actors.training.stops import stops_of
 from relax_actors.training.validation import RowValidator
@@ -94,7 +94,8 @@ class Rollout(Role):
 
             prepares = ObservationMedia(config, self.context.table.store)
             self._shown = MessageMedia(config, prepares, self._media)
-        around = Surroundings(
+        return GenerationService(
+            self.context,
             self._policy,
             self._tokenizer,
             self._engine.context_length,
@@ -102,7 +103,6 @@ class Rollout(Role):
             self._stager.served,
             self._shown,
         )
-        return GenerationService(self.context, around)
 
     def handle_many(self, rows: Sequence[Row]) -> list[Trajectory | RelaxError]:
         """Generate the rows and return all results at once; see `stream` for the errors."""

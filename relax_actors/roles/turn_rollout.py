@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from relax_actors.config import Config
 from relax_actors.data.prompt_maker import room
 from relax_actors.envs.loading import load_environment
-from relax_actors.errors import RelaxError, RowError
+from relax_actors.errors import EpisodesFailedError, RelaxError, RowError
 from relax_actors.messages import Trajectory
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.roles.rollout import Rollout
-from relax_actors.runtime import Row
+from relax_actors.runtime import Drop, Row
 from relax_actors.sessions.conversation import conversation_of
-from relax_actors.sessions.episode_input import Limits
+from relax_actors.sessions.episode_start import Limits, Start
 
 if TYPE_CHECKING:  # `relax check` loads every role, and needs no NATS
     from relax_actors.sessions.episode_batch import EpisodeBatch
-    from relax_actors.sessions.episode_group import EpisodeGroup, SeenPrompt
+    from relax_actors.sessions.episode_group import EpisodeGroup
     from relax_actors.sessions.observation_media import ObservationMedia
 
 
@@ -73,30 +73,37 @@ class TurnRollout(Rollout):
             self._client,
             self._conversation,
             self._limits,
-            samples=1 if greedy else self._settings.group_size + self._baselines,
-            greedy=1 if greedy else self._baselines,
-            policy=self._policy,
-            template=self._template(greedy=greedy),
-            see=self._see,
-            check=self._checked,
-            fingerprints=self._stager.served,
-            barrier=self.has_barrier(),
-            most=self.row_limit(),
+            self._policy,
+            self._template(greedy=greedy),
+            start=self._start,
+            result=self._result,
             counts=self._counts,
         )
 
-    def _see(self, row: Row) -> SeenPrompt | None:
-        """Return the prompt of a row with its media; None for a model that reads text only."""
+    def _start(self, row: Row) -> Start:
+        """Return the prompt of a row as an episode begins with it."""
+        prompt = row.prompt
+        start = Start(0, prompt.seed, prompt.tokens, prompt.messages)
         if self._media is None or self._observed is None:
-            return None
-        from relax_actors.sessions.episode_group import SeenPrompt  # noqa: PLC0415 as above
-        from relax_actors.sessions.episode_media import EpisodeMedia  # noqa: PLC0415
+            return start
+        from relax_actors.sessions.episode_media import EpisodeMedia  # noqa: PLC0415 as above
 
         prepare = EpisodeMedia(self.context.config, self._observed, self._media, row.id)
-        return SeenPrompt(row.media.tokens, self._media_of.pop(row.id), prepare)
+        media = self._media_of.pop(row.id)
+        return replace(start, tokens=row.media.tokens, media=media, sources=prompt.media, prepare=prepare)
 
-    def _checked(self, group: EpisodeGroup, trajectory: Trajectory) -> Trajectory | RelaxError:
-        row = group.row
+    def _result(self, group: EpisodeGroup) -> Trajectory | Drop | RelaxError:
+        """Return the result of a row that is over."""
+        row, section = group.row, self.context.config.environment
+        assert section is not None  # noqa: S101 the role is chosen by this section
+        try:
+            trajectory = group.result(section, self._stager.served)
+        except EpisodesFailedError as error:
+            return error
+        except ValueError as error:
+            return RowError(f"the episodes of {row.id}: {error}")
+        if isinstance(trajectory, Drop):
+            return trajectory
         self._generated_tokens += int((trajectory.versions >= 0).sum())
         self._report(trajectory.samples, time.monotonic() - group.started)  # type: ignore[arg-type]
         if not row.is_eval and (why := self._validator.of_trajectory(trajectory, row.id.step)):

@@ -8,33 +8,27 @@ from __future__ import annotations
 
 import base64
 import json
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from relax_actors.data.media_fields import PART_TYPES
-from relax_actors.messages import Act, EnvironmentAnswer, Fault, Open
+from relax_actors.messages import EnvironmentAnswer
 from relax_actors.messages.environment import OPENED
 from relax_actors.messages.generate import Refusal, SessionCall
 from relax_actors.messages.session_log import SessionStep
 from relax_actors.runtime.seeds import derive_seed
-from relax_actors.sessions.episode_batch import MAX_LOSSES
+from relax_actors.sessions.environment import EnvironmentFailedError, SessionEnvironment
 from relax_actors.sessions.service import Refused
 from relax_actors.sessions.session_book import Session
+
+if TYPE_CHECKING:  # `relax check` loads every role, and needs no NATS
+    from relax_actors.envs.client import EnvironmentClient
 
 Message = dict[str, Any]
 Record = Callable[[Session, SessionStep], Awaitable[None]]
 """Writes a step to the log of its row."""
-
-
-class Hosts(Protocol):
-    """The actors that host environments; see `relax_actors.envs.client.EnvironmentClient`."""
-
-    async def ask(self, operation: Open | Act) -> EnvironmentAnswer:
-        """Perform an operation on a session."""
-
-    def leave(self, session: str) -> None:
-        """Close a session."""
 
 
 class AgentEnvironments:
@@ -49,13 +43,17 @@ class AgentEnvironments:
     """
 
     def __init__(
-        self, hosts: Hosts, author: str, max_turns: int, record: Record, report: Callable[[Session, str], None]
+        self,
+        hosts: EnvironmentClient,
+        author: str,
+        max_turns: int,
+        record: Record,
+        report: Callable[[Session, str], None],
     ) -> None:
         self._hosts, self._author, self._max_turns = hosts, author, max_turns
         self._record, self._report = record, report
-        self._opened = 0
-        # Names under which the environments of sessions are open now; each begins with the id of its session.
-        self._names: dict[Session, str] = {}
+        self._counts: defaultdict[str, float] = defaultdict(float)
+        self._environments: dict[Session, SessionEnvironment] = {}
 
     async def step(self, session: Session, call: SessionCall, check: Callable[[], None]) -> EnvironmentAnswer:
         """Reset the environment of a session, or step it; a repeated step gets the recorded answer.
@@ -104,44 +102,42 @@ class AgentEnvironments:
         return ""
 
     async def _perform(self, session: Session, call: SessionCall, check: Callable[[], None]) -> EnvironmentAnswer:
-        why = ""
-        for _ in range(MAX_LOSSES):
-            name, answer = self._names.get(session, ""), None
-            if not name.startswith(f"{session.id}@"):
-                self.close(session)  # that of an earlier attempt
-                name, answer = await self._open(session)
+        environment = self._of(session)
+        actions = [step.action for step in session.steps[1:]]
+        operations = environment.answer(
+            [*actions, call.action] if session.steps else [], [step.seen for step in session.steps]
+        )
+        answer: Any = None  # a generator begins with None
+        try:
+            while True:
+                answer = await self._hosts.ask(operations.send(answer))
                 check()
-            if answer is None or (call.turn >= 0 and not answer.error):
-                answer = await self._hosts.ask(Act(name, call.turn, call.action))
-                check()
-            if not answer.error and (why := problem_of(answer.messages)):
-                break
-            if not answer.error:
-                return answer
-            self.close(session)
-            why = f"{answer.error}: {answer.detail}"
-            if answer.error not in (Fault.LOST, Fault.BUSY):
-                break
-        self.close(session)
-        self._report(session, why[:500])
-        raise Refused(Refusal.ENVIRONMENT, "the environment of the session failed; the events of the run say why")
+        except StopIteration as end:
+            seen: EnvironmentAnswer = end.value
+            why = problem_of(seen.messages)
+        except EnvironmentFailedError as error:
+            why = str(error)
+        if why:
+            environment.close()
+            self._report(session, why[:500])
+            raise Refused(Refusal.ENVIRONMENT, "the environment of the session failed; the events of the run say why")
+        return seen
 
-    async def _open(self, session: Session) -> tuple[str, EnvironmentAnswer]:
-        """Open the environment of a session, and bring it to its last recorded action; return its name."""
-        self._opened += 1
-        name = self._names[session] = f"{session.id}@{self._author}.{self._opened}"
-        seed = derive_seed(session.seed, "environment", session.sample)
-        task: dict[str, Any] = dict(session.environment_task)
-        steps = session.steps
-        actions = [step.action for step in steps[1:]]
-        state = steps[-1].seen.state if actions else None
-        digests = [] if state is not None else [step.seen.digest for step in steps[1:]]
-        return name, await self._hosts.ask(Open(name, task, seed, state, actions, digests))
+    def _of(self, session: Session) -> SessionEnvironment:
+        """Return the environment of a session in its present attempt."""
+        environment = self._environments.get(session)
+        if environment is None or environment.session != session.id:
+            self.close(session)
+            seed = derive_seed(session.seed, "environment", session.sample)
+            environment = self._environments[session] = SessionEnvironment(
+                session.id, session.environment_task, seed, self._author, self._hosts.leave, self._counts
+            )
+        return environment
 
     def close(self, session: Session) -> None:
         """Close the environment of a session, if it is open; a step under way is lost."""
-        if (name := self._names.pop(session, None)) is not None:
-            self._hosts.leave(name)
+        if (environment := self._environments.pop(session, None)) is not None:
+            environment.close()
 
     def sweep(self, holds: Callable[[Session], bool]) -> None:
         """Close the environments of sessions that are over, or were given to another agent.
@@ -149,8 +145,8 @@ class AgentEnvironments:
         Args:
             holds: whether this actor holds a session.
         """
-        for session, name in list(self._names.items()):
-            if session.state is not None or not holds(session) or not name.startswith(f"{session.id}@"):
+        for session, environment in list(self._environments.items()):
+            if session.state is not None or not holds(session) or environment.session != session.id:
                 self.close(session)
 
 

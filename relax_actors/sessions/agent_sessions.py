@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from broker.subjects import RowId
 from relax_actors.errors import ConfigError, RelaxError, RowError, RowTakenError
@@ -17,7 +18,7 @@ from relax_actors.messages import FinishReason, SessionLog, SessionStep, Session
 from relax_actors.messages.generate import GenerateAnswer, GenerateCall, Refusal, SessionAnswer, SessionCall
 from relax_actors.messages.session_log import ROOT
 from relax_actors.runtime.context import Context
-from relax_actors.sessions.agent_environment import AgentEnvironments, Hosts
+from relax_actors.sessions.agent_environment import AgentEnvironments
 from relax_actors.sessions.agent_turns import AgentTurns, asked_key, prompt_of
 from relax_actors.sessions.call_watch import CallWatch
 from relax_actors.sessions.deliveries import Deliveries, Delivery
@@ -27,6 +28,9 @@ from relax_actors.sessions.service import LEFT, GenerationService, Refused, refu
 from relax_actors.sessions.session_book import Rules, Session, SessionBook
 from relax_actors.sessions.session_checks import check_current, check_player, check_rewards, over
 from relax_actors.sessions.session_log import HeldLogs, LogWriter, released, restore
+
+if TYPE_CHECKING:  # `relax check` loads every role, and needs no NATS
+    from relax_actors.envs.client import EnvironmentClient
 
 TICK_SECONDS = 0.5
 
@@ -52,7 +56,7 @@ class AgentSessions:
         room: int,
         on_end: Callable[[RowId], None],
         media: MessageMedia | None = None,
-        hosts: Hosts | None = None,
+        hosts: EnvironmentClient | None = None,
     ) -> None:
         section = context.config.agent
         if section is None:
@@ -222,10 +226,10 @@ class AgentSessions:
         Raises:
             Refused: this actor does not hold it, or it is over.
         """
-        found = self.book.find(name, now)
-        if isinstance(found, Session):
-            return found
-        if found == "elsewhere":
+        session = self.book.find(name, now)
+        if isinstance(session, Session):
+            return session
+        if session == "elsewhere":
             detail = f"no actor holds the row of session {name[:128]!r} now; its actor restarts"
             raise Refused(Refusal.ELSEWHERE, detail)
         raise Refused(Refusal.ENDED, over(name, "another agent has its sample, or it never existed"))

@@ -16,9 +16,9 @@ from relax_actors.messages import FinishReason, Turn
 from relax_actors.messages.generate import GenerateAnswer, GenerateCall, Refusal
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.sessions.call_watch import CallWatch
-from relax_actors.sessions.continuations import Continuation, Continuations
+from relax_actors.sessions.continuations import Continuations
 from relax_actors.sessions.dialogue import Dialogue, answer_message
-from relax_actors.sessions.forest import Forest, experts_of
+from relax_actors.sessions.forest import Continuation, Forest
 from relax_actors.sessions.message_media import MessageMedia, Shown
 from relax_actors.sessions.prompts import Prompts
 from relax_actors.sessions.service import GenerationService, Refused
@@ -85,7 +85,8 @@ class AgentTurns:
         sources = shown.behind(len(shown.messages) - len(plan.new)) if call.messages else []
         before = len(forest.tokens(plan.parent))
         read = await self._media.read(path, before, plan.observed, sources, session.row)
-        return replace(plan, observed=read.tokens, read=read)
+        observed = [] if read.observed is None else [read.observed]
+        return replace(plan, observed=read.tokens, media=read.media, shown=observed)
 
     def _find(self, forest: Forest, call: GenerateCall) -> Continuation:
         if call.messages:
@@ -120,7 +121,7 @@ class AgentTurns:
             replace(
                 request,
                 seed=derive_seed(session.seed, "turn", session.sample, number),
-                media=None if plan.read is None else plan.read.media,
+                media=plan.media,
                 min_tokens=min(settings.min_tokens, most),
             )
             for number in range(first, first + call.n)
@@ -157,7 +158,7 @@ class AgentTurns:
             said: the answers.
         """
         before = len(prompt) - len(plan.observed)
-        found = []
+        turns = []
         for index, answer in enumerate(said):
             name = f"{call.call}-{index}" if index else call.call
             if call.messages:
@@ -166,23 +167,9 @@ class AgentTurns:
                 state = _keys(replace(call, messages=[*call.messages, message]))[-1]
             else:
                 message, state = self._prompts.answer(answer.tokens, call.stop), ""
-            turn = Turn(
-                plan.parent,
-                plan.observed,
-                answer.tokens,
-                answer.logprobs,
-                answer.versions,
-                str(answer.finish_reason),
-                asked_key(call),
-                state,
-                name,
-                [*plan.new, message],
-                call.player,
-                [] if plan.read is None or plan.read.observed is None else [plan.read.observed],
-                experts=experts_of(answer, before),
-            )
-            found.append(turn)
-        return found
+            names = {"asked": asked_key(call), "state": state, "call": name, "player": call.player}
+            turns.append(plan.turn(answer, before, message, **names))
+        return turns
 
     def answer(self, forest: Forest, numbers: Sequence[int]) -> GenerateAnswer:
         """Return turns as the answers to one call."""

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
-
-from numpy.typing import NDArray
 
 from relax_actors.messages.generate import GenerateCall, Refusal
 from relax_actors.messages.session_log import ROOT
 from relax_actors.sessions.dialogue import Dialogue
-from relax_actors.sessions.forest import Forest
-from relax_actors.sessions.observation_media import Observation
+from relax_actors.sessions.forest import Continuation, Forest
 from relax_actors.sessions.service import Refused
 from relax_actors.sessions.states import canonical
 
@@ -22,30 +18,13 @@ _CHANGED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Continuation:
-    """What a request continues.
-
-    Attributes:
-        parent: turn that it continues, or `ROOT`.
-        observed: `[len] int32`, tokens behind the parent.
-        new: messages behind the parent.
-        read: `observed` with its media; None for a model that reads text only.
-    """
-
-    parent: int
-    observed: NDArray[Any]
-    new: Sequence[dict[str, Any]]
-    read: Observation | None = None
-
-
 class Continuations:
     """Finds what requests continue.
 
     Args:
         dialogue: chat template of the model.
         must_continue: refuse a conversation of the session that does not continue its tokens, rather than begin a new
-            branch. One that begins otherwise is another conversation, and may begin.
+            branch. A conversation with another beginning starts a new branch in any case.
     """
 
     def __init__(self, dialogue: Dialogue, *, must_continue: bool) -> None:
@@ -69,12 +48,13 @@ class Continuations:
             _check_continues(forest, call.messages, covered)
         if parent != ROOT:
             history = call.messages[: covered - 1]
-            found = self._dialogue.extension(history, forest.turns[parent].tokens, new, call.tools, call.settings)
-            if found.is_faithful:
-                return Continuation(parent, found.token_ids, new)
+            answer = forest.turns[parent].tokens
+            extension = self._dialogue.extension(history, answer, new, call.tools, call.settings)
+            if extension.is_faithful:
+                return Continuation(parent, extension.token_ids, new)
             if self._must_continue:
                 detail = (
-                    f"the chat template does not continue the tokens of the session: {found.change}, "
+                    f"the chat template does not continue the tokens of the session: {extension.change}, "
                     "and this run trains whole conversations alone; leave out what the template drops"
                 )
                 raise Refused(Refusal.INVALID, detail)

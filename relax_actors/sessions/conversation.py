@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from itertools import takewhile
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,37 +20,10 @@ from relax_actors.media.family import Family
 NO_MARKERS: Mapping[str, str] = MappingProxyType({})
 
 
-class Conversation(Protocol):
-    """Renders the messages of an episode.
-
-    Attributes:
-        needs_stop: whether observations follow only an answer that ended by itself, not at a limit.
-        offers_tools: whether the prompt describes tools, so that it must be rendered anew.
-    """
-
-    needs_stop: bool
-    offers_tools: bool
-
-    def prompt(self, messages: Sequence[Message]) -> NDArray[np.int32]:
-        """Return the ids of a whole conversation, `[len] int32`, up to the place where the next answer begins.
-
-        Raises:
-            RowError: the messages cannot be rendered.
-        """
-
-    def extend(self, history: Sequence[Message], answer: NDArray[Any], new: Sequence[Message]) -> Extension:
-        """Return the ids of messages that follow the tokens of an answer; see `Renderer.extend`.
-
-        Raises:
-            RowError: the messages cannot be rendered, or the template rewrites the conversation and may not.
-        """
-
-    def text(self, tokens: NDArray[Any]) -> str:
-        """Return what the model wrote, as the environment reads it."""
-
-
 class PlainConversation:
     """Conversation of a model without chat template: the texts of the messages, one behind the other.
+
+    All methods raise RowError for messages with parts that the model does not read.
 
     Args:
         tokenizer: of the model.
@@ -77,13 +50,17 @@ class PlainConversation:
 
 
 class ChatConversation:
-    """Conversation by the chat template of the model.
+    """Conversation by the chat template of the model. All methods raise RowError for messages that cannot be rendered.
 
     Args:
         tokenizer: of the model.
         tools: JSON schemas of functions that the model may call.
         kinds: kinds of media that the model takes.
         branches: whether a new sequence may begin where the template rewrites the conversation.
+
+    Attributes:
+        needs_stop: whether observations follow only an answer that ended by itself, not at a limit.
+        offers_tools: whether the prompt describes tools, so that it must be rendered anew.
 
     Raises:
         ConfigError: the template cannot be extended turn by turn.
@@ -105,21 +82,25 @@ class ChatConversation:
         self.offers_tools = bool(tools)
 
     def prompt(self, messages: Sequence[Message]) -> NDArray[np.int32]:
-        """Render by the chat template."""
+        """Return the ids of a whole conversation, up to the place where the next answer begins."""
         check_parts(messages, self._kinds)
         return self._renderer.prompt(self._structured(messages))
 
     def extend(self, history: Sequence[Message], answer: NDArray[Any], new: Sequence[Message]) -> Extension:
-        """Render what follows an answer."""
+        """Return the ids of messages that follow the tokens of an answer; see `Renderer.extend`.
+
+        Raises:
+            RowError: also if the template rewrites the conversation, and may not.
+        """
         check_parts(new, self._kinds)
-        found = self._renderer.extend(self._structured(history), answer, new)
-        if not found.is_faithful and not self._branches:
+        extension = self._renderer.extend(self._structured(history), answer, new)
+        if not extension.is_faithful and not self._branches:
             msg = (
-                f"the chat template does not continue the tokens of the conversation: {found.change}; use a template "
-                'that keeps what it wrote, or set environment.on_rewrite = "branch"'
+                f"the chat template does not continue the tokens of the conversation: {extension.change}; use a "
+                'template that keeps what it wrote, or set environment.on_rewrite = "branch"'
             )
             raise RowError(msg)
-        return found
+        return extension
 
     def _structured(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Return messages with calls as the template wants them.
@@ -129,12 +110,12 @@ class ChatConversation:
         """
         if not self._structures:
             return messages
-        found: list[Message] = []
+        structured: list[Message] = []
         for n, message in enumerate(messages):
             results = list(takewhile(lambda later: later.get("role") == "tool", messages[n + 1 :]))
             content = str(message.get("content") or "") if message.get("role") == "assistant" and results else ""
             if not (calls := parse_answer(content, ToolFormat.MISTRAL).calls):
-                found.append(message)
+                structured.append(message)
                 continue
             names = [str(result.get("tool_call_id")) for result in results]
             names += call_ids(calls, f"{n} {content}")[len(names) :]
@@ -142,13 +123,17 @@ class ChatConversation:
                 {"id": name, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
                 for name, call in zip(names, calls, strict=False)
             ]
-            found.append({"role": "assistant", "content": "", "tool_calls": written})
-        return found
+            structured.append({"role": "assistant", "content": "", "tool_calls": written})
+        return structured
 
     def text(self, tokens: NDArray[Any]) -> str:
         """Decode with special tokens, such as those of tool calls, but without the stop token."""
         kept = [int(t) for t in tokens if int(t) not in self._tokenizer.stop_ids]
         return str(self._tokenizer.inner.decode(kept, skip_special_tokens=False))
+
+
+Conversation: TypeAlias = PlainConversation | ChatConversation
+"""Renders the messages of an episode."""
 
 
 def conversation_of(

@@ -1,4 +1,4 @@
-"""Episodes that an actor generates: their turns, and the traffic with their environments.
+"""Episodes that an actor plays: their turns, and the traffic with their environments.
 
 Used from the role's thread. Every wait has a deadline: the client answers each operation, at the latest with an error.
 """
@@ -6,61 +6,73 @@ Used from the role's thread. Every wait has a deadline: the client answers each 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from relax_actors.config import Config
-from relax_actors.config.environment import EnvironmentSection
 from relax_actors.engines.protocols import Generation, GenerationRequest
 from relax_actors.envs.client import EnvironmentClient
-from relax_actors.envs.operations import Close
-from relax_actors.errors import EpisodesFailedError, RelaxError, RowError
+from relax_actors.envs.operations import Close, Operation
+from relax_actors.errors import RelaxError, RowError
 from relax_actors.generation.batch import Generates, Kind, Samples
-from relax_actors.messages import Act, EnvironmentAnswer, Fault, FinishReason, Open, Trajectory
-from relax_actors.runtime import Drop, Row
+from relax_actors.messages import EnvironmentAnswer, Fault, FinishReason
+from relax_actors.runtime import Row
 from relax_actors.runtime.context import Context
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.sessions.conversation import Conversation
-from relax_actors.sessions.episode import Episode, State
-from relax_actors.sessions.episode_group import EpisodeGroup, Live, SeenPrompt, starts_of, task_of
-from relax_actors.sessions.episode_input import Limits
-from relax_actors.sessions.forest import experts_of
+from relax_actors.sessions.environment import EnvironmentFailedError, Playing, SessionEnvironment, play
+from relax_actors.sessions.episode import Episode
+from relax_actors.sessions.episode_group import EpisodeGroup
+from relax_actors.sessions.episode_start import Limits, Start, starts_of, task_of
 from relax_actors.sessions.session_log import LazyLog, read_logs
 
-MAX_LOSSES = 20
-"""Times that a session may be lost in one turn before its sample fails."""
 WAIT_SECONDS = 0.05
 """Longest wait for an environment's answer before rows and guests are looked for again."""
 LOOK_SECONDS = 1.0
 """Interval of looking for episodes that have taken too long."""
 
 
+@dataclass(slots=True, eq=False)
+class Live:
+    """An episode that is being played.
+
+    Attributes:
+        episode: the episode.
+        group: that of its row.
+        environment: its environment.
+        playing: its loop.
+        asked: the turn that is being generated; None while it is not.
+    """
+
+    episode: Episode
+    group: EpisodeGroup
+    environment: SessionEnvironment
+    playing: Playing
+    asked: Future[Samples] | None = None
+
+
 class EpisodeBatch:
     """Episodes of the rows that an actor generates together; see `relax_actors.generation.work.Work`.
 
+    With a barrier, as in a deterministic run, a turn of all samples forms one batch, whatever time their environments
+    take, so that the run computes the same bits again.
+
     Args:
-        context: context of the actor.
-        client: sessions of the actor.
+        context: context of the actor, whose run has the section [environment].
+        client: talks to the actors that host environments.
         conversation: renders observations.
         limits: limits of an episode.
-        samples: samples of each row, greedy ones included.
-        greedy: how many of them, the last ones, are greedy.
         policy: generates turns.
-        template: settings of the requests.
-        see: returns the prompt of a row with its media; None for a model that reads text only.
-        check: checks the trajectory of a row that is over.
-        barrier: whether to wait for all environments before each turn.
-        most: rows that are generated at once.
+        template: settings of the requests, with the number of samples of a row.
+        start: returns the prompt of a row.
+        result: returns the result of a row that is over.
+        counts: turns generated, turns taken from the logs of rows instead, environments opened, lost and failed, and
+            seconds without anything to generate. Batches of one actor share it; see `SessionEnvironment`.
 
     Attributes:
         groups: rows that are not over.
-        counts: turns generated, turns taken from turn cells instead, sessions opened and lost, failures of
-            environments, and seconds without anything to generate. Batches of one actor share it: the number of a
-            session is part of its name, so that no answer to an earlier session is taken for one to a later session of
-            the same sample.
     """
 
     asks_as_guests = False
@@ -71,29 +83,24 @@ class EpisodeBatch:
         client: EnvironmentClient,
         conversation: Conversation,
         limits: Limits,
-        *,
-        samples: int,
-        greedy: int,
         policy: Generates,
         template: GenerationRequest,
-        see: Callable[[Row], SeenPrompt | None],
-        check: Callable[[EpisodeGroup, Trajectory], Trajectory | RelaxError],
-        fingerprints: Mapping[int, str],
-        barrier: bool,
-        most: int,
-        counts: dict[str, float],
+        *,
+        start: Callable[[Row], Start],
+        result: Callable[[EpisodeGroup], Any],
+        counts: MutableMapping[str, float],
     ) -> None:
-        config: Config = context.config
-        assert config.environment is not None  # noqa: S101 the role is chosen by this section
+        assert context.config.environment is not None  # noqa: S101 the role is chosen by this section
         self._context, self._client, self._conversation = context, client, conversation
-        self._section: EnvironmentSection = config.environment
-        self._settings, self._limits, self._barrier = config.rollout, limits, barrier
-        self._samples, self._greedy = samples, greedy
-        self._policy, self._template, self._see, self._check = policy, template, see, check
-        self._fingerprints, self._most = fingerprints, most
+        self._section, self._settings = context.config.environment, context.config.rollout
+        self._barrier, self._limits = context.config.run.deterministic, limits
+        self._policy, self._template, self._start, self._result = policy, template, start, result
         self.groups: list[EpisodeGroup] = []
-        self._sessions: dict[str, Live] = {}
-        self._ready: list[Live] = []
+        self._playing: dict[Episode, Live] = {}
+        self._operations: list[Operation] = []
+        # Episodes that wait for their environments, by the names of these; that wait for `_ask`; that have a turn.
+        self._waiting: dict[str, Live] = {}
+        self._ready: list[tuple[Live, GenerationRequest]] = []
         self._done: list[tuple[Live, Generation]] = []
         self._error: BaseException | None = None
         self._has_new_turns = False
@@ -107,35 +114,82 @@ class EpisodeBatch:
     def room(self, limit: int) -> int:
         """Return how many rows may begin: turns need no room of their own."""
         del limit
-        return self._most - len(self.groups)
+        return self._settings.max_concurrent_prompts - len(self.groups)
 
     def open(self, rows: Sequence[Row]) -> list[tuple[Row, RelaxError]]:
         """Begin with rows, or continue where the last actor that had them wrote turns down."""
         bad: list[tuple[Row, RelaxError]] = []
-        if not rows:
-            return bad
-        table = self._context.table
-        logs = table.call(read_logs(table, [row.id for row in rows]))
+        table, template = self._context.table, self._template
+        logs = table.call(read_logs(table, [row.id for row in rows])) if rows else {}
         for row in rows:
             cells, length = logs[row.id]
-            seen = self._see(row)
             try:
-                starts = starts_of(row.prompt, self._samples, self._conversation, self._section, seen)
-                first = self._samples - self._greedy
-                starts = [replace(start, greedy=start.sample >= first) for start in starts]
+                starts = starts_of(
+                    self._start(row), template.samples, template.greedy_samples, self._conversation, self._section
+                )
             except RowError as error:
                 bad.append((row, error))
                 continue
             group = EpisodeGroup(row, LazyLog(table, row.id, length), time.monotonic())
-            prepare = None if seen is None else seen.prepare
-            group.members = [Live(Episode(start, self._limits, self._conversation, prepare), group) for start in starts]
-            repeated = group.repeat(cells)
-            if repeated:
+            group.members = [Episode(start, self._limits, self._conversation) for start in starts]
+            if repeated := group.restore(cells):
                 self.counts["turns_repeated"] += repeated
                 self._context.journal.event("row_resumed", row=str(row.id), turns=repeated)
             self.groups.append(group)
-            self._open([live for live in group.members if live.episode.state is not State.ENDED])
+            for episode in group.members:
+                if episode.state is None:
+                    self._begin(episode, group)
+        self._submit()
         return bad
+
+    def _begin(self, episode: Episode, group: EpisodeGroup) -> None:
+        prompt, sample = group.row.prompt, episode.start.sample
+        seed, author = derive_seed(prompt.seed, "environment", sample), self._context.author
+        environment = SessionEnvironment(
+            f"{group.row.id}.{sample}", task_of(prompt), seed, author, self._leave, self.counts
+        )
+        playing = play(episode, environment, self._template, group.log, partial(self._fail, group))
+        live = Live(episode, group, environment, playing)
+        self._playing[episode] = live
+        self._advance(live, None)
+
+    def _advance(self, live: Live, outcome: EnvironmentAnswer | Generation | None) -> None:
+        """Play on, up to the next operation of the environment, the next turn, or the end."""
+        try:
+            wanted = live.playing.send(outcome)
+        except StopIteration:
+            self._forget(live)
+            return
+        if isinstance(wanted, GenerationRequest):
+            self._ready.append((live, wanted))
+        else:
+            self._waiting[wanted.session] = live
+            self._operations.append(wanted)
+
+    def _forget(self, live: Live) -> None:
+        self._policy.release(live)
+        del self._playing[live.episode]
+
+    def _leave(self, name: str) -> None:
+        self._waiting.pop(name, None)
+        self._operations.append(Close(name))
+
+    def _submit(self) -> None:
+        """Submit operations, so that those of many sessions share a message."""
+        operations, self._operations = self._operations, []
+        self._client.submit(operations)
+
+    def _fail(self, group: EpisodeGroup, episode: Episode, error: EnvironmentFailedError) -> None:
+        """Begin an episode again whose environment failed, or end it."""
+        episode.failure = str(error)
+        self.counts["environment_errors"] += 1
+        row, sample = str(group.row.id), episode.start.sample
+        self._context.journal.event("environment_failed", row=row, sample=sample, error=episode.failure[:500])
+        again = error.fault == Fault.REPLAY or self._section.on_error == "refill"
+        if again and episode.attempt < self._section.max_refills:
+            episode.restart()
+        else:
+            episode.end(FinishReason.ERROR)
 
     def exchange(self) -> None:
         """Write turns down, take the answers of environments, and ask for the turns that are ready."""
@@ -149,70 +203,13 @@ class EpisodeBatch:
         self._take_answers(WAIT_SECONDS)
         self.counts["environment_wait_seconds"] += time.monotonic() - start
 
-    def _open(self, members: Sequence[Live]) -> None:
-        """Open the sessions of episodes, and bring them to their last action."""
-        operations = []
-        for live in members:
-            self._sessions.pop(live.session, None)
-            self.counts["sessions_opened"] += 1
-            row, sample = live.group.row, live.episode.start.sample
-            live.session = f"{row.id}.{sample}@{self._context.author}.{self.counts['sessions_opened']:.0f}"
-            self._sessions[live.session] = live
-            actions, seen = live.episode.actions, live.episode.observations
-            opening = Open(live.session, task_of(row.prompt), derive_seed(row.prompt.seed, "environment", sample))
-            live.restoring = bool(actions) and seen[-1].state is not None
-            if live.restoring:
-                opening = replace(opening, state=seen[-1].state, actions=actions[:-1])
-            elif actions:
-                opening = replace(opening, actions=list(actions), digests=[answer.digest for answer in seen[1:]])
-            operations.append(opening)
-        self._client.submit(operations)
-
     def _take_answers(self, timeout: float) -> None:
         """Take the answers of environments that have arrived; waits at most `timeout` seconds for the first one."""
         for answer in self._client.take(timeout):
-            live = self._sessions.get(answer.session)
-            if live is None or live.episode.state not in (State.OPENING, State.WAITING):
-                continue
-            if answer.error:
-                self._fail(live, answer)
-            elif live.restoring:
-                live.restoring = False
-                self._act([live])
-            else:
-                self._observe(live, answer)
+            if (live := self._waiting.pop(answer.session, None)) is not None:
+                self._advance(live, answer)
         self._end_late()
-
-    def _observe(self, live: Live, answer: EnvironmentAnswer) -> None:
-        episode, live.losses = live.episode, 0
-        try:
-            episode.observe(answer)
-        except RowError as error:
-            self._fail(live, replace(answer, error=Fault.ENVIRONMENT, detail=f"its observation: {error}"))
-            return
-        if episode.state is State.READY:
-            self._ready.append(live)
-        else:
-            self._ended(live)
-
-    def _fail(self, live: Live, answer: EnvironmentAnswer) -> None:
-        """Open a lost session again; begin a failed episode again or end it."""
-        live.failure = f"{answer.error}: {answer.detail}"
-        if answer.error in (Fault.LOST, Fault.BUSY) and live.losses < MAX_LOSSES:
-            live.losses += 1
-            self.counts["sessions_lost"] += 1
-            self._open([live])
-            return
-        self.counts["environment_errors"] += 1
-        again = answer.error == Fault.REPLAY or self._section.on_error == "refill"
-        row, sample = live.group.row, live.episode.start.sample
-        self._context.journal.event("environment_failed", row=str(row.id), sample=sample, error=live.failure[:500])
-        if again and live.episode.attempt < self._section.max_refills:
-            live.episode.restart()
-            self._open([live])
-        else:
-            live.episode.end(FinishReason.ERROR)
-            self._ended(live)
+        self._submit()
 
     def _end_late(self) -> None:
         """End episodes that take longer than environment.episode_seconds."""
@@ -220,54 +217,27 @@ class EpisodeBatch:
         if now - self._looked < LOOK_SECONDS:
             return
         self._looked = now
-        for group in self.groups:
-            if group.seconds(now) < self._section.episode_seconds:
-                continue
-            for live in group.members:
-                if live.episode.state is State.GENERATING and not (live.asked and live.asked.cancel()):
-                    continue  # its turn is being generated
-                if live.episode.state is not State.ENDED:
-                    live.episode.end(FinishReason.TIMEOUT)
-                    self._ended(live)
-        self._ready = [live for live in self._ready if live.episode.state is State.READY]
-
-    def _ended(self, live: Live) -> None:
-        self._policy.release(live)
-        if live.episode.reason is not FinishReason.ERROR:
-            live.group.log.add(live.episode.last_state())
-        if self._sessions.pop(live.session, None) is not None:
-            self._client.submit([Close(live.session)])
-
-    def _act(self, members: Sequence[Live]) -> None:
-        self._client.submit([Act(m.session, m.episode.turns - 1, m.episode.actions[-1]) for m in members])
+        for live in list(self._playing.values()):
+            is_late = live.group.seconds(now) >= self._section.episode_seconds
+            if is_late and (live.asked is None or live.asked.cancel()):  # else its turn is being generated
+                live.episode.end(FinishReason.TIMEOUT)
+                live.playing.close()
+                self._forget(live)
+        self._ready = [(live, request) for live, request in self._ready if live.episode in self._playing]
 
     def _ask(self) -> None:
-        """Ask for the turns that are ready.
-
-        With a barrier, a turn of all samples forms one batch, whatever its environments take: a deterministic run
-        computes the same bits again.
-        """
-        if self._barrier and any(self._waits(live) for live in self._sessions.values()):
+        """Ask for the turns that are ready; with a barrier, once no episode waits for its environment."""
+        if self._barrier and self._waiting:
             return
         if self._barrier:
-            self._ready.sort(key=lambda live: (live.group.row.id, live.episode.start.sample))
+            self._ready.sort(key=lambda ready: (ready[0].group.row.id, ready[0].episode.start.sample))
         ready, self._ready = self._ready, []
-        for live in ready:
-            episode = live.episode
-            most = episode.max_tokens
-            request = replace(
-                self._template,
-                tokens=episode.tokens,
-                seed=episode.seed,
-                samples=1,
-                greedy_samples=int(episode.start.greedy),
-                max_tokens=most,
-                min_tokens=min(self._template.min_tokens, most),
-                session="" if self._barrier else f"{live.session}{episode.player}",
-                media=episode.media,
+        for live, request in ready:
+            tokens = live.episode.held + request.max_tokens
+            session = "" if self._barrier else f"{live.environment.name}{live.episode.player}"
+            live.asked = self._policy.generate(
+                replace(request, session=session), Kind.TURN, conversation=live, tokens=tokens
             )
-            episode.begin()
-            live.asked = self._policy.generate(request, Kind.TURN, conversation=live, tokens=episode.held + most)
             live.asked.add_done_callback(partial(self._take, live))
 
     def _take(self, live: Live, samples: Future[Samples]) -> None:
@@ -278,26 +248,17 @@ class EpisodeBatch:
         else:
             self._error = error
 
-    @staticmethod
-    def _waits(live: Live) -> bool:
-        return live.episode.state in (State.OPENING, State.WAITING)
-
-    def _generated(self) -> None:
+    def _take_turns(self) -> None:
         """Take generated turns, and give them to their environments."""
         done, self._done = self._done, []
-        acting = []
         self._has_new_turns = self._has_new_turns or bool(done)
-        for live, found in done:
+        for live, generation in done:
             self.counts["turns"] += 1
-            episode, experts = live.episode, experts_of(found, live.episode.before)
-            turn = episode.generated(found.tokens, found.logprobs, found.versions, found.finish_reason, experts)
-            live.group.log.add(turn)
-            if episode.state is State.ENDED:
-                self._ended(live)
-            else:
-                self._policy.hold(live, episode.held)
-                acting.append(live)
-        self._act(acting)
+            live.asked = None
+            self._advance(live, generation)
+            if live.episode.state is None:
+                self._policy.hold(live, live.episode.held)
+        self._submit()
 
     def _write_turns(self) -> None:
         """Write the turns of rows whose work is worth more than rollout.turn_log_after."""
@@ -313,32 +274,17 @@ class EpisodeBatch:
         """Take the turns that were generated; return the rows that are over, with their results."""
         if self._error is not None:
             raise self._error
-        self._generated()
+        self._take_turns()
         if not self._barrier:
             self._write_turns()
-        return [
-            (group.row, self._check(group, result) if isinstance(result, Trajectory) else result)
-            for group, result in self._finished()
-        ]
-
-    def _finished(self) -> list[tuple[EpisodeGroup, Trajectory | Drop | RelaxError]]:
         over = [group for group in self.groups if group.is_over]
-        if not over:
-            return []
-        self.groups = [group for group in self.groups if not group.is_over]
-        found: list[tuple[EpisodeGroup, Trajectory | Drop | RelaxError]] = []
-        for group in over:
-            try:
-                found.append((group, group.result(self._section, self._fingerprints)))
-            except EpisodesFailedError as error:
-                found.append((group, error))
-            except ValueError as error:
-                found.append((group, RowError(f"the episodes of {group.row.id}: {error}")))
-        return found
+        if over:
+            self.groups = [group for group in self.groups if not group.is_over]
+        return [(group.row, self._result(group)) for group in over]
 
     def close(self) -> None:
-        """Close the sessions of rows that are given up."""
-        self._client.submit([Close(name) for name in self._sessions])
-        for live in self._sessions.values():
-            self._policy.release(live)
-        self._sessions.clear()
+        """Close the environments of rows that are given up."""
+        for live in list(self._playing.values()):
+            live.playing.close()
+            self._forget(live)
+        self._submit()

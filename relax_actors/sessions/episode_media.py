@@ -20,7 +20,7 @@ from relax_actors.training.row_media import RowMedia
 
 
 class EpisodeMedia:
-    """Implements `relax_actors.sessions.episode.Media` for one row. Used from the role's thread.
+    """Prepares what environments show in one row. Used from the role's thread.
 
     Args:
         config: configuration of a run of a multimodal model.
@@ -48,7 +48,7 @@ class EpisodeMedia:
             RowError: a part is neither a text nor a medium, or a medium may not be used or cannot be read.
         """
         where = f"{where} of {self._row}"
-        plain, found = list[Message](), list[MediaSource]()
+        plain, sources = list[Message](), list[MediaSource]()
         for message in messages:
             content: Any = message.get("content")
             if not isinstance(content, list):
@@ -59,11 +59,11 @@ class EpisodeMedia:
                 msg = f"{where}: {without[0]} without a file; give a path, url, data or bytes"
                 raise RowError(msg)
             try:
-                found += self._media.admit(media, self._row, where)
+                sources += self._media.admit(media, self._row, where)
             except DownloadError as error:
                 raise RowError(str(error)) from error
             plain.append({**message, "content": parts})
-        return plain, found
+        return plain, sources
 
     def read(
         self, length: int, before: PromptMedia, tokens: Array, sources: Sequence[MediaSource], where: str

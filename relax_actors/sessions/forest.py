@@ -11,12 +11,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from relax_actors.engines.protocols import Generation
+from relax_actors.engines.protocols.media import PromptMedia
+from relax_actors.messages import ObservedMedia
 from relax_actors.messages.experts import compact, expand
 from relax_actors.messages.samples import NOT_SAMPLED, TokenSequence
 from relax_actors.messages.session_log import ROOT, Turn
@@ -24,6 +27,48 @@ from relax_actors.messages.session_log import ROOT, Turn
 Array = NDArray[Any]
 Branches: TypeAlias = Literal["all", "last"]
 """Which leaves are exported: all of them, or that of each player's last turn alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """What the policy reads before a turn.
+
+    Attributes:
+        parent: turn that it continues, or `ROOT`.
+        observed: `[len] int32`, tokens behind the parent.
+        new: messages behind the parent.
+        media: media of the sequence up to here; None for a model that reads text only.
+        shown: media of `observed`, as a cell holds them.
+    """
+
+    parent: int
+    observed: Array
+    new: Sequence[dict[str, Any]]
+    media: PromptMedia | None = None
+    shown: Sequence[ObservedMedia] = ()
+
+    def turn(self, answer: Generation, before: int, message: dict[str, Any], **names: str) -> Turn:
+        """Return the turn of an answer.
+
+        Args:
+            answer: the answer.
+            before: tokens up to the end of the parent.
+            message: the answer as a message.
+            names: further fields of the turn.
+        """
+        experts = answer.routed_experts
+        return Turn(
+            self.parent,
+            self.observed.astype(np.int32),
+            answer.tokens,
+            answer.logprobs,
+            answer.versions,
+            str(answer.finish_reason),
+            messages=[*self.new, message],
+            media=list(self.shown),
+            experts=None if experts is None else compact(experts[max(0, before - 1) :]),
+            **names,
+        )
 
 
 class Forest:
@@ -41,6 +86,7 @@ class Forest:
 
     def __init__(self, turns: Iterable[Turn] = ()) -> None:
         self.turns: list[Turn] = []
+        self._lengths: list[int] = []
         self._by_state: dict[str, int] = {}
         self._by_asked: dict[str, list[int]] = {}
         self._by_call: dict[str, int] = {}
@@ -71,6 +117,7 @@ class Forest:
             msg = f"turn {number} of a session continues turn {turn.parent}, which does not exist"
             raise ValueError(msg)
         self.turns.append(turn)
+        self._lengths.append(self.length(turn.parent) + len(turn.observed) + len(turn.tokens))
         if not is_known:
             return number
         if turn.state:
@@ -165,16 +212,20 @@ class Forest:
 
     def path(self, number: int) -> list[int]:
         """Return the turns from a root to a turn."""
-        found = []
+        path = []
         while number != ROOT:
-            found.append(number)
+            path.append(number)
             number = self.turns[number].parent
-        return found[::-1]
+        return path[::-1]
 
     def tokens(self, number: int) -> Array:
         """Return all tokens that the model read and wrote up to the end of a turn, `[len] int32`."""
         parts = [part for n in self.path(number) for part in (self.turns[n].observed, self.turns[n].tokens)]
         return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+
+    def length(self, number: int) -> int:
+        """Return the number of `tokens` of a turn; 0 for `ROOT`."""
+        return 0 if number == ROOT else self._lengths[number]
 
     def conversation(self, number: int) -> list[dict[str, Any]]:
         """Return the messages from a root to a turn."""
@@ -228,12 +279,12 @@ class Forest:
         if branches == "last":
             leaves = [leaf for leaf in leaves if leaf in self._newest().values()]
         trained: set[int] = set()
-        found = []
+        sequences = []
         for leaf in leaves:
             path = self.path(leaf)
-            found.append(self._sequence(path, trained))
+            sequences.append(self._sequence(path, trained))
             trained.update(path)
-        return found
+        return sequences
 
     def _sequence(self, path: Sequence[int], trained: set[int]) -> TokenSequence:
         turns = [self.turns[number] for number in path]
@@ -260,12 +311,11 @@ class Forest:
         )
 
 
-def experts_of(generation: Generation, before: int) -> Array | None:
-    """Return the experts that a turn keeps of what an engine recorded; see `Turn.experts`.
-
-    Args:
-        generation: the answer.
-        before: tokens of the turn's parent and of those before it; 0 for a root.
-    """
-    recorded = generation.routed_experts
-    return None if recorded is None else compact(recorded[max(0, before - 1) :])
+def untrained(tokens: Array, player: str = "", observed: ObservedMedia | None = None) -> TokenSequence:
+    """Return a sequence of tokens that no policy sampled."""
+    n = len(tokens)
+    versions, spans = np.full(n, NOT_SAMPLED, np.int32), np.zeros((0, 2), np.int32)
+    media = () if observed is None else (observed,)
+    return TokenSequence(
+        tokens.astype(np.int32), np.zeros(n, np.bool_), np.zeros(n, np.float32), versions, spans, None, player, media
+    )

@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from relax_actors.messages.generate import GenerateCall
 from relax_actors.messages.session_log import ROOT
-from relax_actors.sessions.continuations import Continuation
 from relax_actors.sessions.dialogue import Dialogue, Message, before_stop
-from relax_actors.sessions.forest import Forest
+from relax_actors.sessions.forest import Continuation, Forest
 
 PROMPT = "prompt"
 """Role of a message that is a prompt, or what a prompt appends to an earlier answer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
@@ -62,37 +62,31 @@ class Sessions(Protocol):
         """Take, keep, show or end a session."""
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What the service needs of the rollout role.
-
-    Attributes:
-        policy: generates.
-        tokenizer: tokenizer of the model.
-        context_length: largest number of tokens of prompt and answer.
-        stops: stop tokens and stop strings of `rollout.stop` and further texts.
-        fingerprints: fingerprints of weights by version.
-        media: prepares media of messages; None for a model that reads text only.
-    """
-
-    policy: Generates
-    tokenizer: Tokenizer
-    context_length: int
-    stops: Callable[[list[str]], tuple[frozenset[int], StopStrings | None]]
-    fingerprints: Mapping[int, str]
-    media: MessageMedia | None = None
-
-
 class GenerationService:
     """Answers `relax.<run>.request.generate.<n>`.
 
     Args:
         context: context of the actor.
-        surroundings: its engine and tokenizer.
+        policy: generates.
+        tokenizer: tokenizer of the model.
+        room: largest number of tokens of prompt and answer.
+        stops: returns the stop tokens and stop strings of `rollout.stop` and further texts.
+        fingerprints: fingerprints of weights by version.
+        media: prepares media of messages; None for a model that reads text only.
     """
 
-    def __init__(self, context: Context, surroundings: Surroundings) -> None:
-        self._context, self._around = context, surroundings
+    def __init__(
+        self,
+        context: Context,
+        policy: Generates,
+        tokenizer: Tokenizer,
+        room: int,
+        stops: Callable[[list[str]], tuple[frozenset[int], StopStrings | None]],
+        fingerprints: Mapping[int, str],
+        media: MessageMedia | None = None,
+    ) -> None:
+        self._context, self._policy, self._tokenizer = context, policy, tokenizer
+        self._room, self._stops, self._fingerprints, self._media = room, stops, fingerprints, media
         self._sessions: Sessions | None = None
         self._connection = context.table.connection
         self._tasks: set[asyncio.Task[None]] = set()
@@ -204,7 +198,7 @@ class GenerationService:
             Refused: no answer can be generated.
             ConfigError, RowError: a medium cannot be used, or the grammar.
         """
-        media = self._around.media
+        media = self._media
         if media is None or not (call.messages or media.has_placeholders(call.tokens)):
             return await self._generate_read(call, None, watch)
         # Files of a row's media go with its step; this row is in no table, and its files go with its answer.
@@ -221,7 +215,7 @@ class GenerationService:
             return GenerateAnswer(prompt=call.tokens, call=call.call)
         request = replace(self.request(call), media=media)
         if call.grammar:
-            await asyncio.to_thread(self._around.policy.prepare, call.grammar)
+            await asyncio.to_thread(self._policy.prepare, call.grammar)
         generation = await self.ask(request, call.call, call.seconds, watch)
         if generation.finish_reason is FinishReason.ERROR:
             detail = "no token continues the answer in the form that was asked for; simplify the schema"
@@ -235,23 +229,23 @@ class GenerationService:
             Refused: no answer can be generated.
         """
         settings = self._context.config.rollout
-        room = self._around.context_length - len(call.tokens)
+        room = self._room - len(call.tokens)
         if not len(call.tokens) or room < 1:
             detail = (
-                f"the prompt has {len(call.tokens)} tokens; the model's context of {self._around.context_length} "
+                f"the prompt has {len(call.tokens)} tokens; the model's context of {self._room} "
                 "leaves no room for an answer; shorten the conversation"
             )
             raise Refused(Refusal.TOO_LONG if room < 1 else Refusal.INVALID, detail)
-        if int(call.tokens.min()) < 0 or int(call.tokens.max()) >= self._around.tokenizer.size:
-            raise Refused(Refusal.INVALID, f"the vocabulary has {self._around.tokenizer.size} tokens; one is not in it")
+        if int(call.tokens.min()) < 0 or int(call.tokens.max()) >= self._tokenizer.size:
+            raise Refused(Refusal.INVALID, f"the vocabulary has {self._tokenizer.size} tokens; one is not in it")
         # The texts of rollout.stop could end a form in its middle.
-        stops = partial(stops_of, self._around.tokenizer) if call.grammar else self._around.stops
+        stops = partial(stops_of, self._tokenizer) if call.grammar else self._stops
         try:
             stop_ids, stop_strings = stops([*call.stop, *call.ends])
         except ConfigError as error:
             raise Refused(Refusal.INVALID, str(error).replace("rollout.stop", "stop")) from error
-        if unknown := [token for token in call.stop_ids if token >= self._around.tokenizer.size]:
-            detail = f"stop token {unknown[0]} is not in the vocabulary of {self._around.tokenizer.size} tokens"
+        if unknown := [token for token in call.stop_ids if token >= self._tokenizer.size]:
+            detail = f"stop token {unknown[0]} is not in the vocabulary of {self._tokenizer.size} tokens"
             raise Refused(Refusal.INVALID, detail)
         greedy = call.temperature == 0
         temperature = settings.temperature if call.temperature is None else call.temperature
@@ -285,9 +279,9 @@ class GenerationService:
             Refused: there is no answer.
         """
         watch = watch or CallWatch()
-        if self._around.policy.guests_waiting >= MAX_WAITING:
+        if self._policy.guests_waiting >= MAX_WAITING:
             raise Refused(Refusal.BUSY, f"{MAX_WAITING} requests wait for the engine; try again")
-        asked = self._around.policy.generate(replace(request, watch=watch))
+        asked = self._policy.generate(replace(request, watch=watch))
         left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         watch.on_cancel(lambda: None if left.done() else left.set_result(None))
         answer = asyncio.wrap_future(asked)
@@ -321,7 +315,7 @@ class GenerationService:
 
     def fingerprint(self, version: int) -> str:
         """Return the fingerprint of weights; empty if it is not known."""
-        return self._around.fingerprints.get(version, "")
+        return self._fingerprints.get(version, "")
 
     def metrics(self) -> dict[str, float]:
         """Return the calls answered, under way, and cancelled because their client had left."""
@@ -329,8 +323,8 @@ class GenerationService:
 
     def close(self) -> None:
         """Stop answering. Called in the role's thread; the connection is closed behind it."""
-        if self._around.media is not None:
-            self._around.media.close()
+        if self._media is not None:
+            self._media.close()
         for task in list(self._tasks):
             self._connection.loop.call_soon_threadsafe(task.cancel)
 

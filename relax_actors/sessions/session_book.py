@@ -11,7 +11,7 @@ from typing import Any
 from broker.subjects import RowId
 from relax_actors.messages import FinishReason, MediaSource
 from relax_actors.messages.generate import SessionAnswer, SessionCall
-from relax_actors.messages.session_log import SessionState, SessionStep
+from relax_actors.messages.session_log import SessionState, SessionStep, SessionTurn
 from relax_actors.sessions.forest import Forest
 
 _ID = re.compile(r"(group|eval)-(\d{1,18})-(\d{1,18})-(\d{1,9})-(\d{1,9})")
@@ -126,6 +126,22 @@ class Session:
         else:
             self.forest.restart()
 
+    def repeat(self, written: SessionTurn | SessionStep | SessionState) -> bool:
+        """Take what was written down; turns behind one that is lost are left out, because they may continue it."""
+        if isinstance(written, SessionTurn):
+            follows = written.number == len(self.forest.turns) > written.turn.parent
+            if follows:
+                self.forest.add(written.turn, is_used=self.state is None)
+        elif isinstance(written, SessionStep):
+            follows = (written.attempt, written.number) == (self.attempt, len(self.steps))
+            if follows:
+                self.steps.append(written)
+        elif follows := bool(written.reason):
+            self.enter_end(written)
+        elif follows := written.attempt > self.attempt:
+            self.begin_again(written)
+        return follows
+
     def shown(self, name: str, now: float) -> SessionAnswer:
         """Return the state of the session for the agent that has an id of it, and never the id of another agent."""
         is_open = self.state is None and self.id == name
@@ -140,8 +156,8 @@ class Session:
 
 def row_of(session: str) -> RowId | None:
     """Return the row of a session's id; None if it is no such id."""
-    found = _parsed(session)
-    return None if found is None else found[0]
+    parts = _parsed(session)
+    return None if parts is None else parts[0]
 
 
 def _parsed(session: str) -> tuple[RowId, int, int] | None:
@@ -253,9 +269,9 @@ class SessionBook:
 
     def counts(self) -> dict[str, int]:
         """Return how many samples wait for an agent, have one, and have ended."""
-        found = {"waiting": 0, "running": 0, "ended": 0}
+        counts = {"waiting": 0, "running": 0, "ended": 0}
         for sessions in self._rows.values():
             for session in sessions:
                 ended, waits = session.state is not None, session.offered_at is not None
-                found["ended" if ended else "waiting" if waits else "running"] += 1
-        return found
+                counts["ended" if ended else "waiting" if waits else "running"] += 1
+        return counts

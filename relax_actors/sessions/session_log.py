@@ -14,12 +14,17 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from broker.subjects import RowId
 from broker.table import CALL_DEADLINE, Table
 from relax_actors.errors import CodecError, RowTakenError, StoreError, SubjectError
-from relax_actors.messages.session_log import SessionLog, SessionState, SessionTurn
-from relax_actors.sessions.session_book import Session
+from relax_actors.messages.session_log import SessionLog, SessionState, SessionStep, SessionTurn
+
+if TYPE_CHECKING:
+    from relax_actors.sessions.episode import Episode
+    from relax_actors.sessions.session_book import Session
 
 ATTEMPT = 0
 """Attempt in the subjects of all cells: one log for all actors."""
@@ -67,8 +72,8 @@ class LogWriter:
             RowTakenError: one has, or it was.
         """
         async with self._lock:
-            found, _ = await asyncio.gather(self._find_next(), self._check_last())
-            if found is not None:
+            cell, _ = await asyncio.gather(self._find_next(), self._check_last())
+            if cell is not None:
                 raise self._taken()
 
     @property
@@ -150,17 +155,16 @@ class LazyLog:
     def __init__(self, table: Table, row: RowId, length: int = 0) -> None:
         self._table, self._row = table, row
         self._writer = LogWriter(table, row, length, checks_last=False)
-        self._turns: list[SessionTurn] = []
-        self._states: list[SessionState] = []
+        self._cell = SessionLog()
         self._writes: deque[Future[None]] = deque()
         self._order = asyncio.Lock()
 
     def add(self, one: SessionTurn | SessionState) -> None:
         """Add a turn or a state to the next cell."""
         if isinstance(one, SessionTurn):
-            self._turns.append(one)
+            self._cell.turns.append(one)
         else:
-            self._states.append(one)
+            self._cell.states.append(one)
 
     def flush(self, seconds: float = 0.0) -> None:
         """Write what was added.
@@ -171,10 +175,10 @@ class LazyLog:
         Raises:
             BrokerError: an earlier cell could not be written.
         """
-        if not (self._turns or self._states):
+        if not (self._cell.turns or self._cell.states):
             return
-        turns, states, self._turns, self._states = self._turns, self._states, [], []
-        cell, loop = SessionLog(turns, states, seconds), self._table.connection.loop
+        cell, self._cell = replace(self._cell, seconds=seconds), SessionLog()
+        loop = self._table.connection.loop
         self._writes.append(asyncio.run_coroutine_threadsafe(self._write_in_order(cell), loop))
         while self._writes and (self._writes[0].done() or len(self._writes) > MAX_UNWRITTEN):
             self._writes.popleft().result(CALL_DEADLINE)
@@ -251,22 +255,12 @@ def released(row: RowId) -> RowTakenError:
     return RowTakenError(f"{row} was released; send the request again")
 
 
-def restore(sessions: Sequence[Session], logs: Sequence[SessionLog]) -> None:
-    """Bring new sessions to where the logs end. Turns behind one that is lost are left out: they may continue it."""
+def restore(sessions: Sequence[Session] | Sequence[Episode], logs: Sequence[SessionLog]) -> int:
+    """Bring new sessions to where the logs end; return the number of turns that were taken."""
+    taken = 0
     for log in logs:
-        for written in log.turns:
-            forest = sessions[written.sample].forest if written.sample < len(sessions) else None
-            if forest is not None and written.number == len(forest.turns) > written.turn.parent:
-                forest.add(written.turn, is_used=sessions[written.sample].state is None)
-        for step in log.steps:
-            session = sessions[step.sample] if step.sample < len(sessions) else None
-            if session is not None and (step.attempt, step.number) == (session.attempt, len(session.steps)):
-                session.steps.append(step)
-        for state in log.states:
-            if state.sample >= len(sessions):
-                continue
-            session = sessions[state.sample]
-            if state.reason:
-                session.enter_end(state)
-            elif state.attempt > session.attempt:
-                session.begin_again(state)
+        records: list[SessionTurn | SessionStep | SessionState] = [*log.turns, *log.steps, *log.states]
+        for written in records:
+            if written.sample < len(sessions) and sessions[written.sample].repeat(written):
+                taken += isinstance(written, SessionTurn)
+    return taken

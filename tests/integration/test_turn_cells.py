@@ -13,15 +13,14 @@ from broker.codec import encode
 from broker.subjects import RowId
 from broker.table import Table
 from relax_actors.data.renderer import Extension, Message
-from relax_actors.engines.protocols import GenerationRequest
+from relax_actors.engines.protocols import Generation, GenerationRequest
 from relax_actors.envs.client import EnvironmentClient
-from relax_actors.messages import EnvironmentAnswer, FinishReason, Prompt, SessionLog
+from relax_actors.messages import EnvironmentAnswer, FinishReason, Prompt, SessionLog, SessionTurn
 from relax_actors.runtime import Row
-from relax_actors.sessions.episode import Episode, State
+from relax_actors.sessions.episode import Episode
 from relax_actors.sessions.episode_batch import EpisodeBatch
-from relax_actors.sessions.episode_group import repeat
-from relax_actors.sessions.episode_input import Limits, Start
-from relax_actors.sessions.session_log import LazyLog, read_log
+from relax_actors.sessions.episode_start import Limits, Start
+from relax_actors.sessions.session_log import LazyLog, read_log, restore
 from tests.support.asked import Asked
 from tests.support.contexts import MakeContext
 from tests.support.running import wait_until
@@ -56,10 +55,13 @@ def read(table: Table) -> tuple[list[SessionLog], int]:
 
 
 def turn(episode: Episode, token: int, log: LazyLog) -> None:
-    episode.observe(EnvironmentAnswer("s", episode.turns - 1))
-    episode.begin()
+    episode.step(EnvironmentAnswer("s", episode.turns - 1))
+    log.add(say(episode, token))
+
+
+def say(episode: Episode, token: int) -> SessionTurn:
     one = np.array([token], np.int32)
-    log.add(episode.generated(one, one.astype(np.float32), one, "stop"))
+    return episode.say(Generation(one, one.astype(np.float32), one, FinishReason.STOP))
 
 
 def test_turns_of_a_row_are_read_in_order_and_two_actors_do_not_mix(make_context: MakeContext) -> None:
@@ -75,9 +77,9 @@ def test_turns_of_a_row_are_read_in_order_and_two_actors_do_not_mix(make_context
     logs, length = read(table)
     assert length == 3
     again = episodes()
-    assert repeat(again, logs) == 6
+    assert restore(again, logs) == 6
     assert [e.actions for e in again] == [e.actions for e in first]
-    assert {e.state for e in again} == {State.WAITING}
+    assert {(e.state, e.reading) for e in again} == {(None, None)}
 
     # The first actor was taken for dead, but writes a further turn while its successor writes others.
     turn(first[0], 7, log)
@@ -95,7 +97,7 @@ def test_turns_of_a_row_are_read_in_order_and_two_actors_do_not_mix(make_context
     wait_until(lambda: table.count_cells(subjects.turn(ROW, "*", "*")) == 7, "turn cells")
     logs, length = read(table)
     third = episodes()
-    assert repeat(third, logs) == 9
+    assert restore(third, logs) == 9
     assert [e.actions[3:] for e in third] == [["[7]"], ["[8]", "[9]"]], "each follows one of the two"
     assert length == 7
 
@@ -112,15 +114,13 @@ def test_turns_that_are_too_large_for_one_cell_are_written_as_several(make_conte
     log, (one, other) = LazyLog(table, ROW), episodes()
     for size in (2, 2, 2, 5, 1):
         for each in (one, other):
-            each.observe(EnvironmentAnswer("s", each.turns - 1, [{"role": "user", "content": "x" * (size << 20)}]))
-            each.begin()
-            token = np.array([size], np.int32)
-            log.add(each.generated(token, token.astype(np.float32), token, "stop"))
+            each.step(EnvironmentAnswer("s", each.turns - 1, [{"role": "user", "content": "x" * (size << 20)}]))
+            log.add(say(each, size))
     log.flush()
     wait_until(lambda: table.count_cells(table.subjects.turn(ROW, "*", "*")) >= 7, "turn cells")
     again = episodes()
     # No cell can hold an observation of 5 MiB: what follows it is generated again.
-    assert repeat(again, read(table)[0]) == 6
+    assert restore(again, read(table)[0]) == 6
     assert [e.turns for e in again] == [3, 3]
 
 
@@ -140,21 +140,16 @@ def test_time_of_an_episode_counts_from_its_first_actor(make_context: MakeContex
         client,
         Digits(),
         LIMITS,
-        samples=2,
-        greedy=0,
-        policy=Asked(),
-        template=template,
-        see=lambda _: None,
-        check=lambda _, trajectory: trajectory,
-        fingerprints={},
-        barrier=False,
-        most=2,
+        Asked(),
+        template,
+        start=lambda _: Start(0, 5, np.array([3, 4], np.int32)),
+        result=lambda group: group,
         counts=defaultdict(float),
     )
     prompt = {"prompt": encode(Prompt("34>", np.array([3, 4], np.int32), "", {}, 5, 0), "prompts.0#1")}
     assert batch.open([Row(row, prompt, context.table.store) for row in (old, young)]) == []
     batch.exchange()
-    reasons = {group.row.id: [live.episode.reason for live in group.members] for group in batch.groups}
+    reasons = {group.row.id: [episode.reason for episode in group.members] for group in batch.groups}
     assert reasons == {old: [FinishReason.TIMEOUT, FinishReason.TIMEOUT], young: [None, None]}
-    assert [group.members[0].episode.turns for group in batch.groups] == [1, 1]
+    assert [group.members[0].turns for group in batch.groups] == [1, 1]
     client.close()

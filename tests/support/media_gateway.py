@@ -24,7 +24,7 @@ from relax_actors.serving.app import Access, Gateway
 from relax_actors.serving.server import HttpServer
 from relax_actors.sessions.message_media import MessageMedia
 from relax_actors.sessions.observation_media import ObservationMedia
-from relax_actors.sessions.service import Surroundings
+from relax_actors.sessions.service import GenerationService
 from relax_actors.training.row_media import RowMedia
 from relax_actors.training.stops import stops_of
 from tests.support.asked import answer
@@ -65,16 +65,15 @@ class MediaEnds(ServiceEnds):
         rollout: context of the rollout.
     """
 
-    def around(self, rollout: Context) -> Surroundings:
+    def make_service(self, rollout: Context) -> GenerationService:
         path = rollout.config.model_path
         self.rollout, self.engine = rollout, TransformersEngine(path)
         self.engine.load(1, *publish(tensors_of(build(path, seed=3)), path.parent / "published.safetensors"))
         prepares = ObservationMedia(rollout.config, rollout.table.store)
         self.media = MessageMedia(rollout.config, prepares, RowMedia(rollout))
         self.tokenizer = tokenizer = Tokenizer(path)
-        return Surroundings(
-            self.guests, tokenizer, self.engine.context_length, partial(stops_of, tokenizer), {}, self.media
-        )
+        stops = partial(stops_of, tokenizer)
+        return GenerationService(rollout, self.guests, tokenizer, self.engine.context_length, stops, {}, self.media)
 
     def generate(self, ended: threading.Event) -> None:
         """Generate what is asked, until `ended` is set."""

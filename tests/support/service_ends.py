@@ -27,7 +27,7 @@ from relax_actors.runtime import Context
 from relax_actors.serving.run_policy import RunPolicy
 from relax_actors.sessions import service
 from relax_actors.sessions.call_watch import CallWatch
-from relax_actors.sessions.service import GenerationService, Surroundings
+from relax_actors.sessions.service import GenerationService
 from relax_actors.supervision.streams import ensure_run_streams
 from tests.support.asked import Asked
 from tests.support.contexts import context_of
@@ -97,16 +97,17 @@ class ServiceEnds:
         rollout = self._as_user("rollout")
         self._rollout = rollout.table.connection
         self.guests, self.sessions = Asked(), SilentSessions()
-        self.service = GenerationService(rollout, self.around(rollout))
+        self.service = self.make_service(rollout)
         self.service.start(self.sessions)
         lease = LEASE | {"incarnation": incarnation}
         self._rollout.call(rollout.state.renew_lease("rollout", 0, lease, 60), 20)
 
-    def around(self, rollout: Context) -> Surroundings:
-        """Return what the service has of an incarnation of the rollout."""
+    def make_service(self, rollout: Context) -> GenerationService:
+        """Return the service of an incarnation of the rollout."""
         tokenizer = Tokenizer(rollout.config.model_path)
         self.size, self.stop_ids = tokenizer.size, tokenizer.stop_ids
-        return Surroundings(self.guests, tokenizer, 64, lambda _: (tokenizer.stop_ids | {0}, None), {})
+        stops = tokenizer.stop_ids | {0}, None
+        return GenerationService(rollout, self.guests, tokenizer, 64, lambda _: stops, {})
 
     def _as_user(self, role: str) -> Context:
         context = self._contexts[role]

@@ -27,7 +27,7 @@ from relax_actors.messages.generate import GenerateAnswer, GenerateCall, Session
 from relax_actors.sessions.agent_sessions import AgentSessions
 from relax_actors.sessions.call_watch import CallWatch
 from relax_actors.sessions.dialogue import Dialogue
-from relax_actors.sessions.service import GenerationService, Surroundings
+from relax_actors.sessions.service import GenerationService
 from relax_actors.sessions.session_book import Session
 from relax_actors.training.stops import stops_of
 from tests.support.asked import Asked
@@ -84,8 +84,8 @@ def make_sessions(table: Table, tmp_path: Path, goes_on: threading.Event, left: 
         context.table.patience = 0.2
         waits = threading.Event()
         tokenizer, guests, prompts = Tokenizer(context.config.model_path), Asked(waits.set), []
-        around = Surroundings(guests, tokenizer, 256, partial(stops_of, tokenizer), {7: "f" * 32})
-        service, ended = GenerationService(context, around), threading.Event()
+        stops, ended = partial(stops_of, tokenizer), threading.Event()
+        service = GenerationService(context, guests, tokenizer, 256, stops, {7: "f" * 32})
         sessions = AgentSessions(context, Dialogue(tokenizer), service, 64, left.add)
 
         def engine() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from relax_actors.messages import SessionLog, SessionState, SessionTurn
 from relax_actors.sessions.episode import Episode
-from relax_actors.sessions.episode_group import repeat
+from relax_actors.sessions.session_log import restore
 
 
 def log_of(written: Iterable[SessionTurn | SessionState]) -> SessionLog:
@@ -19,4 +19,4 @@ def log_of(written: Iterable[SessionTurn | SessionState]) -> SessionLog:
 
 def repeat_turns(episodes: Sequence[Episode], written: Iterable[SessionTurn | SessionState]) -> int:
     """Bring the episodes of a row to where turns and states end; return the number of turns that were taken."""
-    return repeat(episodes, [log_of([one]) for one in written])
+    return restore(episodes, [log_of([one]) for one in written])

@@ -16,13 +16,14 @@ from broker.codec import decode, encode
 from relax_actors.data.character_tokenizer import make_character_tokenizer
 from relax_actors.data.renderer import Extension, Message
 from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.engines.protocols import Generation
 from relax_actors.errors import RowError, TooLongError
 from relax_actors.messages import EnvironmentAnswer, FinishReason, SessionLog, SessionState, SessionTurn, Trajectory
 from relax_actors.rewards.credit import discounted, environment_reward
 from relax_actors.sessions.conversation import ChatConversation, PlainConversation, text_of
-from relax_actors.sessions.episode import Episode, State
-from relax_actors.sessions.episode_group import repeat
-from relax_actors.sessions.episode_input import Limits, Start
+from relax_actors.sessions.episode import Episode
+from relax_actors.sessions.episode_start import Limits, Start
+from relax_actors.sessions.session_log import restore
 from tests.support.chat_folder import make_chat_folder
 from tests.support.turns import log_of, repeat_turns
 
@@ -61,9 +62,16 @@ def answer(text: str = "", turn: int = 0, **fields: Any) -> EnvironmentAnswer:
 
 def write(one: Episode, text: str, reason: FinishReason = FinishReason.STOP) -> SessionTurn:
     """Let the model write a text."""
-    one.begin()
     tokens = np.array([ord(c) for c in text], np.int32)
-    return one.generated(tokens, np.full(len(tokens), -0.5, np.float32), np.full(len(tokens), 7, np.int32), reason)
+    logprobs, versions = np.full(len(tokens), -0.5, np.float32), np.full(len(tokens), 7, np.int32)
+    return one.say(Generation(tokens, logprobs, versions, reason))
+
+
+def say(one: Episode, tokens: Any) -> SessionTurn:
+    """Let the model write tokens."""
+    return one.say(
+        Generation(tokens, np.zeros(len(tokens), np.float32), np.zeros(len(tokens), np.int32), FinishReason.STOP)
+    )
 
 
 @st.composite
@@ -78,21 +86,21 @@ def stories(draw: st.DrawFn) -> list[tuple[str, str, FinishReason, float | None]
 def play(one: Episode, story: list[tuple[str, str, FinishReason, float | None]]) -> list[SessionTurn | SessionState]:
     turns, reward = [], None
     for number, (seen, said, reason, next_reward) in enumerate(story):
-        if one.state is State.ENDED:
+        if one.state is not None:
             break
         before = list(one.tokens) if one.turns else []
-        one.observe(answer(seen, number - 1, reward=reward))
+        one.step(answer(seen, number - 1, reward=reward))
         reward = next_reward
-        if one.state is not State.READY:
+        if one.reading is None:
             break
         if not one.branches:
             assert list(one.tokens)[: len(before)] == before
         turns.append(write(one, said[: one.max_tokens], reason))
-    if one.state is State.WAITING:
-        one.observe(answer("", len(turns) - 1, reward=reward, done=True))
-    if one.state is not State.ENDED:
+    if (one.state, one.reading) == (None, None):
+        one.step(answer("", len(turns) - 1, reward=reward, done=True))
+    if one.state is None:
         one.end(FinishReason.TIMEOUT)
-    return [*turns, one.last_state()]
+    return [*turns, one.state]
 
 
 CONVERSATIONS = [Letters(needs_stop=stop, rewrites=rewrites) for stop in (False, True) for rewrites in (False, True)]
@@ -106,7 +114,7 @@ def test_every_sampled_token_is_trained_once_and_recorded_turns_repeat_the_episo
     one = episode(conversation, room=room, token_budget=budget)
     turns = play(one, story)
     sample = one.sample()
-    assert one.state is State.ENDED
+    assert one.state is not None
     assert sample.finish_reason in FinishReason
     said = "".join(one.actions)
     assert "".join(chr(t) for s in sample.sequences for t in s.token_ids[s.loss_mask]) == said
@@ -115,7 +123,7 @@ def test_every_sampled_token_is_trained_once_and_recorded_turns_repeat_the_episo
     assert sample.metrics["environment_reward"] == pytest.approx(float(np.sum(sample.turn_rewards)), abs=1e-5)
     cell = decode(encode(log_of(turns), "test"), SessionLog)
     again = episode(conversation, room=room, token_budget=budget)
-    repeat([again] * 3, [cell])
+    restore([again] * 3, [cell])
     other = again.sample()
     assert (again.state, again.reason, again.actions) == (one.state, one.reason, one.actions)
     for a, b in zip(sample.sequences, other.sequences, strict=True):
@@ -133,17 +141,17 @@ def test_any_prefix_of_the_turns_leaves_an_episode_that_waits_for_its_last_actio
     again = episode()
     assert repeat_turns([again] * 3, kept) == len(kept)
     assert again.actions == one.actions[: len(kept)]
-    if kept and again.state is not State.ENDED:
-        assert again.state is State.WAITING
+    if kept and again.state is None:
+        assert (again.state, again.reading) == (None, None)
         assert (again.seed == one.seed) == (len(kept) == one.turns)
 
 
 def test_turns_of_another_actor_that_do_not_follow_are_not_taken() -> None:
     one, other = episode(), episode()
     for each, said in ((one, "x"), (other, "yy")):
-        each.observe(answer("a"))
+        each.step(answer("a"))
         write(each, said)
-    other.observe(answer("b"))
+    other.step(answer("b"))
     foreign = write(other, "z")
     assert not one.repeat(foreign)
     assert one.actions == ["x"]
@@ -151,11 +159,11 @@ def test_turns_of_another_actor_that_do_not_follow_are_not_taken() -> None:
 
 def test_a_sample_that_begins_again_forgets_its_turns_and_draws_other_numbers() -> None:
     one = episode()
-    one.observe(answer())
+    one.step(answer())
     first = one.seed
     write(one, "x")
     one.restart()
-    one.observe(answer())
+    one.step(answer())
     assert one.seed != first
     turn = write(one, "q")
     again = episode()
@@ -175,29 +183,29 @@ ENDS = [
 @pytest.mark.parametrize(("fields", "limits", "reason"), ENDS)
 def test_an_episode_ends_with_the_reason_of_its_limit(fields: Any, limits: Any, reason: FinishReason) -> None:
     one = episode(**limits)
-    one.observe(answer())
+    one.step(answer())
     write(one, "x")
-    one.observe(answer("b", **fields))
-    assert (one.state, one.reason) == (State.ENDED, reason)
+    one.step(answer("b", **fields))
+    assert one.state.reason == reason
     assert one.sample().sequences[0].token_ids.tolist() == [1, 2, 3, ord("x")]
 
 
 def test_a_cut_off_answer_ends_a_chat_but_not_a_plain_episode() -> None:
     chat, plain = episode(Letters(needs_stop=True)), episode()
     for one in (chat, plain):
-        one.observe(answer())
+        one.step(answer())
         write(one, "x", FinishReason.LENGTH)
     assert chat.reason is FinishReason.LENGTH
-    assert plain.state is State.WAITING
+    assert (plain.state, plain.reading) == (None, None)
 
 
 def test_a_rewritten_history_begins_a_sequence_and_trains_no_token_twice() -> None:
     one = episode(Letters(rewrites=True))
-    one.observe(answer())
+    one.step(answer())
     write(one, "x")
-    one.observe(answer("bc", reward=0.25))
+    one.step(answer("bc", reward=0.25))
     write(one, "y")
-    one.observe(answer("", done=True, reward=0.5))
+    one.step(answer("", done=True, reward=0.5))
     sample = one.sample()
     assert [s.token_ids.tolist() for s in sample.sequences] == [[1, 2, 3, 120], [98, 99, 121]]
     assert sample.metrics["branches"] == 1
@@ -209,10 +217,10 @@ def test_credit_of_turns_is_their_discounted_return() -> None:
     for rewards in ([0.5, 0.0, 1.0], [0.25]):
         one, last = episode(), None
         for reward in rewards:
-            one.observe(answer("ab", reward=last))
+            one.step(answer("ab", reward=last))
             write(one, "xy")
             last = reward
-        one.observe(answer("", done=True, reward=last))
+        one.step(answer("", done=True, reward=last))
         samples.append(one.sample())
     trajectory = Trajectory.of(PROMPT, samples)
     assert trajectory.turn_counts.tolist() == [3, 1]
@@ -233,9 +241,9 @@ def test_a_turn_that_follows_another_observation_is_not_repeated() -> None:
     one, other = episode(), episode()
     turns = []
     for each, seen in ((one, "a"), (other, "b")):
-        each.observe(answer(seen))
+        each.step(answer(seen))
         first = write(each, "x")
-        each.observe(answer("c"))
+        each.step(answer("c"))
         turns.append((first, write(each, "y")))
     again = episode()
     assert repeat_turns([again] * 3, [turns[0][0], turns[1][1]]) == 1
@@ -244,7 +252,7 @@ def test_a_turn_that_follows_another_observation_is_not_repeated() -> None:
 
 def test_a_recorded_attempt_begins_at_once() -> None:
     one = episode()
-    one.observe(answer())
+    one.step(answer())
     turn = replace(write(one, "x"), attempt=1 << 60)
     again = episode()
     assert not again.repeat(turn)
@@ -265,11 +273,9 @@ def test_an_observation_that_the_tokenizer_lacks_is_read_escaped_and_repeated_wi
     one, tokenizer = begin()
     turns = []
     for number, text in enumerate(story):
-        one.observe(answer(text, number - 1))
-        assert one.state is State.READY
-        one.begin()
-        said = tokenizer.encode("12")
-        turns.append(one.generated(said, np.zeros(2, np.float32), np.zeros(2, np.int32), FinishReason.STOP))
+        one.step(answer(text, number - 1))
+        assert one.reading is not None
+        turns.append(say(one, tokenizer.encode("12")))
     assert tokenizer.decode(one.sample().sequences[0].token_ids[len(PROMPT) :]) == (
         r"\x45\x72\x72\x6f\x72\x3a\x20\u271312\x6e\x6f\x20\x73uc\x68\x20f\x69\x6ce12"
     )
@@ -277,7 +283,7 @@ def test_an_observation_that_the_tokenizer_lacks_is_read_escaped_and_repeated_wi
 
     other, fresh = begin()
     assert repeat_turns([other], turns[:1]) == 1
-    other.observe(answer(story[1], 0))
+    other.step(answer(story[1], 0))
     np.testing.assert_array_equal(other.tokens, one.tokens[: len(other.tokens)])
     assert fresh.replaced == {"characters_escaped": 8, "characters_dropped": 0}, "recorded tokens are not encoded again"
 
@@ -294,10 +300,8 @@ def chat_episode(tokenizer: Tokenizer, said: str, *, branches: bool = True) -> E
     """Return an episode by chat template whose first turn was `said`."""
     conversation = ChatConversation(tokenizer, branches=branches)
     one = Episode(Start(0, 1, conversation.prompt(ASKED), ASKED), Limits(4, 500, 4000), conversation)
-    one.observe(answer(turn=-1))
-    one.begin()
-    tokens = tokenizer.encode(said, special=False)
-    one.generated(tokens, np.zeros(len(tokens), np.float32), np.zeros(len(tokens), np.int32), FinishReason.STOP)
+    one.step(answer(turn=-1))
+    say(one, tokenizer.encode(said, special=False))
     return one
 
 
@@ -305,7 +309,7 @@ def test_turn_that_ended_at_a_stop_string_is_closed_by_a_token_that_is_not_train
     tokenizer = Tokenizer(make_chat_folder(tmp_path, CHAT, ["<|im_end|>", "<|endoftext|>"]))
     call = "<tool_call>add</tool_call>"
     one = chat_episode(tokenizer, call, branches=False)
-    one.observe(EnvironmentAnswer("s", 0, RESULT))
+    one.step(EnvironmentAnswer("s", 0, RESULT))
     whole = [*ASKED, {"role": "assistant", "content": call}, *RESULT]
     assert tokenizer.spell(one.tokens) == tokenizer.chat(whole)
     assert one.branches == 0
@@ -316,13 +320,13 @@ def test_turn_that_ended_at_a_stop_string_is_closed_by_a_token_that_is_not_train
 def test_turn_that_ended_with_another_stop_token_branches_or_ends_the_sample(tmp_path: Path) -> None:
     tokenizer = Tokenizer(make_chat_folder(tmp_path, CHAT, ["<|im_end|>", "<|endoftext|>"]))
     one = chat_episode(tokenizer, "13<|endoftext|>")
-    one.observe(EnvironmentAnswer("s", 0, RESULT))
+    one.step(EnvironmentAnswer("s", 0, RESULT))
     whole = [*ASKED, {"role": "assistant", "content": "13"}, *RESULT]
     assert tokenizer.spell(one.tokens) == tokenizer.chat(whole)
     assert one.branches == 1
     strict = chat_episode(tokenizer, "13<|endoftext|>", branches=False)
     with pytest.raises(RowError) as error:
-        strict.observe(EnvironmentAnswer("s", 0, RESULT))
+        strict.step(EnvironmentAnswer("s", 0, RESULT))
     assert str(error.value) == (
         "the chat template does not continue the tokens of the conversation: it ends an answer with '<|im_end|>', the "
         "model with '<|endoftext|>'; use a template that keeps what it wrote, or set environment.on_rewrite = "
@@ -342,10 +346,10 @@ class SmallContext(Letters):
 
 def test_observation_that_is_too_long_to_be_tokenized_ends_the_sample_at_its_budget() -> None:
     one = episode(SmallContext())
-    one.observe(answer("go"))
+    one.step(answer("go"))
     write(one, "xyz")
-    one.observe(answer("a" * 11, 1, reward=0.5))
-    assert (one.state, one.reason) == (State.ENDED, FinishReason.TOKEN_BUDGET)
+    one.step(answer("a" * 11, 1, reward=0.5))
+    assert one.state.reason == FinishReason.TOKEN_BUDGET
     sample = one.sample()
     assert sample.sequences[0].token_ids.tolist() == [*PROMPT.tolist(), *map(ord, "goxyz")]
     assert sample.metrics["environment_reward"] == 0.5

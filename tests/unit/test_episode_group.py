@@ -20,8 +20,8 @@ from relax_actors.rewards import environment
 from relax_actors.rewards.loading import call_reward, load_reward
 from relax_actors.runtime import Drop, Row
 from relax_actors.sessions.episode import Episode
-from relax_actors.sessions.episode_group import EpisodeGroup, Live
-from relax_actors.sessions.episode_input import Limits, Start
+from relax_actors.sessions.episode_group import EpisodeGroup
+from relax_actors.sessions.episode_start import Limits, Start
 from tests.unit.test_episode import Letters, answer, episode, write
 
 ENDS = FinishReason.ENV_DONE, FinishReason.ERROR, FinishReason.MAX_TURNS
@@ -32,11 +32,12 @@ def group(tmp_path: Path, ends: tuple[FinishReason, ...] = ENDS, kind: str = "gr
     found = EpisodeGroup(Row(RowId(3, 1, kind), {}, Store(tmp_path)), None, 0.0)  # type: ignore[arg-type]
     for reason in ends:
         one = episode()
-        one.observe(answer())
+        one.step(answer())
         write(one, "x")
-        one.observe(answer("b", reward=0.5, metrics={"picks": 1.0} if reason == FinishReason.ENV_DONE else {}))
+        one.step(answer("b", reward=0.5, metrics={"picks": 1.0} if reason == FinishReason.ENV_DONE else {}))
         one.end(reason)
-        found.members.append(Live(one, found, failure="environment: it broke" if reason == FinishReason.ERROR else ""))
+        one.failure = "environment: it broke" if reason == FinishReason.ERROR else ""
+        found.members.append(one)
     return found
 
 
@@ -82,7 +83,8 @@ def test_a_row_whose_environments_all_failed_before_the_first_turn_is_no_row_wit
     for sample in range(2):
         one = Episode(Start(sample, 5, np.zeros(0, np.int32)), Limits(4, 5, 60), Letters())
         one.end(FinishReason.ERROR)
-        found.members.append(Live(one, found, failure="environment: no database"))
+        one.failure = "environment: no database"
+        found.members.append(one)
     with pytest.raises(EpisodesFailedError) as caught:
         result(found, on_error="zero")
     assert str(caught.value) == "the environment failed in all 2 samples of group.3.1: environment: no database"
@@ -116,10 +118,10 @@ def test_a_sample_that_failed_before_the_environment_gave_the_prompt_has_that_of
     for failed in (True, False):
         one = Episode(Start(int(failed), 5, np.zeros(0, np.int32)), Limits(4, 5, 60), Letters())
         if not failed:
-            one.observe(answer("ab"))
+            one.step(answer("ab"))
             write(one, "x")
         one.end(FinishReason.ERROR if failed else FinishReason.TIMEOUT)
-        found.members.append(Live(one, found))
+        found.members.append(one)
     trajectory = result(found, on_error="zero", prompt="environment")
     assert isinstance(trajectory, Trajectory)
     assert trajectory.prompt_tokens.tolist() == [97, 98]
@@ -129,8 +131,8 @@ def test_a_sample_that_failed_before_the_environment_gave_the_prompt_has_that_of
 
 def test_conversations_may_be_larger_than_a_cell(tmp_path: Path) -> None:
     found = group(tmp_path)
-    for live in found.members:
-        live.episode.observations[-1].messages[0]["content"] = "b" * (3 << 20)
+    for one in found.members:
+        one.seen[-1].messages[0]["content"] = "b" * (3 << 20)
     trajectory = result(found)
     assert isinstance(trajectory, Trajectory)
     store = Store(tmp_path)

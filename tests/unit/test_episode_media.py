@@ -24,10 +24,10 @@ from relax_actors.messages import (
     SessionTurn,
     Trajectory,
 )
-from relax_actors.sessions.episode import Episode, State
-from relax_actors.sessions.episode_group import repeat
-from relax_actors.sessions.episode_input import Limits, Start
+from relax_actors.sessions.episode import Episode
+from relax_actors.sessions.episode_start import Limits, Start
 from relax_actors.sessions.observation_media import Observation
+from relax_actors.sessions.session_log import restore
 from tests.support.turns import log_of, repeat_turns
 from tests.unit.test_episode import Letters, write
 
@@ -104,17 +104,18 @@ def episode(prepare: Prepare, conversation: Letters | None = None, *, from_envir
         0, prepare.none, np.array([ord(c) for c in "#>"], np.int32), [MediaSource("image", "", "p")], ""
     )
     messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": ">"}]}]
-    start = Start(0, 7, first.tokens, messages, media=first.media, sources=[MediaSource("image", "", "p")])
+    source = MediaSource("image", "", "p")
+    start = Start(0, 7, first.tokens, messages, media=first.media, sources=[source], prepare=prepare)
     if from_environment:
-        start = Start(0, 7, np.zeros(0, np.int32), media=prepare.none)
-    return Episode(start, Limits(3, 4, 60), conversation or Pictures(), prepare)
+        start = Start(0, 7, np.zeros(0, np.int32), media=prepare.none, prepare=prepare)
+    return Episode(start, Limits(3, 4, 60), conversation or Pictures())
 
 
 def play(one: Episode, *observations: EnvironmentAnswer) -> list[SessionTurn | SessionState]:
     turns: list[SessionTurn | SessionState] = []
     for answer in observations:
-        one.observe(answer)
-        if one.state is State.READY:
+        one.step(answer)
+        if one.reading is not None:
             turns.append(write(one, "xy"))
     return turns
 
@@ -150,14 +151,12 @@ def test_recorded_turns_bring_media_back_without_their_files() -> None:
     turns = play(one, EnvironmentAnswer("s", -1), *ANSWERS[1:])
     cell = decode(encode(log_of(turns), "rollout.0#1"), SessionLog)
     other = episode(prepare)
-    assert repeat([other], [cell]) == 3
+    assert restore([other], [cell]) == 3
     np.testing.assert_array_equal(other.tokens, one.tokens)
     assert other.media is not None
     assert one.media is not None
     np.testing.assert_array_equal(other.media.positions, one.media.positions)
-    assert [answer.digest for answer in other.observations] == [
-        a.digest for a in (EnvironmentAnswer("s", -1), *ANSWERS[1:])
-    ]
+    assert [answer.digest for answer in other.seen] == [a.digest for a in (EnvironmentAnswer("s", -1), *ANSWERS[1:])]
 
 
 def test_a_turn_with_lost_media_is_generated_again() -> None:
@@ -166,10 +165,10 @@ def test_a_turn_with_lost_media_is_generated_again() -> None:
     prepare.lost = {"32"}
     other = episode(prepare)
     assert repeat_turns([other], turns) == 1
-    assert other.state is State.WAITING
+    assert (other.state, other.reading) == (None, None)
     prepare.lost.clear()
-    other.observe(ANSWERS[1])
-    assert other.state is State.READY
+    other.step(ANSWERS[1])
+    assert other.reading is not None
 
 
 def test_a_conversation_that_is_written_anew_shows_all_its_pictures_again() -> None:
@@ -195,11 +194,11 @@ def test_a_prompt_of_the_environment_has_media_of_its_own() -> None:
 def test_a_picture_without_a_file_is_an_error_of_the_observation() -> None:
     one = episode(Prepare())
     with pytest.raises(RowError, match="the observation before turn 0 of sample 0: placeholders do not fit"):
-        one.observe(EnvironmentAnswer("s", -1, [{"role": "user", "content": [{"type": "image"}]}]))
+        one.step(EnvironmentAnswer("s", -1, [{"role": "user", "content": [{"type": "image"}]}]))
 
 
 def test_a_picture_for_a_model_of_text_is_named() -> None:
     one = Episode(Start(0, 7, np.array([1], np.int32)), Limits(3, 4, 60), Letters())
     with pytest.raises(RowError) as caught:
-        one.observe(seen("a", b"1"))
+        one.step(seen("a", b"1"))
     assert str(caught.value) == "a message holds a part of type 'image', but the model reads text alone"

@@ -12,6 +12,7 @@ import pytest
 from relax_actors.data.renderer import Renderer
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.data.tool_call import ToolFormat
+from relax_actors.engines.protocols import Generation
 from relax_actors.envs import Step
 from relax_actors.envs.observation import answer_of
 from relax_actors.envs.tools import ToolEnvironment
@@ -19,7 +20,7 @@ from relax_actors.messages import FinishReason
 from relax_actors.sessions.conversation import ChatConversation
 from relax_actors.sessions.dialogue import Dialogue, answer_message
 from relax_actors.sessions.episode import Episode
-from relax_actors.sessions.episode_input import Limits, Start
+from relax_actors.sessions.episode_start import Limits, Start
 from tests.support.chat_folder import make_chat_folder
 from tests.support.chat_templates import MISTRAL, SMOLLM2
 
@@ -53,14 +54,13 @@ def test_tool_loop_of_an_environment_is_one_sequence(tokenizer: Tokenizer) -> No
     conversation, environment = ChatConversation(tokenizer, TOOLS, branches=False), Adds()
     assert environment.reset({}, np.random.default_rng()) == ""
     episode = Episode(Start(0, 1, conversation.prompt(ASKED), ASKED), Limits(9, 500, 9000), conversation)
-    episode.observe(answer_of("", "s", -1, 9999))
+    episode.step(answer_of("", "s", -1, 9999))
     texts = [ADD, NAMED, ADD, "13"]
     for number, said in enumerate(texts):
-        episode.begin()
         tokens = tokenizer.encode(f"{said}</s>", special=False)
         zeros = np.zeros(len(tokens), np.float32)
-        episode.generated(tokens, zeros, zeros.astype(np.int32), FinishReason.STOP)
-        episode.observe(answer_of(asyncio.run(environment.step(episode.actions[-1])), "s", number, 9999))
+        episode.say(Generation(tokens, zeros, zeros.astype(np.int32), FinishReason.STOP))
+        episode.step(answer_of(asyncio.run(environment.step(episode.actions[-1])), "s", number, 9999))
     (sequence,) = episode.sample().sequences
     assert tokenizer.spell(sequence.token_ids[sequence.loss_mask]) == "</s>".join(texts)
     results = re.findall(r'"content": (\w+), "call_id": "([A-Za-z0-9]{9})"', tokenizer.spell(sequence.token_ids))

@@ -23,8 +23,9 @@ from relax_actors.errors import RowError
 from relax_actors.messages import EnvironmentAnswer, FinishReason, Reward, Trajectory
 from relax_actors.rewards.credit import environment_reward
 from relax_actors.runtime import Drop, Row
-from relax_actors.sessions.episode import Episode, Limits, Start, State
-from relax_actors.sessions.episode_group import EpisodeGroup, Live
+from relax_actors.sessions.episode import Episode
+from relax_actors.sessions.episode_group import EpisodeGroup
+from relax_actors.sessions.episode_start import Limits, Start
 from tests.unit.test_episode import PROMPT, Letters, answer, write
 from tests.unit.test_players import PICK, PLAYERS, SETTINGS, duel, episode, play, played
 
@@ -33,7 +34,7 @@ NO_PROMPT = np.zeros(0, np.int32)
 
 def group_of(folder: Path, *episodes: Episode, kind: str = "group") -> EpisodeGroup:
     found = EpisodeGroup(Row(RowId(3, 1, kind), {}, Store(folder)), None, 0.0)  # type: ignore[arg-type]
-    found.members += [Live(one, found) for one in episodes]
+    found.members += episodes
     return found
 
 
@@ -63,7 +64,7 @@ def test_a_failed_sample_that_is_trained_has_no_reward_for_any_player(tmp_path: 
 
 def test_a_sample_that_failed_before_its_prompt_belongs_to_the_first_player(tmp_path: Path) -> None:
     episodes = [Episode(Start(n, 5, NO_PROMPT, (), PLAYERS, PLAYERS), Limits(4, 5, 60), Letters()) for n in range(2)]
-    episodes[1].observe(answer("ab"))
+    episodes[1].step(answer("ab"))
     write(episodes[1], "x")
     for one, reason in zip(episodes, (FinishReason.ERROR, FinishReason.TIMEOUT), strict=True):
         one.end(reason)
@@ -84,14 +85,14 @@ def test_held_out_rows_count_whoever_has_acted(tmp_path: Path) -> None:
 
 def test_an_empty_prompt_fails_the_sample_with_the_reason() -> None:
     one = Episode(Start(0, 5, NO_PROMPT, (), PLAYERS, PLAYERS), Limits(4, 5, 60), Letters())
-    one.observe(answer("ab"))
+    one.step(answer("ab"))
     write(one, "x")
     error = (
         'the first one of player critic is empty, but it is the prompt with environment.prompt = "environment"; '
         "return a text"
     )
     with pytest.raises(RowError, match=f"^{re.escape(error)}$"):
-        one.observe(answer("", player="critic"))
+        one.step(answer("", player="critic"))
 
 
 class Recorder(Letters):
@@ -108,12 +109,12 @@ def test_an_answer_that_nothing_was_said_to_stays_in_the_conversation() -> None:
     conversation = Recorder()
     one = Episode(Start(0, 5, PROMPT, [{"role": "user", "content": "p"}]), Limits(4, 5, 60), conversation)
     for seen, said in (("", "x"), ("", "y"), ("b", "z")):
-        one.observe(answer(seen))
+        one.step(answer(seen))
         write(one, said)
     assert conversation.history == ("p", "x")
-    one.observe(answer("c"))
+    one.step(answer("c"))
     assert conversation.history == ("p", "x", "y", "b")
-    assert one.state is State.READY
+    assert one.reading is not None
 
 
 WRONG_PLAYERS = [0, None, b"solver", ["solver"], np.array(PLAYERS)]
@@ -191,8 +192,8 @@ def test_players_that_are_not_those_of_the_run_are_row_errors() -> None:
 
 def test_an_episode_holds_the_conversations_of_all_players_that_have_acted() -> None:
     one = episode()
-    one.observe(answer())
+    one.step(answer())
     assert one.held == len(PROMPT)
     write(one, "xy")
-    one.observe(answer("abc", player="critic"))
+    one.step(answer("abc", player="critic"))
     assert one.held == len(PROMPT) + 2 + len(PROMPT) + 3

@@ -28,9 +28,10 @@ from relax_actors.messages import FinishReason, Sample, SessionLog, SessionState
 from relax_actors.messages.player_parts import parts_of
 from relax_actors.rewards.credit import environment_reward
 from relax_actors.runtime import Row
-from relax_actors.sessions.episode import Episode, State
-from relax_actors.sessions.episode_group import EpisodeGroup, Live, repeat
-from relax_actors.sessions.episode_input import Limits, Start
+from relax_actors.sessions.episode import Episode
+from relax_actors.sessions.episode_group import EpisodeGroup
+from relax_actors.sessions.episode_start import Limits, Start
+from relax_actors.sessions.session_log import restore
 from tests.support.turns import log_of
 from tests.unit.test_episode import CONVERSATIONS, PROMPT, Letters, answer, write
 
@@ -63,19 +64,19 @@ def play(
     acted: list[str] = []
     rewards: dict[str, float] = {}
     for player, seen, said, next_rewards in story:
-        if one.state is State.ENDED:
+        if one.state is not None:
             break
-        one.observe(answer(seen, len(turns) - 1, player=player, rewards=rewards))
+        one.step(answer(seen, len(turns) - 1, player=player, rewards=rewards))
         rewards = next_rewards
-        if one.state is not State.READY:
+        if one.reading is None:
             break
         acted.append(one.player)
         turns.append(write(one, said[: one.max_tokens]))
-    if one.state is State.WAITING:
-        one.observe(answer("", len(turns) - 1, rewards=rewards, done=True))
-    if one.state is not State.ENDED:
+    if (one.state, one.reading) == (None, None):
+        one.step(answer("", len(turns) - 1, rewards=rewards, done=True))
+    if one.state is None:
         one.end(FinishReason.TIMEOUT)
-    return [*turns, one.last_state()], acted
+    return [*turns, one.state], acted
 
 
 @settings(max_examples=60, deadline=None)
@@ -99,7 +100,7 @@ def test_players_have_their_own_tokens_and_recorded_turns_repeat_the_episode(
         for name in PLAYERS:
             assert sum(sample.turn_rewards[of_turns == name]) == rewards[name]
     again = episode(conversation, trained, room=room)
-    repeat([again] * 3, [decode(encode(log_of(turns), "test"), SessionLog)])
+    restore([again] * 3, [decode(encode(log_of(turns), "test"), SessionLog)])
     other = again.sample()
     assert (again.state, again.reason, again.rewards, other.metrics) == (
         one.state,
@@ -211,10 +212,10 @@ def test_credit_of_branches_is_the_return_from_their_first_turn() -> None:
     samples = []
     for own in rewards:
         one = Episode(Start(0, 7, PROMPT), Limits(8, 5, 60), Letters(rewrites=True))
-        one.observe(answer())
+        one.step(answer())
         for reward in own:
             write(one, "xy")
-            one.observe(answer("b", reward=reward))
+            one.step(answer("b", reward=reward))
         one.end(FinishReason.TIMEOUT)
         samples.append(one.sample())
     trajectory = Trajectory.of(PROMPT, samples)
@@ -232,10 +233,10 @@ def test_turns_of_one_sequence_are_one_branch() -> None:
     samples = []
     for own in ([1.0, 3.0], [0.0, 0.0]):
         one = Episode(Start(0, 7, PROMPT), Limits(8, 5, 60), Letters())
-        one.observe(answer())
+        one.step(answer())
         for reward in own:
             write(one, "x")
-            one.observe(answer("b", reward=reward))
+            one.step(answer("b", reward=reward))
         one.end(FinishReason.TIMEOUT)
         samples.append(one.sample())
     found = environment_reward(Trajectory.of(PROMPT, samples), "branch", 0.0)
@@ -257,7 +258,7 @@ def test_a_row_is_dropped_only_if_no_player_has_a_signal() -> None:
 
 def test_a_row_without_players_is_refused_in_a_run_with_players() -> None:
     one = Episode(Start(0, 7, PROMPT), Limits(8, 5, 60), Letters())
-    one.observe(answer())
+    one.step(answer())
     write(one, "x")
     one.end(FinishReason.STOP)
     trajectory = Trajectory.of(PROMPT, [one.sample()])
@@ -272,14 +273,14 @@ def test_a_player_that_the_run_does_not_have_fails_the_sample() -> None:
         one = episode()
         error = "the environment names the player 'judge'; environment.players are solver, critic"
         with pytest.raises(RowError, match=f"^{re.escape(error)}$"):
-            one.observe(answer("a", -1, **fields))
+            one.step(answer("a", -1, **fields))
 
 
 def test_the_row_of_a_group_names_the_player_of_each_message(tmp_path: Path) -> None:
     found = EpisodeGroup(Row(RowId(3, 1), {}, Store(tmp_path)), None, 0.0)  # type: ignore[arg-type]
     one = episode()
     play(one, [("", "", "x", {}), ("critic", "ab", "y", {"solver": 1.0})])
-    found.members.append(Live(one, found))
+    found.members.append(one)
     section = EnvironmentSection.model_validate({"name": "x.Y", "players": PLAYERS})
     trajectory = found.result(section, {})
     assert isinstance(trajectory, Trajectory)
