@@ -72,3 +72,7 @@ class EpisodesFailedError(RelaxError):
 
 class FencedError(ActorError):
     """Fencing of this incarnation: a later incarnation of the actor has started, so this one must exit."""
+
+
+class DownloadError(Exception):
+    """Failure of a download that may be gone at the next attempt: no answer, a time-out, or an error of the server."""

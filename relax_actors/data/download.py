@@ -16,7 +16,7 @@ from broker.shared_files import SharedFiles
 from broker.store import Store
 from relax_actors.config.media import MediaSection, UrlSection
 from relax_actors.data.time_limit import call_within
-from relax_actors.errors import RowError
+from relax_actors.errors import DownloadError, RowError
 from relax_actors.messages import MediaSource
 
 _REDIRECTS = 5
@@ -29,10 +29,6 @@ _TUNNELS = tuple(
 )
 """Other forms in which IPv6 carries addresses of IPv4: compatible, mapped, translated, local NAT64, Teredo, 6to4. No
 public server has one of these alone."""
-
-
-class DownloadError(Exception):
-    """Failure that may be gone at the next attempt: no answer, a time-out, or an error of the server."""
 
 
 class Downloads:

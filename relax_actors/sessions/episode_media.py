@@ -9,11 +9,10 @@ from typing import Any
 from broker.codec import Array
 from broker.subjects import RowId
 from relax_actors.config import Config
-from relax_actors.data.download import DownloadError
 from relax_actors.data.media_fields import content_parts
 from relax_actors.data.renderer import Message
 from relax_actors.engines.protocols.media import PromptMedia
-from relax_actors.errors import RowError
+from relax_actors.errors import DownloadError, RowError
 from relax_actors.messages import MediaSource, ObservedMedia
 from relax_actors.sessions.observation_media import Observation, ObservationMedia
 from relax_actors.training.row_media import RowMedia

@@ -55,7 +55,14 @@ class EpisodeReader:
         tokens = self._extension(parent, new)
         base = self._base(parent, is_new=tokens is None)
         if tokens is None:
-            tokens, sources = self._prompt([*base.new, *new], player), [*self._sources(parent), *sources]
+            tokens, sources = self._conversation.prompt([*base.new, *new]), [*self._sources(parent), *sources]
+            if parent == ROOT and not len(tokens):
+                of_player = f" of player {player}" if player else ""
+                msg = (
+                    f"the first one{of_player} is empty, but it is the prompt with environment.prompt = "
+                    '"environment"; return a text'
+                )
+                raise RowError(msg)
         media, shown = base.media, base.shown
         if prepare is not None and media is not None and len(tokens):
             length = self._forest.length(base.parent) + len(base.observed)
@@ -100,17 +107,6 @@ class EpisodeReader:
         if not len(self._start.tokens) or (new and self._start.messages):
             return None
         return self._conversation.extend((), NO_TOKENS, new).token_ids if new else NO_TOKENS
-
-    def _prompt(self, messages: Sequence[Message], player: str) -> Array:
-        tokens = self._conversation.prompt(messages)
-        if not len(tokens):
-            of_player = f" of player {player}" if player else ""
-            msg = (
-                f"the first one{of_player} is empty, but it is the prompt with environment.prompt = "
-                '"environment"; return a text'
-            )
-            raise RowError(msg)
-        return tokens
 
     def _sources(self, parent: int) -> list[MediaSource]:
         """Return the files of the media of the sequence that ends with a turn."""

@@ -21,10 +21,9 @@ from broker.codec import Array
 from broker.subjects import RowId
 from relax_actors.config import Config
 from relax_actors.config.media import MediaSection
-from relax_actors.data.download import DownloadError
 from relax_actors.data.media_fields import PART_TYPES, content_part
 from relax_actors.data.task import Medium
-from relax_actors.errors import RowError, SlowRowError
+from relax_actors.errors import DownloadError, RowError, SlowRowError
 from relax_actors.messages import MediaSource, Prompt, Turn
 from relax_actors.sessions.observation_media import Observation, ObservationMedia
 from relax_actors.training.row_media import RowMedia

@@ -16,7 +16,6 @@ from broker.codec import Array
 from broker.store import Store
 from broker.subjects import RowId
 from relax_actors.config import Config
-from relax_actors.data.download import Downloads
 from relax_actors.data.media_admission import MediaAdmission
 from relax_actors.data.task import Medium
 from relax_actors.engines.protocols.media import PromptMedia, items_of
@@ -62,6 +61,8 @@ class ObservationMedia:
             msg = f"an observation holds media, and {config.model_path} is a model of text alone; choose another model"
             raise ConfigError(msg)
         self._admission = MediaAdmission(config.media, config.model_path, store)
+        from relax_actors.data.download import Downloads  # noqa: PLC0415 `relax check` loads every role
+
         self._downloads = Downloads(config.media, store, progress)
         self._preparer, self._progress = MediaPreparer(config, store), progress
         self.family = self._preparer.family

@@ -26,12 +26,9 @@ def kill_at(run: Run, actor: str, subject: str) -> None:
     run.kill(actor)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(
-    "asynchronous",
-    ["false", pytest.param("true", marks=pytest.mark.slow)],
-    ids=["", "asynchronous checkpoints"],
-)
+@pytest.mark.parametrize("asynchronous", ["false", "true"], ids=["", "asynchronous checkpoints"])
 def test_run_with_kills_at_named_points_ends_with_the_same_weights(
     make_run: MakeRun, undisturbed: str, asynchronous: str
 ) -> None:

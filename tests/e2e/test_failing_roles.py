@@ -109,6 +109,7 @@ def quarantined(folder: Path, run: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in listed.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_wrong_number_of_rewards_names_the_role_that_returned_them(tmp_path: Path) -> None:
     config = own_config(tmp_path, "return 1.0")
     (tmp_path / "shaping.py").write_text(

@@ -70,6 +70,7 @@ def test_it_writes_its_cells_before_and_after_a_kill(
     run.end_in_order()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_rejected_write_names_the_permission(audited: tuple[Guarded, Run]) -> None:
     guarded, run = audited

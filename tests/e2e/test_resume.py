@@ -230,6 +230,7 @@ def test_kill_during_fresh_leaves_nothing_of_the_old_run_in_the_next(make_run: M
     assert not run.folder.discarded.exists()
 
 
+@pytest.mark.slow
 def test_stopped_run_names_the_command_that_resumes_it(make_run: MakeRun) -> None:
     run = make_run("hinted", "run.steps=300", "data.template={prompt}>").start("--must-finish")
     wait_for_cell(run, "batch.0")

@@ -28,6 +28,7 @@ def skip_without(backend: str) -> None:
             pytest.skip(str(error))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["torch", "megatron"])
 def test_run_records_and_replays_the_experts_of_its_rollouts(make_run: Callable[..., Run], backend: str) -> None:
     skip_without(backend)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.faults import box
 from tests.support.running import TINY, Run, processes_of, wait_until
 from tests.support.terminals import Terminal
@@ -12,6 +14,7 @@ HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 CTRL_C = b"\x03"
 
 
+@pytest.mark.slow
 def test_second_ctrl_c_shows_the_cursor_and_says_what_is_left_undone(tmp_path: Path) -> None:
     run = Run(tmp_path, "pty")
     settings = ("run.name=pty", "reward.function=tiny_tasks.hang", "supervision.shutdown=60")

@@ -68,7 +68,8 @@ def test_run_trains_to_the_end_and_leaves_only_its_folder(make_run: MakeRun, tmp
     assert (broken.returncode, "step 3 has weights but no batch" in broken.stdout) == (1, True), broken.stdout
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_run_stops_in_order_and_resumes(make_run: MakeRun, number: signal.Signals) -> None:
     run = make_run(f"stopped{number}", "run.steps=300").start()
     wait_until(lambda: run.table.get(f"relax.{run.name}.batch.5"), "batch.5", 90)
@@ -88,6 +89,7 @@ def test_interrupted_run_stops_in_order_and_resumes(make_run: MakeRun, number: s
     assert result["trained"] == result["steps"] * 4
 
 
+@pytest.mark.slow
 def test_live_run_is_readable_by_status_tail_and_any_nats_client(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run("watched", "run.steps=400").start()
     wait_until(lambda: run.table.get("relax.watched.batch.3"), "batch.3", 90)
@@ -125,6 +127,7 @@ def test_live_run_is_readable_by_status_tail_and_any_nats_client(make_run: MakeR
     assert follower.returncode == 0
 
 
+@pytest.mark.slow
 def test_samples_end_at_stop_strings_of_several_tokens(make_run: MakeRun) -> None:
     strings = ["7", "12", "30", "345", "98"]
     run = make_run("stopping", "run.steps=300", f"rollout.stop={strings}", "rollout.max_tokens=12").start()
@@ -194,6 +197,7 @@ def test_in_flight_samples_continue_with_new_weights_only_if_enabled(make_run: M
     assert sum(step["early_seconds"] > 0 for step in steps) > 0
 
 
+@pytest.mark.slow
 def test_role_that_cannot_start_ends_the_run_with_one_report(make_run: MakeRun) -> None:
     run = make_run(
         "hopeless", "supervision.intensity=1", "run.steps=100000", "roles.late.actor=tiny_tasks.FailsAfterWeights"

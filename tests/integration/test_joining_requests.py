@@ -51,6 +51,7 @@ def test_request_of_an_agent_joins_the_batch_in_which_another_ones_is_generated(
     wait_until(lambda: len(ends.results) == 2, "end of the other row")
 
 
+@pytest.mark.slow
 def test_request_waits_while_those_in_generation_leave_no_room_for_its_tokens(make_ends: MakeEnds) -> None:
     ends = make_ends(AgentRollout, *AGENTS, f"rollout.max_running_tokens={LONG + 1000}", "rollout.group_size=2")
     ends.start(ends.row(0))

@@ -14,11 +14,11 @@ import xxhash
 from broker.shared_files import SharedFiles
 from broker.subjects import RowId
 from broker.table import Table
-from relax_actors.data.download import DownloadError, Downloads, download
+from relax_actors.data.download import Downloads, download
 from relax_actors.data.prompt_maker import PromptMaker, admission_of, open_data, room
 from relax_actors.data.task import Medium, Task
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.errors import RowError, StoreError
+from relax_actors.errors import DownloadError, RowError, StoreError
 from relax_actors.media import load_frames, load_image, load_sound
 from relax_actors.messages import Evaluation, MediaSource, PreparedPrompt, Prompt
 from relax_actors.monitoring.render import fields_of

@@ -66,9 +66,8 @@ def check_same(ours: Any, theirs: Any) -> None:
         np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "name", ["tp2_sp", *(pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS if name != "tp2_sp")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_ranks_of_any_layout_train_what_the_torch_critic_trains(tmp_path: Path, group_of: GroupOf, name: str) -> None:
     model, section = LAYOUTS[name]
     config = config_of(tmp_path, model)
@@ -100,6 +99,7 @@ def test_ranks_of_any_layout_train_what_the_torch_critic_trains(tmp_path: Path, 
         np.testing.assert_allclose(own_weights[tensor], expected, atol=1e-4, err_msg=tensor)
 
 
+@pytest.mark.slow
 def test_parts_of_a_step_give_the_weights_of_the_whole_and_a_killed_rank_ends_all(
     tmp_path: Path, group_of: GroupOf
 ) -> None:

@@ -68,9 +68,8 @@ def assert_same_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Ten
     assert max_difference(one, other) < 5e-5
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "cp2" else pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_two_ranks_train_masked_episodes_as_torch_engine(
     tmp_path: Path, group_of: Callable[[Config], MegatronGroup], name: str
 ) -> None:

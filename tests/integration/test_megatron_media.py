@@ -35,7 +35,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dp2_plain": ("qwen3_vl", {"distributed_optimizer": False}),
     "ep2": ("qwen3_vl_moe", {"expert_parallel": 2}),
 }
-QUICK = ("tp2", "pp2", "dp2")
 
 
 def nothing() -> None:
@@ -65,9 +64,8 @@ def configured(folder: Path, name: str, ranks: int = 2) -> Config:
     return config_of(folder, architecture, algorithm=algorithm, trainer=settings | {"megatron": layout})
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_two_ranks_train_media_as_the_torch_engine_and_any_layout_goes_on(
     tmp_path: Path, group_of: Callable[[Config], MegatronGroup], name: str
 ) -> None:

@@ -162,6 +162,7 @@ def test_two_ranks_of_any_layout_train_what_one_process_trains(
     check_same_training(begun(group_of(configured(tmp_path, model, section))), alone, tmp_path)
 
 
+@pytest.mark.slow
 def test_two_ranks_train_what_one_process_trains(tmp_path: Path, shared: SharedRanks) -> None:
     check_same_training(shared.begun(), alone_of(tmp_path), tmp_path)
 
@@ -275,6 +276,7 @@ def test_a_killed_rank_ends_all_ranks(shared: SharedRanks) -> None:
     wait_until(lambda: not any(map(is_alive, group.pids)), "end of all ranks", 20)
 
 
+@pytest.mark.slow
 def test_an_error_on_all_ranks_is_raised_and_the_group_stays_usable(tmp_path: Path, shared: SharedRanks) -> None:
     group = shared.begun()
     before = group.fingerprint()
@@ -287,6 +289,7 @@ def test_an_error_on_all_ranks_is_raised_and_the_group_stays_usable(tmp_path: Pa
     assert group.fingerprint() == before
 
 
+@pytest.mark.slow
 def test_ranks_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     config = configured(tmp_path, DENSE, {})
     saved = tmp_path / "config.json"

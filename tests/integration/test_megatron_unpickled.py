@@ -43,6 +43,7 @@ def test_no_module_of_the_engine_pickles() -> None:
     assert found == REPLACED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experts", [False, True], ids=["dense", "experts"])
 def test_two_ranks_train_and_save_without_pickle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, experts: bool

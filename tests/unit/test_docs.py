@@ -42,6 +42,7 @@ def test_subjects_page_matches_the_code() -> None:
     assert (ROOT / "docs" / "subjects.md").read_text() == page()
 
 
+@pytest.mark.slow
 def test_page_of_refusals_matches_the_checks() -> None:
     """Each case is refused for one reason, with a remedy, or the page cannot be made."""
     page = runpy.run_path(str(ROOT / "docs" / "make_refusals.py"))["page"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from broker.codec import decode, encode
@@ -79,6 +79,8 @@ def play(
     return [*turns, one.state], acted
 
 
+# The beginning of a new sequence without a message: nothing but the answer that the conversation drops.
+@example([("", "", "x", {}), ("", "", "x", {})], CONVERSATIONS[1], 4, PLAYERS)
 @settings(max_examples=60, deadline=None)
 @given(stories(), st.sampled_from(CONVERSATIONS), st.integers(4, 40), st.sampled_from([PLAYERS, ("critic",)]))
 def test_players_have_their_own_tokens_and_recorded_turns_repeat_the_episode(

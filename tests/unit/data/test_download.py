@@ -11,8 +11,8 @@ import pytest
 
 from broker.store import Store
 from relax_actors.config.media import MediaSection, UrlSection
-from relax_actors.data.download import DownloadError, Downloads
-from relax_actors.errors import RowError
+from relax_actors.data.download import Downloads
+from relax_actors.errors import DownloadError, RowError
 from relax_actors.messages import MediaSource
 from tests.support.http_servers import serving
 
