@@ -49,10 +49,10 @@ BODIES = {
     "/v1/messages": MessagesBody,
     "/inference/v1/generate": GenerateBody,
 }
-Any = Case | Layout | Request
+Refused = Case | Layout | Request
 SHOWN = {ECHO: "[environment]", AGENT[0]: "[agent]", AGENT[1]: "[gateway]", TAUGHT[1]: "[roles.teacher]"}
 """Sections in place of what a check needs to load them."""
-SECTIONS: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
+SECTIONS: tuple[tuple[str, str, tuple[Refused, ...]], ...] = (
     ("Algorithms", "Combinations of settings that would train something else than they say.", ALGORITHM),
     ("Episodes, agents and staleness", "", SAMPLES),
     ("Engines and roles", "", ENGINES),
@@ -62,22 +62,22 @@ SECTIONS: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
 )
 
 
-def message_of(case: Any) -> str:
+def message_of(case: Refused) -> str:
     """Return why a case is refused.
 
     Raises:
         ValueError: it is accepted, or refused for several reasons.
     """
     if isinstance(case, Layout):
-        found = _refused_layout(case)
+        reasons = _refused_layout(case)
     elif isinstance(case, Request):
-        found = _refused_request(case)
+        reasons = _refused_request(case)
     else:
-        found = _refused_settings(case)
-    if len(found) != 1:
-        msg = f"case {case.name!r} of docs/refusal_cases.py is refused for {len(found)} reasons, not one: {found}"
+        reasons = _refused_settings(case)
+    if len(reasons) != 1:
+        msg = f"case {case.name!r} of docs/refusal_cases.py is refused for {len(reasons)} reasons, not one: {reasons}"
         raise ValueError(msg)
-    return found[0]
+    return reasons[0]
 
 
 def _refused_settings(case: Case) -> list[str]:
@@ -111,14 +111,14 @@ def parts_of(message: str) -> tuple[str, str]:
     Raises:
         ValueError: it has no remedy.
     """
-    reason, found, remedy = message.rpartition("; ")
-    if not found:
+    reason, semicolon, remedy = message.rpartition("; ")
+    if not semicolon:
         msg = f"no remedy follows a semicolon: {message}"
         raise ValueError(msg)
     return reason, remedy
 
 
-def rows(cases: Iterable[Any]) -> list[str]:
+def rows(cases: Iterable[Refused]) -> list[str]:
     """Return the lines of a table."""
     lines = ["| refused | why | remedy |", "| --- | --- | --- |"]
     for case in cases:
@@ -127,7 +127,7 @@ def rows(cases: Iterable[Any]) -> list[str]:
     return lines
 
 
-def _shown(case: Any) -> str:
+def _shown(case: Refused) -> str:
     if isinstance(case, Case):
         return " ".join(f"`{SHOWN.get(setting, setting)}`" for setting in case.settings)
     fields = case.section if isinstance(case, Layout) else case.fields

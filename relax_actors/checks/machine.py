@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from broker.address import Address
@@ -14,6 +13,7 @@ from broker.permissions import OPERATOR
 from broker.server import is_jetstream_ready, port_problem
 from relax_actors.config import Config
 from relax_actors.data.checked_run import CheckedRun
+from relax_actors.devices.inventory import DRIVER_FILES, torch_version
 from relax_actors.devices.placement import needs_of_actors, place, shown
 from relax_actors.engines.backends import footprints
 from relax_actors.errors import ConfigError
@@ -21,9 +21,6 @@ from relax_actors.roles import replicas
 from relax_actors.roles.gpus import DEVICE, device_of_role, footprints_of_roles, needs_of_roles
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.sandbox import SANDBOX, is_sandboxed
-
-GPU_FILES = ("/proc/driver/nvidia/gpus", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
-"""Files of the drivers of NVIDIA, of NVIDIA under WSL, and of AMD."""
 
 
 def check_devices(run: CheckedRun) -> Iterator[str]:
@@ -46,12 +43,12 @@ def check_devices(run: CheckedRun) -> Iterator[str]:
             )
     if problems:
         raise ConfigError("\n".join(problems))
-    if not gpus.gpus and not gpus.limit:
+    if not gpus.is_complete:
         return
     actors = {role: [f"{role}.{n}" for n in range(replicas(config, role))] for role in wanted}
     placement = place(needs_of_actors(needs_of_roles(config, run.here), actors), gpus.numbers)
     if placement.problems:
-        raise ConfigError("\n".join(placement.problems))
+        raise ConfigError("\n".join(placement.problems.values()))
     if placement.gpus:
         leased = ", ".join(f"{actor} {shown(numbers)}" for actor, numbers in placement.gpus.items())
         yield f"{gpus}: {leased}"
@@ -71,13 +68,11 @@ def _device_problem(device: str, *, is_simulated: bool) -> str:
 
 def _cuda_problem() -> str:
     """Reason why CUDA cannot be used, as far as it can be known without torch, whose import takes seconds."""
-    try:
-        installed = version("torch")
-    except PackageNotFoundError:
+    if not (installed := torch_version()):
         return "needs torch, which is not installed; pip install torch"
     if installed.endswith("+cpu"):
         return f'needs CUDA, but torch {installed} is built for CPUs; set "cpu" or "auto", or install torch with CUDA'
-    if not any(Path(path).exists() for path in GPU_FILES):
+    if not any(Path(path).exists() for path in DRIVER_FILES):
         return 'needs CUDA, but this machine has no GPU; set "cpu" or "auto"'
     return ""
 

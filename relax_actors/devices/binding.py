@@ -24,7 +24,7 @@ def lease_environment(gpus: Sequence[Gpu]) -> dict[str, str]:
 
 
 def bind_to_cores() -> None:
-    """Keep this process, and those that it starts, on the CPU cores near its GPUs, if the supervisor named some."""
+    """Run this process and its children on the CPU cores near its GPUs, if the supervisor named such cores."""
     near = {int(core) for core in os.environ.get(CORES, "").split(",") if core}
     if usable := near & os.sched_getaffinity(0):
         with suppress(OSError):  # a container may forbid it

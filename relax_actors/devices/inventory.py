@@ -13,12 +13,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from relax_actors.counted import counted
 from relax_actors.errors import ConfigError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+DRIVER_FILES = ("/proc/driver/nvidia/gpus", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+"""Files of the drivers of NVIDIA, of NVIDIA under WSL, and of AMD."""
 NO_GPUS = "none"
 _SIMULATED = re.compile(r"(\d{1,4})(?:x(\d{1,6})GiB)?")
 _WORD_BITS = 64
@@ -69,10 +73,12 @@ class Inventory:
     Attributes:
         gpus: by number.
         limit: what leaves out other GPUs of the machine, for messages; empty if nothing does.
+        is_complete: whether there are no others, such as those of another vendor, which are left to torch.
     """
 
     gpus: tuple[Gpu, ...] = ()
     limit: str = ""
+    is_complete: bool = True
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -88,7 +94,7 @@ class Inventory:
         if not self.gpus:
             return f"no GPU{self.limit}"
         kinds = dict.fromkeys(f"{gpu.name}, {gpu.memory / 2**30:.0f} GiB" for gpu in self.gpus)
-        return f"{len(self.gpus)} GPU{'s' if len(self.gpus) > 1 else ''} ({'; '.join(kinds)}){self.limit}"
+        return f"{counted(len(self.gpus), 'GPU')} ({'; '.join(kinds)}){self.limit}"
 
 
 NO_GPU = Inventory()
@@ -110,7 +116,7 @@ class GpuRequest:
         """Return the GPUs.
 
         Raises:
-            ConfigError: the texts are no such list, or name GPUs that this machine does not have.
+            ConfigError: a text is wrong, or names a GPU that this machine lacks.
         """
         if self.gpus and self.simulated:
             msg = f"--gpus {self.gpus!r} and --simulate-gpus {self.simulated!r} exclude each other; give one"
@@ -129,7 +135,7 @@ def choose(machine: Inventory, gpus: str) -> Inventory:
     """Return some GPUs of a machine, by their numbers such as "0,1".
 
     Raises:
-        ConfigError: the text is no list of numbers, or names GPUs that the machine does not have.
+        ConfigError: the text is not a list of numbers, or names a GPU that the machine lacks.
     """
     parts = gpus.split(",")
     if not all(part.isascii() and part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
@@ -146,7 +152,7 @@ def simulate(text: str) -> Inventory:
     """Return GPUs that exist on paper only, from their number and memory such as "8x80GiB"; 80 GiB each by default.
 
     Raises:
-        ConfigError: the text says no number of GPUs.
+        ConfigError: the text is not a number of GPUs.
     """
     match = _SIMULATED.fullmatch(text)
     if match is None:
@@ -165,9 +171,9 @@ def machine_inventory() -> Inventory:
     """
     with _driver() as nvml:
         if nvml is None:
-            return Inventory()
+            return Inventory(is_complete=not any(Path(path).exists() for path in DRIVER_FILES))
         gpus = tuple(gpu for number in range(nvml.nvmlDeviceGetCount()) if (gpu := _read(nvml, number)) is not None)
-    if _without_cuda():
+    if torch_version().endswith("+cpu"):
         return Inventory(limit=" (torch is built for CPUs)")
     visible = os.environ.get(VISIBLE)
     return Inventory(gpus) if visible is None else visible_gpus(gpus, visible)
@@ -197,12 +203,12 @@ def visible_gpus(gpus: tuple[Gpu, ...], visible: str) -> Inventory:
     return Inventory(tuple(chosen), limit)
 
 
-def _without_cuda() -> bool:
-    """Whether torch, which is not imported, is a build that computes on no GPU."""
+def torch_version() -> str:
+    """Return the version of torch, whose import takes seconds; empty if it is not installed."""
     try:
-        return version("torch").endswith("+cpu")
+        return version("torch")
     except PackageNotFoundError:
-        return False
+        return ""
 
 
 def _read(nvml: ModuleType, number: int) -> Gpu | None:
@@ -227,7 +233,7 @@ def _bits(words: Any) -> Iterator[int]:
 
 @contextmanager
 def _driver() -> Iterator[ModuleType | None]:
-    """Open NVIDIA's management library; None where there is none.
+    """Open NVIDIA's management library; yield None on a machine without it.
 
     Raises:
         ConfigError: the driver is there and does not answer.

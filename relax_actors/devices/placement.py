@@ -18,7 +18,7 @@ class Need:
 
     Attributes:
         actor: its name, `<role>.<n>`; empty for what any actor of a role needs.
-        gpus: number of GPUs.
+        gpus: number of GPUs, at least 1.
         first: number of its first GPU where its device is set, such as "cuda:3"; None if any will do.
         group: number of the group of roles that share GPUs on purpose; None for GPUs of its own.
         is_required: whether it must have them even on a node without GPUs.
@@ -45,12 +45,12 @@ class Placement:
     Attributes:
         gpus: GPUs of each actor that has some.
         on_cpu: actors that compute on the CPU although they could use a GPU, as none is free.
-        problems: a line for each actor that cannot be placed: what it needs, what there is, and what to do.
+        problems: why an actor cannot be placed, by its name: what it needs, what there is, and what to do.
     """
 
     gpus: dict[str, Gpus] = field(default_factory=dict)
     on_cpu: tuple[str, ...] = ()
-    problems: tuple[str, ...] = ()
+    problems: dict[str, str] = field(default_factory=dict)
 
 
 def needs_of_actors(needs: Mapping[str, Need], actors: Mapping[str, Sequence[str]]) -> list[Need]:
@@ -87,23 +87,21 @@ def place(
             instead: that is a problem.
     """
     if not present:
-        lacking = [_problem(need, present, {}) for need in needs if need.gpus and need.is_required]
-        return Placement(problems=tuple(lacking))
+        return Placement(problems={need.actor: _problem(need, present, {}) for need in needs if need.is_required})
     gpus = {need.actor: held[need.actor] for need in needs if held and need.actor in held}
-    on_cpu, problems = [], []
+    on_cpu, problems = list[str](), dict[str, str]()
     free = [n for n in present if n not in (taken or {})]
     usual = place(needs, present, held).gpus if taken else {}
     shared = _groups(needs)
-    waiting = [need for need in needs if need.gpus and need.actor not in gpus]
+    waiting = [need for need in needs if need.actor not in gpus]
     for need in sorted(waiting, key=lambda need: need.first is None):
-        found = _choose(need, free, gpus, shared)
-        if found:
-            gpus[need.actor] = found
+        if chosen := _choose(need, free, gpus, shared):
+            gpus[need.actor] = chosen
         elif need.may_use_cpu and not need.is_required and need.actor not in usual:
             on_cpu.append(need.actor)
         else:
-            problems.append(_problem(need, present, gpus, taken))
-    return Placement(gpus, tuple(on_cpu), tuple(problems))
+            problems[need.actor] = _problem(need, present, gpus, taken)
+    return Placement(gpus, tuple(on_cpu), problems)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +120,15 @@ class _Group:
 
 
 def _groups(needs: Iterable[Need]) -> dict[int, _Group]:
-    found: dict[int, _Group] = {}
+    groups: dict[int, _Group] = {}
     for number in sorted({need.group for need in needs if need.group is not None}):
         members = [need for need in needs if need.group == number]
         used, before = dict[str, int](), dict[str, int]()
         for need in members:
             before[need.actor] = used.get(need.role, 0)
             used[need.role] = before[need.actor] + need.gpus
-        found[number] = _Group(frozenset(before), max(used.values()), before)
-    return found
+        groups[number] = _Group(frozenset(before), max(used.values()), before)
+    return groups
 
 
 def _choose(need: Need, present: Sequence[int], gpus: Mapping[str, Gpus], shared: Mapping[int, _Group]) -> Gpus:

@@ -47,7 +47,7 @@ class Rows:
         self._bad: Errors = []
 
     def generate(self, rows: Sequence[Row]) -> Iterator[Results]:
-        """Generate rows, and those that join them; yield each when it is finished.
+        """Generate rows, and rows that join while these are generated; yield each row as soon as it is finished.
 
         Raises:
             RowError: a row requires weights newer than any published version. PromptSource admits a row only after the

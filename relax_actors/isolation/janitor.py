@@ -41,7 +41,7 @@ class Janitor:
     """A running janitor of this process's children; the kernel closes its pipe when this process ends.
 
     Args:
-        folder: folder of the tree, which is removed at the end; empty if there is none.
+        folder: folder to remove at the end; empty for none.
         shared_memory: beginnings of the names of shared-memory segments that are removed at the end if a process of the
             tree has used them.
     """
@@ -93,7 +93,7 @@ class Tree:
         """Start times of the descendants of the root: an id may come to another process."""
 
     def look(self) -> set[int]:
-        """Remember the descendants of the root; return those that have not ended."""
+        """Note the descendants of the root; return those that still run."""
         table = processes()
         # The root's own children may be those of its terminal or of a monitor; all below the marked ones are the tree.
         own = {pid for pid, process in table.items() if process.parent == self._root and self._has_mark(pid)}
@@ -102,7 +102,7 @@ class Tree:
         return set(self._known)
 
     def left(self) -> set[int]:
-        """Return the processes that have not ended, whatever their parents are now."""
+        """Return the processes of the tree that still run, whatever their parents are now."""
         table = {pid: process for pid, process in processes().items() if process.state != "Z"}
         left = {pid for pid, process in table.items() if self._known.get(pid) == process.start or self._has_mark(pid)}
         return descendants(left, table)

@@ -27,17 +27,17 @@ def device_of_role(config: Config, role: str) -> str | None:
 def footprints_of_roles(config: Config, roles: Iterable[str]) -> dict[str, Footprint]:
     """Return what an actor of each role that computes on a device needs; imports the classes of the user's roles."""
     engines = footprints(config)
-    found = {}
+    needed = {}
     for role in role_names(config):
         if role not in roles:
             continue
         if role in engines:
-            found[role] = engines[role]
+            needed[role] = engines[role]
         elif gpus := getattr(section_of(config, role), "gpus", None):
-            found[role] = Footprint(gpus=gpus, computes_on_cpu=False)
+            needed[role] = Footprint(gpus=gpus, is_required=True)
         elif gpus is None and role in config.roles and spec_of(config, role).device:
-            found[role] = Footprint()
-    return found
+            needed[role] = Footprint()
+    return needed
 
 
 def needs_of_roles(config: Config, roles: Iterable[str]) -> dict[str, Need]:
@@ -46,18 +46,18 @@ def needs_of_roles(config: Config, roles: Iterable[str]) -> dict[str, Need]:
     In the order in which they get GPUs: the trainer first, then critic and rollout.
     """
     wanted = footprints_of_roles(config, roles)
-    found = {}
+    needs = {}
     for role in sorted(wanted, key=lambda role: _ORDER.get(role, len(_ORDER))):
         kind, first = _parsed(device_of_role(config, role) or "auto")
         if kind in ("auto", "cuda") and wanted[role].gpus:
-            found[role] = Need(
+            needs[role] = Need(
                 gpus=wanted[role].gpus,
                 first=first,
                 group=config.placement.device_of(role),
-                is_required=kind == "cuda",
+                is_required=kind == "cuda" or wanted[role].is_required,
                 may_use_cpu=wanted[role].computes_on_cpu,
             )
-    return found
+    return needs
 
 
 def _parsed(device: str) -> tuple[str, int | None]:

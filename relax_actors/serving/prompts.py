@@ -52,11 +52,11 @@ class Prompts:
             if bad := [token for token in ask.prompt if not 0 <= token < size]:
                 msg = f"token {bad[0]} is not in the vocabulary of {size} tokens"
                 raise ApiError(400, msg, "invalid_request")
-            found = np.array(ask.prompt, np.int32)
+            tokens = np.array(ask.prompt, np.int32)
         else:
             work = asyncio.to_thread(self._rendered, ask, asks=asks)
             try:
-                found = await asyncio.wait_for(work, PREPARE_SECONDS)
+                tokens = await asyncio.wait_for(work, PREPARE_SECONDS)
             except TimeoutError as error:
                 msg = f"the conversation was not tokenized within {PREPARE_SECONDS:g} s; shorten it"
                 raise ApiError(400, msg, "too_slow") from error
@@ -64,9 +64,9 @@ class Prompts:
                 raise refused(Refusal.TOO_LONG, str(error)) from error
             except SlowRowError as error:  # other texts are being tokenized; later it may succeed
                 raise refused(Refusal.BUSY, str(error)) from error
-        if not len(found):
+        if not len(tokens):
             raise ApiError(400, "the prompt has no tokens; write one", "invalid_request")
-        return found
+        return tokens
 
     def _rendered(self, ask: Ask, *, asks: bool) -> NDArray[np.int32]:
         if isinstance(ask.prompt, str):
@@ -79,8 +79,8 @@ class Prompts:
         Raises:
             ApiError, RowError: as by `tokens`.
         """
-        found: dict[str, Any] = {"tokens": await self.tokens(ask, asks=asks)}
-        return found | {"messages": ask.messages} if shows_media(ask.messages) else found
+        fields: dict[str, Any] = {"tokens": await self.tokens(ask, asks=asks)}
+        return fields | {"messages": ask.messages} if shows_media(ask.messages) else fields
 
     async def in_session(self, ask: Ask, session: str, player: str) -> dict[str, Any]:
         """Return the fields of a call that belongs to a session, whose actor renders and tokenizes.
@@ -88,12 +88,12 @@ class Prompts:
         Raises:
             ApiError: there is no prompt, or it has ids that the vocabulary lacks.
         """
-        found: dict[str, Any] = {"session": session, "player": player, "n": ask.n}
+        fields: dict[str, Any] = {"session": session, "player": player, "n": ask.n}
         if ask.prompt is None:
-            return found | {"messages": ask.messages, "tools": ask.tools, "settings": ask.settings}
+            return fields | {"messages": ask.messages, "tools": ask.tools, "settings": ask.settings}
         if ask.prompt and isinstance(ask.prompt, str):
-            return found | {"text": ask.prompt}
-        return found | {"tokens": await self.tokens(ask)}
+            return fields | {"text": ask.prompt}
+        return fields | {"tokens": await self.tokens(ask)}
 
     async def read(
         self,

@@ -26,7 +26,7 @@ from relax_actors.sessions.dialogue import Dialogue
 from relax_actors.sessions.message_media import MessageMedia
 from relax_actors.sessions.service import LEFT, GenerationService, Refused, refused_call
 from relax_actors.sessions.session_book import Rules, Session, SessionBook
-from relax_actors.sessions.session_checks import check_current, check_player, check_rewards, over
+from relax_actors.sessions.session_checks import check_branches, check_current, check_player, check_rewards, over
 from relax_actors.sessions.session_log import HeldLogs, LogWriter, released, restore
 
 if TYPE_CHECKING:  # `relax check` loads every role, and needs no NATS
@@ -250,7 +250,8 @@ class AgentSessions:
         try:
             session = self._find(call.session, time.monotonic())
             check_current(session, call)
-            self._check_call(call)
+            check_player(call, self._section.players)
+            check_branches(call, self._section.branches)
             return await (self._count(session, call) if call.counts else self._next(session, call, watch, author))
         except Refused as error:
             return error.answer
@@ -274,15 +275,6 @@ class AgentSessions:
                 raise Refused(Refusal.FAILED, LEFT, call.call)
             with self._deliveries.expected(call.call, session) as delivery:
                 return await self._answer(delivery, call, watch, author)
-
-    def _check_call(self, call: GenerateCall) -> None:
-        check_player(call, self._section.players)
-        if call.n > 1 and self._section.branches == "last":
-            detail = (
-                f'n = {call.n} needs agent.branches = "all": with "last" the branch with the last answer alone is '
-                "trained, and several answers to one request have no last one; send n = 1"
-            )
-            raise Refused(Refusal.INVALID, detail)
 
     def _failed(self, session: str, error: RelaxError) -> str:
         """Report an error of the actor's surroundings, which the agent's request did not cause; return its text."""

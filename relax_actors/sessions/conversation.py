@@ -60,7 +60,7 @@ class ChatConversation:
 
     Attributes:
         needs_stop: whether observations follow only an answer that ended by itself, not at a limit.
-        offers_tools: whether the prompt describes tools, so that it must be rendered anew.
+        offers_tools: whether the prompt describes tools; it is then rendered here, and the data's tokens are not used.
 
     Raises:
         ConfigError: the template cannot be extended turn by turn.

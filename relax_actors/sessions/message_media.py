@@ -109,9 +109,9 @@ class MessageMedia:
             self._known[row] |= known
         plain, sources = list[Message](), list[list[MediaSource]]()
         for message, content in zip(messages, contents, strict=True):
-            found = list[MediaSource]()
-            plain.append(message if content is None else {**message, "content": _named_parts(content, known, found)})
-            sources.append(found)
+            shown = list[MediaSource]()
+            plain.append(message if content is None else {**message, "content": _named_parts(content, known, shown)})
+            sources.append(shown)
         return Shown(plain, sources)
 
     async def _admit(self, row: RowId, medium: Medium, where: str) -> MediaSource:
@@ -191,11 +191,11 @@ def _contents(
     if shown > MAX_PARTS:
         msg = f"the messages have {shown} parts, at most {MAX_PARTS}; leave some out"
         raise RowError(msg)
-    found, new, count = list[list[Part] | None](), New(), 0
+    contents, new, count = list[list[Part] | None](), New(), 0
     for number, message in enumerate(messages):
         content = message.get("content")
         if not isinstance(content, list):
-            found.append(None)
+            contents.append(None)
             continue
         parts = list[Part]()
         for index, part in enumerate(content):
@@ -207,8 +207,8 @@ def _contents(
                 count += 1
                 where = f"medium {count} of the request"
             parts.append(_part(part, own, known, new, where))
-        found.append(parts)
-    return found, new
+        contents.append(parts)
+    return contents, new
 
 
 def _part(

@@ -42,6 +42,20 @@ def check_player(call: GenerateCall, players: Sequence[str]) -> None:
     raise Refused(Refusal.INVALID, detail)
 
 
+def check_branches(call: GenerateCall, branches: str) -> None:
+    """Check that a request for several answers suits `agent.branches`.
+
+    Raises:
+        Refused: it does not.
+    """
+    if call.n > 1 and branches == "last":
+        detail = (
+            f'n = {call.n} needs agent.branches = "all": with "last" the branch with the last answer alone is trained, '
+            "and several answers to one request have no last one; send n = 1"
+        )
+        raise Refused(Refusal.INVALID, detail)
+
+
 def check_rewards(call: SessionCall, players: Sequence[str]) -> None:
     """Check that an agent rewards the players by name, if there are any.
 

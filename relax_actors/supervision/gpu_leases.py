@@ -18,6 +18,7 @@ from relax_actors.devices.placement import Gpus, Placement, needs_of_actors, pla
 from relax_actors.errors import ConfigError
 from relax_actors.supervision.assignment import Assignment
 from relax_actors.supervision.launch import StartError
+from relax_actors.supervision.reporter import split_child_id
 
 POLL_SECONDS = 0.5
 log = structlog.get_logger()
@@ -49,7 +50,6 @@ class GpuLeases:
         self._by_number = {gpu.number: gpu for gpu in inventory.gpus}
         self._held: dict[str, Gpus] = {}
         self._locks: dict[int, int] = {}
-        self._taken: dict[int, str] = {}
 
     def environment(self, actor: str) -> dict[str, str]:
         """Return the environment variables with which an actor, or its server, starts on its GPUs.
@@ -68,13 +68,15 @@ class GpuLeases:
         return {actor: list(gpus) for actor, gpus in list(self._held.items())}
 
     def _lease(self, actor: str) -> Gpus:
+        if split_child_id(actor)[0] not in self._node.needs:
+            return ()
         present = {*self._children(), actor}
         self._held = {other: gpus for other, gpus in self._held.items() if other in present}
         try:
-            placement = self._place(present, actor)
-            if problem := next((line for line in placement.problems if line.startswith(f"{actor} ")), ""):
+            placement, taken = self._place(present, actor)
+            if problem := placement.problems.get(actor):
                 # Deaths of one cause count once: a dying process, or another program, may need a while.
-                raise StartError(problem, "GPUs in use" if self._taken else "")
+                raise StartError(problem, "GPUs in use" if taken else "")
             if actor in placement.on_cpu:
                 log.info("no_free_gpu", actor=actor, gpus=str(self._inventory))
             if actor in placement.gpus:
@@ -85,34 +87,28 @@ class GpuLeases:
                 os.close(self._locks.pop(n))
         return self._held.get(actor, ())
 
-    def _place(self, present: Collection[str], actor: str) -> Placement:
-        """Place all present actors, and lock the GPUs of one."""
-        actors = {
-            role: sorted((a for a in present if role_of(a) == role), key=lambda a: int(a.rpartition(".")[2]))
-            for role in self._node.needs
-        }
-        needs = needs_of_actors(self._node.needs, actors)
-        self._taken.clear()
+    def _place(self, present: Collection[str], actor: str) -> tuple[Placement, dict[int, str]]:
+        """Place all present actors, and lock the GPUs of one; also return GPUs that others have, and who."""
+        actors = dict[str, list[str]]()
+        for one in sorted(present, key=split_child_id):
+            actors.setdefault(split_child_id(one)[0], []).append(one)
+        needs, taken = needs_of_actors(self._node.needs, actors), dict[int, str]()
         while True:
-            placement = place(needs, self._inventory.numbers, self._held, self._taken)
-            if all(self._lock(n) for n in placement.gpus.get(actor, ())):
-                return placement
+            placement = place(needs, self._inventory.numbers, self._held, taken)
+            if all(self._lock(n, taken) for n in placement.gpus.get(actor, ())):
+                return placement, taken
 
-    def _lock(self, number: int) -> bool:
-        """Lock a GPU; return False, and note why, if another run or program has it."""
-        if number in self._locks or not self._by_number[number].uuid:
+    def _lock(self, number: int, taken: dict[int, str]) -> bool:
+        """Lock a GPU; return False, and note who has it in `taken`, if another run or program does."""
+        gpu = self._by_number[number]
+        if number in self._locks or gpu.is_simulated:
             return True
-        lock, why = lock_gpu(self._by_number[number], self._name)
+        lock, why = lock_gpu(gpu, self._name)
         if lock is None:
-            self._taken[number] = why
+            taken[number] = why
             return False
         self._locks[number] = lock
         return True
-
-
-def role_of(actor: str) -> str:
-    """Return the role of an actor."""
-    return actor.rpartition(".")[0]
 
 
 def lock_gpu(gpu: Gpu, name: str) -> tuple[int | None, str]:
@@ -145,7 +141,7 @@ def lock_gpu(gpu: Gpu, name: str) -> tuple[int | None, str]:
 def taken_gpus(inventory: Inventory) -> dict[int, str]:
     """Return the GPUs that other runs of this user, or other programs, have now, and who."""
     taken = {}
-    for gpu in (gpu for gpu in inventory.gpus if gpu.uuid):
+    for gpu in (gpu for gpu in inventory.gpus if not gpu.is_simulated):
         lock, why = lock_gpu(gpu, "a run that starts")
         if lock is None:
             taken[gpu.number] = why
@@ -157,10 +153,10 @@ def taken_gpus(inventory: Inventory) -> dict[int, str]:
 def lacking_gpus(config: Config, node: Assignment, taken: Mapping[int, str] | None = None) -> tuple[str, ...]:
     """Return a line for each actor of a node that lacks GPUs, if others have the GPUs `taken`."""
     inventory = node.gpus.inventory()
-    if not inventory.gpus and not inventory.limit:
+    if not inventory.is_complete:
         return ()
     needs = needs_of_actors(node.needs, {role: node.actors(config, role) for role in node.roles})
-    return place(needs, inventory.numbers, taken=taken).problems
+    return tuple(place(needs, inventory.numbers, taken=taken).problems.values())
 
 
 def check_gpus(config: Config, node: Assignment, patience: float = 0.0) -> None:
@@ -174,10 +170,13 @@ def check_gpus(config: Config, node: Assignment, patience: float = 0.0) -> None:
     Raises:
         ConfigError: a line for each actor that lacks some.
     """
-    end = time.monotonic() + patience
+    end, is_told = time.monotonic() + patience, False
     while problems := lacking_gpus(config, node, taken := taken_gpus(node.gpus.inventory())):
         if not taken or time.monotonic() > end:
             raise ConfigError("\n".join(problems))
+        if not is_told:
+            log.info("waiting_for_gpus", problems=problems, seconds=patience)
+        is_told = True
         time.sleep(POLL_SECONDS)
 
 

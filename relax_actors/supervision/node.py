@@ -146,7 +146,10 @@ class Node:
         self._reporter = Reporter(folder, self._connection, state, self._journal)
         self._tree = self._process_tree()
         self._gpus = GpuLeases(
-            config, node, node.gpus.inventory(), lambda: {_computes_as(child) for child in self._tree.states()}
+            config,
+            node,
+            node.gpus.inventory(),
+            lambda: {_computes_as(child) for pool in self._tree.pools.values() for child in pool.children},
         )
         self._zygote_name = f"zygote of node {node.number}" if node.number else "zygote"
         self._watcher = ConfigWatcher(folder, fingerprint, self._tree)

@@ -16,10 +16,9 @@ import pytest
 
 from broker.server import Server, ServerSettings
 from relax_actors.checks import Findings, examine
-from relax_actors.checks.machine import GPU_FILES
 from relax_actors.config import load_config
 from relax_actors.data.model_folder import prepare
-from relax_actors.devices.inventory import simulate
+from relax_actors.devices.inventory import DRIVER_FILES, Inventory, simulate
 from relax_actors.engines.torch.architectures import check_architecture
 from relax_actors.errors import ConfigError
 from relax_actors.runtime.run_folder import RunFolder
@@ -149,7 +148,7 @@ def cuda_reason() -> str:
     return 'needs CUDA, but this machine has no GPU; set "cpu" or "auto"'
 
 
-@pytest.mark.skipif(any(Path(path).exists() for path in GPU_FILES), reason=f"this machine has one of {GPU_FILES}")
+@pytest.mark.skipif(any(Path(path).exists() for path in DRIVER_FILES), reason=f"this machine has one of {DRIVER_FILES}")
 @pytest.mark.parametrize(
     ("setting", "others"),
     [
@@ -186,6 +185,11 @@ def test_actors_are_placed_on_the_gpus_of_a_machine() -> None:
     assert "1 GPU (simulated GPU, 80 GiB) (--simulate-gpus): trainer.0 GPU 0, rollout.0 GPU 0" in shared
     (problem,) = found("1", "trainer.device=cuda", "rollout.device=cuda").errors
     assert problem.startswith("rollout.0 needs 1 GPU; this node has 1 GPU (GPU 0): trainer.0 has GPU 0.")
+    own = ("roles.own.actor=relax_actors.roles.squares.Squares", "roles.own.gpus=2")
+    (problem,) = found("3", *own).errors
+    assert "own.0 needs 2 GPUs; this node has 3 GPUs" in problem
+    (problem,) = examine(load_config(DEMO, list(own)), inventory=Inventory()).errors
+    assert "own.0 needs 2 GPUs; this node has 0 GPUs" in problem
     (problem,) = found("8", "trainer.device=cuda:9").errors
     assert "trainer.0 needs 1 GPU, from number 9 on; this node has 8 GPUs (GPUs 0 to 7)" in problem
 

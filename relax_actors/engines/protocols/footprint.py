@@ -24,6 +24,7 @@ class Footprint:
         parameter_bytes: memory a parameter of all processes together, where the device is the CPU.
         gpus: GPUs that it computes on where the device is a GPU; 0 if it needs no device.
         computes_on_cpu: whether it also computes on the CPU of a machine with GPUs, where none is free.
+        is_required: whether it must have its GPUs, also on a machine without any.
     """
 
     processes: int = 1
@@ -31,6 +32,7 @@ class Footprint:
     parameter_bytes: int = 0
     gpus: int = 1
     computes_on_cpu: bool = True
+    is_required: bool = False
 
 
 def follower_bytes(config: Config) -> int:

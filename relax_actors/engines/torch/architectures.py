@@ -68,7 +68,7 @@ def check_architecture(config: Config, folder: Path) -> None:
 
 
 def causal_model_class(folder: Path) -> str:
-    """Return the name of the transformers class with the causal language model; empty if there is none."""
+    """Return the name of the causal language model's class in transformers; empty if transformers has no such class."""
     given, body = _read(folder)
     model_type = str(given["model_type"])
     known = USUAL if model_type in USUAL.classes else describe(body)
