@@ -143,7 +143,8 @@ def choose(machine: Inventory, gpus: str) -> Inventory:
         raise ConfigError(msg)
     by_number = {str(gpu.number): gpu for gpu in machine.gpus}
     if absent := [part for part in parts if part not in by_number]:
-        msg = f"--gpus {gpus!r}: this machine has no GPU {absent[0]}; it has {machine}, numbered {list(by_number)}"
+        numbers = f", numbered {', '.join(by_number)}" if by_number else ""
+        msg = f"--gpus {gpus!r}: this machine has no GPU {absent[0]}; it has {machine}" + numbers
         raise ConfigError(msg)
     return Inventory(tuple(by_number[part] for part in parts), f" (--gpus {gpus})")
 
