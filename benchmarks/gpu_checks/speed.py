@@ -6,16 +6,18 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from gpu_checks.frame import Figures, Place, check
 from gpu_checks.workload import QWEN3_0_6B, TINY, batch, config_of, nothing, start
 from relax_actors.config import Config
-from relax_actors.engines.protocols import GenerationRequest, TrainingEngine, TrainSample, train
+from relax_actors.engines.protocols import GenerationRequest, TrainSample, train
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.torch.model import tensors_of
 from relax_actors.engines.transformers.engine import TransformersEngine
@@ -36,18 +38,15 @@ MIB = 1 << 20
 
 def config_for(place: Place, backend: str) -> Config:
     """Return a run without deterministic kernels, in bfloat16 on a GPU."""
-    model = QWEN3_0_6B if place.on_gpu else TINY
-    config = config_of(
+    return config_of(
         place.folder / backend,
-        model,
+        QWEN3_0_6B if place.on_gpu else TINY,
         place.device if backend == "torch" else "auto",
+        deterministic=False,
         backend=backend,
         precision="bfloat16" if place.on_gpu else "float32",
         max_tokens_per_microbatch=16384,
     )
-    run = config.run.model_copy(update={"deterministic": False})
-    torch.use_deterministic_algorithms(mode=False)
-    return config.model_copy(update={"run": run})
 
 
 def batches(place: Place, count: int) -> list[list[TrainSample]]:
@@ -87,7 +86,7 @@ def training(place: Place, backend: str) -> Figures:
         if peak is not None:
             length = statistics.mean(len(sample) for sample in work[1])
             figures["model_flops_utilisation"] = rate * operations_per_token(length) / peak
-    return figures | kernels_of(engine, work[-1], place)
+    return figures | kernels_of(partial(train, engine, work[-1], 9, nothing), place)
 
 
 def operations_per_token(length: float) -> float:
@@ -104,24 +103,28 @@ def operations_per_token(length: float) -> float:
     return 6.0 * matrices + 6.0 * shape["num_hidden_layers"] * width * length
 
 
-def kernels_of(engine: TrainingEngine, samples: list[TrainSample], place: Place) -> Figures:
-    """Return the share of the GPU's time that each kind of kernel takes in a step."""
+def kernels_of(work: Callable[[], object], place: Place) -> Figures:
+    """Return the share of the GPU's time that each kind of kernel takes, and the ten longest kernels in the log."""
     if not place.on_gpu:
         return {}
     began = synchronised()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        train(engine, samples, 9, nothing)
-        synchronised()
-    wall = (time.perf_counter() - began) * 1e6
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
+        work()
+        wall = (synchronised() - began) * 1e6
+    found = profiler.key_averages()
+    print(found.table(sort_by="self_device_time_total", row_limit=25, max_name_column_width=90))
+    print(found.table(sort_by="self_cpu_time_total", row_limit=25, max_name_column_width=60))
     spent: dict[str, float] = defaultdict(float)
-    for event in profiler.key_averages():
-        kind = next((k for k, parts in KINDS.items() if any(part in event.key.lower() for part in parts)), "other")
-        spent[kind] += event.self_device_time_total
+    kernels = 0
+    for event in found:
+        if event.device_type == DeviceType.CUDA:
+            kind = next((k for k, parts in KINDS.items() if any(part in event.key.lower() for part in parts)), "other")
+            spent[kind] += event.self_device_time_total
+            kernels += event.count
     busy = sum(spent.values())
-    shares: Figures = {
-        f"share_{kind}": round(time_of / busy, 3) for kind, time_of in sorted(spent.items(), key=lambda i: -i[1])
-    }
-    return shares | {"gpu_busy": round(busy / wall, 3)}
+    ordered = sorted(spent.items(), key=lambda item: -item[1])
+    shares: Figures = {f"share_{kind}": round(part / busy, 3) for kind, part in ordered}
+    return shares | {"kernels": kernels, "gpu_busy": round(busy / wall, 3)}
 
 
 @check("speed_torch", seconds=300, is_timed=True)
@@ -167,4 +170,5 @@ def speed_generation(place: Place) -> Figures:
     }
     if place.on_gpu:
         figures["peak_memory_mib"] = torch.cuda.max_memory_allocated() // MIB
-    return figures
+    short = [replace(request, max_tokens=16) for request in requests]
+    return figures | kernels_of(lambda: engine.generate(short, nothing), place)

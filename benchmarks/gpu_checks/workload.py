@@ -56,18 +56,21 @@ FIRST = 16
 """First token of random texts, behind those of the tokenizer: transformers trains no embedding of a padding token."""
 
 
-def config_of(folder: Path, model: dict[str, Any], device: str, **trainer: Any) -> Config:
-    """Return the configuration of a run, with deterministic kernels unless it says otherwise, and set torch up for it.
+def config_of(
+    folder: Path, model: dict[str, Any], device: str, *, deterministic: bool = True, **trainer: Any
+) -> Config:
+    """Return the configuration of a run, and set torch up for it.
 
     Args:
         folder: of the run; the model folder is made in it.
         model: architecture.
         device: of the trainer.
+        deterministic: whether kernels give the same bits in every run.
         trainer: settings of [trainer].
     """
     settings: dict[str, Any] = {"learning_rate": 1e-3, "max_tokens_per_microbatch": 4096, "device": device}
     tree: dict[str, Any] = {
-        "run": {"name": "check", "folder": str(folder), "deterministic": True},
+        "run": {"name": "check", "folder": str(folder), "deterministic": deterministic},
         "model": {"architecture": model, "tokenizer": {"alphabet": "0123456789>#", "end": "#"}},
         "data": {"kind": "python", "function": "nothing"},
         "trainer": settings | trainer,
