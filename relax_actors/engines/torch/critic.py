@@ -48,7 +48,7 @@ class TorchCritic:
         precision, family = getattr(torch, trainer.precision), family_of(config.model_path)
         self._forward = Forward(device, precision, 1.0, family, share_prefixes=trainer.share_prefixes)
         self._multimodal = family is not None
-        self._model = self._forward.prepare(build_critic(self._path, seed=config.run.seed, device=device))
+        self._model = self._forward.prepare_critic(build_critic(self._path, seed=config.run.seed, device=device))
         self._max_tokens = trainer.max_tokens_per_microbatch
         self._trained = OptimizedModel(self._model, AdamW.of_critic(settings, trainer))
 

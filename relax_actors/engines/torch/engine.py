@@ -23,8 +23,9 @@ from relax_actors.engines.protocols.samples import MicroBatchPlan, TrainSample, 
 from relax_actors.engines.protocols.training import StepResult
 from relax_actors.engines.torch import coefficient_tensors, replay_metrics
 from relax_actors.engines.torch.experts import Routers
-from relax_actors.engines.torch.forward import Forward, MicroBatch, device_of
+from relax_actors.engines.torch.forward import Forward, device_of
 from relax_actors.engines.torch.frozen import freeze
+from relax_actors.engines.torch.micro_batch import MicroBatch
 from relax_actors.engines.torch.model import build, copy_into, has_weights, read_folder, tensors_of
 from relax_actors.engines.torch.objective import ScoredTokens, StepObjective
 from relax_actors.engines.torch.optimized_model import AdamW, OptimizedModel, begin_write_state, write_state
