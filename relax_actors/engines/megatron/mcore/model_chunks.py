@@ -69,7 +69,7 @@ def transformer_config(config: Config, architecture: Architecture, layout: Layou
         apply_rope_fusion=False,
         gradient_accumulation_fusion=False,
         cross_entropy_loss_fusion=False,
-        **_RECOMPUTE[config.trainer.megatron.recompute],
+        **_RECOMPUTE[config.trainer.recompute],
     )
 
 
