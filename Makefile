@@ -7,6 +7,7 @@
 #   lock            lock the packages of pyproject.toml with hashes; needs network
 #   audit           look up known vulnerabilities of the locked packages; needs network
 #   docs            build the documentation site into site/; a broken link or reference fails
+#   gpu-check       check and time everything that computes on a GPU; 25 minutes on one GPU, 5 on a CPU with SHORT=1
 #   bench           compare with TRL
 #   bench-recovery  measure the recovery of every part of a run, then a soak test of a quarter of an hour
 #   chaos           kill a run a hundred times and compare its weights; then the slow tests of faults
@@ -30,7 +31,7 @@ INSTALL = $(PYTHON) deploy/install.py --venv $(VENV)
 
 export OMP_NUM_THREADS = 1
 
-.PHONY: demo install media megatron sglang test test-all chaos fuzz compose-test lint lock audit docs bench bench-recovery omni agents smollm2 clean
+.PHONY: gpu-check demo install media megatron sglang test test-all chaos fuzz compose-test lint lock audit docs bench bench-recovery omni agents smollm2 clean
 .DELETE_ON_ERROR:
 
 # Written by deploy/install.py, which removes it while it changes the environment.
@@ -106,6 +107,11 @@ docs: $(VENV)/.docs
 	$(BIN)/python docs/make_algorithms.py
 	$(BIN)/python docs/make_samples.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Needs no network. What is not installed (Megatron-Core, SGLang, TRL) is skipped, and said; some checks: CHECKS="attention demo".
+CHECKS ?=
+gpu-check: $(VENV)/.base
+	$(BIN)/python benchmarks/gpu_check.py $(if $(SHORT),--short) $(if $(CHECKS),--only $(CHECKS))
 
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks/grpo_vs_trl.py

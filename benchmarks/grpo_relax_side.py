@@ -40,6 +40,7 @@ kind = "jsonl"
 path = {prompts}
 
 [rollout]
+device = "{device}"
 group_size = {samples}
 temperature = 1.0
 max_tokens = {new_tokens}
@@ -49,6 +50,8 @@ min_tokens = {new_tokens}
 function = "grpo_workload.digits"
 
 [trainer]
+device = "{device}"
+precision = "{precision}"
 prompts_per_step = {rows}
 epochs = {epochs}
 learning_rate = {learning_rate}
@@ -56,6 +59,9 @@ checkpoint_every = {steps}
 
 [staleness]
 max = {staleness}
+
+[placement]
+colocate = {colocate}
 
 {algorithm}
 """
@@ -77,9 +83,13 @@ def write_toml(work: Workload, name: str, staleness: int, algorithm: str = GRPO)
         prompts=json.dumps(str(work.prompts)),
         staleness=staleness,
         algorithm=algorithm,
+        colocate='[["rollout", "trainer"]]' if work.device == "cuda" else "[]",
         **{
             field: getattr(work, field)
-            for field in ("seed", "steps", "threads", "samples", "new_tokens", "rows", "learning_rate", "epochs")
+            for field in (
+                *("seed", "steps", "threads", "samples", "new_tokens", "rows", "learning_rate", "epochs"),
+                *("device", "precision"),
+            )
         },
     )
     path = Path(work.folder) / f"{name}.toml"

@@ -48,6 +48,7 @@ from rich.console import Console
 from rich.table import Table
 
 HERE = Path(__file__).resolve().parent
+RELAX = (sys.executable, "-m", "relax_actors.cli.main")
 RUN_SECONDS = 420.0
 LOAD_SECONDS = 3.0
 QUIET_SHARE = 0.1
@@ -155,9 +156,8 @@ def run_relax(work: Workload, turn: int, staleness: int, algorithm: str = GRPO) 
     name = f"relax-{turn}"
     steps = Steps(work, name)
     steps.start()
-    relax = Path(sys.executable).with_name("relax")
     toml = write_toml(work, name, staleness, algorithm)
-    memory = measured([str(relax), "up", str(toml), "--json", "--quiet"], work, toml.with_suffix(".log"))
+    memory = measured([*RELAX, "up", str(toml), "--json", "--quiet"], work, toml.with_suffix(".log"))
     steps.join(10)
     seen = steps.steps
     wanted = work.completions * work.new_tokens * work.epochs

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,9 @@ class Workload:
     threads: int = 1
     seed: int = 1
     epochs: int = 1
+    device: str = "cpu"
+    precision: str = "float32"
+    architecture: dict[str, Any] = field(default_factory=lambda: dict(ARCHITECTURE))
 
     @property
     def model(self) -> Path:
@@ -75,7 +78,7 @@ class Workload:
 
         self.model.mkdir(parents=True)
         ids = make_character_tokenizer(ALPHABET, END, self.model)
-        (self.model / "config.json").write_text(json.dumps(ids | {"bos_token_id": None} | ARCHITECTURE, indent=1))
+        (self.model / "config.json").write_text(json.dumps(ids | {"bos_token_id": None} | self.architecture, indent=1))
         build(self.model, seed=self.seed).save_pretrained(self.model)
         source = random.Random(self.seed)  # noqa: S311 not a secret
         letters = ALPHABET.replace(END, "")

@@ -54,6 +54,9 @@ def decoder_of(expected: Any) -> Decoder:  # noqa: PLR0911 one return for each k
     if dataclasses.is_dataclass(expected) and expected is not TensorRef:
         return _dataclass_decoder(typing.cast("type", expected))
     origin, args = typing.get_origin(expected), typing.get_args(expected)
+    # NDArray of NumPy 2.5 is an alias by the statement `type`, from Python 3.12 on.
+    if (alias := getattr(origin or expected, "__value__", None)) is not None:
+        return decoder_of(alias[args] if args else alias)
     if origin in (types.UnionType, typing.Union):
         return _optional_decoder(args)
     if origin is list:

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
+from typing_extensions import TypeAliasType
 
 from broker.codec import (
     MAX_CELL_BYTES,
@@ -25,7 +26,7 @@ from broker.codec import (
     plain_value,
 )
 from broker.errors import CodecError, StoreError
-from broker.fields import TensorRef
+from broker.fields import TensorRef, decoder_of
 from broker.schema import SCHEMA
 from broker.store import Store
 from broker.subjects import RowId
@@ -606,3 +607,12 @@ def test_trajectory_with_inconsistent_arrays_is_refused() -> None:
 
 def encode_array(array: np.ndarray) -> msgpack.ExtType:
     return extension(1, array.dtype.name, list(array.shape), array.tobytes())
+
+
+def test_an_alias_of_a_type_decodes_as_what_it_stands_for() -> None:
+    # From NumPy 2.5 and Python 3.12 on, NDArray is such an alias.
+    name = typing.TypeVar("name")
+    alias = TypeAliasType("alias", np.ndarray[Any, np.dtype[name]], type_params=(name,))
+    assert decoder_of(alias[np.float32])(array := np.zeros(3), "values") is array
+    with pytest.raises(CodecError, match="expected ndarray"):
+        decoder_of(alias[np.float32])([0.0], "values")

@@ -119,7 +119,8 @@ def initialise(layout: Layout, rank: int, store: Store) -> None:
     # All ranks run on this machine, and its host name may not resolve to a reachable address.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     backend = "gloo" if ON_CPU else "nccl"
-    distributed.init_process_group(backend, store=store, rank=rank, world_size=layout.ranks)
+    own = None if ON_CPU else device()
+    distributed.init_process_group(backend, store=store, rank=rank, world_size=layout.ranks, device_id=own)
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,

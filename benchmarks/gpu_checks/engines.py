@@ -1,0 +1,163 @@
+"""Checks of the training and inference engines: against the CPU, against each other, and against themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpu_checks.frame import Failed, Figures, Place, check
+from gpu_checks.workload import EXPERTS, TINY, batch, config_of, nothing, start
+from relax_actors.engines.protocols import GenerationRequest, TrainSample, train
+from relax_actors.engines.torch.engine import TorchEngine
+from relax_actors.engines.transformers.engine import TransformersEngine
+
+STEPS = 4
+LIMITS = {"float32": 2e-4, "bfloat16": 3e-2}
+"""Largest relative difference of a step's loss and gradient norm from the CPU's in float32."""
+LOGPROB_LIMITS = {"float32": 1e-3, "bfloat16": 5e-2}
+"""Largest mean difference between the log-probs of two engines, in nats."""
+
+
+def trained(place: Place, name: str, device: str, model: dict[str, Any], **trainer: Any) -> list[dict[str, float]]:
+    """Return the metrics of a few steps."""
+    engine = start(config_of(place.folder / name, model, device, **trainer))
+    return [dict(train(engine, batch(step), step, nothing).metrics) for step in range(STEPS)]
+
+
+def steps(place: Place, backend: str) -> Figures:
+    """Compare steps on the device with the torch engine's on the CPU in float32.
+
+    Raises:
+        Failed: a loss or gradient norm differs.
+    """
+    expected = trained(place, "cpu", "cpu", TINY)
+    figures: Figures = {}
+    for precision, limit in LIMITS.items():
+        found = trained(
+            place, precision, place.device if backend == "torch" else "auto", TINY, backend=backend, precision=precision
+        )
+        for key in ("loss", "grad_norm"):
+            scale = max(abs(one[key]) for one in expected)
+            worst = max(abs(a[key] - b[key]) for a, b in zip(found, expected, strict=True)) / scale
+            figures[f"{key}_difference_{precision}"] = worst
+            if not worst < limit:
+                sizes = [[round(one[key], 5) for one in side] for side in (found, expected)]
+                msg = f"{precision}: {key} differs by {worst:.2e} of its size: {sizes[0]}, on the CPU {sizes[1]}"
+                raise Failed(msg)
+    return figures
+
+
+@check("steps_torch", seconds=240)
+def steps_torch(place: Place) -> Figures:
+    """Steps of the torch engine equal those of the CPU, in float32 and bfloat16."""
+    return steps(place, "torch")
+
+
+@check("steps_megatron", seconds=240)
+def steps_megatron(place: Place) -> Figures:
+    """Steps of the Megatron-Core engine equal those of the torch engine on the CPU, in float32 and bfloat16."""
+    return steps(place, "megatron")
+
+
+def replay(place: Place, model: dict[str, Any], **trainer: Any) -> Figures:
+    """Take steps, and take them again from a checkpoint in the middle, in a new engine; the bits must be the same.
+
+    Raises:
+        Failed: they are not.
+    """
+    config = config_of(
+        place.folder / "run", model, place.device if trainer["backend"] == "torch" else "auto", **trainer
+    )
+    first, checkpoint = start(config), place.folder / "checkpoint"
+    for step in range(STEPS):
+        if step == STEPS // 2:
+            checkpoint.mkdir()
+            first.save(checkpoint)
+        train(first, batch(step), step, nothing)
+    again = start(config, initialise=False)
+    again.load(checkpoint)
+    for step in range(STEPS // 2, STEPS):
+        train(again, batch(step), step, nothing)
+    if (kept := first.fingerprint()) != (found := again.fingerprint()):
+        msg = f"{kept} without and {found} with a checkpoint in between"
+        raise Failed(msg)
+    return {"fingerprint": kept}
+
+
+def replays(place: Place, backend: str) -> Figures:
+    """Replay a dense model and one with experts, in both precisions; a line for each that differs."""
+    figures, wrong = Figures(), []
+    for name, model in (("dense", TINY), ("experts", EXPERTS)):
+        for precision in ("float32", "bfloat16"):
+            of = Place(place.device, place.is_short, place.folder / f"{name}-{precision}")
+            of.folder.mkdir()
+            try:
+                replay(of, model, backend=backend, precision=precision)
+            except Failed as error:
+                wrong.append(f"{name}, {precision}: {error}")
+            figures[f"{name}_{precision}"] = "equal"
+    if wrong:
+        raise Failed("\n".join(wrong))
+    return figures
+
+
+@check("replay_torch", seconds=240)
+def replay_torch(place: Place) -> Figures:
+    """Steps after a checkpoint of the torch engine give the same bits again."""
+    return replays(place, "torch")
+
+
+@check("replay_megatron", seconds=240)
+def replay_megatron(place: Place) -> Figures:
+    """Steps after a checkpoint of the Megatron-Core engine give the same bits again."""
+    return replays(place, "megatron")
+
+
+@check("generation", seconds=240)
+def generation(place: Place) -> Figures:
+    """Sampled tokens have the log-probs that the trainer computes, and come again for the same seed."""
+    figures: Figures = {}
+    prompts = np.random.default_rng(0).integers(0, 500, (4, 12)).astype(np.int32)
+    for precision, limit in LOGPROB_LIMITS.items():
+        config = config_of(place.folder / precision, TINY, place.device, precision=precision)
+        trainer = TorchEngine(config)
+        trainer.initialise(1)
+        trainer.finish_warm_start()
+        engine = served(trainer, config.model_path, place, getattr(torch, precision))
+        requests = [
+            GenerationRequest(prompt, seed, 4, 1.0, 1.0, 32, frozenset()) for seed, prompt in enumerate(prompts)
+        ]
+        groups, again = (engine.generate(requests, nothing) for _ in range(2))
+        tokens = [[sample.tokens.tolist() for sample in group] for group in groups]
+        if tokens != [[sample.tokens.tolist() for sample in group] for group in again]:
+            msg = f"{precision}: other tokens for the same seed"
+            raise Failed(msg)
+        pairs = [(prompt, sample) for prompt, group in zip(prompts, groups, strict=True) for sample in group]
+        scored = trainer.score([sequence(prompt, sample.tokens) for prompt, sample in pairs], nothing)
+        ours = [logprobs[len(prompts[0]) :] for logprobs in scored]
+        difference = np.concatenate([np.abs(a - s.logprobs) for a, (_, s) in zip(ours, pairs, strict=True)])
+        figures |= {
+            f"mean_difference_{precision}": float(difference.mean()),
+            f"largest_{precision}": float(difference.max()),
+        }
+        if not difference.mean() < limit:
+            msg = f"{precision}: log-probs differ by {difference.mean():.2e} in the mean"
+            raise Failed(msg)
+    return figures
+
+
+def served(trainer: TorchEngine, model: Path, place: Place, dtype: torch.dtype) -> TransformersEngine:
+    """Return the inference engine with the trainer's weights, which went through a file."""
+    file = place.folder / f"{dtype}.safetensors"
+    print_of = trainer.publish(file)
+    engine = TransformersEngine(model, place.device, dtype)
+    engine.load(0, print_of, [file])
+    return engine
+
+
+def sequence(prompt: Any, tokens: Any) -> Any:
+    """Return a sample to score."""
+    return TrainSample.of_completion(prompt, tokens)

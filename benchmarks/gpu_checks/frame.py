@@ -1,0 +1,166 @@
+"""Frame of the GPU check: each check is a function, runs in a process of its own, and ends as pass, fail or skipped.
+
+A check returns its figures, or raises `Skipped` with the reason why it cannot run here; any other error fails it.
+A check that crashes its process, hangs, or leaves processes behind fails alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+Figures: TypeAlias = dict[str, float | int | str | bool]
+TAIL_CHARACTERS = 1500
+KILL_SECONDS = 10.0
+PROGRAM = Path(__file__).parents[1] / "gpu_check.py"
+
+
+class Skipped(Exception):  # noqa: N818 an outcome, not an error
+    """A check cannot run here; the text says why."""
+
+
+class Failed(Exception):  # noqa: N818 an outcome
+    """A check found something wrong; the text says what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a check runs.
+
+    Attributes:
+        device: "cuda" or "cpu".
+        is_short: whether the smallest sizes will do.
+        folder: an empty folder of the check, removed afterwards.
+    """
+
+    device: str
+    is_short: bool
+    folder: Path
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the check computes on a GPU."""
+        return self.device == "cuda"
+
+    def require_gpu(self) -> None:
+        """Skip a check that has nothing to say on a CPU.
+
+        Raises:
+            Skipped: this is a CPU.
+        """
+        if not self.on_gpu:
+            msg = "needs a GPU"
+            raise Skipped(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A check.
+
+    Attributes:
+        name: its name on the command line.
+        run: the check.
+        seconds: deadline.
+        is_timed: whether it measures time, and so runs alone.
+    """
+
+    name: str
+    run: Callable[[Place], Figures]
+    seconds: float
+    is_timed: bool
+
+    @property
+    def about(self) -> str:
+        """First sentence of its description."""
+        return (self.run.__doc__ or "").split("\n", 1)[0].rstrip(".")
+
+
+CHECKS: dict[str, Check] = {}
+"""All checks by name, in the order of the report."""
+
+
+def check(
+    name: str, *, seconds: float, is_timed: bool = False
+) -> Callable[[Callable[[Place], Figures]], Callable[[Place], Figures]]:
+    """Register a function as a check; arguments as the attributes of `Check`."""
+
+    def register(run: Callable[[Place], Figures]) -> Callable[[Place], Figures]:
+        CHECKS[name] = Check(name, run, seconds, is_timed)
+        return run
+
+    return register
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a check ended.
+
+    Attributes:
+        check: its name.
+        result: "pass", "fail" or "skipped".
+        figures: what it measured.
+        reason: why it failed or was skipped; empty if it passed.
+        seconds: how long it took.
+    """
+
+    check: str
+    result: str
+    figures: Mapping[str, Any]
+    reason: str
+    seconds: float
+
+
+def run_here(name: str, place: Place, result: Path) -> None:
+    """Run a check in this process and write how it ended to `result`."""
+    figures: Figures = {}
+    try:
+        figures, ended, reason = CHECKS[name].run(place), "pass", ""
+    except Skipped as error:
+        ended, reason = "skipped", str(error)
+    except Failed as error:
+        ended, reason = "fail", str(error)
+    body = json.dumps({"result": ended, "figures": figures, "reason": reason})
+    part = result.with_suffix(".part")
+    part.write_text(body)
+    part.replace(result)
+
+
+def run_apart(name: str, place: Place, logs: Path) -> Outcome:
+    """Run a check in a process of its own, with its output in `logs`; kill what it leaves behind."""
+    chosen, began = CHECKS[name], time.monotonic()
+    place.folder.mkdir(parents=True)
+    result, log = place.folder.with_suffix(".json"), logs / f"{name}.log"
+    command = [sys.executable, str(PROGRAM), "--device", place.device, *["--short"] * place.is_short]
+    command += ["--here", name, str(place.folder), str(result)]
+    with log.open("w") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True)
+        try:
+            code: int | None = process.wait(chosen.seconds)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            _end(process)
+    seconds = round(time.monotonic() - began, 1)
+    if result.exists():
+        found = json.loads(result.read_text())
+        return Outcome(name, found["result"], found["figures"], found["reason"], seconds)
+    end = log.read_text(errors="replace")[-TAIL_CHARACTERS:].strip()
+    why = f"not done within {chosen.seconds:g} s" if code is None else f"its process ended with exit code {code}"
+    return Outcome(name, "fail", {}, f"{why}:\n{end}", seconds)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill the process group of a check: it has ended, or is late."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    process.wait(KILL_SECONDS)
