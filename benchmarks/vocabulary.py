@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -44,23 +45,37 @@ def peak(device: str) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def measure(way: str, chosen: argparse.Namespace) -> dict[str, float]:
-    """Measure one way in this process."""
+@dataclass(frozen=True)
+class Size:
+    """Sizes of a measurement, and where and how products are computed."""
+
+    tokens: int
+    vocabulary: int
+    hidden: int
+    device: str
+    dtype: str
+
+
+def measure(way: str, size: Size) -> dict[str, float]:
+    """Measure one way in this process; on a CPU a peak is that of the process so far."""
     compute: Callable[..., Tensor] = {"all logits": all_logits, "chunks": chunks}[way]
     torch.manual_seed(1)
-    hidden = torch.randn(chosen.tokens, chosen.hidden, device=chosen.device, requires_grad=True)
-    weight = torch.randn(chosen.vocabulary, chosen.hidden, device=chosen.device).div_(chosen.hidden**0.5)
+    hidden = torch.randn(size.tokens, size.hidden, device=size.device, requires_grad=True)
+    weight = torch.randn(size.vocabulary, size.hidden, device=size.device).div_(size.hidden**0.5)
     weight.requires_grad_()
-    ids = torch.randint(chosen.vocabulary, (chosen.tokens, 1), device=chosen.device)
+    ids = torch.randint(size.vocabulary, (size.tokens, 1), device=size.device)
     weight.grad, hidden.grad = torch.zeros_like(weight), torch.zeros_like(hidden)
-    before, began = peak(chosen.device), time.perf_counter()
-    loss = compute(hidden, weight, ids, getattr(torch, chosen.dtype)).sum()
+    if size.device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    before, began = peak(size.device), time.perf_counter()
+    loss = compute(hidden, weight, ids, getattr(torch, size.dtype)).sum()
     torch.autograd.backward(loss)
-    value = float(loss.detach())  # waits for the device
-    if chosen.device == "cuda":
+    value = float(loss.detach())
+    if size.device == "cuda":
         torch.cuda.synchronize()
     seconds = time.perf_counter() - began
-    return {"mib": peak(chosen.device) - before, "seconds": seconds, "loss": value, "norm": float(weight.grad.norm())}
+    return {"mib": peak(size.device) - before, "seconds": seconds, "loss": value, "norm": float(weight.grad.norm())}
 
 
 def main() -> None:
@@ -75,7 +90,8 @@ def main() -> None:
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.way is not None:
-        sys.stdout.write(json.dumps(measure(chosen.way, chosen)))
+        size = Size(chosen.tokens, chosen.vocabulary, chosen.hidden, chosen.device, chosen.dtype)
+        sys.stdout.write(json.dumps(measure(chosen.way, size)))
         return
     for way in WAYS if chosen.only is None else (chosen.only,):
         command = [sys.executable, *sys.argv, "--way", way]
