@@ -217,22 +217,28 @@ class OfThreads(Shards):
         return self._gathered(tensor).sum(0)
 
 
-def test_shards_of_the_vocabulary_give_the_numbers_of_the_whole() -> None:
-    columns = 5
-    logits, targets = drawn(4, 6, 8)  # 8 tokens in two shards of 5 columns: the last two are padding
-    weights = torch.randn(2, 6, dtype=torch.float64)
-    padded = torch.cat([logits, torch.full((6, 2), 99.0, dtype=torch.float64)], -1)
-    whole = logits.clone().requires_grad_()
-    expected = scored(whole, targets, 0.8)
-    (gradient,) = torch.autograd.grad((weights[0] * expected[0] + weights[1] * expected[1]).sum(), whole)
-    shared, barrier, parts = [None, None], Barrier(2), {}
+def test_shards_of_the_vocabulary_give_the_numbers_and_gradients_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, width = 5, 3
+    monkeypatch.setattr(vocabulary, "CHUNK_ELEMENTS", 4 * rows)  # several chunks of tokens, the last one smaller
+    random = torch.Generator().manual_seed(4)
+    weight = torch.randn(8, width, generator=random, dtype=torch.float64)
+    padded = torch.cat([weight, torch.full((2, width), 99.0, dtype=torch.float64)])  # two shards, the last rows padding
+    states = torch.randn(6, width, generator=random, dtype=torch.float64)
+    targets = torch.randint(0, 8, (6,), generator=random)
+    factors = torch.randn(2, 6, generator=random, dtype=torch.float64)
+
+    def results(of: Tensor, **settings: Any) -> list[Tensor]:
+        hidden, of = states.clone().requires_grad_(), of.clone().requires_grad_()
+        logprobs, entropies = scored(hidden, targets, 0.8, head=Head(of), **settings)
+        gradients = torch.autograd.grad((factors[0] * logprobs + factors[1] * entropies).sum(), [hidden, of])
+        return [logprobs.detach(), entropies.detach(), *gradients]
+
+    expected, shared, barrier = results(weight), [None, None], Barrier(2)
+    found: dict[int, list[Tensor]] = {}
 
     def run(rank: int) -> None:
-        own = padded[:, rank * columns : (rank + 1) * columns].clone().requires_grad_()
-        shards = OfThreads(rank, columns, 3 if rank else None, shared, barrier)
-        found = scored(own, targets, 0.8, shards=shards)
-        (of_own,) = torch.autograd.grad((weights[0] * found[0] + weights[1] * found[1]).sum(), own)
-        parts[rank] = *(t.detach() for t in found), of_own
+        shards = OfThreads(rank, rows, 3 if rank else None, shared, barrier)
+        found[rank] = results(padded[rank * rows : (rank + 1) * rows], shards=shards)
 
     threads = [Thread(target=run, args=(rank,)) for rank in range(2)]
     for thread in threads:
@@ -240,10 +246,12 @@ def test_shards_of_the_vocabulary_give_the_numbers_of_the_whole() -> None:
     for thread in threads:
         thread.join(60)
     for rank in range(2):
-        torch.testing.assert_close(parts[rank][:2], tuple(t.detach() for t in expected), rtol=1e-12, atol=1e-12)
-    joined = torch.cat([parts[0][2], parts[1][2]], -1)
-    torch.testing.assert_close(joined[:, :8], gradient, rtol=1e-12, atol=1e-12)
-    assert not joined[:, 8:].any()
+        torch.testing.assert_close(found[rank][:2], expected[:2], rtol=1e-12, atol=1e-12)
+    # Each rank has the gradient of the hidden states through its own tokens.
+    torch.testing.assert_close(found[0][2] + found[1][2], expected[2], rtol=1e-12, atol=1e-12)
+    of_weight = torch.cat([found[0][3], found[1][3]])
+    torch.testing.assert_close(of_weight[:8], expected[3], rtol=1e-12, atol=1e-12)
+    assert not of_weight[8:].any()
 
 
 def test_temperature_of_zero_is_refused_with_the_remedy() -> None:

@@ -16,7 +16,7 @@ from relax_actors.errors import ConfigError
 SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")
 """Settings of models that multiply logits by a number, or divide them by it."""
 TOLERANCE = 1e-4
-"""Largest difference from the model's own logits, relative to the largest one."""
+"""Largest difference from the model's own logits, relative to the largest one; more in half precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,10 @@ class HeadForm:
             return forms[0]
         tokens, packing = torch.tensor([[0, 1]], device=model.device), Packing.of([2], model.device)
         settings = {"position_ids": packing.positions, "packing": packing, "use_cache": False}
-        own = model(input_ids=tokens, **settings).logits[0].double()
-        raw = head(hidden_states(tokens, packing))[0].double()
+        own = model(input_ids=tokens, **settings).logits[0]
+        raw, tolerance = head(hidden_states(tokens, packing))[0], max(TOLERANCE, 4 * torch.finfo(own.dtype).eps)
         for form in forms:
-            if (form(raw) - own).abs().max() <= TOLERANCE * own.abs().max():
+            if (form(raw.double()) - own.double()).abs().max() <= tolerance * own.double().abs().max():
                 return form
         raise _unknown(model, "its logits do not follow from its hidden states, head, logit scale and softcap")
 
