@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
-from relax_actors.algorithms.losses import token_logprobs
+from relax_actors.algorithms.vocabulary import score_tokens
 from relax_actors.engines.protocols import TrainSample
 from relax_actors.engines.torch.forward import Forward
 
@@ -117,7 +117,7 @@ def padded_step(model: PreTrainedModel, sequences: Sequence[TrainSample], budget
             tokens[row, : lengths[i]] = torch.from_numpy(sequences[i].token_ids.astype(np.int64))
             mask[row, : lengths[i]] = 1
         logits = model(tokens, attention_mask=mask, use_cache=False, logits_to_keep=width + 1).logits[:, :-1]
-        (token_logprobs(logits, tokens[:, -width:], 1.0) * mask[:, -width:]).sum().backward()
+        (score_tokens(logits, tokens[:, -width:, None], 1.0).logprobs[..., 0] * mask[:, -width:]).sum().backward()
 
 
 def packed_step(model: PreTrainedModel, sequences: Sequence[TrainSample], budget: int, forward: Forward) -> int:

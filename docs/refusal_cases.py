@@ -166,6 +166,7 @@ ENGINES = (
     Case("router replay without experts", ("trainer.router_replay=true",)),
     Case("one simulated engine", ("rollout.backend=simulated",)),
     Case("settings of another backend", ("trainer.megatron.ranks=8",)),
+    Case("recomputed attention with torch", ("trainer.recompute=selective",)),
     Case("settings of another critic", ("critic.megatron.tensor_parallel=2",), PPO),
     Case(
         "weights in the memory of ranks",

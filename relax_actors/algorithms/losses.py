@@ -36,34 +36,6 @@ AGGREGATES = {
 
 # exp(20) = 4.9e8. Without a bound, float32 overflows to inf and 0 * inf makes the gradient nan.
 MAX_LOG_RATIO = 20.0
-FLOAT64_BYTES = 8
-
-
-def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
-    """Compute the log-prob of each target token.
-
-    Computed as `gather - logsumexp`, so no log-softmax over the vocabulary is materialised. Half-precision logits are
-    converted to float32 first.
-
-    Args:
-        logits: `[batch, seq, vocab]`; position i scores position i of `targets`, so the caller shifts them.
-        targets: `[batch, seq] int64`, valid token ids, also at positions that are masked later.
-        temperature: divisor of the logits.
-
-    Returns:
-        Natural log-probs, `[batch, seq] float32` (float64 for float64 logits).
-
-    Raises:
-        ValueError: the temperature is not positive.
-    """
-    if not temperature > 0:
-        msg = f"temperature is {temperature}; score greedy samples at the training temperature, such as 1.0"
-        raise ValueError(msg)
-    scaled = logits if logits.element_size() == FLOAT64_BYTES else logits.float()
-    if temperature != 1.0:
-        scaled = scaled / temperature
-    chosen = scaled.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-    return chosen - scaled.logsumexp(-1)
 
 
 def reduce_loss(

@@ -54,8 +54,6 @@ class MegatronSection(Section):
     """Share norms and residuals among the ranks of `tensor_parallel`; required there for a model with experts."""
     distributed_optimizer: bool = True
     """Share the optimizer state among the ranks of data parallelism."""
-    recompute: Literal["none", "selective", "full"] = "none"
-    """Activations that the backward pass recomputes: none, those of attention, or all but the inputs of layers."""
 
 
 class TrainerSection(PoolSection):
@@ -103,6 +101,9 @@ class TrainerSection(PoolSection):
     of Megatron-Core); else when all rows are there, as also with `trainer.megatron.pipeline_parallel` above 1."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of forward and backward, and of the published weights; the optimizer always works in float32."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Activations that the backward pass recomputes to save memory (activation checkpointing): none; those of
+    attention, with Megatron-Core; or all but the inputs of layers. The numbers are the same."""
     device: str = "auto"
     """Torch device; "auto" is CUDA if available, else the CPU."""
     freeze: list[str] = Field(default_factory=list)
@@ -149,7 +150,7 @@ class CriticSection(PoolSection):
     """[critic]: the value model of PPO, trained by a role of its own.
 
     It follows the trainer's batches with the same rows, order, minibatches and epochs, and shares the trainer's
-    `schedule`, `betas`, `epsilon`, `max_tokens_per_microbatch`, `precision` and settings of checkpoints.
+    `schedule`, `betas`, `epsilon`, `max_tokens_per_microbatch`, `precision`, `recompute` and settings of checkpoints.
     """
 
     backend: Annotated[str, Named(CRITIC_ENGINES)] = "torch"

@@ -15,7 +15,7 @@ from relax_actors.engines.protocols import train
 from relax_actors.engines.torch.engine import TorchEngine
 from tests.support.batches import routed
 from tests.support.episodes import episode_batch
-from tests.support.tiny_megatron import DENSE, MOE, config_of, skip_if_missing
+from tests.support.tiny_megatron import DENSE, MOE, config_of, ranks_of, skip_if_missing
 from tests.support.trained_engines import max_difference, started, weights_of
 
 skip_if_missing()
@@ -60,7 +60,7 @@ def group_of() -> Iterator[Callable[[Config], MegatronGroup]]:
 
 
 def configured(tmp_path: Path, model: dict[str, Any], section: dict[str, Any], **trainer: Any) -> Config:
-    settings = {"learning_rate": 1e-3, "megatron": {"ranks": 2, **section}, **trainer}
+    settings = {"learning_rate": 1e-3, **ranks_of(section), **trainer}
     return config_of(tmp_path, model, algorithm=ALGORITHM, trainer=settings)
 
 

@@ -14,7 +14,7 @@ from relax_actors.engines.megatron.group import MegatronGroup
 from relax_actors.engines.protocols import train
 from relax_actors.engines.torch.engine import TorchEngine
 from tests.support.media_batches import media_batch
-from tests.support.tiny_megatron import config_of, media_architecture, skip_if_missing
+from tests.support.tiny_megatron import config_of, media_architecture, ranks_of, skip_if_missing
 from tests.support.trained_engines import max_difference, started, weights_of
 
 skip_if_missing()
@@ -59,9 +59,9 @@ def configured(folder: Path, name: str, ranks: int = 2) -> Config:
     # An update of AdamW is learning_rate * g / (|g| + epsilon), so that weights differ as gradients do.
     settings = {"learning_rate": 1.0, "epsilon": 1.0, "max_grad_norm": 1e9, "max_tokens_per_microbatch": 120}
     algorithm = {"kl": {"place": "loss", "coefficient": 0.1}}
-    layout = {"ranks": ranks, **section} if ranks > 1 else {}
+    layout = ranks_of(section, ranks) if ranks > 1 else {}
     architecture = media_architecture(model_type)
-    return config_of(folder, architecture, algorithm=algorithm, trainer=settings | {"megatron": layout})
+    return config_of(folder, architecture, algorithm=algorithm, trainer=settings | layout)
 
 
 @pytest.mark.slow

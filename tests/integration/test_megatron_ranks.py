@@ -26,7 +26,7 @@ from relax_actors.errors import ConfigError
 from relax_actors.weights import files as weights
 from tests.support.batches import batch_of, routed
 from tests.support.running import wait_until
-from tests.support.tiny_megatron import DENSE, MOE, config_of, skip_if_missing
+from tests.support.tiny_megatron import DENSE, MOE, config_of, ranks_of, skip_if_missing
 
 skip_if_missing()
 
@@ -91,7 +91,7 @@ def group_of() -> Iterator[Callable[..., MegatronGroup]]:
 def configured(
     tmp_path: Path, model: dict[str, Any], section: dict[str, Any], ranks: int = 2, **trainer: Any
 ) -> Config:
-    settings = {"learning_rate": 1e-3, "megatron": {"ranks": ranks, **section}, **trainer}
+    settings = {"learning_rate": 1e-3, **ranks_of(section, ranks), **trainer}
     return config_of(tmp_path, model, algorithm=ALGORITHM, trainer=settings)
 
 
@@ -215,7 +215,8 @@ def test_two_ranks_know_whole_samples_and_steps(
     config = configured(tmp_path, model, {}, ranks=1)
     algorithm = AlgorithmSection.model_validate(WHOLE[loss])
     alone = begun(MegatronEngine(config.model_copy(update={"algorithm": algorithm})))
-    ranks = config.trainer.model_copy(update={"megatron": MegatronSection(ranks=2, **section)})
+    layout = {"megatron": MegatronSection(**ranks_of(section)["megatron"])}
+    ranks = config.trainer.model_copy(update=layout | {"recompute": section.get("recompute", "none")})
     group = begun(group_of(config.model_copy(update={"algorithm": algorithm, "trainer": ranks})))
     for step in range(STEPS):
         batch = in_pairs(batch_of(step))

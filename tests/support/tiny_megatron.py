@@ -39,6 +39,12 @@ def skip_if_missing() -> None:
         pytest.skip(str(error), allow_module_level=True)
 
 
+def ranks_of(section: dict[str, Any], ranks: int = 2) -> dict[str, Any]:
+    """Return settings of [trainer] from those of [trainer.megatron] and `recompute`, for a number of ranks."""
+    layout = {name: value for name, value in section.items() if name != "recompute"}
+    return {"megatron": {"ranks": ranks, **layout}, "recompute": section.get("recompute", "none")}
+
+
 def config_of(folder: Path, architecture: dict[str, Any], **sections: dict[str, Any]) -> Config:
     """Configure a run with a tiny model, as `tests.support.models.config_of` does."""
     trainer = {"backend": "megatron", "learning_rate": 1e-2, "max_tokens_per_microbatch": 64}

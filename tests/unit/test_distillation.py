@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from relax_actors.algorithms.distillation import distillation_loss, sampled_reverse_kl
-from relax_actors.algorithms.entropy import logprobs_at
+from relax_actors.algorithms.vocabulary import score_tokens
 
 KINDS: list[Any] = ["forward_kl", "reverse_kl", "jsd"]
 
@@ -108,4 +108,4 @@ def test_log_probs_at_ids_are_those_of_the_softmax_at_the_temperature() -> None:
     logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(0))
     ids = torch.tensor([[0, 8], [3, 3], [1, 2], [5, 4]])
     expected = (logits / 0.7).log_softmax(-1).gather(-1, ids)
-    torch.testing.assert_close(logprobs_at(logits, ids, 0.7), expected)
+    torch.testing.assert_close(score_tokens(logits, ids, 0.7).logprobs, expected)

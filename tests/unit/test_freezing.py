@@ -70,12 +70,12 @@ def test_what_is_frozen_stays_and_the_rest_is_trained(tmp_path: Path, backend: s
 def test_both_engines_train_the_same_rest(tmp_path: Path, recompute: str) -> None:
     found = []
     for backend in ("torch", "megatron"):
-        engine = engine_of(backend, tmp_path, DENSE, freeze=["model.embed_tokens.*"], megatron={"recompute": recompute})
+        engine = engine_of(backend, tmp_path, DENSE, freeze=["model.embed_tokens.*"], recompute=recompute)
         moved(engine, tmp_path, steps=4)
         folder = tmp_path / f"{backend}.{recompute}"
         folder.mkdir()
         engine.save(folder)
-        other = engine_of(backend, tmp_path, DENSE, freeze=["model.embed_tokens.*"], megatron={"recompute": recompute})
+        other = engine_of(backend, tmp_path, DENSE, freeze=["model.embed_tokens.*"], recompute=recompute)
         other.load(folder)
         assert other.fingerprint() == engine.fingerprint()
         train(engine, batch_of(9), 9, nothing)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from relax_actors.algorithms.kl import KLKind, kl_estimate
-from relax_actors.algorithms.losses import LossMode, reduce_loss, sft_loss, token_logprobs
+from relax_actors.algorithms.losses import LossMode, reduce_loss, sft_loss
 from relax_actors.algorithms.micro_batches import micro_batches
 from relax_actors.algorithms.policy import PolicyInputs, PolicyLoss
 from relax_actors.algorithms.surrogates.clipped import clip
@@ -159,29 +159,14 @@ def test_token_mean_weights_tokens_and_mean_of_means_samples_equally() -> None:
     assert reduce_loss(per_token, mask, mode="sample_mean_of_means", normaliser=2) == 3.0
 
 
-@UNTIMED
-@given(SEEDS, st.sampled_from([0.5, 1.0, 1.7]), st.sampled_from([torch.float32, torch.bfloat16]))
-def test_token_logprobs_are_the_log_softmax_at_the_targets(seed: int, temperature: float, dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    logits = (10 * torch.randn(2, 3, 11, generator=generator)).to(dtype).requires_grad_()
-    targets = torch.randint(0, 11, (2, 3), generator=generator)
-    actual = token_logprobs(logits, targets, temperature)
-    log_softmax = (logits.float() / temperature).log_softmax(-1)
-    expected = log_softmax.gather(-1, targets[..., None])[..., 0]
-    assert actual.dtype == torch.float32
-    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(
-        torch.autograd.grad(actual.sum(), logits), torch.autograd.grad(expected.sum(), logits), rtol=1e-2, atol=1e-4
-    )
-
-
 def test_sft_loss_is_cross_entropy_of_the_tokens_of_the_mask() -> None:
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(4, 6, 9, generator=generator)
     targets = torch.randint(0, 9, (4, 6), generator=generator)
     mask = torch.rand(4, 6, generator=generator) < 0.6
     expected = torch.nn.functional.cross_entropy(logits[mask], targets[mask])
-    torch.testing.assert_close(sft_loss(token_logprobs(logits, targets, 1.0), mask, float(mask.sum())), expected)
+    logprobs = logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0]
+    torch.testing.assert_close(sft_loss(logprobs, mask, float(mask.sum())), expected)
 
 
 def categoricals(seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -249,5 +234,3 @@ def test_invalid_arguments_are_refused_with_the_remedy() -> None:
         clip(PolicyInputs.of(new, old, advantages, mask), clip_low=2.0)
     with pytest.raises(ValueError, match="normaliser is 0; pass"):
         reduce_loss(new, mask, mode="token_mean", normaliser=0)
-    with pytest.raises(ValueError, match="temperature is 0; score"):
-        token_logprobs(torch.zeros(1, 1, 2), torch.zeros(1, 1, dtype=torch.int64), 0)

@@ -174,7 +174,7 @@ def test_checkpoint_on_full_disk_raises_enospc(tmp_path: Path, monkeypatch: pyte
 def test_recomputation_does_not_change_weights(tmp_path: Path) -> None:
     found = []
     for recompute in ("none", "selective", "full"):
-        engine = started(config_of(tmp_path, MOE, trainer={"megatron": {"recompute": recompute}}))
+        engine = started(config_of(tmp_path, MOE, trainer={"recompute": recompute}))
         for step in range(2):
             train(engine, batch_of(step), step, nothing)
         found.append(engine.fingerprint())

@@ -79,7 +79,7 @@ def test_given_reference_and_proximal_logprobs_are_used(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_masked_episodes_replay_recorded_experts(tmp_path: Path, recompute: str) -> None:
-    settings = {"learning_rate": 1e-3, "router_replay": True, "megatron": {"recompute": recompute}}
+    settings = {"learning_rate": 1e-3, "router_replay": True, "recompute": recompute}
     batches = [routed(episode_batch(step), step, MOE) for step in range(3)]
     algorithm = {"kl": {"place": "loss", "coefficient": 0.1}}
     assert_equal_training(tmp_path, batches, architecture=MOE, algorithm=algorithm, trainer=settings)

@@ -113,7 +113,7 @@ def test_training_resumes_exactly_from_a_checkpoint(tmp_path: Path, model_type: 
 def test_recomputed_activations_give_the_same_weights(tmp_path: Path) -> None:
     found = []
     for recompute in ("none", "full"):
-        config = configured(tmp_path / "run", "qwen3_vl_moe", megatron={"recompute": recompute}, learning_rate=1e-3)
+        config = configured(tmp_path / "run", "qwen3_vl_moe", recompute=recompute, learning_rate=1e-3)
         engine, samples = started(MegatronEngine(config)), media_batch(config)
         for step in range(2):
             train(engine, samples, step, nothing)

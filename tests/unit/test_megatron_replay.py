@@ -70,7 +70,7 @@ def max_difference(one: dict[str, Any], other: dict[str, Any]) -> float:
 def test_recomputed_activations_use_same_experts(tmp_path: Path, token_budget: int) -> None:
     found = []
     for recompute in ("none", "selective", "full"):
-        engine = engine_of(tmp_path, max_tokens_per_microbatch=token_budget, megatron={"recompute": recompute})
+        engine = engine_of(tmp_path, max_tokens_per_microbatch=token_budget, recompute=recompute)
         for step in range(2):
             measured = train(engine, routed(batch_of(step), step, MOE), step, nothing).metrics
         found.append((engine.fingerprint(), measured["rerouted"]))

@@ -10,11 +10,16 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    CohereConfig,
+    Gemma2Config,
     Gemma3TextConfig,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    PhiConfig,
     PreTrainedConfig,
     Qwen3Config,
+    Qwen3ForCausalLM,
     Qwen3MoeConfig,
 )
 
@@ -22,6 +27,7 @@ from relax_actors.engines.protocols import TrainSample
 from relax_actors.engines.protocols.samples import MicroBatchPlan
 from relax_actors.engines.torch.forward import Forward
 from relax_actors.engines.torch.packing import Packing
+from relax_actors.errors import ConfigError
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 50,
@@ -92,8 +98,47 @@ def test_linear_layers_see_no_padding_and_no_last_token() -> None:
             module.register_forward_hook(lambda _, given, __, n=name: seen.__setitem__(n, given[0].shape[:-1].numel()))
     lengths = [(3, 9), (7, 2), (1, 1), (5, 12)]
     forward.logprobs(model, forward.micro_batch(sequences(lengths), MicroBatchPlan.of(range(4))))
-    assert seen.pop("lm_head") == sum(c for _, c in lengths)
+    assert "lm_head" not in seen  # its logits are computed chunk by chunk of the trained tokens
     assert set(seen.values()) == {sum(p + c - 1 for p, c in lengths)}
+
+
+HEADS = [
+    Gemma2Config(**SHAPE, final_logit_softcapping=0.5, attn_logit_softcapping=None),
+    CohereConfig(**SHAPE, logit_scale=0.25),
+    GraniteConfig(**SHAPE, logits_scaling=3.0),
+    PhiConfig(**{name: value for name, value in SHAPE.items() if name != "head_dim"}),  # its head has a bias
+]
+
+
+@pytest.mark.parametrize("config", HEADS, ids=lambda c: c.model_type)
+def test_log_probs_are_those_of_the_models_own_logits_with_scale_softcap_and_bias(config: PreTrainedConfig) -> None:
+    torch.manual_seed(2)
+    model = AutoModelForCausalLM.from_config(deepcopy(config))
+    with torch.no_grad():
+        bias = model.get_output_embeddings().bias
+        if bias is not None:
+            bias.normal_()
+    (sample,) = sequences([(3, 9)])
+    tokens = torch.from_numpy(sample.token_ids.astype(np.int64))[None]
+    expected = model.eval()(tokens, use_cache=False).logits[0, 2:-1].log_softmax(-1).gather(-1, tokens[0, 3:, None])
+    forward = Forward(torch.device("cpu"), torch.float32, 1.0)
+    found = forward.logprobs(forward.prepare(model), forward.micro_batch([sample], MicroBatchPlan.of([0])))
+    torch.testing.assert_close(found[0], expected[:, 0], rtol=1e-4, atol=1e-5)
+
+
+class DoubledLogits(Qwen3ForCausalLM):
+    """A model that changes its logits by a rule that no setting names."""
+
+    def forward(self, *arguments: Any, **settings: Any) -> Any:
+        output = super().forward(*arguments, **settings)
+        output.logits = 2 * output.logits
+        return output
+
+
+def test_model_whose_logits_follow_from_its_head_in_an_unknown_way_is_refused() -> None:
+    forward = Forward(torch.device("cpu"), torch.float32, 1.0)
+    with pytest.raises(ConfigError, match=r"DoubledLogits cannot be trained.*logits do not follow.*another model"):
+        forward.prepare(DoubledLogits(deepcopy(FAMILIES[0])))
 
 
 def test_pack_inverts_unpack() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -192,7 +191,7 @@ def test_lengths_for_a_varlen_kernel_describe_the_attention_of_the_rows(given_: 
     torch.manual_seed(0)
     total = packing.positions.shape[1]
     query, key, value = (torch.randn(total, heads, 8, dtype=torch.float64) for heads in (4, 2, 2))
-    rows = packing.attend(query, key, value, partial(attend_rows, scale=None))
+    rows = packing.attend(query, key, value)
     keys = (key, value) if packing.keys is None else (key[packing.keys], value[packing.keys])
     expected = []
     for (begin, end), (first, last) in zip(pairwise(packing.ends), pairwise(packing.key_ends), strict=True):

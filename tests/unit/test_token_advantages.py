@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from relax_actors.algorithms import entropy
+from relax_actors.algorithms import vocabulary
 from relax_actors.algorithms.advantages import Group
 from relax_actors.algorithms.advantages.returns import gae, returns
 from relax_actors.algorithms.advantages.token_baseline import optimal_token, optimal_turn
@@ -103,7 +103,7 @@ def test_missing_inputs_are_named() -> None:
 def test_squared_probabilities_are_those_of_the_softmax_in_any_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.randn(7, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 5
     expected = (logits / 0.7).softmax(-1).square().sum(-1)
-    monkeypatch.setattr(entropy, "CHUNK_ELEMENTS", 23)
-    torch.testing.assert_close(entropy.squared_probabilities(logits, 0.7), expected, rtol=1e-12, atol=0)
-    single = entropy.squared_probabilities(logits.bfloat16()[None], 1.0)
+    monkeypatch.setattr(vocabulary, "CHUNK_ELEMENTS", 23)
+    torch.testing.assert_close(vocabulary.squared_probabilities(logits, 0.7), expected, rtol=1e-12, atol=0)
+    single = vocabulary.squared_probabilities(logits.bfloat16()[None], 1.0)
     assert (single.shape, single.dtype) == ((1, 7), torch.float32)

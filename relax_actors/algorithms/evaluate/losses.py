@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor
 
-from relax_actors.algorithms.entropy import logprobs_and_entropies
 from relax_actors.algorithms.evaluate.accepted import check_name, check_settings, number
 from relax_actors.algorithms.evaluate.inputs import Evaluation, Inputs
 from relax_actors.algorithms.kl import KLKind, kl_penalty
 from relax_actors.algorithms.losses import LossMode, reduce_loss
 from relax_actors.algorithms.sequence_records import SequenceRecord, most_uncertain
 from relax_actors.algorithms.values import value_loss as critic_loss
+from relax_actors.algorithms.vocabulary import score_tokens
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.config.algorithm_parts import EntropySection, KlSection
 from relax_actors.config.training import CriticSection
@@ -48,7 +48,8 @@ def logprobs(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluati
     if ((targets != targets.long()) | (targets < 0) | (targets >= logits.shape[-1])).any():
         msg = f"input 'targets' must be the ids of tokens, from 0 to {logits.shape[-1] - 1}"
         raise ValueError(msg)
-    per_token, _ = logprobs_and_entropies(logits, targets.long(), number(settings, "temperature", 1.0))
+    scores = score_tokens(logits, targets.long()[..., None], number(settings, "temperature", 1.0))
+    per_token = scores.logprobs[..., 0]
     return mean_over_tokens(-per_token if name == "cross_entropy" else per_token, mask, {"logits": logits})
 
 
@@ -62,9 +63,9 @@ def entropy(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluatio
     if name == "quantile":
         return _most_uncertain(EntropySection.model_validate(settings).quantile, inputs)
     logits, mask = inputs.vocabulary("logits", gradient=True), inputs.mask
-    targets = torch.zeros(mask.shape, dtype=torch.int64)
-    _, per_token = logprobs_and_entropies(logits, targets, number(settings, "temperature", 1.0))
-    return mean_over_tokens(per_token, mask, {"logits": logits})
+    no_ids = torch.empty((*mask.shape, 0), dtype=torch.int64)
+    scores = score_tokens(logits, no_ids, number(settings, "temperature", 1.0), entropies=True)
+    return mean_over_tokens(cast("Tensor", scores.entropies), mask, {"logits": logits})
 
 
 def _most_uncertain(share: float, inputs: Inputs) -> Evaluation:

@@ -11,6 +11,7 @@ from relax_actors.engines.protocols import ScoringEngine, TrainingEngine
 from relax_actors.engines.protocols.backend import CriticBackend, TrainingBackend
 from relax_actors.engines.protocols.critic import CriticEngine
 from relax_actors.engines.torch.architectures import check_architecture, check_value_head
+from relax_actors.errors import ConfigError
 from relax_actors.runtime import Context
 
 
@@ -28,6 +29,12 @@ class TorchTrainingBackend(TrainingBackend):
     def check(self, config: Config, model: Path) -> Iterator[str]:
         """Refuse models that transformers cannot build."""
         check_architecture(config, model)
+        if config.trainer.recompute == "selective":
+            msg = (
+                'trainer.recompute = "selective" recomputes attention, of which the torch engine keeps little; set '
+                'trainer.recompute = "full" or "none"'
+            )
+            raise ConfigError(msg)
         yield from ()
 
 

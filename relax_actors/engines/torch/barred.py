@@ -19,14 +19,17 @@ class BarredIds:
         family: family of the model; None for a model that reads text only, of which no id is barred.
         device: device of the logits.
         shard: token ids of the logits' columns; None for the whole vocabulary.
+
+    Attributes:
+        ids: `[ids] int64`, columns of the barred ids; None if no id is barred.
     """
 
     def __init__(self, family: Family | None, device: torch.device, shard: range | None = None) -> None:
         ids = () if family is None else family.barred
         if shard is not None:
             ids = tuple(token - shard.start for token in ids if token in shard)
-        self._ids = torch.tensor(ids, dtype=torch.long, device=device) if ids else None
+        self.ids = torch.tensor(ids, dtype=torch.long, device=device) if ids else None
 
     def cut(self, logits: Tensor) -> Tensor:
         """Set the logits `[..., vocab]` of barred ids to -inf, in place, and return them."""
-        return logits if self._ids is None else logits.index_fill_(-1, self._ids, float("-inf"))
+        return logits if self.ids is None else logits.index_fill_(-1, self.ids, float("-inf"))

@@ -20,6 +20,7 @@ from relax_actors.engines.protocols.training import StepResult
 from relax_actors.engines.torch.forward import Forward, device_of
 from relax_actors.engines.torch.model import build_critic, copy_into, read_folder, save_critic, tensors_of
 from relax_actors.engines.torch.optimized_model import AdamW, OptimizedModel, begin_write_state, write_state
+from relax_actors.engines.torch.recompute import recompute_layers
 from relax_actors.media.family import family_of
 from relax_actors.weights import files as weights
 
@@ -48,7 +49,9 @@ class TorchCritic:
         precision, family = getattr(torch, trainer.precision), family_of(config.model_path)
         self._forward = Forward(device, precision, 1.0, family, share_prefixes=trainer.share_prefixes)
         self._multimodal = family is not None
-        self._model = self._forward.prepare(build_critic(self._path, seed=config.run.seed, device=device))
+        self._model = self._forward.prepare_critic(build_critic(self._path, seed=config.run.seed, device=device))
+        if trainer.recompute == "full":
+            recompute_layers(self._model)
         self._max_tokens = trainer.max_tokens_per_microbatch
         self._trained = OptimizedModel(self._model, AdamW.of_critic(settings, trainer))
 

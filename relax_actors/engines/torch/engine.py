@@ -23,11 +23,13 @@ from relax_actors.engines.protocols.samples import MicroBatchPlan, TrainSample, 
 from relax_actors.engines.protocols.training import StepResult
 from relax_actors.engines.torch import coefficient_tensors, replay_metrics
 from relax_actors.engines.torch.experts import Routers
-from relax_actors.engines.torch.forward import Forward, MicroBatch, device_of
+from relax_actors.engines.torch.forward import Forward, device_of
 from relax_actors.engines.torch.frozen import freeze
+from relax_actors.engines.torch.micro_batch import MicroBatch
 from relax_actors.engines.torch.model import build, copy_into, has_weights, read_folder, tensors_of
 from relax_actors.engines.torch.objective import ScoredTokens, StepObjective
 from relax_actors.engines.torch.optimized_model import AdamW, OptimizedModel, begin_write_state, write_state
+from relax_actors.engines.torch.recompute import recompute_layers
 from relax_actors.engines.torch.step_facts import Records, loss_inputs, needs_records, record, step_facts
 from relax_actors.media.family import family_of
 from relax_actors.runtime.seeds import derive_seed
@@ -48,7 +50,7 @@ class TorchEngine:
 
     Raises:
         ConfigError: the model cannot be built, trainer.freeze does not match it, or it has no supported router for
-            trainer.router_replay.
+            trainer.router_replay, or no layers for trainer.recompute.
     """
 
     def __init__(self, config: Config, *, replay_comparison_interval: int = replay_metrics.COMPARISON_INTERVAL) -> None:
@@ -64,6 +66,8 @@ class TorchEngine:
         self._model = self._forward.prepare(build(config.model_path, seed=config.run.seed, device=self._device))
         freeze(self._model, settings.freeze)
         self._routers = Routers(self._model) if settings.router_replay else None
+        if settings.recompute == "full":
+            recompute_layers(self._model, self._routers)
         self._comparison_interval = replay_comparison_interval
         self._steps_to_comparison = 0
         self._reference: PreTrainedModel | None = None

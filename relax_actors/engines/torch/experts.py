@@ -6,7 +6,7 @@ The weights of replayed experts are computed from the current logits of the rout
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -125,6 +125,21 @@ class Routers:
                 yield
             # Counted for all layers at once: on small models each extra operation in a hook is measurable.
             self.reroutes.count(torch.stack(own), recorded)
+        finally:
+            self._replayed = None
+
+    def contexts_of_recomputation(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        """Return the context of a layer's pass, and that of its recomputation in backward.
+
+        The recomputation replays the experts of the pass. Its choices are neither recorded nor counted.
+        """
+        return nullcontext(), self._replaying_again(self._replayed)
+
+    @contextmanager
+    def _replaying_again(self, replayed: tuple[Tensor, Tensor] | None) -> Iterator[None]:
+        self._replayed = replayed
+        try:
+            yield
         finally:
             self._replayed = None
 

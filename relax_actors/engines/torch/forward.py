@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from relax_actors.algorithms.entropy import logprobs_and_entropies, logprobs_at, squared_probabilities
-from relax_actors.algorithms.losses import token_logprobs
+from relax_actors.algorithms.vocabulary import Head, score_tokens, score_top, squared_probabilities
 from relax_actors.devices.binding import own_device
 from relax_actors.engines.protocols.samples import MicroBatchPlan, TrainSample, input_lengths, plan_micro_batches
 from relax_actors.engines.protocols.scoring import Scores
 from relax_actors.engines.torch import multimodal
 from relax_actors.engines.torch.barred import BarredIds
 from relax_actors.engines.torch.experts import Routers, pack_experts
+from relax_actors.engines.torch.head import HeadForm
+from relax_actors.engines.torch.micro_batch import MicroBatch
 from relax_actors.engines.torch.multimodal import Placement
 from relax_actors.engines.torch.objective import ScoredTokens
 from relax_actors.engines.torch.packing import ATTENTION, Packing
@@ -36,40 +38,6 @@ def device_of(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(own_device(name))
-
-
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """Concatenated sequences, in the order of their plan, each up to the token before its last trained one.
-
-    Losses get the trained tokens of each sequence only, padded to `[batch, width]`.
-
-    Attributes:
-        tokens: `[1, total] int64`; a prefix that sequences share stands once.
-        packing: layout of the sequences in `tokens`.
-        scored: `[trained] int64`, index in `tokens` of the token before each trained token.
-        targets: `[1, trained] int64`, the trained tokens.
-        places: `[trained] int64`, index of each trained token in the padded layout `[batch * width]`.
-        mask: `[batch, width] bool`, true for trained tokens, false for padding.
-        experts: `[moe_layers, total, experts_per_token] int64`, recorded experts; None unless all sequences have them.
-        positions: `[3, 1, total] int64`, rotary positions of a multimodal model; None for a model that reads text only.
-        placement: places of media in `tokens`; None without media.
-    """
-
-    tokens: Tensor
-    packing: Packing
-    scored: Tensor
-    targets: Tensor
-    places: Tensor
-    mask: Tensor
-    experts: Tensor | None = None
-    positions: Tensor | None = None
-    placement: Placement | None = None
-
-    @property
-    def width(self) -> int:
-        """Largest number of trained tokens of a sequence."""
-        return self.mask.shape[1]
 
 
 class Forward:
@@ -95,9 +63,21 @@ class Forward:
         self.device, self._dtype, self._temperature, self._family = device, dtype, temperature, family
         self._share_prefixes = share_prefixes
         self._barred = BarredIds(family, device)
+        self._head_form = HeadForm()
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
-        """Prepare a model for packed sequences, disable dropout, and return it."""
+        """Prepare a policy for packed sequences, disable dropout, and return it.
+
+        Raises:
+            ConfigError: its log-probs cannot be computed from its hidden states; see `HeadForm`.
+        """
+        self.prepare_critic(model)
+        text = None if self._family is not None else partial(self._hidden_states, model)
+        self._head_form = HeadForm.of(model, text)
+        return model
+
+    def prepare_critic(self, model: PreTrainedModel) -> PreTrainedModel:
+        """Prepare a model with a value head as `prepare` does."""
         decoder = model if self._family is None else multimodal.decoder_of(model)
         decoder.set_attn_implementation(ATTENTION)
         model.train(mode=False)
@@ -125,7 +105,7 @@ class Forward:
         ids = [np.concatenate(arrays).astype(np.int64) for arrays in (tokens, scored, targets)]
         on = [torch.from_numpy(array).to(self.device) for array in (*ids, np.flatnonzero(mask), mask)]
         experts = self._experts(chosen, packing)
-        batch = MicroBatch(on[0][None], packing, on[1], on[2][None], on[3], on[4], experts)
+        batch = MicroBatch(on[0][None], packing, on[1], on[2][:, None], on[3], on[4], experts)
         return batch if self._family is None else self._with_media(batch, self._family, chosen, shared)
 
     def _with_media(
@@ -184,9 +164,10 @@ class Forward:
             routers: routers of the model, to replay the recorded experts.
             only_count: let the routers make their own choice, and only count differences from the recorded experts.
         """
-        logits = self._logits(model, batch, routers, only_count=only_count)
         divisor = self._temperature if temperature is None else temperature
-        return self._in_padded_layout(token_logprobs(logits, batch.targets, divisor)[0], batch)
+        hidden = self._scored_states(model, batch, routers, only_count=only_count)
+        scores = score_tokens(hidden, batch.targets, divisor, head=self._head(model))
+        return self._in_padded_layout(scores.logprobs[:, 0], batch)
 
     def score_trained(
         self,
@@ -206,59 +187,62 @@ class Forward:
             ids: `[batch, width, k] int64`, tokens whose log-probs are needed at the place of each trained token.
             routers: routers of the model, to replay the recorded experts.
         """
-        logits = self._logits(model, batch, routers)
-        targets, found = batch.targets, None
-        if entropies:
-            logprobs, of_vocabulary = logprobs_and_entropies(logits, targets, self._temperature)
-            found = self._in_padded_layout(of_vocabulary[0], batch)
-        else:
-            logprobs = token_logprobs(logits, targets, self._temperature)
-        top = None
+        tokens = batch.targets
         if ids is not None:
-            top = logprobs_at(logits[0], ids.flatten(0, 1)[batch.places], self._temperature)
-            top = top.new_zeros((batch.mask.numel(), ids.shape[-1])).index_copy(0, batch.places, top).view(ids.shape)
-        return ScoredTokens(self._in_padded_layout(logprobs[0], batch), found, top)
+            tokens = torch.cat([tokens, ids.flatten(0, 1)[batch.places]], -1)
+        hidden = self._scored_states(model, batch, routers)
+        scores = score_tokens(hidden, tokens, self._temperature, head=self._head(model), entropies=entropies)
+        return ScoredTokens(
+            self._in_padded_layout(scores.logprobs[:, 0], batch),
+            None if scores.entropies is None else self._in_padded_layout(scores.entropies, batch),
+            None if ids is None else self._in_padded_layout(scores.logprobs[:, 1:], batch),
+        )
 
     def squares(self, model: PreTrainedModel, batch: MicroBatch, *, routers: Routers | None = None) -> Tensor:
         """Compute the sum of squared probabilities at the trained tokens, `[batch, width] float32`, as `logprobs`."""
-        logits = self._logits(model, batch, routers)
-        return self._in_padded_layout(squared_probabilities(logits, self._temperature)[0], batch)
+        hidden = self._scored_states(model, batch, routers)
+        return self._in_padded_layout(squared_probabilities(hidden, self._temperature, head=self._head(model)), batch)
 
-    def _logits(
+    def _head(self, model: PreTrainedModel) -> Head:
+        return self._head_form.head(model, self._barred.ids, self._dtype)
+
+    def _scored_states(
         self, model: PreTrainedModel, batch: MicroBatch, routers: Routers | None = None, *, only_count: bool = False
     ) -> Tensor:
-        """Compute the logits of the trained tokens, `[1, trained, vocab]`."""
+        """Compute the hidden states before the trained tokens, `[trained, hidden]`."""
         replaying: AbstractContextManager[None] = nullcontext()
         if routers is not None and batch.experts is not None:
             replaying = routers.replaying(batch.experts, only_count=only_count)
         with replaying, torch.autocast(self.device.type, self._dtype, enabled=self._dtype != torch.float32):
-            return self._barred.cut(self._output(model, batch, batch.scored))
+            if self._family is None:
+                hidden = self._hidden_states(model, batch.tokens, batch.packing)
+            else:
+                hidden = self._states_with_media(model, self._family, batch)
+        return hidden[0].index_select(0, batch.scored)
 
-    def _output(self, model: PreTrainedModel, batch: MicroBatch, keep: Tensor) -> Tensor:
-        """Return the output of a model's head at the tokens `keep`, `[1, kept, vocab]`."""
-        if self._family is not None:
-            encoded = multimodal.encode_placed(model, self._family, batch.placement)
-            settings = {"position_ids": batch.positions, "packing": batch.packing, "use_cache": False}
-            return multimodal.logits(model, batch.tokens, batch.placement, encoded, keep, **settings)
-        found: Tensor = model(
-            input_ids=batch.tokens,
-            position_ids=batch.packing.positions,
-            packing=batch.packing,
-            use_cache=False,
-            logits_to_keep=keep,
-        ).logits
-        return found
+    @staticmethod
+    def _hidden_states(model: PreTrainedModel, tokens: Tensor, packing: Packing) -> Tensor:
+        """Run the decoder of a model that reads text, `[1, total, hidden]`."""
+        settings = {"position_ids": packing.positions, "packing": packing, "use_cache": False}
+        hidden: Tensor = model.base_model(input_ids=tokens, **settings).last_hidden_state
+        return hidden
+
+    @staticmethod
+    def _states_with_media(model: PreTrainedModel, family: Family, batch: MicroBatch) -> Tensor:
+        encoded = multimodal.encode_placed(model, family, batch.placement)
+        settings = {"position_ids": batch.positions, "packing": batch.packing, "use_cache": False}
+        return multimodal.hidden_states(model, batch.tokens, batch.placement, encoded, **settings)
 
     def values(self, model: PreTrainedModel, batch: MicroBatch) -> Tensor:
         """Compute the value of the state before each trained token, `[batch, width] float32`, as `logprobs`.
 
         Args:
-            model: model with a head for one number instead of tokens, set up by `prepare`.
+            model: model with a head for one number instead of tokens, set up by `prepare_critic`.
             batch: the micro-batch.
         """
         with torch.autocast(self.device.type, self._dtype, enabled=self._dtype != torch.float32):
             if self._family is not None:
-                values = self._output(model, batch, batch.scored)[0]
+                values = model.lm_head(self._states_with_media(model, self._family, batch)[0, batch.scored])
             else:
                 settings = {"position_ids": batch.packing.positions, "packing": batch.packing, "use_cache": False}
                 values = model(input_ids=batch.tokens, **settings).logits[0, batch.scored]
@@ -266,8 +250,9 @@ class Forward:
 
     @staticmethod
     def _in_padded_layout(found: Tensor, batch: MicroBatch) -> Tensor:
-        padded = found.new_zeros(batch.mask.numel())
-        return padded.index_copy(0, batch.places, found).view(batch.mask.shape)
+        """Lay out `[trained, ...]` as `[batch, width, ...]`."""
+        padded = found.new_zeros((batch.mask.numel(), *found.shape[1:]))
+        return padded.index_copy(0, batch.places, found).view(*batch.mask.shape, *found.shape[1:])
 
     def score(
         self,
@@ -330,16 +315,14 @@ class Forward:
         found: dict[int, Scores] = {}
         for plan in self.plan(samples, max_tokens):
             batch = self.micro_batch(samples, plan)
-            logits = self._logits(model, batch)
-            found_logprobs = token_logprobs(logits, batch.targets, self._temperature)[0]
-            scored = self._in_padded_layout(found_logprobs, batch).cpu().numpy()
-            ids = logits[0].topk(top_k, -1).indices
-            top = logprobs_at(logits[0], ids, self._temperature).cpu().numpy()
+            hidden, targets = self._scored_states(model, batch), batch.targets[:, 0]
+            of_targets, ids, top = score_top(hidden, targets, top_k, self._temperature, head=self._head(model))
+            scored = self._in_padded_layout(of_targets, batch).cpu().numpy()
             ends = np.cumsum([samples[index].trained for index in plan.indices])
             for row, (index, end) in enumerate(zip(plan.indices, ends, strict=True)):
                 sample = samples[index]
                 part, logprobs = slice(end - sample.trained, end), np.zeros(len(sample), np.float32)
                 logprobs[sample.loss_mask] = scored[row, : sample.trained]
-                found[index] = Scores(logprobs, ids[part].int().cpu().numpy(), top[part])
+                found[index] = Scores(logprobs, ids[part].int().cpu().numpy(), top[part].cpu().numpy())
             progress()
         return [found[index] for index in range(len(samples))]

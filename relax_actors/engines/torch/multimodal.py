@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from relax_actors.engines.protocols.media import PromptMedia, media_of
@@ -107,32 +107,26 @@ def encode_placed(model: PreTrainedModel, family: Family, placement: Placement |
     return None if placement is None else encode(model, family, placement.media)
 
 
-def logits(
-    model: PreTrainedModel,
-    tokens: Tensor,
-    placement: Placement | None,
-    encoded: Encoded | None,
-    keep: Tensor | slice,
-    **settings: Any,
+def hidden_states(
+    model: PreTrainedModel, tokens: Tensor, placement: Placement | None, encoded: Encoded | None, **settings: Any
 ) -> Tensor:
-    """Run the decoder and the head.
+    """Run the decoder.
 
     Args:
         model: multimodal model.
         tokens: `[batch, len] int64`.
         placement: places of media in `tokens`; None without media.
         encoded: embeddings of these media.
-        keep: tokens of each row to compute logits of.
         settings: other arguments of the decoder; `position_ids` are `[3, batch, len]`.
 
     Returns:
-        `[batch, kept, vocab]`, or `[batch, kept, 1]` of a critic.
+        `[batch, len, hidden]`, which the head `model.lm_head` reads.
     """
     decoder = decoder_of(model)
     if "mrope_section" not in (decoder.config.rope_parameters or {}):
         settings["position_ids"] = settings["position_ids"][0]
     if placement is None or encoded is None:
-        hidden = decoder(input_ids=tokens, **settings).last_hidden_state
+        settings["input_ids"] = tokens
     else:
         embeddings = decoder.get_input_embeddings()(tokens)
         flat = embeddings.flatten(0, 1)
@@ -140,10 +134,9 @@ def logits(
         flat = flat.index_copy(0, placement.target, given)
         if encoded.deepstack:
             settings |= _deepstack(tokens, placement, encoded)
-        hidden = decoder(inputs_embeds=flat.view(embeddings.shape), **settings).last_hidden_state
-    head: nn.Module = model.lm_head
-    found: Tensor = head(hidden[:, keep])
-    return found
+        settings["inputs_embeds"] = flat.view(embeddings.shape)
+    hidden: Tensor = decoder(**settings).last_hidden_state
+    return hidden
 
 
 def _deepstack(tokens: Tensor, placement: Placement, encoded: Encoded) -> dict[str, Any]:

@@ -1,15 +1,15 @@
 """Sequence packing: sequences are concatenated, so only attention computes on padding.
 
-Linear layers get `[1, total]` tokens, in which a prefix that sequences share stands once. Attention unpacks them to
-padded rows: a sequence that shares nothing attends to itself, where a causal mask suffices, and the own tokens of any
-other sequence attend to the whole sequence. Works for models that use the `AttentionInterface` of transformers.
+Linear layers get `[1, total]` tokens, in which a prefix that sequences share stands once. On CUDA in half precision
+attention takes them as they are (`varlen`). Elsewhere it unpacks them to padded rows: a sequence that shares nothing
+attends to itself, where a causal mask suffices, and the own tokens of any other sequence attend to the whole sequence.
+Works for models that use the `AttentionInterface` of transformers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,10 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from relax_actors.engines.torch import varlen
 from relax_actors.errors import ConfigError
 
 Array = NDArray[Any]
-Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
-"""Attention of rows: maps query, key and value `[rows, heads, length, dim]` and a mask, None for a causal one, to
-`[rows, length, heads, dim]`."""
 ATTENTION = "sdpa_packed"
 """Attention name for `PreTrainedModel.set_attn_implementation`; the model is then called with `packing=`."""
 CALL_SCORES, MAX_MASK = 1 << 14, 1 << 24
@@ -166,24 +164,31 @@ class Packing:
         calls, order = _calls(paths, shared, device)
         return cls(paths, on[0][None], max(lengths), on[1], keys, on[2], calls, order)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, attend: Attend, window: int | None = None) -> Tensor:
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None = None, window: int | None = None
+    ) -> Tensor:
         """Compute causal attention within each sequence.
 
         Args:
             query: `[total, heads, dim]`.
             key: the same, with the number of key heads.
             value: as `key`.
-            attend: computes the attention of rows.
+            scale: factor of the scores; None for 1 / sqrt(dim).
             window: largest distance to a key, plus 1; None without a sliding window.
 
         Returns:
             `[total, heads, dim]`.
         """
-        found = [
-            rows.pack(attend(rows.unpack(query), rows.unpack_keys(key), rows.unpack_keys(value), rows.within(window)))
-            for rows in self.calls
-        ]
-        return found[0] if self.order is None else torch.cat(found).index_select(0, self.order)
+        if varlen.can_attend(query, window):
+            if self.keys is not None:
+                key, value = key.index_select(0, self.keys), value.index_select(0, self.keys)
+            ends = self.ends, self.key_ends
+            return varlen.attend(query, key, value, ends, self.longest, scale=scale, window=window)
+        outputs = []
+        for rows in self.calls:
+            queries, keys, values = rows.unpack(query), rows.unpack_keys(key), rows.unpack_keys(value)
+            outputs.append(rows.pack(attend_rows(queries, keys, values, rows.within(window), scale)))
+        return outputs[0] if self.order is None else torch.cat(outputs).index_select(0, self.order)
 
 
 def _calls(paths: Sequence[Array], shared: Sequence[int], device: torch.device) -> tuple[list[Rows], Tensor | None]:
@@ -229,7 +234,18 @@ def cut_calls(shapes: Sequence[tuple[int, int]]) -> list[list[int]]:
 
 
 def attend_rows(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
-    """Compute attention of rows by torch's SDPA; an `Attend` with a scale, 1 / sqrt(dim) by default."""
+    """Compute attention of rows by torch's SDPA.
+
+    Args:
+        query: `[rows, heads, length, dim]`.
+        key: the same, with the number of key heads.
+        value: as `key`.
+        mask: as `Rows.mask`.
+        scale: factor of the scores; None for 1 / sqrt(dim).
+
+    Returns:
+        `[rows, length, heads, dim]`.
+    """
     grouped, causal = query.shape[1] != key.shape[1], mask is None
     found = functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
@@ -259,9 +275,8 @@ def packed_attention_forward(
         kind = type(module).__name__
         msg = f"{kind} needs {unsupported[0]}, which the torch engine's attention lacks; choose another model"
         raise ConfigError(msg)
-    packed = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
-    attend = partial(attend_rows, scale=scaling)
-    return packing.attend(packed[0], packed[1], packed[2], attend, sliding_window)[None], None
+    packed = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    return packing.attend(*packed, scale=scaling, window=sliding_window)[None], None
 
 
 def _no_mask(**_: Any) -> None:

@@ -14,7 +14,8 @@ from relax_actors.config import Config
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.scoring import Scores
 from relax_actors.engines.torch.experts import Routers
-from relax_actors.engines.torch.forward import Forward, MicroBatch, device_of
+from relax_actors.engines.torch.forward import Forward, device_of
+from relax_actors.engines.torch.micro_batch import MicroBatch
 from relax_actors.engines.torch.model import copy_into, read_folder
 from relax_actors.engines.torch.swappable_model import SwappableModel
 from relax_actors.media.family import family_of

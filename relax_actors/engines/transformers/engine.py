@@ -232,8 +232,10 @@ class TransformersEngine(SwappableModel, GenerateMixin):
             last: Tensor = self._model(input_ids=tokens, logits_to_keep=1, **settings).logits[:, -1]
             return last
         encoded = multimodal.encode_placed(self._model, self._family, reading.placement)
-        keep = slice(-1, None)
-        return multimodal.logits(self._model, tokens, reading.placement, encoded, keep, **settings)[:, -1]
+        hidden = multimodal.hidden_states(self._model, tokens, reading.placement, encoded, **settings)
+        head: torch.nn.Module = self._model.lm_head
+        logits: Tensor = head(hidden[:, -1])
+        return logits
 
 
 def _by_samples(requests: Sequence[GenerationRequest]) -> list[list[GenerationRequest]]:

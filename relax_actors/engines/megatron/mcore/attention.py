@@ -6,7 +6,6 @@ twice as slow on a CPU.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,12 +13,9 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 
 from relax_actors.engines.megatron.mcore.batch_media import MicroBatchMedia
 from relax_actors.engines.torch.packing import Packing, attend_rows
-
-_VARLEN_DTYPES = (torch.float16, torch.bfloat16)
 
 
 class PackedParams(PackedSeqParams):  # type: ignore[misc]
@@ -79,9 +75,7 @@ class SdpaAttention(MegatronModule):  # type: ignore[misc]
         """
         if packed_seq_params is not None:
             packing, packed = packed_seq_params.packing, (query[:, 0], key[:, 0], value[:, 0])
-            if query.is_cuda and query.dtype in _VARLEN_DTYPES:
-                return self._attend_varlen(*packed, packing).flatten(1)[:, None]
-            return packing.attend(*packed, partial(attend_rows, scale=self._scale)).flatten(1)[:, None]
+            return packing.attend(*packed, scale=self._scale).flatten(1)[:, None]
         ranks, mask = self._group.size(), None
         if ranks > 1:
             key, value = self._gather_sequence(key), self._gather_sequence(value)
@@ -89,27 +83,6 @@ class SdpaAttention(MegatronModule):  # type: ignore[misc]
             mask = positions[:, None] >= torch.arange(key.shape[0], device=query.device)[None]
         rows = [tensor.permute(1, 2, 0, 3) for tensor in (query, key, value)]
         return attend_rows(rows[0], rows[1], rows[2], mask, self._scale).transpose(0, 1).flatten(2)
-
-    def _attend_varlen(self, query: Tensor, key: Tensor, value: Tensor, packing: Packing) -> Tensor:
-        """Attention of packed sequences `[total, heads, head_dim]` by torch's varlen kernel; not yet run on a GPU.
-
-        Queries are the own tokens of each sequence, and keys all of its tokens: the kernel aligns both at the end.
-        """
-        if packing.keys is not None:
-            key, value = (tensor.index_select(0, packing.keys) for tensor in (key, value))
-        output = varlen_attn(
-            query,
-            key,
-            value,
-            packing.ends,
-            packing.key_ends,
-            packing.longest,
-            packing.longest,
-            scale=self._scale,
-            window_size=(-1, 0),
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
-        return output if isinstance(output, Tensor) else output[0]
 
     def _gather_sequence(self, tensor: Tensor) -> Tensor:
         """Chunks of all ranks in sequence order; gradients are summed over the ranks."""

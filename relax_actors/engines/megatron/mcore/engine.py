@@ -63,7 +63,7 @@ class MegatronEngine:
         self._optimizer = Optimizer(config, self._chunks)
         self._replay = None
         if config.trainer.router_replay:
-            recomputed = config.trainer.megatron.recompute == "full"
+            recomputed = config.trainer.recompute == "full"
             self._replay = Replay(self._chunks.bare, recomputed=recomputed, sequence_parallel=layout.sequence)
         self._update = Update(config, self._optimizer.models, self._schedule, self._replay)
         self._encoder = WeightEncoder(self._gather_weights, keep_base=config.publishes_deltas)

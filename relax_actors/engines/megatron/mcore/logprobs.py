@@ -1,17 +1,24 @@
-"""Log-probs of trained tokens from logits split over tensor- and context-parallel ranks."""
+"""Log-probs of trained tokens from hidden states and shards of the vocabulary, with tensor- and context-parallel ranks.
+
+The output layer of a model returns its input, and logits are computed chunk by chunk of trained tokens.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+)
 from torch import Tensor, distributed
 
-from relax_actors.algorithms.entropy import Shards, logprobs_and_entropies, logprobs_at, squared_probabilities
+from relax_actors.algorithms.vocabulary import Head, Shards, score_tokens, score_top, squared_probabilities
 from relax_actors.engines.megatron.mcore import process_groups
 from relax_actors.engines.megatron.mcore.attention import chunk_positions
 from relax_actors.engines.megatron.mcore.micro_batches import MicroBatchTensors
@@ -62,46 +69,65 @@ def scored_tokens(batch: MicroBatchTensors) -> tuple[Tensor | None, Tensor]:
     return own, (batch.scored // length)[own] * len(held) + column[own]
 
 
-def limit_logits_to_scored(model: Any) -> None:
-    """Compute logits only of the tokens that `set_scored_tokens` selects.
+def return_hidden_states(model: Any) -> None:
+    """Make the output layer of a model return its input, `[seq, rows, hidden]` of the whole sequence."""
+    if model.post_process:
+        model.output_layer.forward = partial(_hidden_states, shares_sequence=model.config.sequence_parallel)
 
-    With sequence parallelism no rank holds all of these tokens, so the last stage computes the logits of all tokens.
+
+def _hidden_states(hidden: Tensor, *_: Any, shares_sequence: bool, **__: Any) -> tuple[Tensor, None]:
+    # In backward each rank has the gradient through its shard of the vocabulary; these are summed.
+    if shares_sequence:
+        return gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True), None
+    return copy_to_tensor_model_parallel_region(hidden), None
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """What the last pipeline stage computes at the scored tokens of this rank.
+
+    Attributes:
+        hidden: `[own, hidden]`, or the values `[own, 1]` of a critic.
+        head: this rank's shard of the output head; None for a critic.
+        shards: reductions over the ranks that share the vocabulary.
     """
-    if model.post_process and not model.config.sequence_parallel:
-        model.output_layer.register_forward_pre_hook(partial(_select_scored, model))
+
+    hidden: Tensor
+    head: Head | None
+    shards: Shards
+
+    def nothing(self) -> Tensor:
+        """Return 0, with a gradient of 0: backward must reach the collectives of the model."""
+        read = [self.hidden] if self.head is None else [self.hidden, self.head.weight]
+        return torch.stack([tensor[:0].float().sum() for tensor in read]).sum()
 
 
-def set_scored_tokens(model: Any, scored: Tensor) -> None:
-    """Select tokens of the next micro-batch, `[scored] int64`, index in `rows * seq`; `model` may be wrapped."""
-    while hasattr(model, "module"):
-        model = model.module
-    model.scored_tokens = scored
-
-
-def _select_scored(model: Any, _: Any, arguments: tuple[Tensor, ...]) -> tuple[Tensor]:
-    """Scored tokens of `[seq, rows, hidden]` as `[scored, 1, hidden]`, at least one."""
-    hidden = arguments[0].transpose(0, 1).flatten(0, 1)
-    selected = hidden.index_select(0, model.scored_tokens)
-    return ((selected if len(selected) else hidden[:1])[:, None],)
-
-
-def select_outputs(outputs: Tensor, batch: MicroBatchTensors, *, limited: bool) -> Tensor:
-    """Return the model's outputs at the scored tokens of this rank, `[own, n]`.
+class OutputHeads:
+    """Selects scored tokens and finds the output heads of models.
 
     Args:
-        outputs: `[rows, length / context, n]`, or `[1, own, n]` of the scored tokens alone.
-        batch: the micro-batch.
-        limited: whether these are outputs of the scored tokens alone, see `limit_logits_to_scored`.
+        family: family of the models; None if they read text only.
+        vocab_size: number of tokens; shards of the vocabulary may have padding rows after it.
+        padded_vocab_size: number of rows of all shards.
+        is_critic: whether the models are critics, without a head.
     """
-    scored = scored_tokens(batch)[1]
-    return outputs[0, : len(scored)] if limited else outputs.flatten(0, 1).index_select(0, scored)
 
+    def __init__(self, family: Family | None, vocab_size: int, padded_vocab_size: int, *, is_critic: bool) -> None:
+        width = padded_vocab_size // parallel_state.get_tensor_model_parallel_world_size()
+        self._shards, self._is_critic = TensorParallelShards(width, vocab_size), is_critic
+        own = range(self._shards.first, self._shards.first + width)
+        self._barred = BarredIds(family, process_groups.device(), own)
 
-def barred_ids(family: Family | None, padded_vocab_size: int) -> BarredIds:
-    """Barred ids of a family in this rank's shard of the vocabulary; see `engines.torch.barred`."""
-    ranks, rank = parallel_state.get_tensor_model_parallel_world_size(), parallel_state.get_tensor_model_parallel_rank()
-    width = padded_vocab_size // ranks
-    return BarredIds(family, process_groups.device(), range(rank * width, (rank + 1) * width))
+    def outputs(self, model: Any, found: Tensor, batch: MicroBatchTensors) -> Outputs:
+        """Select what a model of the last stage, which may be wrapped, returned: `[rows, length / context, n]`."""
+        while hasattr(model, "module"):
+            model = model.module
+        selected = found.flatten(0, 1).index_select(0, scored_tokens(batch)[1])
+        if self._is_critic:
+            return Outputs(selected, None, self._shards)
+        tied = model.share_embeddings_and_output_weights
+        weight = model.shared_embedding_or_output_weight() if tied else model.output_layer.weight
+        return Outputs(selected, Head(weight, barred=self._barred.ids), self._shards)
 
 
 class TensorParallelShards(Shards):
@@ -130,10 +156,9 @@ class TensorParallelShards(Shards):
 
 
 def score_trained(
-    logits: Tensor,
+    outputs: Outputs,
     batch: MicroBatchTensors,
     temperature: float,
-    vocab_size: int,
     *,
     entropies: bool = False,
     ids: Tensor | None = None,
@@ -143,78 +168,74 @@ def score_trained(
     All ranks that share the sequences get the same values.
 
     Args:
-        logits: of this rank's scored tokens and shard of the vocabulary, `[own, vocab / tensor]`.
+        outputs: of this rank.
         batch: the micro-batch.
         temperature: divisor of the logits.
-        vocab_size: number of tokens; shards of the vocabulary may have padding rows after it.
         entropies: whether to compute entropies over the vocabulary.
         ids: `[sequences, width, k] int64`, tokens whose log-probs are needed at the place of each trained token.
     """
-    own = scored_tokens(batch)[0]
-    targets = batch.targets if own is None else batch.targets[own]
-    shards = TensorParallelShards(logits.shape[-1], vocab_size)
-    logprobs = of_vocabulary = top = None
-    if len(logits) and entropies:
-        logprobs, of_vocabulary = logprobs_and_entropies(logits, targets, temperature, shards)
-    elif len(logits):
-        logprobs = -vocab_parallel_cross_entropy(_mask_padding(logits.float() / temperature, vocab_size), targets)
-    if len(logits) and ids is not None:
-        of_trained = ids[batch.mask]
-        top = logprobs_at(logits, of_trained if own is None else of_trained[own], temperature, shards)
+    own, tokens = scored_tokens(batch)[0], batch.targets[:, None]
+    if ids is not None:
+        tokens = torch.cat([tokens, ids[batch.mask]], -1)
+    tokens = tokens if own is None else tokens[own]
+    logprobs = of_vocabulary = None
+    if len(outputs.hidden):
+        scores = score_tokens(
+            outputs.hidden, tokens, temperature, head=outputs.head, shards=outputs.shards, entropies=entropies
+        )
+        logprobs, of_vocabulary = scores.logprobs, scores.entropies
     # A context-parallel rank without scored tokens takes part in the sums of those that have some.
-    in_sequences = partial(_in_sequences, logits=logits, batch=batch)
+    of_tokens = _in_sequences(logprobs, outputs, batch, tokens.shape[1:])
     return ScoredTokens(
-        in_sequences(logprobs),
-        in_sequences(of_vocabulary) if entropies else None,
-        None if ids is None else in_sequences(top, inner=ids.shape[-1:]),
+        of_tokens[..., 0],
+        _in_sequences(of_vocabulary, outputs, batch) if entropies else None,
+        None if ids is None else of_tokens[..., 1:],
     )
 
 
-def trained_squares(logits: Tensor, batch: MicroBatchTensors, temperature: float, vocab_size: int) -> Tensor:
-    """Compute the sum of squared probabilities at the trained tokens, without gradient; see `score_trained`."""
-    shards = TensorParallelShards(logits.shape[-1], vocab_size)
-    return _in_sequences(squared_probabilities(logits, temperature, shards) if len(logits) else None, logits, batch)
+def score_most_likely(
+    outputs: Outputs, batch: MicroBatchTensors, temperature: float, k: int
+) -> tuple[Tensor, ScoredTokens]:
+    """Find the most likely tokens at each trained token, and compute their log-probs; the model is on one rank.
 
-
-def trained_values(values: Tensor, batch: MicroBatchTensors) -> Tensor:
-    """Return the values before the trained tokens, `[sequences, width] float32`.
-
-    Args:
-        values: of this rank's scored tokens, `[own, 1]`.
-        batch: the micro-batch.
+    Returns:
+        `[sequences, width, k] int64` ids, and the log-probs of the trained and of these tokens.
     """
-    return _in_sequences(values[:, 0].float() if len(values) else None, values, batch)
+    logprobs, ids, top = score_top(outputs.hidden, batch.targets, k, temperature, head=outputs.head)
+    laid_out = batch.tokens.new_zeros((*batch.mask.shape, k))
+    laid_out[batch.mask] = ids
+    of_tokens = _in_sequences(torch.cat([logprobs[:, None], top], -1), outputs, batch, (1 + k,))
+    return laid_out, ScoredTokens(of_tokens[..., 0], None, of_tokens[..., 1:])
 
 
-def top_tokens(logits: Tensor, batch: MicroBatchTensors, k: int) -> Tensor:
-    """Return the most likely tokens at each trained token, `[sequences, width, k] int64`; the model is on one rank."""
-    found = batch.tokens.new_zeros((*batch.mask.shape, k))
-    found[batch.mask] = logits.topk(k, -1).indices
-    return found
+def trained_squares(outputs: Outputs, batch: MicroBatchTensors, temperature: float) -> Tensor:
+    """Compute the sum of squared probabilities at the trained tokens, without gradient; see `score_trained`."""
+    squares = None
+    if len(outputs.hidden):
+        squares = squared_probabilities(outputs.hidden, temperature, head=outputs.head, shards=outputs.shards)
+    return _in_sequences(squares, outputs, batch)
 
 
-def _in_sequences(values: Tensor | None, logits: Tensor, batch: MicroBatchTensors, inner: Sequence[int] = ()) -> Tensor:
+def trained_values(outputs: Outputs, batch: MicroBatchTensors) -> Tensor:
+    """Return the values of a critic before the trained tokens, `[sequences, width] float32`."""
+    values = outputs.hidden[:, 0].float() if len(outputs.hidden) else None
+    return _in_sequences(values, outputs, batch)
+
+
+def _in_sequences(
+    values: Tensor | None, outputs: Outputs, batch: MicroBatchTensors, inner: Sequence[int] = ()
+) -> Tensor:
     """Lay out values of this rank's scored tokens as `[sequences, width]`, with those of all context-parallel ranks.
 
     Without scored tokens `values` is None. `inner` is the shape of the values of one token.
     """
     own, _ = scored_tokens(batch)
     if values is None:
-        # Without values the gradient is 0, but backward must reach the collectives of the model. Barred ids have logits
-        # of -inf, which 0.0 times the sum would turn into NaN.
-        values = logits.new_zeros((0, *inner), dtype=torch.float32) + logits[..., :0].float().sum()
+        nothing = outputs.nothing()
+        values = nothing.new_zeros((0, *inner)) + nothing
     if own is not None:
         whole = values.new_zeros((len(batch.scored), *inner)).index_copy(0, own, values)
         values = _ContextParallelSum.apply(whole, parallel_state.get_context_parallel_group())  # type: ignore[no-untyped-call]
     places = torch.nonzero(batch.mask.flatten())[:, 0]
-    found = values.new_zeros((batch.mask.numel(), *inner)).index_copy(0, places, values)
-    return found.view(*batch.mask.shape, *inner)
-
-
-def _mask_padding(logits: Tensor, vocab_size: int) -> Tensor:
-    """Set the logits of vocabulary padding in this rank's shard to -inf."""
-    first = parallel_state.get_tensor_model_parallel_rank() * logits.shape[-1]
-    if first + logits.shape[-1] <= vocab_size:
-        return logits
-    padding = torch.arange(first, first + logits.shape[-1], device=logits.device) >= vocab_size
-    return logits.masked_fill(padding, float("-inf"))
+    laid_out = values.new_zeros((batch.mask.numel(), *inner)).index_copy(0, places, values)
+    return laid_out.view(*batch.mask.shape, *inner)

@@ -18,7 +18,7 @@ from relax_actors.engines.megatron.architecture import Architecture
 from relax_actors.engines.megatron.conversion import VALUE_BIAS, VALUE_WEIGHT, Conversion
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore import ON_CPU, layer_specs
-from relax_actors.engines.megatron.mcore.logprobs import limit_logits_to_scored
+from relax_actors.engines.megatron.mcore.logprobs import return_hidden_states
 from relax_actors.engines.megatron.mcore.media_model import MediaModel
 from relax_actors.engines.megatron.mcore.process_groups import device
 from relax_actors.engines.megatron.mcore.rotary import PackedRotaryEmbedding
@@ -69,7 +69,7 @@ def transformer_config(config: Config, architecture: Architecture, layout: Layou
         apply_rope_fusion=False,
         gradient_accumulation_fusion=False,
         cross_entropy_loss_fusion=False,
-        **_RECOMPUTE[config.trainer.megatron.recompute],
+        **_RECOMPUTE[config.trainer.recompute],
     )
 
 
@@ -118,7 +118,7 @@ class ModelChunks:
             cp_group=parallel_state.get_context_parallel_group(),
         )
         if not self._is_critic:
-            limit_logits_to_scored(model)
+            return_hidden_states(model)
         elif model.post_process:
             model.output_layer = ValueHead(self.config, bias=self._family is None)
         return model.to(device())

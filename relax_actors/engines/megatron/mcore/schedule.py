@@ -19,13 +19,11 @@ from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore import process_groups
 from relax_actors.engines.megatron.mcore.attention import PackedParams
 from relax_actors.engines.megatron.mcore.logprobs import (
-    barred_ids,
+    OutputHeads,
+    Outputs,
     context_parallel_slice,
+    score_most_likely,
     score_trained,
-    scored_tokens,
-    select_outputs,
-    set_scored_tokens,
-    top_tokens,
     trained_squares,
     trained_values,
 )
@@ -36,8 +34,8 @@ from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.torch.objective import ScoredTokens
 from relax_actors.media.family import family_of
 
-Score = Callable[[Tensor, MicroBatchTensors, Sequence[TrainSample]], ScoredTokens]
-"""Maps logits of scored tokens, tensors and sequences of a micro-batch to what losses read; see `Schedule.scores`."""
+Score = Callable[[Outputs, MicroBatchTensors, Sequence[TrainSample]], ScoredTokens]
+"""Maps outputs at scored tokens, tensors and sequences of a micro-batch to what losses read; see `Schedule.scores`."""
 LossFunction = Callable[[int, MicroBatchTensors, ScoredTokens], tuple[Tensor, dict[str, float]]]
 """Maps the number, tensors and scores of a micro-batch to its loss and metrics."""
 
@@ -55,14 +53,13 @@ class Schedule:
     """
 
     def __init__(self, config: Config, architecture: Architecture, layout: Layout, *, is_critic: bool = False) -> None:
-        self._layout, self._vocab_size = layout, architecture.vocab_size
+        self._layout = layout
         self._max_tokens, self._temperature = config.trainer.max_tokens_per_microbatch, config.rollout.temperature
         self._share_prefixes = config.trainer.share_prefixes
-        # See `limit_logits_to_scored`.
-        self._limited = not (is_critic or layout.sequence)
         self._device = process_groups.device()
         self._family = family_of(config.model_path)
-        self._barred = barred_ids(None if is_critic else self._family, padded_vocabulary(architecture, layout))
+        padded = padded_vocabulary(architecture, layout)
+        self._heads = OutputHeads(self._family, architecture.vocab_size, padded, is_critic=is_critic)
 
     def micro_batches(self, samples: Sequence[TrainSample]) -> list[MicroBatch]:
         """Micro-batches of this rank.
@@ -84,11 +81,11 @@ class Schedule:
         """
         divisor = self._temperature if temperature is None else temperature
 
-        def score(logits: Tensor, tensors: MicroBatchTensors, samples: Sequence[TrainSample]) -> ScoredTokens:
+        def score(outputs: Outputs, tensors: MicroBatchTensors, samples: Sequence[TrainSample]) -> ScoredTokens:
             ids = None
             if top and samples and samples[0].teacher_top_ids is not None:
                 ids = tensors.padded([sample.masked("teacher_top_ids") for sample in samples])
-            return score_trained(logits, tensors, divisor, self._vocab_size, entropies=entropies, ids=ids)
+            return score_trained(outputs, tensors, divisor, entropies=entropies, ids=ids)
 
         return score
 
@@ -98,21 +95,21 @@ class Schedule:
         The model must be on one rank.
         """
 
-        def score(logits: Tensor, tensors: MicroBatchTensors, _: Sequence[TrainSample]) -> ScoredTokens:
-            ids = top_tokens(logits, tensors, k)
+        def score(outputs: Outputs, tensors: MicroBatchTensors, _: Sequence[TrainSample]) -> ScoredTokens:
+            ids, scored = score_most_likely(outputs, tensors, self._temperature, k)
             keep(ids)
-            return score_trained(logits, tensors, self._temperature, self._vocab_size, ids=ids)
+            return scored
 
         return score
 
     @staticmethod
-    def values(found: Tensor, tensors: MicroBatchTensors, _: Sequence[TrainSample]) -> ScoredTokens:
+    def values(outputs: Outputs, tensors: MicroBatchTensors, _: Sequence[TrainSample]) -> ScoredTokens:
         """Take the values of a critic in place of log-probs; a `Score`."""
-        return ScoredTokens(trained_values(found, tensors))
+        return ScoredTokens(trained_values(outputs, tensors))
 
-    def squares(self, logits: Tensor, tensors: MicroBatchTensors, _: Sequence[TrainSample]) -> ScoredTokens:
+    def squares(self, outputs: Outputs, tensors: MicroBatchTensors, _: Sequence[TrainSample]) -> ScoredTokens:
         """Compute sums of squared probabilities in place of log-probs; a `Score`."""
-        return ScoredTokens(trained_squares(logits, tensors, self._temperature, self._vocab_size))
+        return ScoredTokens(trained_squares(outputs, tensors, self._temperature))
 
     def run(
         self,
@@ -144,9 +141,11 @@ class Schedule:
         measured: list[dict[str, float]] = []
         score = score or self.scores()
 
-        def loss(number: int, tensors: MicroBatchTensors, logits: Tensor) -> tuple[Tensor, Tensor, dict[str, float]]:
-            selected = self._barred.cut(select_outputs(logits, tensors, limited=self._limited))
-            scored = score(selected, tensors, [samples[index] for index in batches[number].indices])
+        def loss(
+            number: int, tensors: MicroBatchTensors, model: Any, found: Tensor
+        ) -> tuple[Tensor, Tensor, dict[str, float]]:
+            outputs = self._heads.outputs(model, found, tensors)
+            scored = score(outputs, tensors, [samples[index] for index in batches[number].indices])
             value, metrics = loss_function(number, tensors, scored)
             measured.append(metrics)
             # The number of tokens is unused: the optimizer step divides by that of the whole step.
@@ -159,14 +158,13 @@ class Schedule:
             if replay is not None:
                 chunk = next(i for i, candidate in enumerate(models) if candidate is model)
                 replay.set(chunk, None if tensors.experts is None else context_parallel_slice(tensors.experts))
-            set_scored_tokens(model, scored_tokens(tensors)[1])
             output = model(
                 input_ids=context_parallel_slice(tensors.tokens),
                 position_ids=None,
                 attention_mask=None,
                 packed_seq_params=None if tensors.packing is None else PackedParams(tensors.packing, tensors.media),
             )
-            return output, partial(loss, number, tensors)
+            return output, partial(loss, number, tensors, model)
 
         numbers = [iter(range(len(batches))) for _ in models]
         get_forward_backward_func()(
