@@ -5,8 +5,8 @@
     python benchmarks/gpu_check.py --only attention replay_torch
     python benchmarks/gpu_check.py --list
 
-Checks of computations run beside each other (`--jobs`); what is timed, and runs that lease the GPU, run alone. The report
-is written after each check, so that a lost machine leaves what was found. Exits with 1 if a check failed.
+Checks of computations run beside each other (`--jobs`); what is timed, and runs that lease the GPU, run alone. The
+report is written after each check, so that a lost machine leaves what was found. Exits with 1 if a check failed.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from gpu_checks.frame import CHECKS, Outcome, Place, run_apart, run_here
 from gpu_checks.report import summary, write
 from rich.console import Console
 from rich.markup import escape
+
+from relax_actors.isolation.orphans import die_with_parent
 
 MODULES = (machine, kernels, engines, runs, sglang, speed, peers)
 """Modules whose checks register themselves."""
@@ -80,11 +82,12 @@ def main() -> int:
         for name in ORDER:
             console.print(f"{name:22} {CHECKS[name].about}", highlight=False)
         return 0
-    options.device = options.device or ("cuda" if has_gpu() else "cpu")
-    if options.here:
+    if options.here:  # with --device
+        die_with_parent(os.getppid())
         name, folder, result = options.here
         run_here(name, Place(options.device, options.short, Path(folder)), Path(result))
         return 0
+    options.device = options.device or ("cuda" if has_gpu() else "cpu")
     options.jobs = options.jobs or max(1, min(4, (os.cpu_count() or 1) // 2))
     chosen = options.only or [name for name in ORDER if CHECKS[name].is_short or not options.short]
     names = [name for name in ORDER if name in chosen and name not in options.without]

@@ -50,6 +50,16 @@ class Place:
         """Whether the check computes on a GPU."""
         return self.device == "cuda"
 
+    def require_gpu(self) -> None:
+        """Skip a check that has nothing to say on a CPU.
+
+        Raises:
+            Skipped: this is a CPU.
+        """
+        if not self.on_gpu:
+            msg = "needs a GPU"
+            raise Skipped(msg)
+
 
 @dataclass(frozen=True, slots=True)
 class Check:

@@ -115,7 +115,7 @@ def results(hidden: Tensor, head: Head, ids: Tensor) -> Sequence[Tensor]:
     return scores.logprobs, scores.entropies, of_targets, top, squared_probabilities(hidden, 0.9, head=head)
 
 
-@check("vocabulary", seconds=120, is_timed=True)
+@check("vocabulary", seconds=120, is_alone=True)
 def vocabulary(place: Place) -> Figures:
     """Peak memory and seconds of an output head and its log-probs: all logits at once, and chunk by chunk."""
     place.require_gpu()

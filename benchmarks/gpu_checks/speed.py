@@ -14,7 +14,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from gpu_checks.frame import Figures, Place, check
+from gpu_checks.frame import Failed, Figures, Place, check
 from gpu_checks.workload import QWEN3_0_6B, TINY, batch, config_of, nothing, start
 from relax_actors.config import Config
 from relax_actors.engines.protocols import GenerationRequest, TrainSample, train
@@ -36,13 +36,13 @@ KINDS = {
 MIB = 1 << 20
 
 
-def config_for(place: Place, backend: str) -> Config:
-    """Return a run without deterministic kernels, in bfloat16 on a GPU."""
+def config_for(place: Place, backend: str, *, deterministic: bool = False) -> Config:
+    """Return a run in bfloat16 on a GPU."""
     return config_of(
         place.folder / backend,
         QWEN3_0_6B if place.on_gpu else TINY,
         place.device if backend == "torch" else "auto",
-        deterministic=False,
+        deterministic=deterministic,
         backend=backend,
         precision="bfloat16" if place.on_gpu else "float32",
         max_tokens_per_microbatch=16384,
@@ -137,6 +137,33 @@ def speed_torch(place: Place) -> Figures:
 def speed_megatron(place: Place) -> Figures:
     """Training with Megatron-Core: tokens a second, memory, utilisation, kernels."""
     return training(place, "megatron")
+
+
+@check("release", seconds=300, is_alone=True)
+def release(place: Place) -> Figures:
+    """A trainer that leaves the GPU between two steps and returns: the same bits; memory and seconds."""
+    config, prints = config_for(place, "torch", deterministic=True), []
+    figures: Figures = {}
+    for leaves in (True, False):
+        engine = TorchEngine(config)
+        for step, samples in enumerate(batches(place, 2)):
+            if step and leaves:
+                held = memory(place)
+                figures["release_seconds"] = timed(engine.release_memory)
+                figures |= {"held_mib": held, "left_mib": memory(place)}
+                figures["resume_seconds"] = timed(engine.resume_memory)
+            train(engine, samples, step, nothing)
+        prints.append(engine.fingerprint())
+        del engine
+    if len(set(prints)) > 1:
+        msg = f"{prints[0]} after leaving the GPU, {prints[1]} without"
+        raise Failed(msg)
+    return figures
+
+
+def memory(place: Place) -> int:
+    """Return the MiB that this process holds on the GPU, what torch keeps for later included."""
+    return torch.cuda.memory_reserved() // MIB if place.on_gpu else 0
 
 
 @check("speed_generation", seconds=300, is_alone=True)

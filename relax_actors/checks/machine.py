@@ -116,7 +116,10 @@ def check_shared_devices(config: Config) -> Iterator[str]:
     """
     for group in config.placement.colocate:
         names = ", ".join(f"{name} ({replicas(config, name)})" for name in group)
-        yield f"colocated on one device, one actor at a time: {names}; all keep their weights on it"
+        memory = (
+            "their memory moves to the host meanwhile" if config.placement.release else "all keep their memory on it"
+        )
+        yield f"colocated on one device, one actor at a time: {names}; {memory}"
         devices = {name: device for name in group if (device := device_of_role(config, name)) is not None}
         if len(set(devices.values())) > 1:
             msg = f"placement.colocate: {group} share one device, but are set to different ones: {devices}; set one"

@@ -16,7 +16,11 @@ class PlacementSection(Section):
 
     colocate: list[list[str]] = Field(default_factory=list)
     """Groups of roles that share one device, e.g. [["rollout", "trainer"]]: one actor of a group computes at a time.
-    All keep their weights on the device. Roles outside of every group compute whenever they can."""
+    Roles outside of every group compute whenever they can."""
+    release: bool = True
+    """Whether an actor moves its weights, gradients and optimizer state from the GPU to the host while others of its
+    group compute; it keeps them on the GPU as long as nobody waits. The engines of torch and transformers do so,
+    Megatron-Core and SGLang keep their memory."""
     patience: PositiveFloat = 600.0
     """Seconds that an actor waits for the shared device before it fails."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -29,6 +30,15 @@ def bind_to_cores() -> None:
     if usable := near & os.sched_getaffinity(0):
         with suppress(OSError):  # a container may forbid it
             os.sched_setaffinity(0, usable)
+
+
+def leased_devices() -> tuple[str, ...]:
+    """Return names of this process's GPUs, in order, that are the same in every process of this machine."""
+    return tuple(f"{platform.node()}-gpu{number}" for number in sorted(_leased()))
+
+
+def _leased() -> list[int]:
+    return [int(number) for number in os.environ.get(LEASED, "").split(",") if number]
 
 
 def own_device(name: str) -> str:

@@ -47,6 +47,7 @@ class Policy:
         config = context.config
         self._context, self._progress = context, progress
         self.engine = inference_backend(config).build(context)
+        context.shares_memory(self.engine)
         self.stager = Stager(context, self.engine)
         self.stager.start()
         self._updates_in_flight, self._has_barrier = config.updates_in_flight, has_barrier

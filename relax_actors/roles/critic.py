@@ -74,6 +74,7 @@ class Critic(StatefulRole):
         context, config = self.context, self.context.config
         self._settings = critic_section(config)
         self._engine = critic_backend(self._settings).build(context)
+        context.shares_memory(self._engine)
         self._feed = StepFeed(context, self._engine, StepReader(context, {}), section="critic")
         self._validator = RowValidator(config)
         self._media = None if config.media is None else RowMedia(context)
@@ -160,12 +161,11 @@ class Critic(StatefulRole):
 
     def _initialise(self) -> bool:
         """Initialise the critic of a new run, and publish version 0 and its checkpoint; False if weights 0 are due."""
-        if self._settings.path is not None:
-            self._engine.initialise(None)
-        elif self._weights is not None:
-            self._engine.initialise(self._policy(self._weights))
-        else:
+        if self._settings.path is None and self._weights is None:
             return False
+        policy = None if self._weights is None or self._settings.path is not None else self._policy(self._weights)
+        with self.context.device_lock():
+            self._engine.initialise(policy)
         self._publish(0)
         self._checkpoints.write(0)
         self._begin(0)

@@ -64,6 +64,7 @@ class Trainer(StatefulRole):
         config = self.context.config
         self._settings = config.trainer
         self._engine = training_backend(config).build(self.context)
+        self.context.shares_memory(self._engine)
         from relax_actors.training.collector import Collector  # noqa: PLC0415 `relax check` loads every role, and needs no NATS
         from relax_actors.training.collector_actor import CollectorActor, Sweep  # noqa: PLC0415 like the collector
 
@@ -161,12 +162,12 @@ class Trainer(StatefulRole):
         """Initialise and warm-start the model of a new run; publish version 0 and its checkpoint."""
         config = self.context.config
         self._checkpoints.raise_if_unknown()
-        self._engine.initialise(config.run.seed)
-        if config.trainer.warm_start is not None:
-            with self.context.device_lock():
+        with self.context.device_lock():
+            self._engine.initialise(config.run.seed)
+            if config.trainer.warm_start is not None:
                 loss = warm_start(config, self._engine, self.progress, self.context.table.store)
-            self.context.journal.event("warm_started", steps=config.trainer.warm_start.steps, loss=loss)
-        self._engine.finish_warm_start()
+                self.context.journal.event("warm_started", steps=config.trainer.warm_start.steps, loss=loss)
+            self._engine.finish_warm_start()
         self._version = 0
         self._publisher.send(Publish(0, self._feed.statistics.kl_coefficient))
         self._checkpoints.write(0)

@@ -39,6 +39,8 @@ class Context:
         fail: end the process as crashed, with an error as the reason; thread-safe.
         device_lock: context manager in which the actor may compute. Where roles share a device, entering it waits
             until no other actor holds the device.
+        shares_memory: have an engine, or another object with the methods of `ReleasesMemory`, leave the device while
+            other actors compute there.
     """
 
     config: Config
@@ -56,6 +58,7 @@ class Context:
     wake: Callable[[], None] = field(default=lambda: None)
     fail: Callable[[BaseException], None] = raise_error
     device_lock: Callable[[], AbstractContextManager[None]] = nullcontext
+    shares_memory: Callable[[object], None] = field(default=lambda _: None)
 
     @property
     def shares_device(self) -> bool:

@@ -106,9 +106,9 @@ class RunFolder:
         versions = [int(name.partition(".")[0]) for name in names if name[0].isdigit()]
         return max(versions, default=None)
 
-    def device_lock(self, number: int) -> Path:
-        """Lock file of a device that several roles share."""
-        return self.root / "devices" / f"{number}.lock"
+    def device_lock(self, device: str) -> Path:
+        """Lock file of a device that several roles share, by its name."""
+        return self.root / "devices" / f"{device}.lock"
 
     def server(self, number: int) -> Path:
         """Record of an actor's inference server, readable by this user only; the folder of that name holds weights."""

@@ -29,7 +29,7 @@ from broker.streams import CONSUMER_SECONDS, open_bucket
 from broker.subjects import Subjects
 from broker.table import Table
 from relax_actors.config import Config
-from relax_actors.devices.binding import bind_to_cores
+from relax_actors.devices.binding import bind_to_cores, leased_devices
 from relax_actors.errors import AllRowsFailedError, BrokerUnreachableError, ConfigError, FencedError
 from relax_actors.isolation.orphans import ZombieReaper
 from relax_actors.roles import make_role, section_of
@@ -124,8 +124,10 @@ class ActorProcess:
         table.patience = self.config.store.patience
         device = self.config.placement.device_of(self.role_name)
         if device is not None:
-            patience = self.config.placement.patience
-            context.device_lock = self.device_lock = DeviceLock(context.folder.device_lock(device), context, patience)
+            paths = [context.folder.device_lock(name) for name in leased_devices() or (str(device),)]
+            context.device_lock = self.device_lock = DeviceLock(paths, context, self.config.placement.patience)
+            if self.config.placement.release:
+                context.shares_memory = self.device_lock.add
         return context
 
     async def _run_role(self, role: Role) -> None:
@@ -176,7 +178,7 @@ class ActorProcess:
                     "cpu_seconds": round(cpu, 3),
                     "busy_seconds": round(busy, 3),
                     "rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
-                    **({"device_wait_seconds": round(self.device_lock.waited_seconds, 3)} if self.device_lock else {}),
+                    **(self.device_lock.metrics() if self.device_lock else {}),
                     **self._role_metrics(role),
                 }
             )

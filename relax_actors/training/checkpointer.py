@@ -116,7 +116,8 @@ class Checkpointer:
             raise ConfigError(msg)
         try:
             durable_folder.verify(folder)
-            self._engine.load(folder)
+            with self._context.device_lock():
+                self._engine.load(folder)
             if self._state is not None:
                 self._state.load(folder)
         except (RelaxError, OSError, ValueError, LookupError, RuntimeError) as error:
@@ -140,7 +141,8 @@ class Checkpointer:
         path = self._path(version)
 
         def save(folder: Path) -> None:
-            self._engine.save(folder)
+            with self._context.device_lock():
+                self._engine.save(folder)
             if self._state is not None:
                 self._state.save(folder)
             durable_folder.seal(folder)
@@ -168,7 +170,8 @@ class Checkpointer:
             durable_folder.create_temporary(path)
             if self._state is not None:
                 self._state.save(unfinished)
-            finish = self._engine.begin_save(unfinished)
+            with self._context.device_lock():
+                finish = self._engine.begin_save(unfinished)
         except OSError as error:
             self._give_up(version, unfinished, error)
             self.write(version)

@@ -38,7 +38,7 @@ def test_hybrid_separate_and_colocated_runs_end_with_the_same_weights(make_run: 
     run = make_run("turns", COLOCATED, *REFERENCE)
     assert complete(run) == expected
     # The trainer computes last in a run.
-    assert run.folder.device_lock(0).read_text().strip() == "trainer.0#1"
+    assert run.folder.device_lock("0").read_text().strip() == "trainer.0#1"
     waited = {m["role"] for m in story_of(run).metrics if "device_wait_seconds" in m}
     assert waited == {"rollout", "reference", "trainer"}
 

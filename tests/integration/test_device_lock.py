@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,7 +27,7 @@ from relax_actors.runtime.device_lock import DeviceLock
 
 lock, name, seconds, log = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4]
 around = SimpleNamespace(author=name, progress=lambda: None, journal=None)
-lock_device = DeviceLock(lock, around, 60)
+lock_device = DeviceLock([lock], around, 60)
 inside = lock.with_suffix(".inside")
 out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 while True:
@@ -69,7 +70,7 @@ def test_one_of_three_processes_computes_at_a_time_and_none_starves(tmp_path: Pa
 
 
 def test_killed_holder_releases_the_device_at_once(tmp_path: Path, make_context: MakeContext) -> None:
-    mine = DeviceLock(tmp_path / "0.lock", make_context("rollout"), 30.0)
+    mine = DeviceLock([tmp_path / "0.lock"], make_context("rollout"), 30.0)
     with computing(tmp_path, "trainer.0#7", 60) as child:
         wait_until(lambda: log_of(tmp_path), "the other process")
         threading.Timer(0.3, child.kill).start()
@@ -87,7 +88,7 @@ def test_long_wait_names_the_holder_counts_as_progress_and_ends_after_patience(
     context = make_context("rollout")
     progress: list[None] = []
     context.progress = lambda: progress.append(None)
-    mine = DeviceLock(tmp_path / "0.lock", context, 0.5)
+    mine = DeviceLock([tmp_path / "0.lock"], context, 0.5)
     with computing(tmp_path, "trainer.0#7", 60):
         wait_until(lambda: log_of(tmp_path), "the other process")
         with pytest.raises(
@@ -110,3 +111,95 @@ def test_long_wait_names_the_holder_counts_as_progress_and_ends_after_patience(
     with mine():
         pass
     mine.close()
+
+
+# Takes turns with an engine that fills the device: two of them there at once are an error. Appends its name at each
+# turn and, in capitals, when the engine comes back.
+RESIDENT = """
+import os, sys, time
+from pathlib import Path
+from types import SimpleNamespace
+from relax_actors.runtime.device_lock import DeviceLock
+
+locks, name, log = sys.argv[1].split(","), sys.argv[2], os.open(sys.argv[3], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+full = [Path(lock).with_suffix(".full") for lock in locks]
+
+class Engine:
+    here = False
+    def release_memory(self):
+        if self.here:
+            for path in full:
+                path.unlink()
+        self.here = False
+        return 3 << 20
+    def resume_memory(self):
+        if not self.here:
+            for path in full:
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+            os.write(log, name.upper().encode())
+        self.here = True
+        return 3 << 20
+
+def fail(error):
+    raise SystemExit(repr(error))
+
+context = SimpleNamespace(author=name, progress=lambda: None, journal=None, fail=fail)
+lock_device = DeviceLock([Path(lock) for lock in locks], context, 60)
+lock_device.add(Engine())
+while True:
+    with lock_device():
+        with lock_device():
+            os.write(log, name.encode())
+            time.sleep(0.001)
+    time.sleep(0.002)
+"""
+
+
+@contextmanager
+def resident(folder: Path, name: str, *devices: int) -> Iterator[subprocess.Popen[bytes]]:
+    locks = ",".join(str(folder / f"{device}.lock") for device in devices)
+    child = subprocess.Popen([sys.executable, "-c", RESIDENT, locks, name, str(folder / "log")], stderr=subprocess.PIPE)
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+        assert child.stderr is not None
+        child.stderr.close()
+
+
+def test_memory_stays_on_the_device_while_nobody_waits_and_leaves_it_for_another(tmp_path: Path) -> None:
+    with resident(tmp_path, "a", 0) as a:
+        wait_until(lambda: log_of(tmp_path).count("a") >= 50, "fifty turns")
+        assert log_of(tmp_path).count("A") == 1
+        with resident(tmp_path, "b", 0) as b:
+            wait_until(lambda: log_of(tmp_path).count("B") >= 10, "ten returns of the other")
+            assert (a.poll(), b.poll()) == (None, None)
+    assert log_of(tmp_path).count("A") >= 9
+
+
+def test_idle_holder_hands_the_device_over(tmp_path: Path, make_context: MakeContext) -> None:
+    mine = DeviceLock([tmp_path / "0.lock"], make_context("rollout"), 30.0)
+    moved: list[str] = []
+    engine = SimpleNamespace(
+        release_memory=lambda: moved.append("out") or 5 << 20, resume_memory=lambda: moved.append("in") or 0
+    )
+    mine.add(engine)
+    with mine():
+        pass
+    assert moved == ["out", "in"]
+    with resident(tmp_path, "b", 0):
+        wait_until(lambda: "b" in log_of(tmp_path), "a turn of the other")
+    assert moved == ["out", "in", "out"]
+    assert mine.metrics()["device_released_mib"] == 5
+    mine.close()
+
+
+def test_actor_on_two_devices_takes_its_turn_on_both_and_others_share_time(tmp_path: Path) -> None:
+    with (
+        resident(tmp_path, "a", 0, 1) as wide,
+        resident(tmp_path, "b", 0) as left,
+        resident(tmp_path, "c", 1) as right,
+    ):
+        wait_until(lambda: min(map(log_of(tmp_path).count, "ABC")) >= 10, "ten returns each", 60)
+        assert [child.poll() for child in (wide, left, right)] == [None, None, None]

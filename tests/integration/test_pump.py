@@ -194,7 +194,7 @@ def test_role_computes_only_while_it_holds_the_shared_device(table: Table, pump:
     device = tmp_path / "0.lock"
     role, row = Looks(), RowId(1, 0)
     role.device = device
-    pump.context.device_lock = device_lock = DeviceLock(device, pump.context, 5.0)
+    pump.context.device_lock = device_lock = DeviceLock([device], pump.context, 5.0)
     jobs = [Job(Msg(None, "a"), row, {"prompt": b""}) for _ in range(2)]  # type: ignore[arg-type]
     Handler(role, pump.context).run(jobs, lambda _: [], lambda _: None)
     found = [job.data for job in jobs]
@@ -204,8 +204,8 @@ def test_role_computes_only_while_it_holds_the_shared_device(table: Table, pump:
 
 
 def test_occupied_device_blames_no_row_and_is_waited_for_once(table: Table, pump: PoolPump, tmp_path: Path) -> None:
-    pump.context.device_lock = device_lock = DeviceLock(tmp_path / "0.lock", pump.context, 0.3)
-    other = DeviceLock(tmp_path / "0.lock", pump.context, 0.3)
+    pump.context.device_lock = device_lock = DeviceLock([tmp_path / "0.lock"], pump.context, 0.3)
+    other = DeviceLock([tmp_path / "0.lock"], pump.context, 0.3)
     jobs = [Job(Msg(None, "a"), RowId(1, n), {"prompt": b""}) for n in range(3)]  # type: ignore[arg-type]
     with other():
         Handler(pump.role, pump.context).run(jobs, lambda _: [], lambda _: None)

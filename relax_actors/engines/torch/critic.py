@@ -18,6 +18,7 @@ from relax_actors.config.training import CriticSection
 from relax_actors.engines.protocols.samples import MicroBatchPlan, TrainSample
 from relax_actors.engines.protocols.training import StepResult
 from relax_actors.engines.torch.forward import Forward, device_of
+from relax_actors.engines.torch.host_memory import move_to_device, move_to_host
 from relax_actors.engines.torch.model import build_critic, copy_into, read_folder, save_critic, tensors_of
 from relax_actors.engines.torch.optimized_model import AdamW, OptimizedModel, begin_write_state, write_state
 from relax_actors.engines.torch.recompute import recompute_layers
@@ -107,7 +108,18 @@ class TorchCritic:
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the weights."""
-        return weights.fingerprint(tensors_of(self._model).items())
+        with self._trained.moving:
+            return weights.fingerprint(tensors_of(self._model).items())
+
+    def release_memory(self) -> int:
+        """Move weights, gradients and the optimizer's state to host memory; see `ReleasesMemory`."""
+        with self._trained.moving:
+            return move_to_host(self._trained.tensors())
+
+    def resume_memory(self) -> int:
+        """Move them back; see `ReleasesMemory`."""
+        with self._trained.moving:
+            return move_to_device(self._trained.tensors(), self._forward.device)
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint; see `SavesState`."""
@@ -123,4 +135,5 @@ class TorchCritic:
 
     def export(self, folder: Path) -> None:
         """Write a folder that critic.path can name; see `CriticEngine`."""
-        save_critic(self._model, folder)
+        with self._trained.moving:
+            save_critic(self._model, folder)

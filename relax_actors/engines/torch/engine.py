@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from relax_actors.engines.torch import coefficient_tensors, replay_metrics
 from relax_actors.engines.torch.experts import Routers
 from relax_actors.engines.torch.forward import Forward, device_of
 from relax_actors.engines.torch.frozen import freeze
+from relax_actors.engines.torch.host_memory import move_to_device, move_to_host
 from relax_actors.engines.torch.micro_batch import MicroBatch
 from relax_actors.engines.torch.model import build, copy_into, has_weights, read_folder, tensors_of
 from relax_actors.engines.torch.objective import ScoredTokens, StepObjective
@@ -251,6 +252,21 @@ class TorchEngine:
         self._encoder.invalidate()
         return measured
 
+    def release_memory(self) -> int:
+        """Move weights, gradients and the optimizer's state to host memory; see `ReleasesMemory`."""
+        with self._trained.moving:
+            return move_to_host(self._on_device())
+
+    def resume_memory(self) -> int:
+        """Move them back; see `ReleasesMemory`."""
+        with self._trained.moving:
+            return move_to_device(self._on_device(), self._device)
+
+    def _on_device(self) -> Iterator[Tensor]:
+        yield from self._trained.tensors()
+        if self._reference is not None:
+            yield from self._reference.parameters()
+
     def publish(self, path: Path) -> str:
         """Write the full weights; see `WeightProducer`."""
         return self._encoder.write_full(path)
@@ -272,7 +288,8 @@ class TorchEngine:
         return self._encoder.fingerprint()
 
     def _published(self) -> dict[str, Tensor]:
-        return {name: tensor.detach().to(self._dtype) for name, tensor in tensors_of(self._model).items()}
+        with self._trained.moving:
+            return {name: tensor.detach().to(self._dtype) for name, tensor in tensors_of(self._model).items()}
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint; see `TrainingEngine`."""

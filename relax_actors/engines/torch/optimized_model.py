@@ -6,7 +6,8 @@ The trainer's engine and the critic's share it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -62,11 +63,13 @@ class OptimizedModel:
 
     Attributes:
         measured: measurements of each micro-batch since the last update.
+        moving: held while tensors move between device and host, and by other threads that read them.
     """
 
     def __init__(self, model: PreTrainedModel, settings: AdamW) -> None:
         self.model, self._settings = model, settings
         self.measured: list[dict[str, float]] = []
+        self.moving = threading.Lock()
         self.reset()
 
     def reset(self) -> None:
@@ -123,6 +126,15 @@ class OptimizedModel:
             for parameter in group["params"]:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield the tensors on the device: weights, gradients and state of the optimizer."""
+        for parameter in self.model.parameters():
+            yield parameter
+            if parameter.grad is not None:
+                yield parameter.grad
+        for entry in self._optimizer.state.values():
+            yield from (value for value in entry.values() if isinstance(value, Tensor))
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """Return the tensors of a checkpoint by file name."""

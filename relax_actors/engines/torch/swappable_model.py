@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from relax_actors.engines.torch.host_memory import move_to_device, move_to_host
 from relax_actors.engines.torch.model import build, check_fit
 from relax_actors.errors import StoreError
 from relax_actors.weights.host_copy import HostCopy
@@ -28,6 +29,8 @@ class SwappableWeights(ABC):
         self._staged: tuple[int, dict[str, Tensor]] | None = None
         self._follows = follows
         self._spare: dict[str, Tensor] = {}
+        # Device of the weights, once they may have left it.
+        self._home: torch.device | None = None
 
     @abstractmethod
     def _parameters(self) -> Mapping[str, Tensor]:
@@ -71,7 +74,7 @@ class SwappableWeights(ABC):
         # The previous weights become the memory of the next version: freeing it would dominate the time of a swap.
         self._spare = {name: known[name].data for name in tensors} if self._follows else {}
         for name, tensor in tensors.items():
-            known[name].data = tensor
+            known[name].data = tensor.to(known[name].device)
         self._version = version
         return version
 
@@ -82,6 +85,20 @@ class SwappableWeights(ABC):
         copy.apply([WeightUpdate(version, fingerprint, shards)])
         self.stage(version, copy.tensors)
         self.swap()
+
+    def release_memory(self) -> int:
+        """Move the weights in use and the staged ones to host memory; see `ReleasesMemory`."""
+        self._spare = {}
+        self._home = next(iter(self._parameters().values())).device if self._home is None else self._home
+        return move_to_host(self._on_device())
+
+    def resume_memory(self) -> int:
+        """Move them back; see `ReleasesMemory`."""
+        return 0 if self._home is None else move_to_device(self._on_device(), self._home)
+
+    def _on_device(self) -> list[Tensor]:
+        staged = self._staged
+        return [*self._parameters().values(), *(() if staged is None else staged[1].values())]
 
     def require_weights(self) -> int:
         """Return the version in use.

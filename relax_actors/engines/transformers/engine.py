@@ -91,6 +91,18 @@ class TransformersEngine(SwappableModel, GenerateMixin):
     def _begin(self, grammar: str) -> GrammarState:
         return self._grammars.begin(grammar)
 
+    def release_memory(self) -> int:
+        """Move weights and kept caches to host memory; see `ReleasesMemory`."""
+        if self.kept is not None:
+            self.kept.move(torch.device("cpu"))
+        return super().release_memory()
+
+    def resume_memory(self) -> int:
+        """Move them back; see `ReleasesMemory`."""
+        if self.kept is not None:
+            self.kept.move(self._device)
+        return super().resume_memory()
+
     @cached_property
     def _grammars(self) -> Grammars:
         return Grammars(Tokenizer(self._path))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -87,6 +87,12 @@ class KeptCaches:
             return None
         self.hits += 1
         return found
+
+    def move(self, device: torch.device) -> None:
+        """Move all caches to a device."""
+        for session, found in self._kept.items():
+            layers = [(keys.to(device), values.to(device)) for keys, values in found.layers]
+            self._kept[session] = replace(found, layers=layers)
 
     def clear(self) -> None:
         """Remove all caches."""
