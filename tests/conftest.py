@@ -21,6 +21,8 @@ from broker.store import Store
 from broker.streams import ensure_streams, log_spec, table_spec
 from broker.subjects import Subjects
 from broker.table import Table
+from relax_actors.engines.torch import architectures
+from relax_actors.engines.torch.describe_model import description_of
 from relax_actors.roles import table_kinds
 from relax_actors.roles.trainer import Trainer
 from relax_actors.runtime import Context
@@ -118,6 +120,12 @@ def make_guarded(tmp_path: Path) -> Iterator[MakeGuarded]:
     yield make
     for guarded in made:
         guarded.stop()
+
+
+@pytest.fixture
+def asks_transformers_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask transformers about unusual models in this process; `relax check` starts one of its own for seconds."""
+    monkeypatch.setattr(architectures, "describe", description_of)
 
 
 settings.register_profile("relax", deadline=None)
