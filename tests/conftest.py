@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import socket
 import uuid
@@ -30,6 +31,18 @@ from tests.support.contexts import MakeContext, MakeTable, MakeTrainer, context_
 from tests.support.guarded import Guarded, MakeGuarded
 from tests.support.programs import small_file_system
 from tests.support.running import ON_POLICY, TINY, Run
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection() -> None:
+    """Look for no garbage while tests are collected: most of what they import stays."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Leave what stays out of later garbage collections: torch and transformers have half a million objects."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
