@@ -30,6 +30,8 @@ BIN = $(VENV)/bin
 INSTALL = $(PYTHON) deploy/install.py --venv $(VENV)
 
 export OMP_NUM_THREADS = 1
+# Runs and tests start many processes; without cached byte code each compiles the code anew, for up to a second.
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: gpu-check demo install media megatron sglang test test-all chaos fuzz compose-test lint lock audit docs bench bench-recovery omni agents smollm2 clean
 .DELETE_ON_ERROR:

@@ -2,7 +2,7 @@
 
 Every command is a process of its own, started as from a shell; the rounds are interleaved, so that a slower minute of
 the machine affects all commands alike. CPU time includes the broker that `status`, `tree` and `ledger` start to read a
-run that is not up.
+run that is not up. The first round, which is not counted, writes the byte code of modules that have changed.
 
     python benchmarks/commands.py [RUN] [--rounds 7] [--json]
 
@@ -57,6 +57,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     with tempfile.TemporaryDirectory() as temporary:
         run = options.run or finished_run(Path(temporary) / "run")
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in commands(run)}

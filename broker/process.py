@@ -8,6 +8,7 @@ descendants whose parents end.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -69,7 +70,17 @@ def stop(process: subprocess.Popen[bytes], grace: float) -> None:
     if process.poll() is None:
         with suppress(ProcessLookupError):
             process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(grace)
+        _wait(process, grace)
     kill_group(process.pid)
     process.wait()
+
+
+def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Wait for the end of a process, and see it at once: `Popen.wait` looks every 50 ms."""
+    descriptor = os.pidfd_open(process.pid)
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        poll.poll(seconds * 1000)
+    finally:
+        os.close(descriptor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import socket
 import uuid
@@ -21,6 +22,8 @@ from broker.store import Store
 from broker.streams import ensure_streams, log_spec, table_spec
 from broker.subjects import Subjects
 from broker.table import Table
+from relax_actors.engines.torch import architectures
+from relax_actors.engines.torch.describe_model import description_of
 from relax_actors.roles import table_kinds
 from relax_actors.roles.trainer import Trainer
 from relax_actors.runtime import Context
@@ -28,6 +31,18 @@ from tests.support.contexts import MakeContext, MakeTable, MakeTrainer, context_
 from tests.support.guarded import Guarded, MakeGuarded
 from tests.support.programs import small_file_system
 from tests.support.running import ON_POLICY, TINY, Run
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection() -> None:
+    """Look for no garbage while tests are collected: most of what they import stays."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Leave what stays out of later garbage collections: torch and transformers have half a million objects."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
@@ -118,6 +133,12 @@ def make_guarded(tmp_path: Path) -> Iterator[MakeGuarded]:
     yield make
     for guarded in made:
         guarded.stop()
+
+
+@pytest.fixture
+def asks_transformers_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask transformers about unusual models in this process; `relax check` starts one of its own for seconds."""
+    monkeypatch.setattr(architectures, "describe", description_of)
 
 
 settings.register_profile("relax", deadline=None)

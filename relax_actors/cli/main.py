@@ -20,6 +20,7 @@ import setproctitle
 import typer
 
 from broker.lean_imports import skip_optional_imports
+from relax_actors.cli.plain_command import PlainCommand, PlainGroup
 from relax_actors.errors import AddressError, BrokerError, ConfigError, RelaxError, SubjectError
 from relax_actors.printable import printable_lines
 from relax_actors.registry import Registry
@@ -59,6 +60,7 @@ def build(arguments: list[str]) -> typer.Typer:
     distribution that imports torch or fails to import, costs it time or affects it.
     """
     app = typer.Typer(
+        cls=PlainGroup,
         help="Reinforcement-learning post-training as an actor system on NATS JetStream.",
         no_args_is_help=True,
         add_completion=False,
@@ -103,7 +105,7 @@ def _add(app: typer.Typer, name: str, command: Any) -> None:
     if isinstance(command, typer.Typer):
         app.add_typer(command, name=name)
     else:
-        app.command(name)(command)
+        app.command(name, cls=PlainCommand)(command)
 
 
 def _add_installed(app: typer.Typer, name: str) -> None:

@@ -65,6 +65,7 @@ PROGRAMS = {
     "scale.py": Program("--actors 2 4 --rows 40 --processes 2 --repeats 1", (r"broker CPU per row",), misses=True),
     "simulate.py": Program("--time-scale 0.002 --steps 1", (r"times colocated",), misses=True),
     "soak.py": Program("--steps 24 --every 12", (r"lost 0",), misses=True),
+    "start.py": Program("--rounds 1", (r"zygote +\d", r"first step after +\d")),
     "weights.py": Program("--layers 1 --steps 1 --rate 1e-6", (r"\d",)),
 }
 

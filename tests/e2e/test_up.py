@@ -18,6 +18,9 @@ import pytest
 
 from broker.address import Address
 from broker.server import Server
+from relax_actors.checks import require
+from relax_actors.config import load_config
+from relax_actors.errors import ConfigError
 from relax_actors.messages import Trajectory
 from relax_actors.monitoring.connection import connected
 from tests.support.faults import story_of
@@ -210,29 +213,39 @@ def test_role_that_cannot_start_ends_the_run_with_one_report(make_run: MakeRun) 
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("setting", "message"),
     [
-        (["trainer.lerning_rate=1"], "did you mean 'learning_rate'"),
-        (["trainer.prompts_per_step=many"], "trainer.prompts_per_step"),
-        (["roles.shape.actor=nowhere.Role"], "roles.shape.actor"),
-        (["data.function=tiny_tasks.makes"], "data.function"),
-        (["reward.function=tiny_tasks.no_such_reward"], "reward.function"),
-        (
-            ["rollout.max_tokens=100"],
-            "leaves no room for a prompt in the model's context",
-        ),
-        (["trainer.max_tokens_per_microbatch=5"], "trainer.max_tokens_per_microbatch"),
-        (["broker.url=nats://127.0.0.1:9"], "broker nats://127.0.0.1:9 does not answer"),
-        (["advantages.reads=nothing"], "advantages.reads"),
-        (["run.name=a.b"], "run name 'a.b'"),
-        (["rollout.stop=['1x']"], "rollout.stop '1x' cannot be written with the tokens of this model; choose a string"),
+        ("trainer.lerning_rate=1", "did you mean 'learning_rate'"),
+        ("reward.function=tiny_tasks.no_such_reward", "reward.function"),
+        ("broker.url=nats://127.0.0.1:9", "broker nats://127.0.0.1:9 does not answer"),
     ],
 )
-def test_invalid_setting_is_refused_before_anything_starts(settings: list[str], message: str, tmp_path: Path) -> None:
-    done = relax("up", str(TINY), *settings, cwd=tmp_path)
+def test_invalid_setting_is_refused_before_anything_starts(setting: str, message: str, tmp_path: Path) -> None:
+    done = relax("up", str(TINY), setting, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert message in done.stderr
     assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").rglob("*.log"))
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("trainer.prompts_per_step=many", "trainer.prompts_per_step"),
+        ("roles.shape.actor=nowhere.Role", "roles.shape.actor"),
+        ("data.function=tiny_tasks.makes", "data.function"),
+        ("rollout.max_tokens=100", "leaves no room for a prompt in the model's context"),
+        ("trainer.max_tokens_per_microbatch=5", "trainer.max_tokens_per_microbatch"),
+        ("advantages.reads=nothing", "advantages.reads"),
+        ("run.name=a.b", "run name 'a.b'"),
+        ("rollout.stop=['1x']", "rollout.stop '1x' cannot be written with the tokens of this model; choose a string"),
+    ],
+)
+def test_invalid_setting_is_named(setting: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(ConfigError) as refused:
+        require(load_config(TINY, [setting]))
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -130,8 +130,17 @@ def test_the_critic_learns_the_returns(
     assert explained[-1] > max(0.2, explained[0])
 
 
-@pytest.mark.parametrize("backend", ["torch", "megatron"])
-@pytest.mark.parametrize("kill", ["in the middle of a batch", "after a batch", "in the middle of a checkpoint"])
+KILLS = ("in the middle of a batch", "after a batch", "in the middle of a checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("kill", "backend"),
+    [
+        *((kill, "torch") for kill in KILLS),
+        ("after a batch", "megatron"),
+        *(pytest.param(kill, "megatron", marks=pytest.mark.slow) for kill in KILLS if kill != "after a batch"),
+    ],
+)
 def test_killed_critic_continues_with_the_same_bits(
     make_trainer: Callable[..., Trainer], make_critic: MakeCritic, table: Table, kill: str, backend: str
 ) -> None:

@@ -235,6 +235,7 @@ def test_two_ranks_of_any_layout_replay_the_experts_that_one_process_replays(
     check_same_replay(begun(group_of(configured(tmp_path, MOE, REPLAYED[name], router_replay=True))), alone, tmp_path)
 
 
+@pytest.mark.slow
 def test_two_ranks_replay_the_experts_that_one_process_replays(tmp_path: Path, shared: SharedRanks) -> None:
     check_same_replay(shared.begun(), alone_of(tmp_path), tmp_path)
 

@@ -63,6 +63,7 @@ def test_the_demo_has_no_errors() -> None:
     assert errors() == ()
 
 
+@pytest.mark.usefixtures("asks_transformers_here")
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
@@ -97,6 +98,7 @@ def test_names_that_transformers_does_not_know_are_refused_together() -> None:
     assert "did you mean 'yarn'?" in rope
 
 
+@pytest.mark.usefixtures("asks_transformers_here")
 def test_a_configuration_that_transformers_refuses_is_refused_in_its_words(tmp_path: Path) -> None:
     config = load_config(DEMO, [f"{ARCHITECTURE}.model_type=gemma2", f"{ARCHITECTURE}.layer_types=['none']"])
     prepare(config, tmp_path)
@@ -112,6 +114,7 @@ def test_a_usual_model_is_checked_without_another_process(monkeypatch: pytest.Mo
     assert "reinstall transformers" in error
 
 
+@pytest.mark.usefixtures("asks_transformers_here")
 def test_head_dim_is_a_remedy_where_the_model_has_it(tmp_path: Path) -> None:
     path = tmp_path / "demo.toml"
     path.write_text(DEMO.read_text().replace("head_dim = 16\n", "").replace("hidden_size = 64", "hidden_size = 66"))

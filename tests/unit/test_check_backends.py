@@ -73,6 +73,7 @@ def test_a_model_without_experts_is_not_taken_for_one_with() -> None:
     assert not has_experts({"hidden_size": 64, "num_experts": 0, "expert_dropout": 0.5, "n_shared_experts": None})
 
 
+@pytest.mark.usefixtures("asks_transformers_here")
 def test_sglang_is_refused_for_experts_that_are_not_named_as_those_of_qwen() -> None:
     deepseek = ["model.architecture.model_type=deepseek_v3", "model.architecture.n_routed_experts=8"]
     (error,) = errors(*URLS, *deepseek)

@@ -452,6 +452,7 @@ def test_the_memory_transport_is_saved_and_counted_as_memory(write: Write) -> No
     assert needs[0] < needs[1]
 
 
+@pytest.mark.usefixtures("asks_transformers_here")
 def test_the_size_of_the_key_value_cache_is_noted() -> None:
     shape = ["num_hidden_layers=30", "num_attention_heads=9", "num_key_value_heads=3", "head_dim=64"]
     settings = [f"model.architecture.{setting}" for setting in shape]
@@ -583,6 +584,7 @@ def test_a_scoring_role_with_megatron_needs_it_installed() -> None:
         make_role(load_config(DEMO, ["roles.reference.backend=sglang"]), "reference")
 
 
+@pytest.mark.usefixtures("asks_transformers_here")
 def test_sglang_supports_only_known_models_with_experts() -> None:
     elsewhere = ["rollout.backend=sglang", "rollout.sglang.urls=['http://127.0.0.1:1']"]
     moe = ["num_experts=8", "num_local_experts=8", "num_experts_per_tok=2", "moe_intermediate_size=32"]

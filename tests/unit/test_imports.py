@@ -172,7 +172,7 @@ def recorded_run(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("command", ["status", "tree", "ledger"])
 def test_a_command_that_reads_a_run_imports_no_engine(command: str, recorded_run: Path) -> None:
-    others = ("aiohttp", "rich.traceback", "safetensors", "cryptography", "tokenizers")
+    others = ("aiohttp", "rich.traceback", "safetensors", "cryptography", "tokenizers", "pydantic")
     own = ("cli.check", "config.schema", "engines", "media", "roles", "supervision")
     heavy = (*HEAVY, *others, *(f"relax_actors.{name}" for name in own))
     assert heavy_after(run_command(command, str(recorded_run)), heavy) == []

@@ -59,20 +59,20 @@ def describe(body: str) -> Description:
         raise ConfigError(msg) from error
 
 
-def main() -> None:
-    """Describe the configuration on the standard input."""
-    from transformers.activations import ACT2CLS  # noqa: PLC0415 only this process imports it
+def description_of(body: str) -> Description:
+    """Describe a config.json in this process, which imports transformers."""
+    from transformers.activations import ACT2CLS  # noqa: PLC0415 takes seconds
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: PLC0415
     from transformers.models.auto import modeling_auto  # noqa: PLC0415
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: PLC0415
 
-    body, error, has_rope = json.load(sys.stdin), "", False
-    if (model_type := body.get("model_type")) in CONFIG_MAPPING:
+    fields, error, has_rope = json.loads(body), "", False
+    if (model_type := fields.get("model_type")) in CONFIG_MAPPING:
         try:
-            has_rope = hasattr(CONFIG_MAPPING[model_type](**body), "rope_parameters")
+            has_rope = hasattr(CONFIG_MAPPING[model_type](**fields), "rope_parameters")
         except Exception as problem:  # noqa: BLE001 of the model's own code
             error = " ".join(str(problem).split())
-    found = Description(
+    return Description(
         classes=dict(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
         value_heads=list(modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES),
         activations=list(ACT2CLS),
@@ -80,7 +80,11 @@ def main() -> None:
         has_rope=has_rope,
         error=error,
     )
-    sys.stdout.write(json.dumps(asdict(found)) + "\n")
+
+
+def main() -> None:
+    """Describe the configuration on the standard input."""
+    sys.stdout.write(json.dumps(asdict(description_of(sys.stdin.read()))) + "\n")
 
 
 if __name__ == "__main__":
