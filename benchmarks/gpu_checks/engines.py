@@ -76,15 +76,20 @@ def replay(place: Place, model: dict[str, Any], **trainer: Any) -> Figures:
         if step == STEPS // 2:
             checkpoint.mkdir()
             first.save(checkpoint)
-        train(first, batch(step), step, nothing)
+        train(first, long(step), step, nothing)
     again = start(config, initialise=False)
     again.load(checkpoint)
     for step in range(STEPS // 2, STEPS):
-        train(again, batch(step), step, nothing)
+        train(again, long(step), step, nothing)
     if (kept := first.fingerprint()) != (found := again.fingerprint()):
         msg = f"{kept} without and {found} with a checkpoint in between"
         raise Failed(msg)
     return {"fingerprint": kept}
+
+
+def long(seed: int) -> list[TrainSample]:
+    """Return sequences of several blocks of the attention kernels."""
+    return batch(seed, groups=2, prompt=100, completion=700)
 
 
 def replays(place: Place, backend: str) -> Figures:

@@ -21,5 +21,9 @@ def configure_torch(run: RunSection) -> None:
         torch.use_deterministic_algorithms(mode=True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.backends.cudnn.benchmark = False
-        # The backward pass of this attention kernel has no deterministic form.
+        # The backward passes of these attention kernels are not deterministic as long as other operations may pass with
+        # a warning; packed sequences have a kernel of their own (`varlen`).
         torch.backends.cuda.enable_mem_efficient_sdp(enabled=False)
+        if torch.cuda.is_available():  # the CPU's flash kernel, which the same switch turns off, is deterministic
+            torch.backends.cuda.enable_flash_sdp(enabled=False)
+            torch.backends.cuda.enable_cudnn_sdp(enabled=False)

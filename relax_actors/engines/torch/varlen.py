@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
+from relax_actors.engines.torch.strict_backward import strict_backward
+
 MAX_WIDTH, WIDTH_MULTIPLE = 256, 8
 """Head dimensions that the kernel computes."""
 _SETTINGS = inspect.signature(varlen_attn).parameters
@@ -62,9 +64,12 @@ def attend(
         settings["scale"] = scale
     elif scale is not None:
         query = query * (scale * query.shape[-1] ** 0.5)
-    query, key, value = (tensor.to(dtype) for tensor in (query, key, value))
-    output = varlen_attn(query, key, value, ends[0], ends[1], longest, longest, **settings)
-    return output if isinstance(output, Tensor) else output[0]
+
+    def compute(*packed: Tensor) -> Tensor:
+        output: Tensor | tuple[Tensor, ...] = varlen_attn(*packed, *ends, longest, longest, **settings)
+        return output if isinstance(output, Tensor) else output[0]
+
+    return strict_backward(compute, query.to(dtype), key.to(dtype), value.to(dtype))
 
 
 def _settings(query: Tensor, key: Tensor, window: int | None) -> dict[str, Any]:
