@@ -5,8 +5,8 @@
     python benchmarks/gpu_check.py --only attention replay_torch
     python benchmarks/gpu_check.py --list
 
-Checks that measure no time run beside each other (`--jobs`), the others alone. The report is written after each check,
-so that a lost machine leaves what was found. Exits with 1 if a check failed.
+Checks of computations run beside each other (`--jobs`); what is timed, and runs that lease the GPU, run alone. The report
+is written after each check, so that a lost machine leaves what was found. Exits with 1 if a check failed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from rich.console import Console
 from rich.markup import escape
 
 MODULES = (machine, kernels, engines, runs, sglang, speed, peers)
-"""Modules whose checks register themselves, in the order of the report."""
+"""Modules whose checks register themselves."""
+ORDER = [name for module in MODULES for name, one in CHECKS.items() if one.run.__module__ == module.__name__]
+"""Names of all checks in the order of the report."""
 
 
 def has_gpu() -> bool:
@@ -38,7 +40,7 @@ def has_gpu() -> bool:
 
 
 def run_all(names: list[str], options: argparse.Namespace, scratch: Path, console: Console) -> list[Outcome]:
-    """Run checks, those without timings first and beside each other; write the report after each."""
+    """Run checks, those that need not be alone first and beside each other; write the report after each."""
     began, found = time.monotonic(), dict[str, Outcome]()
     logs: Path = options.out / "logs"
     logs.mkdir(parents=True, exist_ok=True)
@@ -53,10 +55,10 @@ def run_all(names: list[str], options: argparse.Namespace, scratch: Path, consol
         return run_apart(name, Place(options.device, options.short, scratch / name), logs)
 
     with ThreadPoolExecutor(options.jobs) as pool:
-        for future in as_completed([pool.submit(one, name) for name in names if not CHECKS[name].is_timed]):
+        for future in as_completed([pool.submit(one, name) for name in names if not CHECKS[name].is_alone]):
             done(future.result())
     for name in names:
-        if CHECKS[name].is_timed:
+        if CHECKS[name].is_alone:
             done(one(name))
     return [found[name] for name in names]
 
@@ -64,19 +66,19 @@ def run_all(names: list[str], options: argparse.Namespace, scratch: Path, consol
 def main() -> int:
     """Run the checks that the command line names."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--only", nargs="+", choices=list(CHECKS), metavar="CHECK", default=list(CHECKS))
-    parser.add_argument("--without", nargs="+", choices=list(CHECKS), metavar="CHECK", default=[])
+    parser.add_argument("--only", nargs="+", choices=ORDER, metavar="CHECK", help="these checks")
+    parser.add_argument("--without", nargs="+", choices=ORDER, metavar="CHECK", default=[])
     parser.add_argument("--short", action="store_true", help="the smallest sizes")
     parser.add_argument("--device", choices=["cuda", "cpu"], help="default: a GPU if there is one")
-    parser.add_argument("--jobs", type=int, help="checks without timings that run at once", default=None)
+    parser.add_argument("--jobs", type=int, help="checks that run at once", default=None)
     parser.add_argument("--out", type=Path, default=Path("gpu-check"), help="folder of the report")
     parser.add_argument("--list", action="store_true", help="name the checks")
     parser.add_argument("--here", nargs=3, metavar=("CHECK", "FOLDER", "RESULT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     console = Console(soft_wrap=True)
     if options.list:
-        for chosen in CHECKS.values():
-            console.print(f"{chosen.name:22} {chosen.about}", highlight=False)
+        for name in ORDER:
+            console.print(f"{name:22} {CHECKS[name].about}", highlight=False)
         return 0
     options.device = options.device or ("cuda" if has_gpu() else "cpu")
     if options.here:
@@ -84,7 +86,8 @@ def main() -> int:
         run_here(name, Place(options.device, options.short, Path(folder)), Path(result))
         return 0
     options.jobs = options.jobs or max(1, min(4, (os.cpu_count() or 1) // 2))
-    names = [name for name in CHECKS if name in options.only and name not in options.without]
+    chosen = options.only or [name for name in ORDER if CHECKS[name].is_short or not options.short]
+    names = [name for name in ORDER if name in chosen and name not in options.without]
     scratch = Path(tempfile.mkdtemp(prefix="gpu-check-"))
     try:
         outcomes = run_all(names, options, scratch, console)

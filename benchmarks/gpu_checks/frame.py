@@ -50,16 +50,6 @@ class Place:
         """Whether the check computes on a GPU."""
         return self.device == "cuda"
 
-    def require_gpu(self) -> None:
-        """Skip a check that has nothing to say on a CPU.
-
-        Raises:
-            Skipped: this is a CPU.
-        """
-        if not self.on_gpu:
-            msg = "needs a GPU"
-            raise Skipped(msg)
-
 
 @dataclass(frozen=True, slots=True)
 class Check:
@@ -69,13 +59,15 @@ class Check:
         name: its name on the command line.
         run: the check.
         seconds: deadline.
-        is_timed: whether it measures time, and so runs alone.
+        is_alone: whether no other check may run beside it: it measures time, or leases the GPU as a run does.
+        is_short: whether the short check has it, too.
     """
 
     name: str
     run: Callable[[Place], Figures]
     seconds: float
-    is_timed: bool
+    is_alone: bool
+    is_short: bool
 
     @property
     def about(self) -> str:
@@ -84,16 +76,16 @@ class Check:
 
 
 CHECKS: dict[str, Check] = {}
-"""All checks by name, in the order of the report."""
+"""All checks by name."""
 
 
 def check(
-    name: str, *, seconds: float, is_timed: bool = False
+    name: str, *, seconds: float, is_alone: bool = False, is_short: bool = True
 ) -> Callable[[Callable[[Place], Figures]], Callable[[Place], Figures]]:
     """Register a function as a check; arguments as the attributes of `Check`."""
 
     def register(run: Callable[[Place], Figures]) -> Callable[[Place], Figures]:
-        CHECKS[name] = Check(name, run, seconds, is_timed)
+        CHECKS[name] = Check(name, run, seconds, is_alone, is_short)
         return run
 
     return register

@@ -16,7 +16,7 @@ from gpu_checks.workload import QWEN3_0_6B
 WARM_UP = 2
 
 
-@check("grpo_vs_trl", seconds=500, is_timed=True)
+@check("grpo_vs_trl", seconds=500, is_alone=True, is_short=False)
 def grpo_vs_trl(place: Place) -> Figures:
     """GRPO against TRL at equal settings: completions a second, memory; on a GPU a model of Qwen3-0.6B's shape."""
     if find_spec("trl") is None:

@@ -130,13 +130,13 @@ def kill_and_compare(place: Place, steps: int, *more: str) -> Figures:
     return figures
 
 
-@check("kills_torch", seconds=500)
+@check("kills_torch", seconds=500, is_alone=True)
 def kills_torch(place: Place) -> Figures:
     """`relax up` with the torch engine ends with the same bits after kills of trainer, rollout and node."""
     return kill_and_compare(place, 16 if place.is_short else 60)
 
 
-@check("kills_megatron", seconds=500)
+@check("kills_megatron", seconds=500, is_alone=True, is_short=False)
 def kills_megatron(place: Place) -> Figures:
     """`relax up` with Megatron-Core ends with the same bits after kills of trainer, rollout and node."""
     try:
@@ -147,9 +147,9 @@ def kills_megatron(place: Place) -> Figures:
     return kill_and_compare(place, 16 if place.is_short else 60, "trainer.backend=megatron")
 
 
-@check("demo", seconds=400, is_timed=True)
+@check("demo", seconds=400, is_alone=True)
 def demo(place: Place) -> Figures:
-    """The demo learns to sort on the device; seconds to the first step, steps a second."""
+    """The demo learns to sort: steps, seconds from start to end, rewards."""
     steps = 40 if place.is_short else 400
     more = (f"run.steps={steps}", f"eval.every={steps}", "eval.rows=64")
     began = time.time()

@@ -8,10 +8,12 @@ from gpu_checks.frame import Figures, Place, Skipped, check
 from gpu_checks.runs import SHARED, finish, start
 
 
-@check("sglang", seconds=400, is_timed=True)
+@check("sglang", seconds=400, is_alone=True, is_short=False)
 def sglang(place: Place) -> Figures:
     """`relax up` with an SGLang server on the device: mismatch of log-probs, seconds."""
-    place.require_gpu()
+    if not place.on_gpu:
+        msg = "needs a GPU"
+        raise Skipped(msg)
     if missing := [name for name in ("sglang", "sgl_kernel") if find_spec(name) is None]:
         msg = f"{' and '.join(missing)} not installed"
         raise Skipped(msg)

@@ -71,7 +71,7 @@ def timed(work: Callable[[], object]) -> float:
 
 def training(place: Place, backend: str) -> Figures:
     """Time steps: tokens a second, memory, and the share of the GPU's peak that the model's products would take."""
-    engine = start(config_for(place, backend))
+    engine = start(config_for(place, backend), initialise=False)
     work = batches(place, 4)
     train(engine, work[0], 0, nothing)
     if place.on_gpu:
@@ -127,25 +127,23 @@ def kernels_of(work: Callable[[], object], place: Place) -> Figures:
     return shares | {"kernels": kernels, "gpu_busy": round(busy / wall, 3)}
 
 
-@check("speed_torch", seconds=300, is_timed=True)
+@check("speed_torch", seconds=300, is_alone=True)
 def speed_torch(place: Place) -> Figures:
     """Training with the torch engine: tokens a second, memory, utilisation, kernels."""
     return training(place, "torch")
 
 
-@check("speed_megatron", seconds=300, is_timed=True)
+@check("speed_megatron", seconds=300, is_alone=True)
 def speed_megatron(place: Place) -> Figures:
     """Training with Megatron-Core: tokens a second, memory, utilisation, kernels."""
     return training(place, "megatron")
 
 
-@check("speed_generation", seconds=300, is_timed=True)
+@check("speed_generation", seconds=300, is_alone=True)
 def speed_generation(place: Place) -> Figures:
     """Generation with the transformers engine: tokens a second, memory."""
     config = config_for(place, "torch")
     trainer = TorchEngine(config)
-    trainer.initialise(1)
-    trainer.finish_warm_start()
     file = place.folder / "model.safetensors"
     publish = timed(partial(trainer.publish, file))
     print_of = trainer.fingerprint()

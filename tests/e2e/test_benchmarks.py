@@ -43,6 +43,7 @@ PROGRAMS = {
     "collection.py": Program("--steps 4 --repeats 1", (r"CPU ms of the broker: \d",)),
     "commands.py": Program("--rounds 1", (r"status", r"check")),
     "engines.py": Program("--tokens 4 --repeats 1", (r"sglang",), ("sglang",)),
+    "gpu_check.py": Program("--short --only inventory attention", (r"pass +attention", r"2 pass, 0 fail")),
     "generation.py": Program("--repeats 1", (r"ratio \d",)),
     "grpo_vs_trl.py": Program("--steps 3 --warm-up 1 --repeats 1 --trl-python {python}", (r"completions",), ("trl",)),
     "media.py": Program("--rounds 1", (r"image", r"ratio"), MEDIA),
