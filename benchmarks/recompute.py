@@ -1,6 +1,6 @@
 """Compare a step with all activations kept and with layers recomputed (`trainer.recompute`): peak memory and seconds.
 
-    python benchmarks/recompute.py [--tokens 4096] [--layers 12] [--hidden 256] [--backend torch]
+    python benchmarks/recompute.py [--tokens 4096] [--layers 24] [--hidden 256] [--backend torch]
 
 Each way in a process of its own: a first step of 64 tokens, then one of a single micro-batch. Memory is the peak of the
 process above that of the first step.
@@ -63,7 +63,7 @@ def main() -> None:
     """Run both ways and print what they need."""
     parser = argparse.ArgumentParser(description="memory of recomputed activations")
     parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--backend", default="torch", choices=("torch", "megatron"))
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
