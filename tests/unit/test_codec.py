@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import pkgutil
 import typing
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -316,7 +318,11 @@ def extension(code: int, *content: Any) -> msgpack.ExtType:
 
 def test_samples_cover_every_message_type() -> None:
     views = {messages.Sample, messages.TokenSequence}
-    message_types = {c for c in vars(messages).values() if dataclasses.is_dataclass(c)} - views
+    modules = [import_module(f"{messages.__name__}.{found.name}") for found in pkgutil.iter_modules(messages.__path__)]
+    given = {
+        name: value for module in modules for name, value in vars(module).items() if dataclasses.is_dataclass(value)
+    }
+    message_types = {value for name, value in given.items() if getattr(messages, name, None) is value} - views
     assert message_types == set(MESSAGES)
 
 

@@ -65,8 +65,8 @@ def attend(
     elif scale is not None:
         query = query * (scale * query.shape[-1] ** 0.5)
 
-    def compute(*packed: Tensor) -> Tensor:
-        output: Tensor | tuple[Tensor, ...] = varlen_attn(*packed, *ends, longest, longest, **settings)
+    def compute(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        output = varlen_attn(query, key, value, ends[0], ends[1], longest, longest, **settings)
         return output if isinstance(output, Tensor) else output[0]
 
     return strict_backward(compute, query.to(dtype), key.to(dtype), value.to(dtype))
