@@ -23,7 +23,7 @@ from relax_actors.devices.inventory import Inventory, machine_inventory
 from relax_actors.engines.backends import inference_backend, training_backend, unused_settings
 from relax_actors.errors import ConfigError, RelaxError
 from relax_actors.registry.catalog import ALL
-from relax_actors.roles import make_role, role_names
+from relax_actors.roles import make_role, role_names, roles_at_start
 from relax_actors.roles.columns import check_columns
 from relax_actors.supervision.sandbox import check_sandbox
 from relax_actors.weights.transports import transport_class
@@ -72,7 +72,7 @@ def examine(
             model = check_model(config, config.model.path or Path(scratch))
         except ConfigError as error:
             errors.append(str(error))
-        here, gpus = set(role_names(config) if roles is None else roles), inventory or machine_inventory()
+        here, gpus = set(roles_at_start(config) if roles is None else roles), inventory or machine_inventory()
         run = CheckedRun(config=config, here=here, inventory=gpus, model=model)
         errors += [*refusals(config, spelled), *unused_settings(config, spelled)]
         for check in _checks(run):
