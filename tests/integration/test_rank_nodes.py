@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from broker.address import Address
 from broker.routes import interface_of, local_address
-from broker.server import Server
 from broker.table import Table
 from relax_actors.config import Config
 from relax_actors.engines.megatron.group import MegatronGroup
@@ -47,7 +47,7 @@ ACTOR = "relax_actors.supervision.actor_process"
 class Nodes:
     """The trainer's side in this process, and actors of other nodes in processes of their own."""
 
-    def __init__(self, table: Table, address: Path, make_context: MakeContext, tmp_path: Path) -> None:
+    def __init__(self, table: Table, address: Address, make_context: MakeContext, tmp_path: Path) -> None:
         self._table, self._address, self._make_context, self._tmp_path = table, address, make_context, tmp_path
         self.actors: list[subprocess.Popen[bytes]] = []
         self._groups: list[MegatronGroup] = []
@@ -65,7 +65,7 @@ class Nodes:
         folder = RunFolder(self._tmp_path / f"node{n}")
         folder.root.mkdir()
         folder.save_config(config, "")
-        folder.address.write_bytes(self._address.read_bytes())
+        self._address.save(folder.address)
         command = [sys.executable, "-m", ACTOR, str(folder.root), "trainer_rank", str(n)]
         self.actors.append(subprocess.Popen(command))
         return self.actors[-1]
@@ -93,8 +93,8 @@ class Nodes:
 
 
 @pytest.fixture
-def spread(table: Table, server: Server, make_context: MakeContext, tmp_path: Path) -> Iterator[Nodes]:
-    made = Nodes(table, server.folder / "address.json", make_context, tmp_path)
+def spread(table: Table, address: Address, make_context: MakeContext, tmp_path: Path) -> Iterator[Nodes]:
+    made = Nodes(table, address, make_context, tmp_path)
     yield made
     made.close()
 
