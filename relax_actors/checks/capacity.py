@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
@@ -52,7 +53,8 @@ def memory_of_roles(config: Config, facts: ModelFacts) -> dict[str, int]:
     """Return the bytes of memory that the actors of each role with an engine need, outside of GPUs."""
     found = {}
     for role in _engines(config):
-        model = engine_bytes(config, role, facts) if on_cpu(device_of_role(config, role) or "auto") else 0
+        model = engine_bytes(config, role, facts) + copied_bytes(config, role, facts)
+        model = model if on_cpu(device_of_role(config, role) or "auto") else 0
         found[role] = replicas(config, role) * (host_bytes(config, role) + model)
     return found
 
@@ -65,13 +67,20 @@ def _engines(config: Config) -> list[str]:
 def engine_bytes(config: Config, role: str, facts: ModelFacts) -> int:
     """Return the bytes that an actor's engine needs for its model on its devices together; 0 without an engine."""
     if (footprint := footprints(config).get(role)) is not None:
-        besides = _besides(config) if role == "trainer" else 0
-        return facts.parameters * (footprint.parameter_bytes + besides)
+        has_reference = role.startswith("trainer") and config.computes_reference
+        reference = math.ceil(WEIGHT_BYTES["float32"] * _share(config, role)) if has_reference else 0
+        return facts.parameters * (footprint.parameter_bytes + reference)
     if role not in config.roles or not spec_of(config, role).device:
         return 0
     if role == "teacher":
         return teacher_parameters(config) * WEIGHT_BYTES["float32"]
     return facts.parameters * (WEIGHT_BYTES["float32"] if role == "reference" else follower_bytes(config))
+
+
+def _share(config: Config, role: str) -> float:
+    """Return an actor's share of the trainer's ranks."""
+    sizes = {name: one.gpus for name, one in footprints(config).items() if name.startswith("trainer")}
+    return sizes[role] / sum(replicas(config, name) * size for name, size in sizes.items())
 
 
 def host_bytes(config: Config, role: str) -> int:
@@ -82,14 +91,14 @@ def host_bytes(config: Config, role: str) -> int:
     return footprint.processes * footprint.process_bytes
 
 
-def _besides(config: Config) -> int:
-    """Return the bytes a parameter that a trainer holds besides the model and its optimizer."""
+def copied_bytes(config: Config, role: str, facts: ModelFacts) -> int:
+    """Return the bytes of memory, outside of GPUs, of the copies of published weights that a trainer keeps."""
+    if role != "trainer":
+        return 0
     published = WEIGHT_BYTES[config.trainer.precision]
-    reference = WEIGHT_BYTES["float32"] if config.computes_reference else 0
     # Deltas are computed between two versions. Weights sent from memory must not change while training goes on.
-    if config.publishes_deltas:
-        return reference + 2 * published
-    return reference + (published if transport_class(config).from_memory else 0)
+    copies = 2 if config.publishes_deltas else int(transport_class(config).from_memory)
+    return facts.parameters * copies * published
 
 
 def on_cpu(device: str) -> bool:

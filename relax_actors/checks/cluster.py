@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from relax_actors.checks.capacity import engine_bytes, host_bytes
+from relax_actors.checks.capacity import copied_bytes, engine_bytes, host_bytes
 from relax_actors.config import Config
 from relax_actors.counted import counted
 from relax_actors.data.checked_run import CheckedRun
@@ -73,6 +73,7 @@ def place_on_nodes(config: Config, nodes: Sequence[Inventory], facts: ModelFacts
 def _placed(config: Config, facts: ModelFacts, actor: str, node: int, gpus: Gpus) -> PlacedActor:
     role = actor.rpartition(".")[0]
     model, host = engine_bytes(config, role, facts), host_bytes(config, role)
+    host += copied_bytes(config, role, facts)
     if gpus:
         return PlacedActor(role, actor, node, gpus, model // len(gpus), host)
     return PlacedActor(role, actor, node, gpus, 0, host + model)

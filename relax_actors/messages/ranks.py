@@ -12,7 +12,7 @@ class RankInvitation:
     Attributes:
         group: id of the group, new with every try.
         incarnation: of the actor that gathers the group; a lower one than before is refused.
-        code: versions of what the ranks compute with, see `runtime.code_version`.
+        platform: code and libraries that the ranks compute with, and whether on GPUs.
         settings: digest of the settings that all ranks must share.
         rank: number of the rank.
         host: address on which the gathering actor waits for the rank.
@@ -22,7 +22,7 @@ class RankInvitation:
 
     group: str
     incarnation: int
-    code: str
+    platform: str
     settings: str
     rank: int = -1
     host: str = ""

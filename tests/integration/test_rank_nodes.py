@@ -21,13 +21,13 @@ from broker.routes import interface_of, local_address
 from broker.table import Table
 from relax_actors.config import Config
 from relax_actors.engines.megatron.group import MegatronGroup
-from relax_actors.engines.megatron.rank_host import RankHost, settings_digest
+from relax_actors.engines.megatron.rank_host import RankHost, rank_platform, settings_digest
 from relax_actors.engines.megatron.rank_wire import hear_hello, keep, say_hello, wait_for_end
 from relax_actors.engines.megatron.remote_ranks import RemoteRanks
+from relax_actors.engines.megatron.rpc import RankError
 from relax_actors.errors import ConfigError
 from relax_actors.messages.ranks import RankInvitation
 from relax_actors.runtime import Context
-from relax_actors.runtime.code_version import rank_version
 from relax_actors.runtime.exit_codes import EXIT_PEER_LOST
 from relax_actors.runtime.run_folder import RunFolder
 from tests.integration.test_megatron_ranks import begun, check_same_training, configured, is_alive
@@ -142,7 +142,7 @@ def test_groups_follow_each_other_and_a_dead_rank_ends_its_group_everywhere(spre
     spread.actors[1].kill()
     wait_until(lambda: not is_alive(rank), "end of the rank with its actor", 20)
     wait_until(lambda: not any(map(is_alive, fourth.pids)), "end of the rank here", 20)
-    with pytest.raises(Exception, match="rank 1"):
+    with pytest.raises(RankError, match="exited with code"):
         fourth.score(batch_of(0), lambda: None)
 
 
@@ -154,7 +154,7 @@ def test_a_trainer_without_enough_ranks_says_which_are_missing(spread: Nodes) ->
 
 
 def invitation(config: Config, **changes: object) -> RankInvitation:
-    asked = RankInvitation("group", 3, rank_version(), settings_digest(config))
+    asked = RankInvitation("group", 3, rank_platform(), settings_digest(config))
     return replace(asked, **changes)  # type: ignore[arg-type]
 
 
@@ -162,7 +162,9 @@ def test_an_actor_refuses_other_code_other_settings_and_an_earlier_trainer(tmp_p
     config = configured(tmp_path, DENSE, {})
     host = RankHost(config, tmp_path, lambda *_: None)
     assert host.problem_with(invitation(config)) == ""
-    assert "install the same versions" in host.problem_with(invitation(config, code="torch 1.0"))
+    assert "install the same versions" in host.problem_with(invitation(config, platform="torch 1.0"))
+    on_gpus = rank_platform().replace("on the CPU", "on GPUs")
+    assert "give both GPUs or neither" in host.problem_with(invitation(config, platform=on_gpus))
     other = configured(tmp_path, DENSE, {}, weight_decay=0.5)
     assert "other settings of [trainer]" in host.problem_with(invitation(other))
     on_gpu = configured(tmp_path, DENSE, {}, device="cuda")

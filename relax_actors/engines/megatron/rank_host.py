@@ -19,6 +19,7 @@ import xxhash
 
 from broker.process import kill_group, spawn
 from relax_actors.config import Config
+from relax_actors.devices.inventory import VISIBLE
 from relax_actors.engines.megatron.rank_wire import keep, say_hello, wait_for_end, wait_for_exit
 from relax_actors.engines.megatron.ranks import MODULE, OnRankExit
 from relax_actors.messages.ranks import RankInvitation
@@ -34,6 +35,11 @@ def settings_digest(config: Config) -> str:
     """Digest of the settings that all ranks of a trainer must share; devices may differ."""
     trainer = config.trainer.model_copy(update={"device": ""})
     return xxhash.xxh3_64_hexdigest(f"{trainer.model_dump_json()}\n{config.algorithm.model_dump_json()}".encode())
+
+
+def rank_platform() -> str:
+    """Return what a rank of this process computes with: code, libraries, and GPUs or not, in one line."""
+    return f"{rank_version()}, on {'GPUs' if os.environ.get(VISIBLE) else 'the CPU'}"
 
 
 class RankHost:
@@ -53,8 +59,11 @@ class RankHost:
 
     def problem_with(self, invitation: RankInvitation) -> str:
         """Return why this actor cannot join; empty if it can."""
-        if invitation.code != (own := rank_version()):
-            return f"it runs {own}, and the trainer {invitation.code}: install the same versions on both nodes"
+        if invitation.platform != (own := rank_platform()):
+            return (
+                f"it runs {own}, and the trainer {invitation.platform}: install the same versions on both nodes, and "
+                "give both GPUs or neither"
+            )
         if invitation.settings != self._settings:
             return "it has other settings of [trainer] or [algorithm] than the trainer"
         if invitation.incarnation < self._newest:

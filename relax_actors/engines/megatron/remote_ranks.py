@@ -22,14 +22,13 @@ from nats.js.errors import NoStreamResponseError
 
 from broker.codec import decode, encode
 from broker.routes import local_address
-from relax_actors.engines.megatron.rank_host import settings_digest
+from relax_actors.engines.megatron.rank_host import rank_platform, settings_digest
 from relax_actors.engines.megatron.rank_wire import hear_hello, keep
 from relax_actors.engines.megatron.ranks import JoinedRanks
 from relax_actors.engines.megatron.wire import Channel
 from relax_actors.errors import CodecError, ConfigError, RelaxError
 from relax_actors.messages.ranks import RankAnswer, RankInvitation
 from relax_actors.runtime import Context
-from relax_actors.runtime.code_version import rank_version
 
 ROLE = "trainer_rank"
 JOIN_SECONDS = 20.0
@@ -56,7 +55,7 @@ class RemoteRanks:
         connection = context.table.connection
         self._connection, self._subjects = connection, context.table.subjects
         self._own = local_address(connection.host)
-        self._question = RankInvitation("", context.incarnation, rank_version(), settings_digest(context.config))
+        self._question = RankInvitation("", context.incarnation, rank_platform(), settings_digest(context.config))
 
     def join(self) -> JoinedRanks:
         """Wait for actors that can host the ranks, and have them join a new group.

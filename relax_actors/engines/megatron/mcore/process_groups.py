@@ -109,7 +109,7 @@ def use(address: str, number: int) -> None:
     if interface := interface_of(address):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         if not IPv4Address(address).is_loopback:
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
     if ON_CPU:
         return
     if torch.cuda.device_count() <= number:
