@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
@@ -68,8 +67,8 @@ def engine_bytes(config: Config, role: str, facts: ModelFacts) -> int:
     """Return the bytes that an actor's engine needs for its model on its devices together; 0 without an engine."""
     if (footprint := footprints(config).get(role)) is not None:
         has_reference = role.startswith("trainer") and config.computes_reference
-        reference = math.ceil(WEIGHT_BYTES["float32"] * _share(config, role)) if has_reference else 0
-        return facts.parameters * (footprint.parameter_bytes + reference)
+        reference = WEIGHT_BYTES["float32"] * _share(config, role) if has_reference else 0
+        return int(facts.parameters * (footprint.parameter_bytes + reference))
     if role not in config.roles or not spec_of(config, role).device:
         return 0
     if role == "teacher":
@@ -79,8 +78,10 @@ def engine_bytes(config: Config, role: str, facts: ModelFacts) -> int:
 
 def _share(config: Config, role: str) -> float:
     """Return an actor's share of the trainer's ranks."""
-    sizes = {name: one.gpus for name, one in footprints(config).items() if name.startswith("trainer")}
-    return sizes[role] / sum(replicas(config, name) * size for name, size in sizes.items())
+    megatron = config.trainer.megatron
+    if config.trainer_rank is None:
+        return 1.0
+    return (megatron.own_ranks if role == "trainer" else 1) / megatron.ranks
 
 
 def host_bytes(config: Config, role: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -134,7 +133,7 @@ def _footprint(config: Config, section: MegatronSection, ranks: int) -> Footprin
     whole = model * copies + state * (1 if section.distributed_optimizer else copies)
     return Footprint(
         processes=ranks + 1 if section.ranks > 1 else 1,  # ranks of a group are beside the actor's process
-        parameter_bytes=math.ceil(whole * ranks / section.ranks),
+        parameter_bytes=whole * ranks / section.ranks,
         gpus=ranks,
         computes_on_cpu=False,
     )
