@@ -118,10 +118,10 @@ def placement_lines(config: Config, nodes: Sequence[Inventory], facts: ModelFact
         yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
     for node, inventory in enumerate(nodes):
         here = [one for one in actors if one.node == node]
-        used, memory = {n for one in here for n in one.gpus}, sum(one.host_bytes for one in here) / GIB
+        used, host = {n for one in here for n in one.gpus}, sum(one.host_bytes for one in here) / GIB
         idle = counted(len(inventory.gpus) - len(used), "idle GPU")
         command = f"; {_command(config, node, [one.role for one in here])}" if here else ""
-        yield f"node {node}: {counted(len(here), 'actor')}, {memory:.0f} GiB of memory besides GPUs, {idle}{command}"
+        yield f"node {node}: {counted(len(here), 'actor')}, {host:.0f} GiB of memory besides GPUs, {idle}{command}"
 
 
 def _command(config: Config, node: int, roles: Sequence[str]) -> str:
