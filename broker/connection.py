@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import nats.errors
 import structlog
@@ -215,6 +216,12 @@ class Connection:
             "write its column `writes` and what its `spec` lists; add it there, then run `relax keys` again, or "
             "`relax up` for an embedded broker"
         )
+
+    @property
+    def host(self) -> str:
+        """Host name or address of the server that this process is connected to."""
+        url = self.nc.connected_url
+        return str((url.hostname if url is not None else None) or urlsplit(self.address.url).hostname or "")
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Start a coroutine in the connection's loop. May be called from any thread.

@@ -16,6 +16,7 @@ from broker.subjects import RowId, Subjects
 from relax_actors import messages
 from relax_actors.config import Config
 from relax_actors.config.media import MediaSection
+from relax_actors.messages.ranks import RankAnswer, RankInvitation
 from relax_actors.monitoring.render import fields_of
 from relax_actors.registry.catalog import ROLES
 from relax_actors.roles import built_in_spec, numbered_cells, table_kinds
@@ -33,6 +34,11 @@ REQUESTS = (
     messages.EnvironmentAnswers(
         [messages.EnvironmentAnswer("group.12.3/0/0", -1, [{"role": "user", "content": "53"}])]
     ),
+)
+
+INVITATIONS = (
+    RankInvitation("5b3f09d2c1a87e64", 3, "torch 2.13.0", FINGERPRINT[:16], 1, "10.0.0.5", 40123, "8d1c"),
+    RankAnswer("10.0.0.7"),
 )
 # One example of each kind of cell.
 EXAMPLES: dict[str, Any] = {
@@ -119,6 +125,7 @@ def config() -> Config:
         "critic": {},
         "environment": {"name": "none.Game"},
         "gateway": {},
+        "trainer": {"backend": "megatron", "megatron": {"ranks": 2, "local_ranks": 1}},
         "roles": {name: {} for name in SCORING_ROLES},
     }
     return Config.model_validate(tree).model_copy(update={"media": MediaSection()})
@@ -157,6 +164,14 @@ def fields(cls: type) -> str:
 def listed(names: list[str]) -> str:
     """Names as inline code, separated by commas."""
     return ", ".join(f"`{name}`" for name in names)
+
+
+def exchanged(values: tuple[Any, ...]) -> list[str]:
+    """A line for each kind of message, with an example."""
+    return [
+        f"- {meaning(type(value))} Fields: {fields(type(value))}. `{fields_of(encode(value, AUTHOR))}`"
+        for value in values
+    ]
 
 
 def rights(run: Config) -> list[str]:
@@ -218,10 +233,12 @@ def page() -> str:
         "stream. The answers go to the request's reply subject, in as many messages as there are moments in which some",
         "are ready. Both are encoded as cells.",
         "",
-        *(
-            f"- {meaning(type(value))} Fields: {fields(type(value))}. `{fields_of(encode(value, AUTHOR))}`"
-            for value in REQUESTS
-        ),
+        *exchanged(REQUESTS),
+        "",
+        f"`{subjects.service('trainer_rank', '<n>')}`: invitation of actor `n` of the role `trainer_rank` to a group",
+        "of ranks, and its answer.",
+        "",
+        *exchanged(INVITATIONS),
         "",
     ]
     state = [

@@ -5,11 +5,13 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
+import signal
 import socket
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -29,6 +31,7 @@ from relax_actors.roles.trainer import Trainer
 from relax_actors.runtime import Context
 from tests.support.contexts import MakeContext, MakeTable, MakeTrainer, context_of
 from tests.support.guarded import Guarded, MakeGuarded
+from tests.support.nodes import Node
 from tests.support.programs import small_file_system
 from tests.support.running import ON_POLICY, TINY, Run
 
@@ -182,3 +185,17 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         if why:
             pytest.skip(why)
         yield folder
+
+
+@pytest.fixture
+def nodes() -> Iterator[Callable[..., Node]]:
+    made: list[Node] = []
+
+    def make(*arguments: Any) -> Node:
+        made.append(Node(*arguments))
+        return made[-1]
+
+    yield make
+    for node in made:
+        if node.process.poll() is None:
+            node.end(signal.SIGTERM)

@@ -14,11 +14,14 @@ from relax_actors.data.model_folder import ModelFacts, measure
 from relax_actors.engines.backends import footprints, inference_backend
 from relax_actors.engines.protocols.footprint import WEIGHT_BYTES, Footprint, follower_bytes
 from relax_actors.errors import ConfigError
-from relax_actors.roles import spec_of
+from relax_actors.roles import replicas, spec_of
+from relax_actors.roles.gpus import device_of_role
 from relax_actors.weights.transports import transport_class
 
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """Files with the memory limit of a container."""
+LIGHT = Footprint(process_bytes=100 << 20)
+"""An actor without an engine."""
 CACHED_BYTES = 4
 """Bytes of a number in the key-value cache of a rollout that generates in its own process."""
 
@@ -47,37 +50,56 @@ def check_memory(run: CheckedRun, facts: ModelFacts) -> Iterator[str]:
 
 def memory_of_roles(config: Config, facts: ModelFacts) -> dict[str, int]:
     """Return the bytes of memory that the actors of each role with an engine need, outside of GPUs."""
-    found = {
-        role: _bytes(footprint, facts.parameters, getattr(config, role).device)
-        for role, footprint in footprints(config).items()
-    }
-    if on_cpu(config.trainer.device):
-        found["trainer"] += facts.parameters * _besides(config)
-    found["rollout"] *= config.rollout.replicas
-    for name, section in config.roles.items():
-        if not spec_of(config, name).device:
-            continue
-        parameters, each = facts.parameters, follower_bytes(config)
-        if name in ("teacher", "reference"):
-            parameters, each = teacher_parameters(config) if name == "teacher" else parameters, WEIGHT_BYTES["float32"]
-        device = str(section.options.get("device", "auto"))
-        found[name] = section.replicas * _bytes(Footprint(parameter_bytes=each), parameters, device)
+    found = {}
+    for role in _engines(config):
+        model = engine_bytes(config, role, facts) + copied_bytes(config, role, facts)
+        model = model if on_cpu(device_of_role(config, role) or "auto") else 0
+        found[role] = replicas(config, role) * (host_bytes(config, role) + model)
     return found
 
 
-def _bytes(footprint: Footprint, parameters: int, device: str) -> int:
-    weights = parameters * footprint.parameter_bytes if on_cpu(device) else 0
-    return footprint.processes * footprint.process_bytes + weights
+def _engines(config: Config) -> list[str]:
+    """Return the roles whose actors have an engine."""
+    return [*footprints(config), *(name for name in config.roles if spec_of(config, name).device)]
 
 
-def _besides(config: Config) -> int:
-    """Return the bytes a parameter that a trainer holds besides the model and its optimizer."""
+def engine_bytes(config: Config, role: str, facts: ModelFacts) -> int:
+    """Return the bytes that an actor's engine needs for its model on its devices together; 0 without an engine."""
+    if (footprint := footprints(config).get(role)) is not None:
+        has_reference = role.startswith("trainer") and config.computes_reference
+        reference = WEIGHT_BYTES["float32"] * _share(config, role) if has_reference else 0
+        return int(facts.parameters * (footprint.parameter_bytes + reference))
+    if role not in config.roles or not spec_of(config, role).device:
+        return 0
+    if role == "teacher":
+        return teacher_parameters(config) * WEIGHT_BYTES["float32"]
+    return facts.parameters * (WEIGHT_BYTES["float32"] if role == "reference" else follower_bytes(config))
+
+
+def _share(config: Config, role: str) -> float:
+    """Return an actor's share of the trainer's ranks."""
+    megatron = config.trainer.megatron
+    if config.trainer_rank is None:
+        return 1.0
+    return (megatron.own_ranks if role == "trainer" else 1) / megatron.ranks
+
+
+def host_bytes(config: Config, role: str) -> int:
+    """Return the bytes of memory of an actor's processes besides a model."""
+    footprint = footprints(config).get(role)
+    if footprint is None:
+        footprint = Footprint() if role in config.roles and spec_of(config, role).device else LIGHT
+    return footprint.processes * footprint.process_bytes
+
+
+def copied_bytes(config: Config, role: str, facts: ModelFacts) -> int:
+    """Return the bytes of memory, outside of GPUs, of the copies of published weights that a trainer keeps."""
+    if role != "trainer":
+        return 0
     published = WEIGHT_BYTES[config.trainer.precision]
-    reference = WEIGHT_BYTES["float32"] if config.computes_reference else 0
     # Deltas are computed between two versions. Weights sent from memory must not change while training goes on.
-    if config.publishes_deltas:
-        return reference + 2 * published
-    return reference + (published if transport_class(config).from_memory else 0)
+    copies = 2 if config.publishes_deltas else int(transport_class(config).from_memory)
+    return facts.parameters * copies * published
 
 
 def on_cpu(device: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from relax_actors.algorithms.refusals import refusals
 from relax_actors.checks import machine
 from relax_actors.checks.calls import check_calls
 from relax_actors.checks.capacity import check_disk, check_memory
+from relax_actors.checks.cluster import check_nodes
 from relax_actors.checks.model import check_lengths, check_model, check_router_replay, describe_run
 from relax_actors.config import Config
 from relax_actors.config.notes import check_steps, check_weight_files
@@ -23,7 +24,7 @@ from relax_actors.devices.inventory import Inventory, machine_inventory
 from relax_actors.engines.backends import inference_backend, training_backend, unused_settings
 from relax_actors.errors import ConfigError, RelaxError
 from relax_actors.registry.catalog import ALL
-from relax_actors.roles import make_role, role_names
+from relax_actors.roles import make_role, role_names, roles_at_start
 from relax_actors.roles.columns import check_columns
 from relax_actors.supervision.sandbox import check_sandbox
 from relax_actors.weights.transports import transport_class
@@ -54,6 +55,7 @@ def examine(
     *,
     calls: Path | None = None,
     inventory: Inventory | None = None,
+    nodes: Sequence[Inventory] = (),
 ) -> Findings:
     """Run all checks of a configuration; write to temporary files only.
 
@@ -63,6 +65,7 @@ def examine(
         spelled: dotted names that the file or an override sets; see `relax_actors.config.load.set_by`.
         inventory: GPUs that the actors here may use; None for those of this machine.
         calls: folder from which dotted paths are imported, to call rewards and the environment; None for no calls.
+        nodes: GPUs of several nodes, which exist on paper; this machine's devices and memory are then not checked.
     """
     errors: list[str] = []
     notes: list[str] = []
@@ -72,10 +75,10 @@ def examine(
             model = check_model(config, config.model.path or Path(scratch))
         except ConfigError as error:
             errors.append(str(error))
-        here, gpus = set(role_names(config) if roles is None else roles), inventory or machine_inventory()
+        here, gpus = set(roles_at_start(config) if roles is None else roles), inventory or machine_inventory()
         run = CheckedRun(config=config, here=here, inventory=gpus, model=model)
         errors += [*refusals(config, spelled), *unused_settings(config, spelled)]
-        for check in _checks(run):
+        for check in (*_checks(run), *(_node_checks(run, nodes) if nodes else _machine_checks(run))):
             _attempt(check, errors, notes)
         if calls is not None and not errors:
             for check in check_calls(run, calls):
@@ -101,10 +104,7 @@ def _checks(run: CheckedRun) -> Iterator[Check]:
     yield lambda: transport_class(config).check(config, here)
     yield partial(check_sandbox, config, sorted(here))
     yield partial(check_steps, config)
-    yield partial(machine.check_ranks, run)
     yield partial(machine.check_shared_devices, config)
-    yield partial(machine.check_devices, run)
-    yield partial(machine.check_folders, config)
     yield partial(machine.check_broker, config)
     if (model := run.model) is not None:
         yield partial(describe_run, run, model.facts)
@@ -114,11 +114,25 @@ def _checks(run: CheckedRun) -> Iterator[Check]:
         yield partial(check_router_replay, config, model.facts)
         yield partial(check_lengths, config, model.facts)
         yield partial(check_characters, config, model.tokenizer)
-        yield partial(check_memory, run, model.facts)
-        yield partial(check_disk, config, model.facts)
     yield partial(check_data, run, config.data, "data")
     if (held_out := config.eval) is not None:
         yield partial(check_data, run, held_out.data, "eval.data")
+
+
+def _machine_checks(run: CheckedRun) -> Iterator[Check]:
+    """Checks of what the actors that start on this machine find there."""
+    yield partial(machine.check_ranks, run)
+    yield partial(machine.check_devices, run)
+    yield partial(machine.check_folders, run.config)
+    if run.model is not None:
+        yield partial(check_memory, run, run.model.facts)
+        yield partial(check_disk, run.config, run.model.facts)
+
+
+def _node_checks(run: CheckedRun, nodes: Sequence[Inventory]) -> Iterator[Check]:
+    """Checks of nodes that exist on paper."""
+    if run.model is not None:
+        yield partial(check_nodes, run, nodes, run.model.facts)
 
 
 def _check_role(run: CheckedRun, name: str) -> Iterator[str]:

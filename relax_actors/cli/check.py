@@ -22,6 +22,9 @@ def check(
     ] = None,
     gpus: Gpus = "",
     simulate_gpus: SimulateGpus = "",
+    nodes: Annotated[
+        str, typer.Option(help="Place the run on nodes with GPUs, such as 2x8 or 2x8x80GiB, in place of this machine.")
+    ] = "",
     calls: Annotated[
         bool, typer.Option(help="Call rewards and the environment once, with the first row of the data.")
     ] = True,
@@ -34,21 +37,27 @@ def check(
     Findings go to stderr, the resolved configuration to stdout. Exit code 0 if the configuration can be run, 2 if not.
     """
     from relax_actors.checks import examine
+    from relax_actors.checks.cluster import placement_lines
     from relax_actors.cli.algorithms import algorithm_lines
     from relax_actors.config import load_config
     from relax_actors.config.load import set_by
+    from relax_actors.devices.cluster import simulated_nodes
     from relax_actors.devices.inventory import GpuRequest
 
-    inventory = GpuRequest(gpus, simulate_gpus).inventory()
+    cluster = simulated_nodes(nodes) if nodes else []
+    inventory = GpuRequest(gpus, simulate_gpus).inventory() if not cluster else cluster[0]
     loaded = load_config(config, settings or [])
     spelled = set_by(config, settings or [])
     chosen = None if roles is None else [role for role in roles.split(",") if role]
     folder = config.resolve().parent if calls else None
-    findings = examine(loaded, chosen, spelled, calls=folder, inventory=inventory)
+    findings = examine(loaded, chosen, spelled, calls=folder, inventory=inventory, nodes=cluster)
     for error in findings.errors:
         typer.echo(printable_lines(f"error: {error}"), err=True)
     for note in findings.notes:
         typer.echo(printable_lines(f"note: {note}"), err=True)
+    if cluster and findings.facts is not None:
+        for line in placement_lines(loaded, cluster, findings.facts):
+            typer.echo(printable_lines(line), err=True)
     for line in algorithm_lines(loaded, spelled):
         typer.echo(printable_lines(line), err=True)
     if findings.errors:

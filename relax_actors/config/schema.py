@@ -19,7 +19,13 @@ from relax_actors.config.players import PlayersSection
 from relax_actors.config.pools import AdvantagesSection, PromptsSection, RewardSection, RoleSection, RolloutSection
 from relax_actors.config.sections import Positive, Section
 from relax_actors.config.simulate import SimulateSection
-from relax_actors.config.training import CriticSection, StalenessSection, TrainerSection, WeightsSection
+from relax_actors.config.training import (
+    CriticSection,
+    StalenessSection,
+    TrainerRankSection,
+    TrainerSection,
+    WeightsSection,
+)
 from relax_actors.registry.catalog import ROLES
 from relax_actors.registry.role_spec import RoleSpec
 
@@ -252,6 +258,11 @@ class Config(Section):
     def store_path(self) -> Path:
         """The folder of the store."""
         return self.store.path or self.folder / "store"
+
+    @property
+    def trainer_rank(self) -> TrainerRankSection | None:
+        """Settings of the role `trainer_rank`; None if all ranks of the trainer are on its node."""
+        return self.trainer.elsewhere
 
     @property
     def local_agent(self) -> AgentSection | None:

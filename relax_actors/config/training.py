@@ -38,6 +38,9 @@ class MegatronSection(Section):
     ranks: Positive = 1
     """Number of training processes, one for each GPU if there are GPUs. Data parallelism is what remains after tensor,
     pipeline and context parallelism."""
+    local_ranks: Positive | None = None
+    """Ranks on the node of the trainer; actors `trainer_rank` of other nodes host the others. All if not set. Only in
+    [trainer.megatron]."""
     tensor_parallel: Positive = 1
     """Ranks that share each layer."""
     pipeline_parallel: Positive = 1
@@ -54,6 +57,32 @@ class MegatronSection(Section):
     """Share norms and residuals among the ranks of `tensor_parallel`; required there for a model with experts."""
     distributed_optimizer: bool = True
     """Share the optimizer state among the ranks of data parallelism."""
+
+    @property
+    def own_ranks(self) -> int:
+        """Ranks on the node of the actor that they belong to."""
+        return self.ranks if self.local_ranks is None else self.local_ranks
+
+    @property
+    def remote_ranks(self) -> int:
+        """Ranks on other nodes."""
+        return self.ranks - self.own_ranks
+
+    @model_validator(mode="after")
+    def _local_ranks_are_some(self) -> MegatronSection:
+        if self.remote_ranks < 0:
+            msg = (
+                f"local_ranks = {self.local_ranks} is more than ranks = {self.ranks}; lower local_ranks, or raise ranks"
+            )
+            raise ValueError(msg)
+        return self
+
+
+class TrainerRankSection(PoolSection):
+    """Settings of the role `trainer_rank`, which follow from [trainer]."""
+
+    device: str
+    """Torch device."""
 
 
 class TrainerSection(PoolSection):
@@ -144,6 +173,17 @@ class TrainerSection(PoolSection):
     def updates(self) -> int:
         """Optimizer updates of a batch."""
         return self.minibatches * self.epochs
+
+    @property
+    def elsewhere(self) -> TrainerRankSection | None:
+        """Settings of the actors that host ranks on other nodes; None without any."""
+        count = self.megatron.remote_ranks if self.backend == "megatron" else 0
+        if count == 0:
+            return None
+        limit, secrets = self.memory_limit_mib, self.secrets
+        return TrainerRankSection(
+            replicas=count, device=self.device, deadline=self.deadline, memory_limit_mib=limit, secrets=secrets
+        )
 
 
 class CriticSection(PoolSection):

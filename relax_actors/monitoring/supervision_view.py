@@ -73,9 +73,9 @@ def _add_actors(branch: Tree, at: Connected, node: dict[str, Any], leases: dict[
 
 
 def _expected(config: Config) -> list[str]:
-    from relax_actors.roles import replicas, role_names  # noqa: PLC0415 as above
+    from relax_actors.roles import replicas, roles_at_start  # noqa: PLC0415 as above
 
-    return [f"{role}.{n}" for role in role_names(config) for n in range(replicas(config, role))]
+    return [f"{role}.{n}" for role in roles_at_start(config) for n in range(replicas(config, role))]
 
 
 def _order(name: str) -> tuple[str, int]:

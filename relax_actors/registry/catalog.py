@@ -28,6 +28,7 @@ ROLES: Registry[type] = Registry(
         "reward": "relax_actors.roles.reward:RewardRole",
         "advantages": "relax_actors.roles.advantages:Advantages",
         "trainer": "relax_actors.roles.trainer:Trainer",
+        "trainer_rank": "relax_actors.roles.trainer_rank:TrainerRank",
         "critic": "relax_actors.roles.critic:Critic",
         "evaluator": "relax_actors.roles.evaluator:Evaluator",
         "reference": "relax_actors.roles.reference:Reference",

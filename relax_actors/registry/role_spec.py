@@ -43,5 +43,7 @@ class RoleSpec:
     """Configuration section with its `replicas` and `deadline`; "roles" for [roles.<name>]."""
     requires: str = ""
     """Optional configuration section without which a run does not have the role."""
+    is_elsewhere: bool = False
+    """Whether its actors belong on other nodes: `relax up` starts some only if `--roles` names it."""
     start_order: int = 20
     """Position in the start of a run: roles with quick imports first, so that they work while others load."""

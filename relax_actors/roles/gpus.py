@@ -13,7 +13,7 @@ from relax_actors.roles.registry import role_names, section_of, spec_of
 
 DEVICE = re.compile(r"(auto|cpu|cuda|mps|xpu|hpu|npu)(?::(\d+))?")
 """Values of a setting `device`."""
-_ORDER = {"trainer": 0, "critic": 1, "rollout": 2}
+_ORDER = {"trainer": 0, "trainer_rank": 0, "critic": 1, "rollout": 2}
 
 
 def device_of_role(config: Config, role: str) -> str | None:

@@ -59,6 +59,11 @@ def role_names(config: Config) -> list[str]:
     return sorted(orders, key=lambda name: orders[name])
 
 
+def roles_at_start(config: Config) -> list[str]:
+    """Roles that `relax up` starts without `--roles`, in their start order."""
+    return [name for name in role_names(config) if name in config.roles or not built_in_spec(name).is_elsewhere]
+
+
 def replicas(config: Config, role: str) -> int:
     """Actors of a role."""
     return int(section_of(config, role).replicas)

@@ -52,6 +52,7 @@ class Trainer(StatefulRole):
         writes=("dropped", "quarantined"),
         numbered={"batch": Batch, "weights": Weights, "checkpoint": Checkpoint},
         notes=(ADDRESS_KEY,),
+        requests=("trainer_rank",),
         removes=True,
         device=True,
         single=True,

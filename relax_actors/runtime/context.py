@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from broker.store import raise_error
@@ -37,6 +38,7 @@ class Context:
         wait_for_room: called when the disk is full; waits a while, or raises the error.
         wake: make the pump call `Role.serve`, now or when the current rows are done; thread-safe.
         fail: end the process as crashed, with an error as the reason; thread-safe.
+        node_folder: folder of the actor's node, which is the run's folder on the node of `relax up`.
         device_lock: context manager in which the actor may compute. Where roles share a device, entering it waits
             until no other actor holds the device.
         shares_memory: have an engine, or another object with the methods of `ReleasesMemory`, leave the device while
@@ -57,6 +59,7 @@ class Context:
     wait_for_room: Callable[[StoreFullError], None] = raise_error
     wake: Callable[[], None] = field(default=lambda: None)
     fail: Callable[[BaseException], None] = raise_error
+    node_folder: Path = Path()
     device_lock: Callable[[], AbstractContextManager[None]] = nullcontext
     shares_memory: Callable[[object], None] = field(default=lambda _: None)
 

@@ -119,6 +119,7 @@ class ActorProcess:
             journal=journal,
             stopping=self.stopping.is_set,
             fail=self.crash,
+            node_folder=self.folder.root,
         )
         context.wait_for_room = store.on_full = DiskSpaceWait(context, self.config.store.patience)
         table.patience = self.config.store.patience

@@ -20,7 +20,7 @@ from relax_actors.devices.inventory import NO_REQUEST, GpuRequest
 from relax_actors.devices.placement import Need
 from relax_actors.errors import ConfigError
 from relax_actors.registry.catalog import ROLES
-from relax_actors.roles import built_in_spec, own_single_roles, replicas, role_names
+from relax_actors.roles import built_in_spec, own_single_roles, replicas, role_names, roles_at_start
 from relax_actors.roles.gpus import needs_of_roles
 from relax_actors.runtime.run_folder import RunFolder
 
@@ -102,7 +102,7 @@ def where(folder: RunFolder) -> str:
 
 
 def whole(config: Config, roles: list[str] | None = None) -> Assignment:
-    """Node 0 with all roles of a run, or with some of them; built-in roles that the run does not have are ignored.
+    """Node 0, with the roles of `roles_at_start` or with some; built-in roles that the run does not have are ignored.
 
     Raises:
         ConfigError: unknown role, or its class does not import.
@@ -110,7 +110,8 @@ def whole(config: Config, roles: list[str] | None = None) -> Assignment:
     for role in roles or []:
         if role not in ROLES.built_in:
             check_role_name(config, role)
-    chosen: dict[str, int | None] = {role: None for role in role_names(config) if roles is None or role in roles}
+    wanted = roles_at_start(config) if roles is None else roles
+    chosen: dict[str, int | None] = {role: None for role in role_names(config) if role in wanted}
     return Assignment(
         0,
         os.uname().nodename,

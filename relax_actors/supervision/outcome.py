@@ -18,6 +18,7 @@ from relax_actors.runtime.exit_codes import (
     EXIT_CONFIG,
     EXIT_GAVE_UP,
     EXIT_HUNG,
+    EXIT_PEER_LOST,
 )
 from relax_actors.supervision.spec import Blame, Exit, Failure
 
@@ -54,7 +55,8 @@ def outcome_of(
     if code == 0 and verdict is None:
         # An orderly end needs a request, and this one did not come from the supervisor.
         return Exit(normal=True, reason="ended", blame=Blame.EXTERNAL if status.stop_requested else Blame.ROWS)
-    blame = Blame.NONE if code in (EXIT_BLAMELESS, EXIT_BROKER_UNREACHABLE, EXIT_ALL_ROWS_FAILED) else Blame.ROWS
+    elsewhere = (EXIT_BROKER_UNREACHABLE, EXIT_PEER_LOST)
+    blame = Blame.NONE if code in (EXIT_BLAMELESS, EXIT_ALL_ROWS_FAILED, *elsewhere) else Blame.ROWS
     final = code in (EXIT_CONFIG, EXIT_GAVE_UP, EXIT_ALL_ROWS_FAILED)
     headline, _, rest = status.error.strip().partition("\n")
     if verdict is None and headline and code in (EXIT_HUNG, EXIT_ALL_ROWS_FAILED):
@@ -76,7 +78,7 @@ def outcome_of(
         reason=f"{reason}: {last}" if last else reason,
         final=final,
         blame=blame,
-        counted=code != EXIT_BROKER_UNREACHABLE,
+        counted=code not in elsewhere,
         detail=status.error,
         cause=cause,
         child_failure=status.child_failure,

@@ -31,6 +31,7 @@ from relax_actors.devices.inventory import NO_REQUEST, GpuRequest
 from relax_actors.errors import ConfigError, RelaxError
 from relax_actors.isolation.janitor import Janitor
 from relax_actors.roles import section_of
+from relax_actors.runtime.code_version import source_version
 from relax_actors.runtime.logs import maintain_root_files
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.assignment import Assignment, parse, where
@@ -195,8 +196,9 @@ class RemoteNode:
             log.info("left", run=self.wanted.run, node=node.number)
 
     def _join(self, state: RunState, config: Config, found: RunRecord) -> Assignment:
-        """Check the store, claim a number, and write the node's folder."""
+        """Check code and store, claim a number, and write the node's folder."""
         wanted = self.wanted
+        self._check_code(found)
         self._check_store(found)
         number = self._claim(state, config)
         path = str(wanted.import_path.resolve()) if wanted.import_path is not None else found.import_path
@@ -209,6 +211,20 @@ class RemoteNode:
         node.save(self.folder)
         log.info("joined", run=wanted.run, node=number, name=wanted.name, roles=" ".join(wanted.roles))
         return node
+
+    def _check_code(self, found: RunRecord) -> None:
+        """Check that this machine has the code that the run was started with.
+
+        Raises:
+            ConfigError: it has not.
+        """
+        if found.code != (own := source_version()):
+            msg = (
+                f"this machine has other code (relax-actors {own}) than run {self.wanted.run} was started with "
+                f"({found.code or 'unknown'}); install the same version on all machines, then `relax up` and "
+                "`relax node` again"
+            )
+            raise ConfigError(msg)
 
     def _check_store(self, found: RunRecord) -> None:
         """Check that the store is the run's, and not another folder at the same path.

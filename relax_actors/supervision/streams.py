@@ -22,6 +22,7 @@ from relax_actors.config import Config
 from relax_actors.errors import BrokerError, ConfigError, UnsafePathError
 from relax_actors.roles import make_role, role_names, spec_of, table_kinds
 from relax_actors.runtime import Role, StatefulRole
+from relax_actors.runtime.code_version import source_version
 from relax_actors.runtime.join import trigger_columns
 from relax_actors.runtime.row import redelivery_column
 from relax_actors.runtime.service_role import ServiceRole
@@ -42,6 +43,7 @@ class RunRecord:
         scaled: numbers of actors set by `relax scale`, by node name and role.
         mark: identifies the run's store; see `store_mark`.
         consumers: names of the durable consumers of each role; none for a role that handles no rows.
+        code: version of the code that started it, see `runtime.code_version`.
     """
 
     config: dict[str, Any]
@@ -50,6 +52,7 @@ class RunRecord:
     scaled: dict[str, dict[str, int]] = field(default_factory=dict)
     mark: str = ""
     consumers: dict[str, list[str]] = field(default_factory=dict)
+    code: str = ""
 
 
 def consumers_of(config: Config, name: str, role: Role) -> list[ConsumerConfig]:
@@ -116,12 +119,12 @@ async def publish_run(state: RunState, config: Config, import_path: str, *, fini
     }
     body = config.model_dump(mode="json")
     body["broker"] = {name: value for name, value in body["broker"].items() if name not in PRIVATE}
-    mark = store_mark(config.store_path)
+    mark, code = store_mark(config.store_path), source_version()
 
     def publish(known: Any) -> dict[str, Any]:
         before = _published(known)
         scaled = before.scaled if before is not None else {}
-        return asdict(RunRecord(body, import_path, finished, scaled, mark, names))
+        return asdict(RunRecord(body, import_path, finished, scaled, mark, names, code))
 
     await state.update(RUN_KEY, publish)
 
@@ -191,6 +194,6 @@ def _published(body: Any) -> RunRecord | None:
         scaled = {name: {role: int(n) for role, n in numbers.items()} for name, numbers in body["scaled"].items()}
         consumers = {role: [str(name) for name in names] for role, names in body.get("consumers", {}).items()}
         fields = str(body["import_path"]), bool(body["finished"]), scaled, str(body.get("mark", ""))
-        return RunRecord(dict(body["config"]), *fields, consumers)
+        return RunRecord(dict(body["config"]), *fields, consumers, str(body.get("code", "")))
     except (TypeError, KeyError, ValueError, AttributeError):
         return None

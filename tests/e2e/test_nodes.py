@@ -9,10 +9,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,50 +22,12 @@ from broker.server import find_binary
 from broker.streams import ensure_bucket
 from broker.subjects import Subjects
 from tests.support.guarded import Guarded, MakeGuarded
+from tests.support.nodes import Node
 from tests.support.running import TINY, Run, processes_of, relax, wait_until
 
 NAME = "spread"
 SBATCH = Path(__file__).parents[2] / "deploy" / "slurm" / "relax.sbatch"
 HERE = "prompts,reward,advantages,trainer"
-
-
-class Node:
-    """One `relax node`."""
-
-    def __init__(self, guarded: Guarded, run: Run, name: str, *roles: str) -> None:
-        self.work = run.cwd / f"node-{name}"
-        command = [
-            sys.executable,
-            "-m",
-            "relax_actors.cli.main",
-            "node",
-            "--broker",
-            f"nats://127.0.0.1:{guarded.port}",
-        ]
-        command += ["--credentials", str(guarded.keys), "--store", str(run.folder.root / "store"), "--name", name]
-        command += ["--work", str(self.work), *(text for role in roles for text in ("--role", role))]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-    def end(self, number: signal.Signals | None = None, deadline: float = 60.0) -> tuple[int, str]:
-        """Wait for its exit, after a signal if one is given; return exit code and output."""
-        if number is not None:
-            self.process.send_signal(number)
-        said, _ = self.process.communicate(timeout=deadline)
-        return self.process.returncode, said
-
-
-@pytest.fixture
-def nodes() -> Iterator[Callable[..., Node]]:
-    made: list[Node] = []
-
-    def make(*arguments: Any) -> Node:
-        made.append(Node(*arguments))
-        return made[-1]
-
-    yield make
-    for node in made:
-        if node.process.poll() is None:
-            node.end(signal.SIGTERM)
 
 
 @pytest.fixture

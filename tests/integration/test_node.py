@@ -34,7 +34,7 @@ from relax_actors.supervision.spec import Exit, Failure
 from relax_actors.supervision.streams import fetch_run_record, publish_run, publish_scale, store_mark
 from relax_actors.supervision.supervisor import GiveUp
 from tests.support.process_trees import HEAD, WAITS, Recorder, TreeThread, python
-from tests.support.running import TINY, wait_until
+from tests.support.running import TINY, relax, wait_until
 
 MakeTable = Callable[[Connection], object]
 
@@ -254,6 +254,23 @@ def test_another_folder_at_the_path_of_the_store_is_refused(
         finally:
             node._connection.close()
             node._lock.close()
+
+
+def test_a_machine_with_other_code_is_refused_before_anything_starts(
+    connection: Connection, subjects: Subjects, address: Address, tmp_path: Path
+) -> None:
+    state = RunState(connection, connection.call(ensure_bucket(connection, subjects, 1), 20))
+    config = load_config(TINY, [f"run.name={subjects.run}", f"store.path={tmp_path / 'store'}"])
+    connection.call(publish_run(state, config, ""), 10)
+    connection.call(state.update("run", lambda body: {**body, "code": "0123456789abcdef"}), 10)
+    assert address.credentials is not None
+    where = ["--broker", address.url, "--credentials", str(Path(address.credentials).parent), "--run", subjects.run]
+    here = ["--store", str(tmp_path / "store"), "--work", str(tmp_path / "work"), "--role", "reward"]
+    done = relax("node", *where, *here, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert "this machine has other code" in done.stderr
+    assert "(0123456789abcdef); install the same version on all machines" in done.stderr
+    assert connection.call(state.leases("node"), 10) == {}
 
 
 def test_passwords_are_removed_from_the_urls_of_a_cluster() -> None:

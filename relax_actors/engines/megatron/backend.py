@@ -29,7 +29,13 @@ class MegatronTrainingBackend(TrainingBackend):
         if config.trainer.megatron.ranks > 1:
             from relax_actors.engines.megatron.group import MegatronGroup  # noqa: PLC0415 its ranks import torch
 
-            return MegatronGroup(config)
+            megatron = config.trainer.megatron
+            if not megatron.remote_ranks:
+                return MegatronGroup(config)
+            from relax_actors.engines.megatron.remote_ranks import RemoteRanks  # noqa: PLC0415 `relax check` needs no NATS
+
+            remote = RemoteRanks(context, megatron.own_ranks, megatron.remote_ranks)
+            return MegatronGroup(config, join=remote.join)
         from relax_actors.engines.megatron.mcore.engine import MegatronEngine  # noqa: PLC0415 imports torch
         from relax_actors.engines.torch.process_setup import configure_torch  # noqa: PLC0415
 
@@ -55,7 +61,12 @@ class MegatronTrainingBackend(TrainingBackend):
 
     def footprint(self, config: Config) -> Footprint:
         """Return what the trainer needs with its ranks."""
-        return _footprint(config, config.trainer.megatron)
+        megatron = config.trainer.megatron
+        return _footprint(config, megatron, megatron.own_ranks)
+
+    def rank_footprint(self, config: Config) -> Footprint:
+        """Return what an actor needs with its rank."""
+        return _footprint(config, config.trainer.megatron, 1)
 
 
 class MegatronCriticBackend(CriticBackend):
@@ -76,11 +87,18 @@ class MegatronCriticBackend(CriticBackend):
 
     def check(self, config: Config, model: Path) -> Iterator[str]:
         """Refuse models that Megatron-Core would compute differently, and layouts that cannot work."""
-        yield from _check("critic", layout.Layout.of(critic_section(config).megatron), model)
+        if (megatron := critic_section(config).megatron).remote_ranks:
+            msg = (
+                f"critic.megatron.local_ranks = {megatron.local_ranks}: the ranks of a critic are all on its node; "
+                "leave local_ranks out, and set fewer ranks if the node has no room for them"
+            )
+            raise ConfigError(msg)
+        yield from _check("critic", layout.Layout.of(megatron), model)
 
     def footprint(self, config: Config) -> Footprint:
         """Return what the critic needs with its ranks."""
-        return _footprint(config, critic_section(config).megatron)
+        megatron = critic_section(config).megatron
+        return _footprint(config, megatron, megatron.ranks)
 
 
 class MegatronScoringBackend:
@@ -102,8 +120,8 @@ class MegatronScoringBackend:
         yield from ()
 
 
-def _footprint(config: Config, section: MegatronSection) -> Footprint:
-    """Return what an actor with its ranks needs.
+def _footprint(config: Config, section: MegatronSection, ranks: int) -> Footprint:
+    """Return what an actor with some of the ranks of a group needs.
 
     Weights are in `trainer.precision`; weights and gradients of the optimizer are in float32 besides.
     """
@@ -112,10 +130,11 @@ def _footprint(config: Config, section: MegatronSection) -> Footprint:
     if config.trainer.precision == "bfloat16":
         model, state = WEIGHT_BYTES["bfloat16"] + weight, state + weight
     copies = max(1, section.ranks // (section.tensor_parallel * section.pipeline_parallel))
+    whole = model * copies + state * (1 if section.distributed_optimizer else copies)
     return Footprint(
-        processes=section.ranks + 1 if section.ranks > 1 else 1,  # ranks of a group are beside the actor's process
-        parameter_bytes=model * copies + state * (1 if section.distributed_optimizer else copies),
-        gpus=section.ranks,
+        processes=ranks + 1 if section.ranks > 1 else 1,  # ranks of a group are beside the actor's process
+        parameter_bytes=whole * ranks / section.ranks,
+        gpus=ranks,
         computes_on_cpu=False,
     )
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from relax_actors.config import Config
 from relax_actors.config.training import CriticSection
 from relax_actors.engines.megatron.layout import Layout
-from relax_actors.engines.megatron.ranks import OnRankExit, RankGroup
+from relax_actors.engines.megatron.ranks import NO_OTHERS, JoinedRanks, OnRankExit, RankGroup
 from relax_actors.engines.megatron.rpc import pack_samples
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.training import StepResult
@@ -24,10 +24,16 @@ class MegatronGroup(RankGroup):
     Args:
         config: configuration of the run.
         on_rank_exit: by default this process ends like the rank.
+        join: has the last ranks, on other nodes, join; by default all are on this one.
     """
 
-    def __init__(self, config: Config, on_rank_exit: OnRankExit | None = None) -> None:
-        super().__init__(config, "trainer", Layout.of(config.trainer.megatron), on_rank_exit)
+    def __init__(
+        self,
+        config: Config,
+        on_rank_exit: OnRankExit | None = None,
+        join: Callable[[], JoinedRanks] = lambda: NO_OTHERS,
+    ) -> None:
+        super().__init__(config, "trainer", Layout.of(config.trainer.megatron), on_rank_exit, join)
 
     def initialise(self, seed: int) -> None:
         """Load the model folder's weights, or draw random weights; see `TrainingEngine`."""

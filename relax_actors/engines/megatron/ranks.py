@@ -1,8 +1,8 @@
 """Rank processes behind one engine; every call goes to all ranks in the same order.
 
-Invariant: the ranks start and end together, and with the actor. The kernel kills them when the thread that started them
-ends. When one rank exits, the others are killed and the actor's process ends by the same signal, so its supervisor
-restarts the whole group and the role replays.
+Invariant: the ranks start and end together, and with the actor. The kernel kills those of this node when the thread
+that started them ends; those of other nodes end with their connections. When one rank exits, the others are killed and
+the actor's process ends by the same signal, so its supervisor restarts the whole group and the role replays.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
@@ -23,16 +25,19 @@ from typing import Any, NoReturn, TypeAlias
 from broker.process import kill_group, spawn
 from relax_actors.config import Config
 from relax_actors.engines.megatron.layout import Layout
+from relax_actors.engines.megatron.rank_wire import wait_for_end
 from relax_actors.engines.megatron.rpc import RankError, pack_samples, unpack_error
 from relax_actors.engines.megatron.turns import Turns
 from relax_actors.engines.megatron.wire import Channel
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.training import StepResult
-from relax_actors.runtime.exit_codes import EXIT_BLAMELESS
+from relax_actors.runtime.exit_codes import EXIT_BLAMELESS, EXIT_PEER_LOST
 
 OnRankExit: TypeAlias = Callable[[int, int], None]
 """Called in a separate thread with the number and exit code of a rank that exited unexpectedly."""
 MODULE = "relax_actors.engines.megatron.mcore.rank"
+LOOPBACK = "127.0.0.1"
+"""Address of ranks that are all on one node."""
 GRACE_SECONDS = 10.0
 """Time for the other ranks to finish a call that failed on one rank; ranks that wait for the failed rank never do."""
 
@@ -43,14 +48,33 @@ def exit_like_rank(role: str, rank: int, code: int) -> None:
     Args:
         role: role of the actor.
         rank: number of the rank that exited.
-        code: exit code as `waitpid` gives it; negative for a signal.
+        code: exit code as `waitpid` gives it, negative for a signal; `EXIT_PEER_LOST` for a rank on another node, whose
+            own supervisor judges its death.
     """
     how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    if code == EXIT_PEER_LOST:
+        how = "on another node: its connection ended"
     sys.stderr.write(f"rank {rank} of the {role} exited ({how}); ending the whole group\n")
     sys.stderr.flush()
     if code < 0:
         os.kill(os.getpid(), -code)
-    os._exit(EXIT_BLAMELESS)
+    os._exit(EXIT_PEER_LOST if code == EXIT_PEER_LOST else EXIT_BLAMELESS)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedRanks:
+    """Ranks on other nodes, the last ones of a group.
+
+    Attributes:
+        host: address of this machine that all ranks can reach.
+        channels: connections to them, in the order of their numbers.
+    """
+
+    host: str = LOOPBACK
+    channels: Sequence[Channel] = ()
+
+
+NO_OTHERS = JoinedRanks()
 
 
 class RankGroup:
@@ -64,9 +88,17 @@ class RankGroup:
         role: "trainer" or "critic".
         layout: of the ranks.
         on_rank_exit: by default this process ends like the rank.
+        join: has the last ranks, on other nodes, join; by default all are on this one.
     """
 
-    def __init__(self, config: Config, role: str, layout: Layout, on_rank_exit: OnRankExit | None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        role: str,
+        layout: Layout,
+        on_rank_exit: OnRankExit | None,
+        join: Callable[[], JoinedRanks] = lambda: NO_OTHERS,
+    ) -> None:
         self._role, self._layout, self._closing = role, layout, threading.Event()
         self._on_rank_exit = on_rank_exit or partial(exit_like_rank, role)
         # One call at a time: the publisher's thread writes weights while the trainer's thread computes.
@@ -75,24 +107,35 @@ class RankGroup:
         self._kept: list[Sequence[TrainSample]] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self._channels: list[Channel] = []
+        self._codes: dict[int, int] = {}
         self._watchers: list[threading.Thread] = []
-        start = {"config": config.model_dump(mode="json"), "role": role, "rank": 0, "port": None}
-        for _ in range(layout.ranks):
+        joined = join()
+        for _ in range(layout.ranks - len(joined.channels)):
             self._spawn(config.folder.absolute())
         try:
-            first, *others = self._channels
-            first.send(start)
-            port = self._receive_port(first)
-            for rank, channel in enumerate(others, 1):
-                channel.send(start | {"rank": rank, "port": port})
-            self._gather_results()
+            self._start(config, joined)
         except BaseException:
             self.close()
             raise
 
+    def _start(self, config: Config, joined: JoinedRanks) -> None:
+        """Connect all ranks with each other, and wait until they have built their models."""
+        own = len(self._channels)
+        for channel in joined.channels:
+            self._add(channel, self._watch_connection, channel.connection)
+        roots = [str(config.store_path.absolute()), str(config.folder.absolute())]
+        start: dict[str, Any] = {"role": self._role, "host": joined.host, "port": None}
+        for rank, channel in enumerate(self._channels):
+            # A rank on another node reads the configuration of its node, where folders may have other paths.
+            here = {"config": config.model_dump(mode="json"), "device": rank}
+            channel.send(start | {"rank": rank} | (here if rank < own else {"roots": roots, "device": 0}))
+            if rank == 0:
+                start["port"] = self._receive_port(channel)
+        self._gather_results()
+
     @property
     def pids(self) -> list[int]:
-        """Process ids of the ranks."""
+        """Process ids of the ranks on this node."""
         return [process.pid for process in self._processes]
 
     def _spawn(self, folder: Path) -> None:
@@ -103,14 +146,26 @@ class RankGroup:
         process = spawn(command, log=2, pass_fds=(remote.fileno(),))
         remote.close()
         self._processes.append(process)
-        self._channels.append(Channel(local))
-        watcher = threading.Thread(target=self._watch, args=(rank, process), name=f"rank-{rank}", daemon=True)
+        self._add(Channel(local), self._watch_process, process)
+
+    def _add(self, channel: Channel, watch: Callable[[int, Any], None], watched: Any) -> None:
+        rank = len(self._channels)
+        self._channels.append(channel)
+        watcher = threading.Thread(target=watch, args=(rank, watched), name=f"rank-{rank}", daemon=True)
         watcher.start()
         self._watchers.append(watcher)
 
-    def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+    def _watch_process(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         """Wait until a rank exits; one that exits with 0 has sent its error, which fails the call."""
-        code = process.wait()
+        self._ended(rank, process.wait())
+
+    def _watch_connection(self, rank: int, connection: socket.socket) -> None:
+        """Wait until the connection to a rank on another node ends."""
+        wait_for_end(connection)
+        self._ended(rank, EXIT_PEER_LOST)
+
+    def _ended(self, rank: int, code: int) -> None:
+        self._codes[rank] = code
         if code != 0 and not self._closing.is_set():
             self._kill()
             self._on_rank_exit(rank, code)
@@ -125,9 +180,12 @@ class RankGroup:
         self._closing.set()
         for process in self._processes:
             kill_group(process.pid)
+        for channel in self._channels[len(self._processes) :]:
+            with suppress(OSError):  # it has ended
+                channel.connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Kill the ranks and close their sockets."""
+        """End the ranks and close their sockets."""
         self._kill()
         for watcher, channel in zip(self._watchers, self._channels, strict=True):
             watcher.join()
@@ -143,8 +201,7 @@ class RankGroup:
         """Fail the call because a rank exited, unless `on_rank_exit` ends this process first."""
         self._watchers[rank].join()
         self._kill()
-        code = self._processes[rank].returncode
-        msg = f"rank {rank} of the {self._role} exited with code {code}; restart the {self._role}"
+        msg = f"rank {rank} of the {self._role} exited with code {self._codes[rank]}; restart the {self._role}"
         raise RankError(msg)
 
     def _call(self, name: str, *arguments: Any, progress: Callable[[], None] | None = None) -> Any:

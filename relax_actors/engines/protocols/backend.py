@@ -76,6 +76,10 @@ class TrainingBackend(Backend, Protocol):
             ConfigError: the configuration cannot work on this node.
         """
 
+    def rank_footprint(self, config: Config) -> Footprint:  # noqa: ARG002 of a protocol
+        """Return what an actor `trainer_rank` needs, with the rank that it hosts."""
+        return Footprint()
+
 
 class CriticBackend(Backend, Protocol):
     """Builds the engine of the role `critic`; named by `critic.backend`."""

@@ -29,7 +29,7 @@ class Footprint:
 
     processes: int = 1
     process_bytes: int = PROCESS_BYTES
-    parameter_bytes: int = 0
+    parameter_bytes: float = 0
     gpus: int = 1
     computes_on_cpu: bool = True
     is_required: bool = False

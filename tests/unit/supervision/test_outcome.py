@@ -31,6 +31,7 @@ from tests.support.process_trees import (
         (70, False, Blame.ROWS, True, False),
         (72, False, Blame.NONE, True, False),
         (73, False, Blame.NONE, False, False),
+        (74, False, Blame.NONE, False, False),
         (2, False, Blame.ROWS, True, True),
     ],
 )

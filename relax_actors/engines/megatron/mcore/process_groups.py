@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ipaddress import IPv4Address
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from torch import distributed
 from torch._C._distributed_c10d import Store
 
+from broker.routes import interface_of
 from relax_actors.devices.binding import own_device
 from relax_actors.engines.megatron import wire
 from relax_actors.engines.megatron.layout import Layout
@@ -94,16 +96,38 @@ def check_device(name: str, setting: str) -> None:
         raise ConfigError(msg)
 
 
+def use(address: str, number: int) -> None:
+    """Choose the network and the GPU of this process, before `initialise`.
+
+    Args:
+        address: address of this machine by which it reaches the other ranks.
+        number: its GPU, among those that it sees.
+
+    Raises:
+        ConfigError: there are fewer GPUs.
+    """
+    if interface := interface_of(address):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        if not IPv4Address(address).is_loopback:
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
+    if ON_CPU:
+        return
+    if torch.cuda.device_count() <= number:
+        msg = f"rank needs GPU {number}, and this process sees {torch.cuda.device_count()} GPUs; lower megatron.ranks"
+        raise ConfigError(msg)
+    torch.cuda.set_device(number)
+
+
 def initialise(layout: Layout, rank: int, store: Store) -> None:
     """Join the other ranks and create the process groups, which are global to the process.
 
     Args:
         layout: of all ranks.
-        rank: number of this process and of its GPU.
+        rank: number of this process.
         store: rendezvous of the ranks.
 
     Raises:
-        ConfigError: this process already has another layout, or there are fewer GPUs than ranks.
+        ConfigError: this process already has another layout.
     """
     global _layout, _gloo_group  # noqa: PLW0603 megatron-core's parallel_state is global as well
     if _layout is not None:
@@ -111,12 +135,7 @@ def initialise(layout: Layout, rank: int, store: Store) -> None:
             msg = f"this process already has the parallel layout {_layout}; start {layout} in separate processes"
             raise ConfigError(msg)
         return
-    if not ON_CPU:
-        if torch.cuda.device_count() < layout.ranks:
-            msg = f"megatron.ranks is {layout.ranks}, this machine has {torch.cuda.device_count()} GPUs; lower ranks"
-            raise ConfigError(msg)
-        torch.cuda.set_device(rank)
-    # All ranks run on this machine, and its host name may not resolve to a reachable address.
+    # By default gloo takes the address of the host name, which may not resolve to a reachable one.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     backend = "gloo" if ON_CPU else "nccl"
     own = None if ON_CPU else device()

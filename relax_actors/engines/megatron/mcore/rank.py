@@ -1,6 +1,7 @@
 """Process of one rank: executes the calls that arrive on a socket until the socket closes.
 
-Started by `ranks` as `python -m relax_actors.engines.megatron.mcore.rank <socket descriptor> <folder> <role> <rank>`.
+Started by `ranks`, or on another node by `rank_host`, as
+`python -m relax_actors.engines.megatron.mcore.rank <socket descriptor> <folder> <role> <rank>`.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import Store, TCPStore
 
+from broker.routes import local_address
 from relax_actors.config import Config
 from relax_actors.config.load import validate
+from relax_actors.engines.megatron.mcore import process_groups
 from relax_actors.engines.megatron.mcore.critic import MegatronCritic
 from relax_actors.engines.megatron.mcore.engine import MegatronEngine
 from relax_actors.engines.megatron.rpc import pack_error, unpack_samples
 from relax_actors.engines.megatron.wire import Channel
+from relax_actors.runtime.run_folder import RunFolder
 
 RENDEZVOUS_TIMEOUT = timedelta(seconds=120)
 """How long a rank waits for the other ranks to start."""
@@ -39,8 +43,8 @@ class _DeltaCalls:
         self._write = self._engine.delta()
         return self._write is not None
 
-    def write(self, path: str) -> str:
-        return self._write(Path(path)) if self._write is not None else ""
+    def write(self, path: Path) -> str:
+        return self._write(path) if self._write is not None else ""
 
 
 class _SaveCalls:
@@ -50,8 +54,8 @@ class _SaveCalls:
         self._engine = engine
         self._finish: Callable[[], None] = lambda: None
 
-    def begin(self, folder: str) -> None:
-        self._finish = self._engine.begin_save(Path(folder))
+    def begin(self, folder: Path) -> None:
+        self._finish = self._engine.begin_save(folder)
 
     def finish(self) -> None:
         # Drop the reference: the function holds the copied state.
@@ -61,65 +65,101 @@ class _SaveCalls:
 
 Methods = dict[str, Callable[..., Any]]
 """Methods by the name in a call; arguments and results are plain data."""
+ToPath = Callable[[str], Path]
+"""Returns a path of the trainer's node as seen on this node."""
 
 
-def _trainer_methods(engine: MegatronEngine, progress: Callable[[], None]) -> Methods:
+def _trainer_methods(engine: MegatronEngine, progress: Callable[[], None], path_of: ToPath) -> Methods:
     delta = _DeltaCalls(engine)
-    return _shared_methods(engine, progress) | {
+    return _shared_methods(engine, progress, path_of) | {
         "initialise": engine.initialise,
         "warm_start": lambda samples, rate: dict(engine.warm_start(unpack_samples(samples), rate, progress).metrics),
         "finish_warm_start": engine.finish_warm_start,
         "score": lambda samples: engine.score(unpack_samples(samples), progress),
-        "publish": lambda path: engine.publish(Path(path)),
+        "publish": lambda path: engine.publish(path_of(path)),
         "remember": engine.remember,
         "delta": delta.find,
-        "write_delta": delta.write,
+        "write_delta": lambda path: delta.write(path_of(path)),
     }
 
 
-def _critic_methods(engine: MegatronCritic, progress: Callable[[], None]) -> Methods:
-    return _shared_methods(engine, progress) | {
-        "initialise": lambda policy: engine.initialise(None if policy is None else [Path(path) for path in policy]),
+def _critic_methods(engine: MegatronCritic, progress: Callable[[], None], path_of: ToPath) -> Methods:
+    return _shared_methods(engine, progress, path_of) | {
+        "initialise": lambda policy: engine.initialise(None if policy is None else [path_of(path) for path in policy]),
         "values": lambda samples: engine.values(unpack_samples(samples), progress),
     }
 
 
-def _shared_methods(engine: MegatronEngine | MegatronCritic, progress: Callable[[], None]) -> Methods:
+def _shared_methods(engine: MegatronEngine | MegatronCritic, progress: Callable[[], None], path_of: ToPath) -> Methods:
     saving = _SaveCalls(engine)
     return {
         "accumulate": lambda samples: engine.accumulate(unpack_samples(samples), progress),
         "discard": engine.discard,
         "step": lambda step: dict(engine.step(step, progress).metrics),
         "fingerprint": engine.fingerprint,
-        "save": lambda folder: engine.save(Path(folder)),
-        "begin_save": saving.begin,
+        "save": lambda folder: engine.save(path_of(folder)),
+        "begin_save": lambda folder: saving.begin(path_of(folder)),
         "finish_save": saving.finish,
-        "load": lambda folder: engine.load(Path(folder)),
-        "export": lambda folder: engine.export(Path(folder)),
+        "load": lambda folder: engine.load(path_of(folder)),
+        "export": lambda folder: engine.export(path_of(folder)),
     }
 
 
-def _store(channel: Channel, rank: int, ranks: int, port: int | None) -> Store:
-    """Rendezvous of the ranks: rank 0 opens a port on loopback and reports its number."""
+def _store(channel: Channel, start: dict[str, Any], ranks: int) -> Store:
+    """Rendezvous of the ranks: rank 0 opens a port and reports its number."""
+    host, rank = start["host"], start["rank"]
     if rank != 0:
-        return TCPStore("127.0.0.1", port or 0, ranks, is_master=False, timeout=RENDEZVOUS_TIMEOUT)
-    store = TCPStore("127.0.0.1", 0, ranks, is_master=True, timeout=RENDEZVOUS_TIMEOUT, wait_for_workers=False)
-    channel.send({"port": store.port})
+        return TCPStore(host, start["port"], ranks, is_master=False, timeout=RENDEZVOUS_TIMEOUT)
+    # Without an existing socket, a TCPStore listens on all interfaces.
+    listener = socket.create_server((host, 0), backlog=ranks)
+    port = listener.getsockname()[1]
+    store = TCPStore(
+        host,
+        port,
+        ranks,
+        is_master=True,
+        timeout=RENDEZVOUS_TIMEOUT,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+    channel.send({"port": port})
     return store
+
+
+def _path_of(roots: list[str], own: list[Path]) -> ToPath:
+    """Translate paths below the trainer's store and folder; the store may be in the folder."""
+
+    def here(text: str) -> Path:
+        path = Path(text)
+        for theirs, ours in zip(roots, own, strict=False):
+            if path.is_relative_to(theirs):
+                return ours / path.relative_to(theirs)
+        return path
+
+    return here
 
 
 def _begin(config: Config, start: dict[str, Any], channel: Channel) -> Methods:
     """Join the other ranks and build the engine of the role; returns its methods."""
     rank, critic = start["rank"], config.critic if start["role"] == "critic" else None
     ranks = (config.trainer if critic is None else critic).megatron.ranks
-    store = _store(channel, rank, ranks, start["port"])
+    process_groups.use(local_address(start["host"]), start["device"])
+    store = _store(channel, start, ranks)
+    path_of = _path_of(start.get("roots", []), [config.store_path.absolute(), config.folder.absolute()])
 
     def progress() -> None:
         channel.send({"progress": True})
 
     if critic is None:
-        return _trainer_methods(MegatronEngine(config, rank, store), progress)
-    return _critic_methods(MegatronCritic(config, critic, rank, store), progress)
+        return _trainer_methods(MegatronEngine(config, rank, store), progress, path_of)
+    return _critic_methods(MegatronCritic(config, critic, rank, store), progress, path_of)
+
+
+def _config(start: dict[str, Any]) -> Config:
+    """Return the configuration that the actor sent, or on another node that of the node's folder."""
+    if "config" in start:
+        return validate(start["config"], start["role"])
+    return RunFolder(Path(sys.argv[2])).load_config()
 
 
 def main() -> None:
@@ -128,7 +168,7 @@ def main() -> None:
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     try:
         start = channel.receive()
-        config = validate(start["config"], start["role"])
+        config = _config(start)
         torch.set_num_threads(config.run.threads)
         methods = _begin(config, start, channel)
         channel.send({"result": None})

@@ -1,0 +1,134 @@
+"""Placement of a run on nodes that exist on paper: which actor where, with how much memory, and what does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from relax_actors.checks.capacity import copied_bytes, engine_bytes, host_bytes
+from relax_actors.config import Config
+from relax_actors.counted import counted
+from relax_actors.data.checked_run import CheckedRun
+from relax_actors.data.model_folder import ModelFacts
+from relax_actors.devices.cluster import spread
+from relax_actors.devices.inventory import Inventory
+from relax_actors.devices.placement import Gpus, needs_of_actors, shown
+from relax_actors.errors import ConfigError
+from relax_actors.registry.catalog import ROLES
+from relax_actors.roles import built_in_spec, replicas, role_names, roles_at_start
+from relax_actors.roles.gpus import needs_of_roles
+from relax_actors.supervision.assignment import SPAN
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedActor:
+    """An actor on a node.
+
+    Attributes:
+        role: its role.
+        actor: its name.
+        node: number of the node.
+        gpus: its GPUs there; empty for the CPU.
+        device_bytes: memory of each of its GPUs that it takes, by estimate.
+        host_bytes: memory of the node that it takes, by estimate.
+    """
+
+    role: str
+    actor: str
+    node: int
+    gpus: Gpus
+    device_bytes: int
+    host_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlacement:
+    """Actors of a run on several nodes, and what does not fit."""
+
+    actors: tuple[PlacedActor, ...]
+    problems: tuple[str, ...]
+
+
+def place_on_nodes(config: Config, nodes: Sequence[Inventory], facts: ModelFacts) -> ClusterPlacement:
+    """Place the actors of a run; those that need no GPU are on node 0, as `relax up` starts them."""
+    roles = role_names(config)
+    elsewhere = {role for role in roles if role in ROLES.built_in and built_in_spec(role).is_elsewhere}
+    names = {role: [f"{role}.{n}" for n in range(replicas(config, role))] for role in roles}
+    needs = needs_of_actors(needs_of_roles(config, roles), names)
+    found = spread(needs, nodes, elsewhere, SPAN)
+    placed = []
+    for node, (actors, placement) in enumerate(zip(found.nodes, found.placements, strict=True)):
+        for actor in actors:
+            gpus = placement.gpus.get(actor, ())
+            placed.append(_placed(config, facts, actor, node, gpus))
+    needy = {need.role for need in needs}
+    placed += [_placed(config, facts, actor, 0, ()) for role in roles if role not in needy for actor in names[role]]
+    order = {role: i for i, role in enumerate(roles)}
+    placed.sort(key=lambda one: (one.node, order[one.role], int(one.actor.rpartition(".")[2])))
+    return ClusterPlacement(tuple(placed), (*found.problems, *_too_large(placed, nodes)))
+
+
+def _placed(config: Config, facts: ModelFacts, actor: str, node: int, gpus: Gpus) -> PlacedActor:
+    role = actor.rpartition(".")[0]
+    model, host = engine_bytes(config, role, facts), host_bytes(config, role)
+    host += copied_bytes(config, role, facts)
+    if gpus:
+        return PlacedActor(role, actor, node, gpus, model // len(gpus), host)
+    return PlacedActor(role, actor, node, gpus, 0, host + model)
+
+
+def _too_large(actors: Sequence[PlacedActor], nodes: Sequence[Inventory]) -> Iterator[str]:
+    """Yield a line for each set of actors whose models do not fit on a GPU that they have."""
+    told = set()
+    for node, inventory in enumerate(nodes):
+        for gpu in inventory.gpus:
+            users = [one for one in actors if one.node == node and gpu.number in one.gpus]
+            need, roles = sum(one.device_bytes for one in users), tuple(dict.fromkeys(one.role for one in users))
+            if need > gpu.memory and roles not in told:
+                told.add(roles)
+                yield (
+                    f"{' and '.join(roles)} need about {need / GIB:.0f} GiB of GPU {gpu.number} of node {node}, which "
+                    f"has {gpu.memory / GIB:.0f} GiB; share the model among more ranks (tensor_parallel, "
+                    'pipeline_parallel, expert_parallel), or use trainer.precision = "bfloat16"'
+                )
+
+
+def check_nodes(run: CheckedRun, nodes: Sequence[Inventory], facts: ModelFacts) -> None:
+    """Refuse a run that does not fit on some nodes.
+
+    Raises:
+        ConfigError: a line for each role without room.
+    """
+    if problems := place_on_nodes(run.config, nodes, facts).problems:
+        raise ConfigError("\n".join(problems))
+
+
+def placement_lines(config: Config, nodes: Sequence[Inventory], facts: ModelFacts) -> Iterator[str]:
+    """Yield the placement as a table, and for each node its memory and the command that starts it."""
+    actors = place_on_nodes(config, nodes, facts).actors
+    rows = [("role", "actor", "node", "devices", "memory")]
+    for one in actors:
+        device = f"{one.device_bytes / GIB:.1f} GiB" + (" each" if len(one.gpus) > 1 else "")
+        memory = device if one.gpus else f"{one.host_bytes / GIB:.1f} GiB of the node"
+        rows.append((one.role, one.actor, str(one.node), shown(one.gpus) if one.gpus else "CPU", memory))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+    for node, inventory in enumerate(nodes):
+        here = [one for one in actors if one.node == node]
+        used, host = {n for one in here for n in one.gpus}, sum(one.host_bytes for one in here) / GIB
+        idle = counted(len(inventory.gpus) - len(used), "idle GPU")
+        command = f"; {_command(config, node, [one.role for one in here])}" if here else ""
+        yield f"node {node}: {counted(len(here), 'actor')}, {host:.0f} GiB of memory besides GPUs, {idle}{command}"
+
+
+def _command(config: Config, node: int, roles: Sequence[str]) -> str:
+    """Return how to start a node with these actors, of which each has a role."""
+    counts = {role: roles.count(role) for role in dict.fromkeys(roles)}
+    if node:
+        return f"relax node {' '.join(f'--role {role}={count}' for role, count in counts.items())}"
+    absent = [role for role in roles_at_start(config) if role not in counts]
+    fewer = [f"{role}.replicas={count}" for role, count in counts.items() if count != replicas(config, role)]
+    return " ".join(["relax up", *fewer, *([f"--roles {','.join(counts)}"] if absent else [])])

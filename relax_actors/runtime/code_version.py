@@ -1,0 +1,39 @@
+"""Version of the code that a process runs: digest of the sources, and versions of the libraries that ranks share."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+import xxhash
+
+PACKAGES = ("broker", "relax_actors")
+LIBRARIES = ("torch", "megatron-core", "transformers")
+"""Libraries whose version changes what a rank computes."""
+
+
+@cache
+def source_version() -> str:
+    """Return a digest of the Python sources of relax-actors, whichever way it is installed."""
+    digest = xxhash.xxh3_64()
+    for package in PACKAGES:
+        spec = find_spec(package)
+        for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+            for path in sorted(Path(folder).rglob("*.py")):
+                digest.update(f"{package}/{path.relative_to(folder)}\0".encode())
+                digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def rank_version() -> str:
+    """Return what a rank computes with: sources and libraries, in one line; imports none of them."""
+    return ", ".join([f"relax-actors {source_version()}", *(f"{name} {_version(name)}" for name in LIBRARIES)])
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "missing"

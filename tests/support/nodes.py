@@ -1,0 +1,35 @@
+"""Nodes that join a run, each a `relax node` in a process of its own."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+from tests.support.guarded import Guarded
+from tests.support.running import Run
+
+
+class Node:
+    """One `relax node`."""
+
+    def __init__(self, guarded: Guarded, run: Run, name: str, *roles: str) -> None:
+        self.work = run.cwd / f"node-{name}"
+        command = [
+            sys.executable,
+            "-m",
+            "relax_actors.cli.main",
+            "node",
+            "--broker",
+            f"nats://127.0.0.1:{guarded.port}",
+        ]
+        command += ["--credentials", str(guarded.keys), "--store", str(run.folder.root / "store"), "--name", name]
+        command += ["--work", str(self.work), *(text for role in roles for text in ("--role", role))]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def end(self, number: signal.Signals | None = None, deadline: float = 60.0) -> tuple[int, str]:
+        """Wait for its exit, after a signal if one is given; return exit code and output."""
+        if number is not None:
+            self.process.send_signal(number)
+        said, _ = self.process.communicate(timeout=deadline)
+        return self.process.returncode, said
