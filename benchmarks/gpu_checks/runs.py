@@ -121,8 +121,8 @@ def kill_and_compare(place: Place, steps: int, *more: str) -> Figures:
     killer.start()
     found = finish(run, place, "killed")
     figures: Figures = {"kills": len(killer.killed), "steps": steps, "fingerprint": found["weights"]}
-    if not killer.killed:
-        msg = "the run was over before anybody was killed"
+    if len(set(killer.killed)) < 2:
+        msg = f"the run was over after kills of {killer.killed}; give it more steps"
         raise Failed(msg)
     if found["weights"] != expected["weights"]:
         msg = f"{expected['weights']} undisturbed, {found['weights']} after kills of {', '.join(killer.killed)}"
@@ -155,5 +155,8 @@ def demo(place: Place) -> Figures:
     began = time.time()
     run = start(place, "demo", (*more, *SHARED, "trainer.device=cuda", "rollout.device=cuda") if place.on_gpu else more)
     result = finish(run, place, "demo", 380)
+    if not place.is_short and not result["eval_last"] > result["eval_first"]:
+        msg = f"held-out exact match went from {result['eval_first']} to {result['eval_last']}"
+        raise Failed(msg)
     figures: Figures = {"steps": steps, "seconds": round(time.time() - began, 1)}
     return figures | {key: value for key, value in result.items() if isinstance(value, int | float)}

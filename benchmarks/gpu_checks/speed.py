@@ -151,8 +151,12 @@ def release(place: Place) -> Figures:
                 held = memory(place)
                 figures["release_seconds"] = timed(engine.release_memory)
                 figures |= {"held_mib": held, "left_mib": memory(place)}
+                if place.on_gpu and memory(place) > held // 4:
+                    msg = f"{memory(place)} of {held} MiB stay on the GPU"
+                    raise Failed(msg)
                 figures["resume_seconds"] = timed(engine.resume_memory)
             train(engine, samples, step, nothing)
+            engine.publish(place.folder / "published.safetensors")
         prints.append(engine.fingerprint())
         del engine
     if len(set(prints)) > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -134,4 +135,5 @@ def nothing() -> None:
 def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
     """Return `|found - expected| / |expected|` (Euclidean norms), computed in float64 on the CPU."""
     found, expected = found.detach().double().cpu(), expected.detach().double().cpu()
-    return float((found - expected).norm() / expected.norm())
+    error = float((found - expected).norm() / expected.norm())
+    return error if math.isfinite(error) else math.inf

@@ -53,9 +53,17 @@ def memory_of_roles(config: Config, facts: ModelFacts) -> dict[str, int]:
     found = {}
     for role in _engines(config):
         model = engine_bytes(config, role, facts) + copied_bytes(config, role, facts)
-        model = model if on_cpu(device_of_role(config, role) or "auto") else 0
+        is_here = on_cpu(device_of_role(config, role) or "auto") or leaves_gpu(config, role)
+        model = model if is_here else 0
         found[role] = replicas(config, role) * (host_bytes(config, role) + model)
     return found
+
+
+def leaves_gpu(config: Config, role: str) -> bool:
+    """Return whether actors of a role move their memory to the host while others compute on their GPUs."""
+    backend = getattr(getattr(config, role, None), "backend", "torch")
+    is_shared = config.placement.release and config.placement.device_of(role) is not None
+    return is_shared and backend in ("torch", "transformers")
 
 
 def _engines(config: Config) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from relax_actors.checks.capacity import copied_bytes, engine_bytes, host_bytes
+from relax_actors.checks.capacity import copied_bytes, engine_bytes, host_bytes, leaves_gpu
 from relax_actors.config import Config
 from relax_actors.counted import counted
 from relax_actors.data.checked_run import CheckedRun
@@ -67,7 +67,7 @@ def place_on_nodes(config: Config, nodes: Sequence[Inventory], facts: ModelFacts
     placed += [_placed(config, facts, actor, 0, ()) for role in roles if role not in needy for actor in names[role]]
     order = {role: i for i, role in enumerate(roles)}
     placed.sort(key=lambda one: (one.node, order[one.role], int(one.actor.rpartition(".")[2])))
-    return ClusterPlacement(tuple(placed), (*found.problems, *_too_large(placed, nodes)))
+    return ClusterPlacement(tuple(placed), (*found.problems, *_too_large(config, placed, nodes)))
 
 
 def _placed(config: Config, facts: ModelFacts, actor: str, node: int, gpus: Gpus) -> PlacedActor:
@@ -75,17 +75,25 @@ def _placed(config: Config, facts: ModelFacts, actor: str, node: int, gpus: Gpus
     model, host = engine_bytes(config, role, facts), host_bytes(config, role)
     host += copied_bytes(config, role, facts)
     if gpus:
+        host += model if leaves_gpu(config, role) else 0
         return PlacedActor(role, actor, node, gpus, model // len(gpus), host)
     return PlacedActor(role, actor, node, gpus, 0, host + model)
 
 
-def _too_large(actors: Sequence[PlacedActor], nodes: Sequence[Inventory]) -> Iterator[str]:
+def _at_once(config: Config, users: Sequence[PlacedActor]) -> int:
+    """Return the bytes that actors of one GPU take there together: those that leave it between turns, one at a time."""
+    leave = [one for one in users if leaves_gpu(config, one.role)]
+    stay = sum(one.device_bytes for one in users if one not in leave)
+    return stay + max((one.device_bytes for one in leave), default=0)
+
+
+def _too_large(config: Config, actors: Sequence[PlacedActor], nodes: Sequence[Inventory]) -> Iterator[str]:
     """Yield a line for each set of actors whose models do not fit on a GPU that they have."""
     told = set()
     for node, inventory in enumerate(nodes):
         for gpu in inventory.gpus:
             users = [one for one in actors if one.node == node and gpu.number in one.gpus]
-            need, roles = sum(one.device_bytes for one in users), tuple(dict.fromkeys(one.role for one in users))
+            need, roles = _at_once(config, users), tuple(dict.fromkeys(one.role for one in users))
             if need > gpu.memory and roles not in told:
                 told.add(roles)
                 yield (

@@ -332,17 +332,8 @@ def _has_episodes(info: ValidationInfo) -> bool:
 
 
 PLAYED = (
-    "players",
-    "trained",
-    "credit",
-    "discount",
-    "prompt",
-    "token_budget",
-    "episode_seconds",
-    "on_error",
-    "on_rewrite",
-    "max_refills",
-    "mask_truncated",
+    *("players", "trained", "credit", "discount", "prompt", "token_budget", "episode_seconds"),
+    *("on_error", "on_rewrite", "max_refills", "mask_truncated"),
 )
 """Settings of [environment] that are about episodes which the run plays."""
 

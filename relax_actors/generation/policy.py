@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 
 from relax_actors.engines.backends import inference_backend
 from relax_actors.engines.protocols import GenerationRequest
@@ -46,8 +47,11 @@ class Policy:
     ) -> None:
         config = context.config
         self._context, self._progress = context, progress
-        self.engine = inference_backend(config).build(context)
-        context.shares_memory(self.engine)
+        backend = inference_backend(config)
+        # A server starts by itself, and takes its memory then.
+        with context.device_lock() if backend.server(config) is None else nullcontext():
+            self.engine = backend.build(context)
+            context.shares_memory(self.engine)
         self.stager = Stager(context, self.engine)
         self.stager.start()
         self._updates_in_flight, self._has_barrier = config.updates_in_flight, has_barrier

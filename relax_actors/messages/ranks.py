@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RankInvitation:
-    """Ask whether an actor would join a group of ranks, or with a port have it join.
+    """Ask whether an actor would join a group of ranks, or, with a port, tell it to join.
 
     Attributes:
-        group: id of the group, new with every try.
+        group: id of the group, new with every try, for logs.
         incarnation: of the actor that gathers the group; a lower one than before is refused.
         platform: code and libraries that the ranks compute with, and whether on GPUs.
         settings: digest of the settings that all ranks must share.

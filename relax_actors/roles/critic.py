@@ -73,8 +73,9 @@ class Critic(StatefulRole):
         """Build the engine and the readers of a step."""
         context, config = self.context, self.context.config
         self._settings = critic_section(config)
-        self._engine = critic_backend(self._settings).build(context)
-        context.shares_memory(self._engine)
+        with context.device_lock():
+            self._engine = critic_backend(self._settings).build(context)
+            context.shares_memory(self._engine)
         self._feed = StepFeed(context, self._engine, StepReader(context, {}), section="critic")
         self._validator = RowValidator(config)
         self._media = None if config.media is None else RowMedia(context)

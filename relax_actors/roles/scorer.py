@@ -81,8 +81,9 @@ class Scorer(Role):
     def start_engine(self) -> None:
         """Build the engine of published weights and its stager."""
         backend = scoring_backend(self.backend, f"roles.{self.context.role}.backend")
-        self._engine = backend.build(self.context, self.device, follows=self.follows_weights)
-        self.context.shares_memory(self._engine)
+        with self.context.device_lock():
+            self._engine = backend.build(self.context, self.device, follows=self.follows_weights)
+            self.context.shares_memory(self._engine)
         self._stager = Stager(self.context, self._engine, follows=self.follows_weights)
         self._stager.start()
 

@@ -64,8 +64,9 @@ class Trainer(StatefulRole):
         """Build the engine, the publisher, the ledger and the readers of a step."""
         config = self.context.config
         self._settings = config.trainer
-        self._engine = training_backend(config).build(self.context)
-        self.context.shares_memory(self._engine)
+        with self.context.device_lock():
+            self._engine = training_backend(config).build(self.context)
+            self.context.shares_memory(self._engine)
         from relax_actors.training.collector import Collector  # noqa: PLC0415 `relax check` loads every role, and needs no NATS
         from relax_actors.training.collector_actor import CollectorActor, Sweep  # noqa: PLC0415 like the collector
 

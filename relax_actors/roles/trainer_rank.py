@@ -41,7 +41,8 @@ class TrainerRank(ServiceRole):
         if megatron.own_ranks % megatron.tensor_parallel:
             yield (
                 f"trainer.megatron.local_ranks = {megatron.local_ranks} is not a multiple of tensor_parallel = "
-                f"{megatron.tensor_parallel}: ranks that share layers talk over the network"
+                f"{megatron.tensor_parallel}: ranks that share layers talk over the network; a multiple keeps "
+                "them on one node"
             )
 
     def setup(self) -> None:
@@ -53,6 +54,7 @@ class TrainerRank(ServiceRole):
         context = self.context
         self._address = local_address(context.table.connection.host)
         self._groups = 0
+        self._answering: set[asyncio.Task[None]] = set()
         self._host: RankHost = RankHost(
             context.config, context.node_folder, lambda rank, code: exit_like_rank("trainer", rank, code)
         )
@@ -62,7 +64,6 @@ class TrainerRank(ServiceRole):
         table = self.context.table
         subject = table.subjects.service("trainer_rank", self.context.n)
         self._subscription = await table.connection.nc.subscribe_direct(subject, self._receive)
-        self._answering: set[asyncio.Task[None]] = set()
 
     async def stop(self) -> None:
         """Accept no more invitations."""

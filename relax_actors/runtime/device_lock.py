@@ -27,6 +27,10 @@ from relax_actors.runtime.context import Context
 REPORT_SECONDS = 10.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.0005, 0.005
 WATCH_SECONDS = 0.01
+ROOM_SECONDS = 20.0
+"""Time for the memory of a killed holder to become free."""
+OUT_OF_MEMORY = "OutOfMemoryError"
+"""Name of torch's error."""
 
 
 @runtime_checkable
@@ -111,17 +115,47 @@ class DeviceLock:
             os.pwrite(device.lock, self._context.author.encode().ljust(80), 0)
         arrived = time.monotonic()
         self.waited_seconds += arrived - began
-        for engine in self._engines:
-            engine.resume_memory()
+        try:
+            self._resume(arrived)
+        except BaseException:
+            self._hand_over()
+            raise
         self.moving_seconds += time.monotonic() - arrived
+
+    def _resume(self, began: float) -> None:
+        """Move the engines to the devices; the memory of a holder that was killed may become free only now.
+
+        Raises:
+            ActorError: they do not fit.
+        """
+        while True:
+            try:
+                for engine in self._engines:
+                    engine.resume_memory()
+            except RuntimeError as error:
+                if type(error).__name__ != OUT_OF_MEMORY:
+                    raise
+                if time.monotonic() - began > ROOM_SECONDS:
+                    names = " and ".join(device.name for device in self._devices)
+                    msg = (
+                        f"the memory of {self._context.author} does not fit on device {names} beside what others "
+                        f"hold there: {error}; take other roles off it"
+                    )
+                    raise ActorError(msg) from error
+            else:
+                return
+            self._context.progress()
+            time.sleep(WATCH_SECONDS)
 
     def _hand_over(self) -> None:
         began = time.monotonic()
-        self.released_bytes = sum(engine.release_memory() for engine in self._engines)
-        self.moving_seconds += time.monotonic() - began
-        self._holds = False
-        for device in self._devices:
-            fcntl.flock(device.lock, fcntl.LOCK_UN)
+        try:
+            self.released_bytes = sum(engine.release_memory() for engine in self._engines)
+        finally:
+            self.moving_seconds += time.monotonic() - began
+            self._holds = False
+            for device in self._devices:
+                fcntl.flock(device.lock, fcntl.LOCK_UN)
 
     def _is_wanted(self) -> bool:
         """Return whether another actor waits for one of the devices."""

@@ -36,6 +36,16 @@ class WeightEncoder:
         """Forget what was read of the model; call it whenever its weights have changed."""
         self._current = self._fingerprint = self._delta = None
 
+    def copies(self) -> list[Tensor]:
+        """Return the copies of weights that it keeps for the next delta, on the device of the model."""
+        base = {} if self._base is None else self._base[1]
+        return [*base.values(), *(self._current or {}).values()] if self._keep_base else []
+
+    def forget_tensors(self) -> None:
+        """Forget the tensors that it read of the model, unless they are kept for the next delta."""
+        if not self._keep_base:
+            self._current = None
+
     @property
     def _tensors(self) -> dict[str, Tensor]:
         if self._current is None:

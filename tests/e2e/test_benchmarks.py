@@ -60,12 +60,14 @@ PROGRAMS = {
     "packing.py": Program("--repeats 1", (r"packed", r"\d\.\d")),
     "ppo_vs_trl.py": Program("--steps 3 --warm-up 1 --repeats 1 --trl-python {python}", (r"completions",), ("trl",)),
     "r3.py": Program("--backend torch --steps 2", (r"torch",)),
+    "recompute.py": Program("--tokens 512 --layers 2 --hidden 32", (r"none: +\d+ MiB", r"full: +\d+ MiB")),
     "recovery.py": Program("--kills 1 --targets reward", (r"reward +\d", r"lost 0")),
     "sandbox.py": Program("--trips 2 --rounds 1", (r"sandbox +\d",), ("bwrap",)),
     "scale.py": Program("--actors 2 4 --rows 40 --processes 2 --repeats 1", (r"broker CPU per row",), misses=True),
     "simulate.py": Program("--time-scale 0.002 --steps 1", (r"times colocated",), misses=True),
     "soak.py": Program("--steps 24 --every 12", (r"lost 0",), misses=True),
     "start.py": Program("--rounds 1", (r"zygote +\d", r"first step after +\d")),
+    "vocabulary.py": Program("--tokens 64 --vocabulary 512 --hidden 16", (r"chunks: +\d+ MiB",)),
     "weights.py": Program("--layers 1 --steps 1 --rate 1e-6", (r"\d",)),
 }
 

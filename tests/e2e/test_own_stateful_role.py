@@ -16,8 +16,8 @@ from broker.connection import Connection
 from broker.store import Store
 from broker.subjects import Subjects
 from broker.table import Table
-from tests.e2e.test_nodes import Node, nodes  # noqa: F401 a fixture
 from tests.support.guarded import Guarded, MakeGuarded
+from tests.support.nodes import Node
 from tests.support.running import Run, processes_of, wait_until
 
 NAME = "audited"
@@ -46,7 +46,7 @@ def auditor_process(node: Node) -> int | None:
 @pytest.mark.timeout(200)
 def test_it_writes_its_cells_before_and_after_a_kill(
     audited: tuple[Guarded, Run],
-    nodes: Callable[..., Node],  # noqa: F811 the fixture
+    nodes: Callable[..., Node],
 ) -> None:
     guarded, run = audited
     own = run.cwd / "own-keys"

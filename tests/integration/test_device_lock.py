@@ -203,3 +203,37 @@ def test_actor_on_two_devices_takes_its_turn_on_both_and_others_share_time(tmp_p
     ):
         wait_until(lambda: min(map(log_of(tmp_path).count, "ABC")) >= 10, "ten returns each", 60)
         assert [child.poll() for child in (wide, left, right)] == [None, None, None]
+
+
+class OutOfMemoryError(RuntimeError):
+    """Named as torch's."""
+
+
+def test_memory_that_becomes_free_late_is_waited_for_and_the_device_is_free_where_it_never_does(
+    tmp_path: Path, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = DeviceLock([tmp_path / "0.lock"], make_context("rollout"), 30.0)
+    misses = 3
+
+    def resume() -> int:
+        nonlocal misses
+        misses -= 1
+        if misses >= 0:
+            raise OutOfMemoryError("CUDA out of memory")
+        return 0
+
+    mine.add(SimpleNamespace(release_memory=lambda: 0, resume_memory=resume))
+    with mine():
+        assert misses == -1
+    other = DeviceLock([tmp_path / "0.lock"], make_context("trainer"), 30.0)
+    with other():
+        pass
+    misses = 1 << 20
+    monkeypatch.setattr(device_lock, "ROOM_SECONDS", 0.1)
+    for _ in range(2):
+        with pytest.raises(ActorError, match=r"rollout.0.* does not fit on device 0 .*out of memory"):
+            mine().__enter__()
+        with other():
+            pass
+    mine.close()
+    other.close()

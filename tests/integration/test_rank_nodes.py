@@ -22,7 +22,7 @@ from broker.table import Table
 from relax_actors.config import Config
 from relax_actors.engines.megatron.group import MegatronGroup
 from relax_actors.engines.megatron.rank_host import RankHost, rank_platform, settings_digest
-from relax_actors.engines.megatron.rank_wire import hear_hello, keep, say_hello, wait_for_end
+from relax_actors.engines.megatron.rank_wire import keep, receive_token, send_token, wait_for_end
 from relax_actors.engines.megatron.remote_ranks import RemoteRanks
 from relax_actors.engines.megatron.rpc import RankError
 from relax_actors.errors import ConfigError
@@ -146,6 +146,16 @@ def test_groups_follow_each_other_and_a_dead_rank_ends_its_group_everywhere(spre
         fourth.score(batch_of(0), lambda: None)
 
 
+@pytest.mark.slow
+def test_the_error_with_which_a_rank_of_another_node_starts_is_raised_by_the_trainer(spread: Nodes) -> None:
+    config = spread.configured(LAYOUTS["dp2"])
+    trainer = config.trainer.model_copy(update={"device": "cuda"})
+    actor = spread.add_actor(config.model_copy(update={"trainer": trainer}))
+    with pytest.raises(ConfigError, match="CUDA is not available"):
+        spread.group(config)
+    assert (spread.ended, actor.poll()) == ([], None)
+
+
 def test_a_trainer_without_enough_ranks_says_which_are_missing(spread: Nodes) -> None:
     config = spread.configured(LAYOUTS["dp2"])
     hurried = config.model_copy(update={"supervision": config.supervision.model_copy(update={"patience": 1.0})})
@@ -182,13 +192,13 @@ def test_only_the_holder_of_the_token_is_let_in() -> None:
     for said, wanted in (((token, 5), 5), (("b" * 64, 5), None)):
         one, other = socket.socketpair()
         with closing(one), closing(other):
-            say_hello(one, *said)
-            assert hear_hello(other, token) == wanted
+            send_token(one, *said)
+            assert receive_token(other, token) == wanted
     one, other = socket.socketpair()
     with closing(other):
         one.sendall(b"GET / HTTP/1.1")
         one.close()
-        assert hear_hello(other, token) is None
+        assert receive_token(other, token) is None
 
 
 def test_the_end_of_a_connection_is_noticed_without_reading_it() -> None:

@@ -110,3 +110,14 @@ def test_check_prints_the_table_and_what_does_not_fit(tmp_path: Path) -> None:
     assert "trainer_rank.1005" in done.stderr
     (error,) = examine(load_config(TINY, [*ranks]), nodes=simulated_nodes("2x4")).errors
     assert "1 actor of trainer with 6 GPUs fit on no node (node 0 has 4, node 1 has 4)" in error
+
+
+@pytest.mark.parametrize(("release", "fits"), [("true", True), ("false", False)])
+def test_colocated_actors_that_leave_the_gpu_need_its_memory_one_at_a_time(*, release: str, fits: bool) -> None:
+    shared = ["placement.colocate=[['rollout','trainer']]", f"placement.release={release}"]
+    config = load_config(TINY, [*shared, "trainer.device=cuda", "rollout.device=cuda"])
+    found = place_on_nodes(config, simulated_nodes("1x1x70GiB"), LARGE)
+    assert (found.problems == ()) == fits, found.problems
+    by_role = {one.role: one for one in found.actors}
+    assert by_role["trainer"].device_bytes > 50 << 30
+    assert (by_role["trainer"].host_bytes > by_role["trainer"].device_bytes) == fits

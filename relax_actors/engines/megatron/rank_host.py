@@ -20,21 +20,25 @@ import xxhash
 from broker.process import kill_group, spawn
 from relax_actors.config import Config
 from relax_actors.devices.inventory import VISIBLE
-from relax_actors.engines.megatron.rank_wire import keep, say_hello, wait_for_end, wait_for_exit
+from relax_actors.engines.megatron.rank_wire import keep, send_token, wait_for_end, wait_for_exit
 from relax_actors.engines.megatron.ranks import MODULE, OnRankExit
 from relax_actors.messages.ranks import RankInvitation
 from relax_actors.runtime.code_version import rank_version
 
 CONNECT_SECONDS = 10.0
 GRACE_SECONDS = 2.0
-"""Time for a rank to notice the end of its group; one that waits for a dead rank may never do."""
+"""Time for a rank to notice the end of its group; a rank that waits for a dead peer never notices."""
 log = structlog.get_logger()
 
 
 def settings_digest(config: Config) -> str:
-    """Digest of the settings that all ranks of a trainer must share; devices may differ."""
-    trainer = config.trainer.model_copy(update={"device": ""})
-    return xxhash.xxh3_64_hexdigest(f"{trainer.model_dump_json()}\n{config.algorithm.model_dump_json()}".encode())
+    """Digest of the settings and the model that all ranks of a trainer must share; devices may differ."""
+    trainer, model = config.trainer.model_copy(update={"device": ""}), config.model_path
+    parts = [trainer.model_dump_json(), config.algorithm.model_dump_json()]
+    parts.append(f"{config.rollout.temperature} {config.run.seed} {config.run.deterministic}")
+    parts += [path.read_text() for path in [model / "config.json"] if path.exists()]
+    parts += [f"{path.name} {path.stat().st_size}" for path in sorted(model.glob("*.safetensors"))]
+    return xxhash.xxh3_64_hexdigest("\n".join(parts).encode())
 
 
 def rank_platform() -> str:
@@ -65,14 +69,18 @@ class RankHost:
                 "give both GPUs or neither"
             )
         if invitation.settings != self._settings:
-            return "it has other settings of [trainer] or [algorithm] than the trainer"
+            return (
+                "it has another model, or other settings of [trainer], [algorithm], run.seed, run.deterministic or "
+                "rollout.temperature than the trainer: start its node without such settings, on the same model"
+            )
         if invitation.incarnation < self._newest:
-            return f"it knows incarnation {self._newest} of the trainer, and {invitation.incarnation} asks"
+            return f"a trainer of incarnation {invitation.incarnation} asks, and incarnation {self._newest} was here"
         return ""
 
     def join(self, invitation: RankInvitation) -> None:
         """End the rank of the group before, if there is one, and start one; returns at once."""
         self._newest = invitation.incarnation
+        log.info("joining", group=invitation.group, rank=invitation.rank, incarnation=invitation.incarnation)
         self._rank = _Rank(invitation, self._folder, self._on_rank_exit, self._leave())
         self._rank.start()
 
@@ -105,6 +113,7 @@ class _Rank(threading.Thread):
         self._guard = threading.Lock()
         self._is_over = False
         self._pid: int | None = None
+        self._connection: socket.socket | None = None
 
     def end(self) -> None:
         """Kill the rank; callable from any thread."""
@@ -112,6 +121,9 @@ class _Rank(threading.Thread):
             self._is_over = True
             if self._pid is not None:
                 kill_group(self._pid)
+            if self._connection is not None:
+                with suppress(OSError):  # it has ended
+                    self._connection.shutdown(socket.SHUT_RDWR)
 
     def run(self) -> None:
         """Host the rank until it ends."""
@@ -126,7 +138,7 @@ class _Rank(threading.Thread):
         with connection:
             keep(connection)
             with suppress(OSError):
-                say_hello(connection, invitation.token, invitation.rank)
+                send_token(connection, invitation.token, invitation.rank)
             code = self._host(connection)
         if code:
             self._on_exit(invitation.rank, code)
@@ -136,7 +148,7 @@ class _Rank(threading.Thread):
         command = [sys.executable, "-m", MODULE, str(connection.fileno()), str(self._folder), "trainer"]
         process = spawn([*command, str(self._invitation.rank)], log=2, pass_fds=(connection.fileno(),))
         with self._guard:
-            self._pid = process.pid
+            self._pid, self._connection = process.pid, connection
             if self._is_over:
                 kill_group(process.pid)
         descriptor = os.pidfd_open(process.pid)
@@ -148,6 +160,11 @@ class _Rank(threading.Thread):
                 group_ended, self._pid = group_ended or self._is_over, None
                 kill_group(process.pid)
                 code = process.wait()
+            if not group_ended and code == 0:
+                # Its last message is the error that ended it: the trainer reads it, and ends the group.
+                wait_for_end(connection)
         finally:
             os.close(descriptor)
+            with self._guard:
+                self._connection = None
         return 0 if group_ended else code

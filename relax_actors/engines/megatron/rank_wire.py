@@ -6,6 +6,7 @@ import hmac
 import select
 import socket
 import struct
+import time
 
 _HELLO = struct.Struct("<64sI")
 _LOST = select.POLLRDHUP | select.POLLHUP | select.POLLERR
@@ -14,17 +15,17 @@ IDLE_SECONDS, PROBES = 5, 3
 """A peer whose machine is gone is noticed after `IDLE_SECONDS * (PROBES + 1)`."""
 
 
-def say_hello(connection: socket.socket, token: str, rank: int) -> None:
+def send_token(connection: socket.socket, token: str, rank: int) -> None:
     """Prove to the gathering actor that this rank was invited."""
     connection.sendall(_HELLO.pack(token.encode(), rank))
 
 
-def hear_hello(connection: socket.socket, token: str) -> int | None:
-    """Return the number of the rank that connected; None for anybody who was not invited."""
-    connection.settimeout(HELLO_SECONDS)
-    data = b""
+def receive_token(connection: socket.socket, token: str) -> int | None:
+    """Return the number of the rank that connected; None for anybody who was not invited, or takes too long."""
+    end, data = time.monotonic() + HELLO_SECONDS, b""
     try:
         while len(data) < _HELLO.size:
+            connection.settimeout(max(0.001, end - time.monotonic()))
             if not (part := connection.recv(_HELLO.size - len(data))):
                 return None
             data += part

@@ -110,11 +110,13 @@ class RankGroup:
         self._codes: dict[int, int] = {}
         self._watchers: list[threading.Thread] = []
         joined = join()
-        for _ in range(layout.ranks - len(joined.channels)):
-            self._spawn(config.folder.absolute())
         try:
+            for _ in range(layout.ranks - len(joined.channels)):
+                self._spawn(config.folder.absolute())
             self._start(config, joined)
         except BaseException:
+            for channel in joined.channels:
+                channel.connection.close()
             self.close()
             raise
 

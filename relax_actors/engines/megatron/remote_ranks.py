@@ -11,7 +11,7 @@ import asyncio
 import secrets
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from ipaddress import IPv4Address
 
@@ -23,7 +23,7 @@ from nats.js.errors import NoStreamResponseError
 from broker.codec import decode, encode
 from broker.routes import local_address
 from relax_actors.engines.megatron.rank_host import rank_platform, settings_digest
-from relax_actors.engines.megatron.rank_wire import hear_hello, keep
+from relax_actors.engines.megatron.rank_wire import keep, receive_token
 from relax_actors.engines.megatron.ranks import JoinedRanks
 from relax_actors.engines.megatron.wire import Channel
 from relax_actors.errors import CodecError, ConfigError, RelaxError
@@ -55,6 +55,8 @@ class RemoteRanks:
         connection = context.table.connection
         self._connection, self._subjects = connection, context.table.subjects
         self._own = local_address(connection.host)
+        # Actors that did not connect to the last group: spares come before them.
+        self._absent: set[int] = set()
         self._question = RankInvitation("", context.incarnation, rank_platform(), settings_digest(context.config))
 
     def join(self) -> JoinedRanks:
@@ -71,7 +73,8 @@ class RemoteRanks:
             problem = self._shortage(len(ready), answers)
             if not problem:
                 try:
-                    return self._gather(dict(sorted(ready.items())[: self._count]))
+                    chosen = sorted(ready.items(), key=lambda one: (one[0] in self._absent, one[0]))[: self._count]
+                    return self._gather(dict(chosen))
                 except NotJoinedError as error:
                     problem = str(error)
             now, patience = time.monotonic(), self._context.config.supervision.patience
@@ -132,7 +135,7 @@ class RemoteRanks:
             invitation = replace(self._question, group=group, host=host, port=port, token=token)
             invitations = {n: replace(invitation, rank=self._first + i) for i, n in enumerate(hosts)}
             self._connection.call(self._invite(invitations), 30)
-            connected = self._accept(listener, token)
+            connected = self._accept(listener, token, list(hosts))
         log.info("ranks_joined", group=group, host=host, actors=[f"{ROLE}.{n}" for n in hosts])
         return JoinedRanks(host, [Channel(connected[rank]) for rank in sorted(connected)])
 
@@ -153,25 +156,32 @@ class RemoteRanks:
                 msg = f"{ROLE}.{n} did not join: {why}"
                 raise NotJoinedError(msg)
 
-    def _accept(self, listener: socket.socket, token: str) -> dict[int, socket.socket]:
-        """Wait for the connections of all ranks; return them by rank."""
+    def _accept(self, listener: socket.socket, token: str, hosts: Sequence[int]) -> dict[int, socket.socket]:
+        """Wait for the connections of all ranks, which the actors `hosts` start; return them by rank."""
         wanted = range(self._first, self._first + self._count)
         connected: dict[int, socket.socket] = {}
         end = time.monotonic() + JOIN_SECONDS
         try:
             while len(connected) < self._count:
-                listener.settimeout(max(0.01, end - time.monotonic()))
+                if (left := end - time.monotonic()) <= 0:
+                    raise TimeoutError
+                listener.settimeout(left)
                 connection, _ = listener.accept()
-                rank = hear_hello(connection, token)
+                rank = receive_token(connection, token)
                 if rank is None or rank not in wanted or rank in connected:
                     connection.close()
                     continue
                 keep(connection)
                 connected[rank] = connection
-        except TimeoutError as error:
+        except OSError as error:
             for connection in connected.values():
                 connection.close()
-            missing = ", ".join(str(rank) for rank in wanted if rank not in connected)
-            msg = f"rank {missing} did not connect within {JOIN_SECONDS:g} s; are the nodes on one network?"
+            host, port = listener.getsockname()
+            missing = [rank for rank in wanted if rank not in connected]
+            self._absent = {hosts[rank - self._first] for rank in missing}
+            msg = (
+                f"{' and '.join(f'{ROLE}.{n}' for n in sorted(self._absent))} did not connect to {host}:{port} within "
+                f"{JOIN_SECONDS:g} s; the node must reach this address"
+            )
             raise NotJoinedError(msg) from error
         return connected

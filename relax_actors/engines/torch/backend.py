@@ -15,6 +15,20 @@ from relax_actors.errors import ConfigError
 from relax_actors.runtime import Context
 
 
+def check_recompute(config: Config) -> None:
+    """Refuse to recompute attention alone, of which the torch engine keeps little.
+
+    Raises:
+        ConfigError: it is set.
+    """
+    if config.trainer.recompute == "selective":
+        msg = (
+            'trainer.recompute = "selective" recomputes attention, of which torch engines, of trainer and critic, keep '
+            'little; set trainer.recompute = "full" or "none"'
+        )
+        raise ConfigError(msg)
+
+
 class TorchTrainingBackend(TrainingBackend):
     """Trains with torch in the process of the trainer; see `TrainingBackend`."""
 
@@ -29,12 +43,7 @@ class TorchTrainingBackend(TrainingBackend):
     def check(self, config: Config, model: Path) -> Iterator[str]:
         """Refuse models that transformers cannot build."""
         check_architecture(config, model)
-        if config.trainer.recompute == "selective":
-            msg = (
-                'trainer.recompute = "selective" recomputes attention, of which the torch engine keeps little; set '
-                'trainer.recompute = "full" or "none"'
-            )
-            raise ConfigError(msg)
+        check_recompute(config)
         yield from ()
 
 
@@ -69,6 +78,6 @@ class TorchCriticBackend(CriticBackend):
 
     def check(self, config: Config, model: Path) -> Iterator[str]:
         """Refuse models that transformers cannot build with a value head."""
-        del config
+        check_recompute(config)
         check_value_head(model)
         yield from ()

@@ -255,6 +255,7 @@ class TorchEngine:
     def release_memory(self) -> int:
         """Move weights, gradients and the optimizer's state to host memory; see `ReleasesMemory`."""
         with self._trained.moving:
+            self._encoder.forget_tensors()
             return move_to_host(self._on_device())
 
     def resume_memory(self) -> int:
@@ -264,6 +265,7 @@ class TorchEngine:
 
     def _on_device(self) -> Iterator[Tensor]:
         yield from self._trained.tensors()
+        yield from self._encoder.copies()
         if self._reference is not None:
             yield from self._reference.parameters()
 

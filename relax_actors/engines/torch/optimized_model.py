@@ -22,6 +22,7 @@ from relax_actors.engines.protocols.samples import MicroBatchPlan
 from relax_actors.engines.torch.background import run_in_background
 from relax_actors.engines.torch.model import copy_into, tensors_of
 from relax_actors.engines.torch.objective import check_gradient_norm
+from relax_actors.engines.torch.strict_backward import end_strict_backward
 from relax_actors.weights import files as weights
 
 OPTIMIZER = "optimizer.safetensors"
@@ -92,7 +93,10 @@ class OptimizedModel:
         """Run forward and backward, micro-batch by micro-batch."""
         for plan in plans:
             loss, measured = loss_of(plan)
-            torch.autograd.backward(loss)
+            try:
+                torch.autograd.backward(loss)
+            finally:
+                end_strict_backward()
             self.measured.append(measured)
             progress()
 

@@ -25,6 +25,12 @@ def strict_backward(compute: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     return begin(compute(*end(*inputs)))
 
 
+def end_strict_backward() -> None:
+    """Let operations pass with a warning again, after a backward pass that failed."""
+    if torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(mode=True, warn_only=True)
+
+
 class _BeginStrict(torch.autograd.Function):
     """Passes its input; the backward pass of what was computed before it is strict."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,8 @@ class SwappableWeights(ABC):
         self._staged: tuple[int, dict[str, Tensor]] | None = None
         self._follows = follows
         self._spare: dict[str, Tensor] = {}
+        # Weights are staged by another thread than the one that moves them between device and host.
+        self._moving = threading.Lock()
         # Device of the weights, once they may have left it.
         self._home: torch.device | None = None
 
@@ -56,12 +59,13 @@ class SwappableWeights(ABC):
     def stage(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """Copy weights to the device beside those in use; see `WeightConsumer`."""
         known, fitted = self._parameters(), self._fitted(version, tensors)
-        spare, self._spare = self._spare, {}
-        staged = {}
-        for name, tensor in fitted:
-            staged[name] = spare[name] if name in spare else torch.empty_like(known[name].data)
-            staged[name].copy_(tensor)
-        self._staged = version, staged
+        with self._moving:
+            spare, self._spare = self._spare, {}
+            staged = {}
+            for name, tensor in fitted:
+                staged[name] = spare[name] if name in spare else torch.empty_like(known[name].data)
+                staged[name].copy_(tensor)
+            self._staged = version, staged
 
     def swap(self) -> int:
         """Switch to the staged weights; see `WeightConsumer`."""
@@ -88,13 +92,15 @@ class SwappableWeights(ABC):
 
     def release_memory(self) -> int:
         """Move the weights in use and the staged ones to host memory; see `ReleasesMemory`."""
-        self._spare = {}
-        self._home = next(iter(self._parameters().values())).device if self._home is None else self._home
-        return move_to_host(self._on_device())
+        with self._moving:
+            self._spare = {}
+            self._home = next(iter(self._parameters().values())).device if self._home is None else self._home
+            return move_to_host(self._on_device())
 
     def resume_memory(self) -> int:
         """Move them back; see `ReleasesMemory`."""
-        return 0 if self._home is None else move_to_device(self._on_device(), self._home)
+        with self._moving:
+            return 0 if self._home is None else move_to_device(self._on_device(), self._home)
 
     def _on_device(self) -> list[Tensor]:
         staged = self._staged

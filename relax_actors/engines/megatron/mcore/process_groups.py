@@ -104,11 +104,19 @@ def use(address: str, number: int) -> None:
         number: its GPU, among those that it sees.
 
     Raises:
-        ConfigError: there are fewer GPUs.
+        ConfigError: there are fewer GPUs, or no interface has the address.
     """
-    if interface := interface_of(address):
+    is_loopback, interface = IPv4Address(address).is_loopback, interface_of(address)
+    if not interface and not is_loopback:
+        msg = (
+            f"no network interface has the address {address}, by which this machine reaches the other ranks, as its "
+            "primary one; set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to its interface"
+        )
+        if "GLOO_SOCKET_IFNAME" not in os.environ:
+            raise ConfigError(msg)
+    elif interface:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-        if not IPv4Address(address).is_loopback:
+        if not is_loopback:
             os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
     if ON_CPU:
         return
