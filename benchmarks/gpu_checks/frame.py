@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -59,6 +60,17 @@ class Place:
         if not self.on_gpu:
             msg = "needs a GPU"
             raise Skipped(msg)
+
+
+def require(*modules: str) -> None:
+    """Skip a check that needs packages which are not installed.
+
+    Raises:
+        Skipped: names them.
+    """
+    if missing := [module for module in modules if find_spec(module) is None]:
+        msg = f"{' and '.join(missing)} not installed"
+        raise Skipped(msg)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import statistics
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 from grpo_vs_trl import Result, run_relax, run_trl
 from grpo_workload import ARCHITECTURE, Workload
 
-from gpu_checks.frame import Failed, Figures, Place, Skipped, check
+from gpu_checks.frame import Failed, Figures, Place, check, require
 from gpu_checks.workload import QWEN3_0_6B
 
 WARM_UP = 2
@@ -19,9 +18,7 @@ WARM_UP = 2
 @check("grpo_vs_trl", seconds=500, is_alone=True, is_short=False)
 def grpo_vs_trl(place: Place) -> Figures:
     """GRPO against TRL at equal settings: completions a second, memory; on a GPU a model of Qwen3-0.6B's shape."""
-    if find_spec("trl") is None:
-        msg = "trl is not installed"
-        raise Skipped(msg)
+    require("trl")
     sizes = {"steps": 10, "new_tokens": 128} if place.on_gpu else {"steps": 6}
     work = Workload(
         str(place.folder),

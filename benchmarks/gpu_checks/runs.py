@@ -16,7 +16,7 @@ from typing import Any
 from live_run import is_alive, name_of
 from process_memory import tree
 
-from gpu_checks.frame import Failed, Figures, Place, Skipped, check
+from gpu_checks.frame import Failed, Figures, Place, check, require
 from relax_actors.weights import files as weights
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo" / "demo.toml"
@@ -139,11 +139,7 @@ def kills_torch(place: Place) -> Figures:
 @check("kills_megatron", seconds=500, is_alone=True, is_short=False)
 def kills_megatron(place: Place) -> Figures:
     """`relax up` with Megatron-Core ends with the same bits after kills of trainer, rollout and node."""
-    try:
-        import megatron.core  # noqa: F401, PLC0415 optional package
-    except ModuleNotFoundError as error:
-        msg = f"{error.name} is not installed"
-        raise Skipped(msg) from error
+    require("megatron")
     return kill_and_compare(place, 16 if place.is_short else 60, "trainer.backend=megatron")
 
 

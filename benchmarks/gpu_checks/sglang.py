@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
-from gpu_checks.frame import Figures, Place, Skipped, check
+from gpu_checks.frame import Figures, Place, check, require
 from gpu_checks.runs import SHARED, finish, start
 
 
@@ -12,9 +10,7 @@ from gpu_checks.runs import SHARED, finish, start
 def sglang(place: Place) -> Figures:
     """`relax up` with an SGLang server on the device: mismatch of log-probs, seconds."""
     place.require_gpu()
-    if missing := [name for name in ("sglang", "sgl_kernel") if find_spec(name) is None]:
-        msg = f"{' and '.join(missing)} not installed"
-        raise Skipped(msg)
+    require("sglang", "sgl_kernel")
     devices = ("trainer.device=cuda", "rollout.device=cuda", "rollout.sglang.memory_fraction=0.3")
     run = start(place, "sglang", (*devices, *SHARED, "rollout.backend=sglang", "run.steps=40", "eval.every=40"))
     result = finish(run, place, "sglang", 380)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpu_checks.frame import Skipped
+from gpu_checks.frame import require
 from relax_actors.config import Config, validate
 from relax_actors.data.model_folder import prepare
 from relax_actors.engines.protocols import TrainingEngine, TrainSample
@@ -68,7 +68,12 @@ def config_of(
         device: of the trainer.
         deterministic: whether kernels give the same bits in every run.
         trainer: settings of [trainer].
+
+    Raises:
+        Skipped: the package of the backend is not installed.
     """
+    if trainer.get("backend") == "megatron":
+        require("megatron")
     settings: dict[str, Any] = {"learning_rate": 1e-3, "max_tokens_per_microbatch": 4096, "device": device}
     tree: dict[str, Any] = {
         "run": {"name": "check", "folder": str(folder), "deterministic": deterministic},
@@ -84,20 +89,13 @@ def config_of(
 
 
 def start(config: Config, *, initialise: bool = True) -> TrainingEngine:
-    """Return the training engine of a configuration, at version 0 unless a checkpoint will be loaded.
-
-    Raises:
-        Skipped: its package is not installed.
-    """
+    """Return the training engine of a configuration, at version 0 unless a checkpoint will be loaded."""
     engine: TrainingEngine
     if config.trainer.backend == "torch":
         engine = TorchEngine(config)
     else:
-        try:
-            from relax_actors.engines.megatron.mcore.engine import MegatronEngine  # noqa: PLC0415 optional package
-        except ModuleNotFoundError as error:
-            msg = f"{error.name} is not installed"
-            raise Skipped(msg) from error
+        from relax_actors.engines.megatron.mcore.engine import MegatronEngine  # noqa: PLC0415 optional package
+
         engine = MegatronEngine(config)
     if initialise:
         engine.initialise(1)
