@@ -1,7 +1,6 @@
 """Measure the start of a run: seconds from the command `relax up` to its first optimizer step, by phase.
 
-Each round starts the demo anew. The first round, which is not counted, writes the byte code of modules that have
-changed.
+Each round is a new run. The first one is not counted, as Python may have to compile modules.
 
     python benchmarks/start.py [CONFIG] [--rounds 5] [--json] [SETTING ...]
 """

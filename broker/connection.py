@@ -219,7 +219,7 @@ class Connection:
 
     @property
     def host(self) -> str:
-        """Host name or address of the server that this process is connected to."""
+        """Name or address of the connected server's host."""
         url = self.nc.connected_url
         return str((url.hostname if url is not None else None) or urlsplit(self.address.url).hostname or "")
 

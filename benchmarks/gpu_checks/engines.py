@@ -143,7 +143,7 @@ def generation(place: Place) -> Figures:
             msg = f"{precision}: other tokens for the same seed"
             raise Failed(msg)
         pairs = [(prompt, sample) for prompt, group in zip(prompts, groups, strict=True) for sample in group]
-        scored = trainer.score([sequence(prompt, sample.tokens) for prompt, sample in pairs], nothing)
+        scored = trainer.score([TrainSample.of_completion(p, s.tokens) for p, s in pairs], nothing)
         ours = [logprobs[len(prompts[0]) :] for logprobs in scored]
         difference = np.concatenate([np.abs(a - s.logprobs) for a, (_, s) in zip(ours, pairs, strict=True)])
         figures |= {
@@ -163,8 +163,3 @@ def served(trainer: TorchEngine, model: Path, place: Place, dtype: torch.dtype) 
     engine = TransformersEngine(model, place.device, dtype)
     engine.load(0, print_of, [file])
     return engine
-
-
-def sequence(prompt: Any, tokens: Any) -> Any:
-    """Return a sample to score."""
-    return TrainSample.of_completion(prompt, tokens)

@@ -10,10 +10,11 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from live_run import is_alive, name_of
+from live_run import is_alive, name_of, wait_for
 from process_memory import tree
 
 from gpu_checks.frame import Failed, Figures, Place, check, require
@@ -83,7 +84,7 @@ def _logs(run: Path) -> str:
 
 
 class Killer(threading.Thread):
-    """Kills processes of a run, one after the other, until it is told to stop; each as soon as it has trained again."""
+    """Kills the processes that it is given, one after the other and with pauses, until the run ends."""
 
     def __init__(self, run: subprocess.Popen[bytes], victims: tuple[str, ...], pause: float) -> None:
         super().__init__(daemon=True)
@@ -94,15 +95,17 @@ class Killer(threading.Thread):
         """Kill each victim once."""
         source = random.Random(1)  # noqa: S311
         for victim in self._victims:
-            end = time.monotonic() + SECONDS
-            time.sleep(self._pause * source.uniform(0.7, 1.3))
-            while self._run.poll() is None and time.monotonic() < end:
-                pids = [pid for pid in tree(self._run.pid) if name_of(pid) == victim and is_alive(pid)]
-                if pids:
-                    os.kill(pids[0], signal.SIGKILL)
-                    self.killed.append(victim)
-                    break
-                time.sleep(0.05)
+            time.sleep(self._pause * source.uniform(0.7, 1.3))  # so that each meets the run in another moment
+            wait_for(partial(self._is_over_or_has, victim), f"process of {victim}", SECONDS)
+            for pid in self._pids(victim)[:1]:
+                os.kill(pid, signal.SIGKILL)
+                self.killed.append(victim)
+
+    def _is_over_or_has(self, victim: str) -> bool:
+        return self._run.poll() is not None or bool(self._pids(victim))
+
+    def _pids(self, victim: str) -> list[int]:
+        return [pid for pid in tree(self._run.pid) if name_of(pid) == victim and is_alive(pid)]
 
 
 def kill_and_compare(place: Place, steps: int, *more: str) -> Figures:
@@ -114,9 +117,8 @@ def kill_and_compare(place: Place, steps: int, *more: str) -> Figures:
     shared = (*settings(place, steps), *more)
     calm = start(place, "calm", shared)
     expected = finish(calm, place, "calm")
-    run = start(place, "killed", shared)
-    while not (place.folder / "killed" / "checkpoints").is_dir() and run.poll() is None:
-        time.sleep(0.1)
+    run, checkpoints = start(place, "killed", shared), place.folder / "killed" / "checkpoints"
+    wait_for(lambda: checkpoints.is_dir() or run.poll() is not None, "first checkpoint", SECONDS)
     killer = Killer(run, ("trainer", "rollout", "trainer", "node"), pause=2.0)
     killer.start()
     found = finish(run, place, "killed")

@@ -166,7 +166,7 @@ def release(place: Place) -> Figures:
 
 
 def memory(place: Place) -> int:
-    """Return the MiB that this process holds on the GPU, what torch keeps for later included."""
+    """Return the MiB of GPU memory that torch has reserved in this process."""
     return torch.cuda.memory_reserved() // MIB if place.on_gpu else 0
 
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -40,9 +40,8 @@ while True:
 
 
 @contextmanager
-def computing(folder: Path, name: str, seconds: float) -> Iterator[subprocess.Popen[bytes]]:
-    arguments = [str(folder / "0.lock"), name, str(seconds), str(folder / "log")]
-    child = subprocess.Popen([sys.executable, "-c", COMPUTE, *arguments], stderr=subprocess.PIPE)
+def running(program: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    child = subprocess.Popen([sys.executable, "-c", program, *arguments], stderr=subprocess.PIPE)
     try:
         yield child
     finally:
@@ -50,6 +49,10 @@ def computing(folder: Path, name: str, seconds: float) -> Iterator[subprocess.Po
         child.wait()
         assert child.stderr is not None
         child.stderr.close()
+
+
+def computing(folder: Path, name: str, seconds: float) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    return running(COMPUTE, str(folder / "0.lock"), name, str(seconds), str(folder / "log"))
 
 
 def log_of(folder: Path) -> str:
@@ -155,17 +158,9 @@ while True:
 """
 
 
-@contextmanager
-def resident(folder: Path, name: str, *devices: int) -> Iterator[subprocess.Popen[bytes]]:
+def resident(folder: Path, name: str, *devices: int) -> AbstractContextManager[subprocess.Popen[bytes]]:
     locks = ",".join(str(folder / f"{device}.lock") for device in devices)
-    child = subprocess.Popen([sys.executable, "-c", RESIDENT, locks, name, str(folder / "log")], stderr=subprocess.PIPE)
-    try:
-        yield child
-    finally:
-        child.kill()
-        child.wait()
-        assert child.stderr is not None
-        child.stderr.close()
+    return running(RESIDENT, locks, name, str(folder / "log"))
 
 
 def test_memory_stays_on_the_device_while_nobody_waits_and_leaves_it_for_another(tmp_path: Path) -> None:
@@ -181,10 +176,12 @@ def test_memory_stays_on_the_device_while_nobody_waits_and_leaves_it_for_another
 def test_idle_holder_hands_the_device_over(tmp_path: Path, make_context: MakeContext) -> None:
     mine = DeviceLock([tmp_path / "0.lock"], make_context("rollout"), 30.0)
     moved: list[str] = []
-    engine = SimpleNamespace(
-        release_memory=lambda: moved.append("out") or 5 << 20, resume_memory=lambda: moved.append("in") or 0
-    )
-    mine.add(engine)
+
+    def release() -> int:
+        moved.append("out")
+        return 5 << 20
+
+    mine.add(SimpleNamespace(release_memory=release, resume_memory=lambda: moved.append("in")))
     with mine():
         pass
     assert moved == ["out", "in"]
