@@ -27,6 +27,7 @@ __all__ = [
     "ConfigError",
     "EngineError",
     "FencedError",
+    "MissingPackageError",
     "RelaxError",
     "RowError",
     "RowTakenError",
@@ -36,6 +37,10 @@ __all__ = [
     "SubjectError",
     "UnsafePathError",
 ]
+
+
+class MissingPackageError(ConfigError):
+    """Need of a Python package that is not installed on this machine."""
 
 
 class RowError(RelaxError):

@@ -22,7 +22,7 @@ from relax_actors.data.checked_run import CheckedModel, CheckedRun
 from relax_actors.data.model_folder import ModelFacts
 from relax_actors.devices.inventory import Inventory, machine_inventory
 from relax_actors.engines.backends import inference_backend, training_backend, unused_settings
-from relax_actors.errors import ConfigError, RelaxError
+from relax_actors.errors import ConfigError, MissingPackageError, RelaxError
 from relax_actors.registry.catalog import ALL
 from relax_actors.roles import make_role, role_names, roles_at_start
 from relax_actors.roles.columns import check_columns
@@ -65,7 +65,8 @@ def examine(
         spelled: dotted names that the file or an override sets; see `relax_actors.config.load.set_by`.
         inventory: GPUs that the actors here may use; None for those of this machine.
         calls: folder from which dotted paths are imported, to call rewards and the environment; None for no calls.
-        nodes: GPUs of several nodes, which exist on paper; this machine's devices and memory are then not checked.
+        nodes: GPUs of several nodes, which exist on paper; this machine's devices and memory are then not checked, and
+            a package that it lacks is a note.
     """
     errors: list[str] = []
     notes: list[str] = []
@@ -79,17 +80,22 @@ def examine(
         run = CheckedRun(config=config, here=here, inventory=gpus, model=model)
         errors += [*refusals(config, spelled), *unused_settings(config, spelled)]
         for check in (*_checks(run), *(_node_checks(run, nodes) if nodes else _machine_checks(run))):
-            _attempt(check, errors, notes)
+            _attempt(check, errors, notes, elsewhere=bool(nodes))
         if calls is not None and not errors:
             for check in check_calls(run, calls):
-                _attempt(check, errors, notes)
+                _attempt(check, errors, notes, elsewhere=bool(nodes))
     # Several checks may meet the same cause, such as a role that does not import.
     return Findings(tuple(dict.fromkeys(errors)), tuple(dict.fromkeys(notes)), None if model is None else model.facts)
 
 
-def _attempt(check: Check, errors: list[str], notes: list[str]) -> None:
+def _attempt(check: Check, errors: list[str], notes: list[str], *, elsewhere: bool) -> None:
     try:
         notes.extend(check() or ())
+    except MissingPackageError as error:
+        if elsewhere:
+            notes.append(f"not checked, as this machine lacks a package: {error}")
+        else:
+            errors.append(str(error))
     except ConfigError as error:
         errors.append(str(error))
 

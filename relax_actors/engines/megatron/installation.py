@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from relax_actors.errors import ConfigError
+from relax_actors.errors import MissingPackageError
 
 REQUIRED_MODULES = ("megatron.core",)
 
@@ -16,7 +16,7 @@ def require(section: str = "trainer") -> None:
         section: configuration section whose `backend` is "megatron"; named in the error.
 
     Raises:
-        ConfigError: a required module is missing; names the command that installs it.
+        MissingPackageError: a required module is missing; names the command that installs it.
     """
     missing = [name for name in REQUIRED_MODULES if not _is_installed(name)]
     if missing:
@@ -24,7 +24,7 @@ def require(section: str = "trainer") -> None:
             f'{section}.backend = "megatron" needs {", ".join(missing)}, which is not installed; run `make megatron`, '
             "or pip install 'relax-actors[megatron]'"
         )
-        raise ConfigError(msg)
+        raise MissingPackageError(msg)
 
 
 def _is_installed(name: str) -> bool:

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from relax_actors.errors import ConfigError
+from relax_actors.errors import MissingPackageError
 
 TEXT_WITH_EXPERTS = ("qwen2_moe", "qwen3_moe")
 """Types of text models with experts whose weights `checkpoint_names` can name."""
@@ -18,12 +18,12 @@ def require() -> None:
     """Raise an error if SGLang is not installed.
 
     Raises:
-        ConfigError: SGLang is not installed; names the command that installs it.
+        MissingPackageError: SGLang is not installed; names the command that installs it.
     """
     missing = [name for name in ("sglang", "sgl_kernel") if find_spec(name) is None]
     if missing:
         msg = f'rollout.backend = "sglang" needs {", ".join(missing)}, which is not installed; run `make sglang`'
-        raise ConfigError(msg)
+        raise MissingPackageError(msg)
 
 
 def has_experts(fields: Mapping[str, Any]) -> bool:
