@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from email.message import Message
@@ -57,6 +58,11 @@ def read_headers(raw: bytes) -> dict[str, str] | None:
     return headers
 
 
+def _matters(record: logging.LogRecord) -> bool:
+    """Whether a line of asyncio is worth a look: each end of a TLS connection of nats-py writes one that is not."""
+    return not record.getMessage().startswith("returning true from eof_received()")
+
+
 class Client(nats.aio.client.Client):
     """NATS client that survives subjects and headers that are not UTF-8.
 
@@ -73,6 +79,7 @@ class Client(nats.aio.client.Client):
 
     def __init__(self) -> None:
         super().__init__()
+        logging.getLogger("asyncio").addFilter(_matters)
         self._direct: dict[int, Callable[[Msg], None]] = {}
 
     async def _connect_to_server(self, server: Any) -> None:

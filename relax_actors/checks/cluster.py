@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from relax_actors.checks.capacity import copied_bytes, engine_bytes, host_bytes, leaves_gpu
@@ -41,6 +42,35 @@ class PlacedActor:
     gpus: Gpus
     device_bytes: int
     host_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeShare:
+    """What a node does for a run.
+
+    Attributes:
+        node: its number; node 0 is that of `relax up`.
+        actors: number of actors of each of its roles.
+        arguments: what starts it, after `relax up` and the configuration or after `relax node`.
+    """
+
+    node: int
+    actors: Mapping[str, int]
+    arguments: tuple[str, ...]
+
+    @classmethod
+    def of(cls, config: Config, node: int, actors: Mapping[str, int]) -> NodeShare:
+        """Describe the node with these actors."""
+        if node:
+            return cls(node, actors, tuple(f"--role={role}={count}" for role, count in actors.items()))
+        fewer = [f"{role}.replicas={count}" for role, count in actors.items() if count != replicas(config, role)]
+        is_whole = set(roles_at_start(config)) <= set(actors)
+        return cls(0, actors, (*fewer, *([] if is_whole else [f"--roles={','.join(actors)}"])))
+
+    @property
+    def command(self) -> str:
+        """The command that starts it."""
+        return " ".join(["relax node" if self.node else "relax up", *self.arguments])
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +143,13 @@ def check_nodes(run: CheckedRun, nodes: Sequence[Inventory], facts: ModelFacts) 
         raise ConfigError("\n".join(problems))
 
 
+def node_shares(config: Config, nodes: Sequence[Inventory], facts: ModelFacts) -> list[NodeShare]:
+    """Return what each node does, by the placement; nodes with no actor are left out."""
+    actors = place_on_nodes(config, nodes, facts).actors
+    counts = [Counter(one.role for one in actors if one.node == node) for node in range(len(nodes))]
+    return [NodeShare.of(config, node, here) for node, here in enumerate(counts) if here]
+
+
 def placement_lines(config: Config, nodes: Sequence[Inventory], facts: ModelFacts) -> Iterator[str]:
     """Yield the placement as a table, and for each node its memory and the command that starts it."""
     actors = place_on_nodes(config, nodes, facts).actors
@@ -124,19 +161,10 @@ def placement_lines(config: Config, nodes: Sequence[Inventory], facts: ModelFact
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
         yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+    commands = {share.node: f"; {share.command}" for share in node_shares(config, nodes, facts)}
     for node, inventory in enumerate(nodes):
         here = [one for one in actors if one.node == node]
         used, host = {n for one in here for n in one.gpus}, sum(one.host_bytes for one in here) / GIB
         idle = counted(len(inventory.gpus) - len(used), "idle GPU")
-        command = f"; {_command(config, node, [one.role for one in here])}" if here else ""
-        yield f"node {node}: {counted(len(here), 'actor')}, {host:.0f} GiB of memory besides GPUs, {idle}{command}"
-
-
-def _command(config: Config, node: int, roles: Sequence[str]) -> str:
-    """Return how to start a node with these actors, of which each has a role."""
-    counts = {role: roles.count(role) for role in dict.fromkeys(roles)}
-    if node:
-        return f"relax node {' '.join(f'--role {role}={count}' for role, count in counts.items())}"
-    absent = [role for role in roles_at_start(config) if role not in counts]
-    fewer = [f"{role}.replicas={count}" for role, count in counts.items() if count != replicas(config, role)]
-    return " ".join(["relax up", *fewer, *([f"--roles {','.join(counts)}"] if absent else [])])
+        actors_here = counted(len(here), "actor")
+        yield f"node {node}: {actors_here}, {host:.0f} GiB of memory besides GPUs, {idle}{commands.get(node, '')}"

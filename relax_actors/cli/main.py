@@ -49,6 +49,7 @@ COMMANDS: Registry[Any] = Registry(
         "keys": "relax_actors.cli.keys:keys",
         "node": "relax_actors.cli.node:node",
         "fingerprint": "relax_actors.cli.fingerprint:fingerprint",
+        "slurm": "relax_actors.cli.slurm:slurm",
     },
 )
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -18,15 +15,13 @@ import pytest
 from broker.connection import Connection
 from broker.leases import RunState
 from broker.listeners import Settings
-from broker.server import find_binary
 from broker.streams import ensure_bucket
 from broker.subjects import Subjects
 from tests.support.guarded import Guarded, MakeGuarded
 from tests.support.nodes import Node
-from tests.support.running import TINY, Run, processes_of, relax, wait_until
+from tests.support.running import Run, processes_of, relax, wait_until
 
 NAME = "spread"
-SBATCH = Path(__file__).parents[2] / "deploy" / "slurm" / "relax.sbatch"
 HERE = "prompts,reward,advantages,trainer"
 
 
@@ -184,25 +179,3 @@ def test_node_whose_credentials_expire_continues_with_renewed_ones(
     run.end_in_order()
     code, said = node.end(signal.SIGTERM)
     assert code == 0, said
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(200)
-def test_batch_job_continues_with_the_streams_of_the_job_before(tmp_path: Path) -> None:
-    hosts = tmp_path / "bin"
-    hosts.mkdir()
-    for name, path in (("nats-server", find_binary()), ("relax", Path(sys.executable).with_name("relax"))):
-        (hosts / name).symlink_to(path)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    for job in (1, 2):
-        slurm = {"SLURM_JOB_ID": str(job), "SLURM_JOB_NUM_NODES": "1", "RELAX_BIN": str(hosts), "RELAX_PORT": str(port)}
-        command = ["bash", str(SBATCH), str(TINY), "run.name=batched", f"run.steps={job}"]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=os.environ | slurm, capture_output=True, text=True, check=False, timeout=90
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-    (kept,) = (path for path in (tmp_path / "runs").glob("*.nats/jetstream/*") if path.name.startswith("A"))
-    assert (kept / "streams" / "RELAX_batched_TABLE").is_dir()
-    assert not (tmp_path / "runs" / "nats").exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 import socket
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -31,11 +31,10 @@ def free_port() -> int:
 def listening(guarded: Guarded) -> set[str]:
     """Addresses on which a server listens, in hexadecimal, as the kernel lists them."""
     assert guarded.process is not None
-    inodes = {
-        str(path.readlink())[8:-1]
-        for path in Path(f"/proc/{guarded.process.pid}/fd").iterdir()
-        if str(path.readlink()).startswith("socket:")
-    }
+    inodes = set()
+    for path in Path(f"/proc/{guarded.process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # the server may close a file meanwhile
+            inodes.add(str(path.readlink()).removeprefix("socket:[").removesuffix("]"))
     found = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:

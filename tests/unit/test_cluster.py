@@ -94,7 +94,7 @@ def test_table_names_node_devices_and_the_commands_that_start_them() -> None:
     assert lines[0].split() == ["role", "actor", "node", "devices", "memory"]
     assert any(line.split()[:7] == ["trainer", "trainer.0", "0", "GPUs", "0", "to", "3"] for line in lines)
     assert "relax up rollout.replicas=4" in lines[-2]
-    assert "relax node --role rollout=4 --role trainer_rank=4" in lines[-1]
+    assert "relax node --role=rollout=4 --role=trainer_rank=4" in lines[-1]
 
 
 @pytest.mark.parametrize("text", ["8", "0x8", "2x", "2x8x80", "x8", "2x8x80GB"])

@@ -125,16 +125,6 @@ def test_manifests_match_the_kubernetes_schemas() -> None:
     assert {"StatefulSet", "Deployment", "Job", "Service", "PersistentVolumeClaim"} <= set(kinds)
 
 
-def test_batch_script_is_valid_bash() -> None:
-    script = str(DEPLOY / "slurm" / "relax.sbatch")
-    checks = [[shutil.which("bash") or "", "-n", script]]
-    if found := shutil.which("shellcheck"):
-        checks.append([found, script])
-    for check in checks:
-        done = subprocess.run(check, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-
-
 def test_dashboard_queries_existing_metrics() -> None:
     board = json.loads((DEPLOY / "grafana" / "relax.json").read_text())
     asked = {

@@ -1,0 +1,81 @@
+"""A run in a job of a real Slurm: the rendered script on two nodes, whose processes and nodes are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from relax_actors.isolation import proc
+from relax_actors.runtime.run_folder import RunFolder
+from tests.support.guarded import free_port
+from tests.support.running import ON_POLICY, TINY, Run, relax, wait_until
+from tests.support.slurm import SlurmCluster, needs_slurm
+
+NAME = "batched"
+SAME = ("weights_fingerprint", "admitted", "trained", "dropped", "quarantined", "in_flight")
+SETTINGS = (f"run.name={NAME}", "run.steps=200", "trainer.checkpoint_every=20", *ON_POLICY)
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Iterator[SlurmCluster]:
+    cluster = SlurmCluster(tmp_path / "slurm")
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def step_of(folder: Path) -> int:
+    """The last step of a run, -1 before the first."""
+    found = relax("status", str(folder), "--json", cwd=folder.parent)
+    return int(json.loads(found.stdout)["step"] or -1) if found.returncode == 0 else -1
+
+
+def kill(job: str, *words: str) -> None:
+    """Kill the process of a job whose command line has these words."""
+    mark = f"SLURM_JOB_ID={job}".encode()
+    commands = {pid: proc.command(pid) for pid in proc.processes() if mark in proc.environment(pid)}
+    (pid,) = (pid for pid, line in commands.items() if set(words) <= {w.decode().rpartition("/")[2] for w in line})
+    os.kill(pid, signal.SIGKILL)
+
+
+@needs_slurm
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_job_outlives_its_processes_and_a_node_and_ends_with_the_same_weights(
+    slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    options = ("--nodes", "2x0", "--role", "rollout=1", "--port", str(free_port()))
+    rendered = relax("slurm", str(TINY), *SETTINGS, *options, cwd=tmp_path)
+    assert rendered.returncode == 0, rendered.stderr
+    (tmp_path / "job.sh").write_text(rendered.stdout)
+    job = slurm.ask("sbatch", "--parsable", "job.sh", cwd=tmp_path)
+    folder = RunFolder(tmp_path / "runs" / NAME).root
+
+    def stands(state: str) -> bool:
+        return state in slurm.ask("scontrol", "--oneliner", "show", "job", job).split()
+
+    wait_until(lambda: "rollout.1000 ready" in relax("tree", str(folder), cwd=tmp_path).stdout, "the second node", 120)
+    kill(job, "nats-server")
+    reached = step_of(folder)
+    wait_until(lambda: step_of(folder) > reached, "a step after the broker's death", 60)
+    kill(job, "relax", "up")
+    wait_until(lambda: step_of(folder) > reached + 5, "a step after the death of relax up", 90)
+    slurm.kill_node("n2")
+    wait_until(lambda: stands("JobState=PENDING"), "the job in the queue again", 90)
+    slurm.start_node("n2")
+    slurm.ask("scontrol", "update", f"jobid={job}", "StartTime=now")
+    wait_until(lambda: stands("JobState=COMPLETED") or stands("JobState=FAILED"), "the end of the job", 200)
+    log = (tmp_path / f"relax-{NAME}-{job}.log").read_text()
+    assert stands("JobState=COMPLETED"), log
+    assert stands("Restarts=1")
+    (tmp_path / "alone").mkdir()
+    alone = Run(tmp_path / "alone", NAME, list(SETTINGS[1:])).complete(120)
+    summary = json.loads(RunFolder(folder).summary.read_text())
+    assert {name: summary[name] for name in SAME} == {name: alone[name] for name in SAME}
