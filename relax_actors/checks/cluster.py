@@ -51,21 +51,16 @@ class NodeShare:
     Attributes:
         node: its number; node 0 is that of `relax up`.
         actors: number of actors of each of its roles.
+        gpus: number of GPUs that they use.
+        host_bytes: memory of the node that they take, by estimate.
         arguments: what starts it, after `relax up` and the configuration or after `relax node`.
     """
 
     node: int
     actors: Mapping[str, int]
+    gpus: int
+    host_bytes: int
     arguments: tuple[str, ...]
-
-    @classmethod
-    def of(cls, config: Config, node: int, actors: Mapping[str, int]) -> NodeShare:
-        """Describe the node with these actors."""
-        if node:
-            return cls(node, actors, tuple(f"--role={role}={count}" for role, count in actors.items()))
-        fewer = [f"{role}.replicas={count}" for role, count in actors.items() if count != replicas(config, role)]
-        is_whole = set(roles_at_start(config)) <= set(actors)
-        return cls(0, actors, (*fewer, *([] if is_whole else [f"--roles={','.join(actors)}"])))
 
     @property
     def command(self) -> str:
@@ -143,11 +138,40 @@ def check_nodes(run: CheckedRun, nodes: Sequence[Inventory], facts: ModelFacts) 
         raise ConfigError("\n".join(problems))
 
 
-def node_shares(config: Config, nodes: Sequence[Inventory], facts: ModelFacts) -> list[NodeShare]:
-    """Return what each node does, by the placement; nodes with no actor are left out."""
-    actors = place_on_nodes(config, nodes, facts).actors
-    counts = [Counter(one.role for one in actors if one.node == node) for node in range(len(nodes))]
-    return [NodeShare.of(config, node, here) for node, here in enumerate(counts) if here]
+def node_shares(
+    config: Config, nodes: Sequence[Inventory], facts: ModelFacts, more: Mapping[str, int] | None = None
+) -> list[NodeShare]:
+    """Return what each node does, by the placement; nodes without an actor are left out.
+
+    Args:
+        config: the configuration.
+        nodes: GPUs of each node.
+        facts: size and shape of the model.
+        more: number of actors of each role that all nodes but the first have besides, on their CPUs.
+    """
+    placed = place_on_nodes(config, nodes, facts).actors
+    shares = []
+    for node in range(len(nodes)):
+        here = [one for one in placed if one.node == node]
+        more_here = [
+            _placed(config, facts, f"{role}.0", node, ()) for role, n in (more or {}).items() for _ in range(n)
+        ]
+        here += more_here if node else []
+        if here:
+            shares.append(_share(config, node, here))
+    return shares
+
+
+def _share(config: Config, node: int, actors: Sequence[PlacedActor]) -> NodeShare:
+    counts = Counter(one.role for one in actors)
+    if node:
+        arguments = [f"--role={role}={count}" for role, count in counts.items()]
+    else:
+        arguments = [f"{role}.replicas={count}" for role, count in counts.items() if count != replicas(config, role)]
+        if set(roles_at_start(config)) - set(counts):
+            arguments.append(f"--roles={','.join(counts)}")
+    gpus = {gpu for one in actors for gpu in one.gpus}
+    return NodeShare(node, counts, len(gpus), sum(one.host_bytes for one in actors), tuple(arguments))
 
 
 def placement_lines(config: Config, nodes: Sequence[Inventory], facts: ModelFacts) -> Iterator[str]:

@@ -50,6 +50,7 @@ COMMANDS: Registry[Any] = Registry(
         "node": "relax_actors.cli.node:node",
         "fingerprint": "relax_actors.cli.fingerprint:fingerprint",
         "slurm": "relax_actors.cli.slurm:slurm",
+        "kubernetes": "relax_actors.cli.kubernetes:kubernetes",
     },
 )
 

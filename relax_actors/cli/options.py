@@ -29,3 +29,10 @@ Broker = Annotated[
 ]
 Credentials = Annotated[Path | None, typer.Option(help="Folder written by `relax keys`, or a .creds file.")]
 CertificateAuthority = Annotated[Path | None, typer.Option(help="Certificate of the broker's certificate authority.")]
+Nodes = Annotated[
+    str, typer.Option(help="Nodes of the run and GPUs of each, such as 2x8 or 2x8x80GiB; 2x0 for nodes without.")
+]
+MoreRoles = Annotated[
+    list[str] | None,
+    typer.Option(help="Actors of each node but the first: role=number, e.g. rollout=2; for nodes without GPUs."),
+]

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from relax_actors.cli.options import ConfigPath, Overrides
-from relax_actors.printable import printable_lines
+from relax_actors.cli.options import ConfigPath, MoreRoles, Nodes, Overrides
 
 if TYPE_CHECKING:
-    from relax_actors.checks.cluster import NodeShare
-    from relax_actors.config import Config
+    from relax_actors.cli.planned_nodes import PlannedNodes
 
 BODY = Path(__file__).with_name("slurm_job.sh")
 WARNING_SECONDS = 120
@@ -25,13 +23,8 @@ WARNING_SECONDS = 120
 def slurm(
     config: ConfigPath,
     settings: Overrides = None,
-    nodes: Annotated[
-        str, typer.Option(help="Nodes of the job and GPUs of each, such as 2x8 or 2x8x80GiB; 2x0 for CPUs.")
-    ] = "1x0",
-    role: Annotated[
-        list[str] | None,
-        typer.Option(help="Actors of each node but the first: role=number, e.g. rollout=2; for nodes without GPUs."),
-    ] = None,
+    nodes: Nodes = "1x0",
+    role: MoreRoles = None,
     port: Annotated[int, typer.Option(help="Port of the broker on the first node.", min=1, max=65535)] = 4222,
 ) -> None:
     """Print a batch script for `sbatch`: broker and `relax up` on the first node, `relax node` on the others.
@@ -40,62 +33,22 @@ def slurm(
     command ran, which all nodes must share. Options of sbatch, such as --partition and --time, are added there. Exit
     code 2 if the configuration does not fit on the nodes.
     """
-    from relax_actors.checks import examine
-    from relax_actors.checks.cluster import node_shares, placement_lines
-    from relax_actors.config import load_config
-    from relax_actors.config.load import set_by
-    from relax_actors.devices.cluster import simulated_nodes
-    from relax_actors.errors import ConfigError
+    from relax_actors.cli.planned_nodes import plan
 
-    cluster, overrides = simulated_nodes(nodes), settings or []
-    loaded = load_config(config, overrides)
-    findings = examine(loaded, spelled=set_by(config, overrides), inventory=cluster[0], nodes=cluster)
-    if findings.errors or findings.facts is None:
-        raise ConfigError("\n".join(findings.errors))
-    for line in (*findings.notes, *placement_lines(loaded, cluster, findings.facts)):
-        typer.echo(printable_lines(line), err=True)
-    shares = node_shares(loaded, cluster, findings.facts)
-    shares = _with_roles(loaded, shares, len(cluster), role or [])
-    typer.echo("\n".join(script(config, loaded, overrides, shares, gpus=len(cluster[0].gpus), port=port)))
+    planned = plan(config, settings or [], nodes, role or [])
+    typer.echo("\n".join(script(config, settings or [], planned, port)))
 
 
-def _with_roles(config: Config, shares: Sequence[NodeShare], count: int, wanted: Sequence[str]) -> list[NodeShare]:
-    """Add actors to each node but the first.
-
-    Raises:
-        ConfigError: a node has no actors, or a role is none of the run's.
-    """
-    from relax_actors.checks.cluster import NodeShare
-    from relax_actors.errors import ConfigError
-    from relax_actors.roles import role_names
-    from relax_actors.supervision.assignment import split_wanted
-
-    more = dict(split_wanted(text) for text in wanted)
-    if unknown := sorted(set(more) - set(role_names(config))):
-        msg = f"--role: the run has no role {', '.join(unknown)}; its roles are {', '.join(role_names(config))}"
-        raise ConfigError(msg)
-    known = {share.node: dict(share.actors) for share in shares}
-    for node in range(1, count):
-        known[node] = known.get(node, {}) | more
-        if not known[node]:
-            msg = f"node {node} has no actor; take fewer nodes, or say what runs there, such as --role rollout=1"
-            raise ConfigError(msg)
-    return [NodeShare.of(config, node, actors) for node, actors in sorted(known.items())]
-
-
-def script(
-    path: Path, config: Config, overrides: Sequence[str], shares: Sequence[NodeShare], *, gpus: int, port: int
-) -> Iterator[str]:
+def script(path: Path, overrides: Sequence[str], planned: PlannedNodes, port: int) -> Iterator[str]:
     """Yield the lines of the script.
 
     Args:
         path: file of the configuration, absolute or from the folder in which the job is submitted.
-        config: the configuration.
         overrides: settings in place of the file's.
-        shares: what each node does.
-        gpus: GPUs of each node.
+        planned: what each node does.
         port: port of the broker.
     """
+    config, shares = planned.config, planned.shares
     name, runs = config.run.name, config.folder.parent
     folders = {"keys": runs / f"{name}.keys", "store": runs / f"{name}.nats", "run_store": config.store_path}
     values = {"bin": Path(sys.executable).parent, "config": path, **folders, "port": port}
@@ -105,8 +58,8 @@ def script(
     yield f"#SBATCH --nodes={len(shares)}"
     yield "#SBATCH --ntasks-per-node=1"
     yield "#SBATCH --exclusive"
-    if gpus:
-        yield f"#SBATCH --gpus-per-node={gpus}"
+    if planned.gpus:
+        yield f"#SBATCH --gpus-per-node={planned.gpus}"
     yield "#SBATCH --requeue"
     yield "#SBATCH --open-mode=append"
     yield f"#SBATCH --signal=B:USR1@{WARNING_SECONDS}"

@@ -18,7 +18,7 @@ from tests.support.slurm import SlurmCluster, needs_slurm
 
 NAME = "batched"
 SAME = ("weights_fingerprint", "admitted", "trained", "dropped", "quarantined", "in_flight")
-SETTINGS = (f"run.name={NAME}", "run.steps=200", "trainer.checkpoint_every=20", *ON_POLICY)
+SETTINGS = (f"run.name={NAME}", "run.steps=120", "trainer.checkpoint_every=20", *ON_POLICY)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def kill(job: str, *words: str) -> None:
 
 @needs_slurm
 @pytest.mark.slow
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(700)
 def test_job_outlives_its_processes_and_a_node_and_ends_with_the_same_weights(
     slurm: SlurmCluster, tmp_path: Path
 ) -> None:
@@ -76,6 +76,6 @@ def test_job_outlives_its_processes_and_a_node_and_ends_with_the_same_weights(
     assert stands("JobState=COMPLETED"), log
     assert stands("Restarts=1")
     (tmp_path / "alone").mkdir()
-    alone = Run(tmp_path / "alone", NAME, list(SETTINGS[1:])).complete(120)
+    alone = Run(tmp_path / "alone", NAME, list(SETTINGS[1:])).complete(200)
     summary = json.loads(RunFolder(folder).summary.read_text())
     assert {name: summary[name] for name in SAME} == {name: alone[name] for name in SAME}

@@ -17,7 +17,7 @@ from broker.listeners import ROUTE_PORT, Settings
 from broker.server import find_binary
 from relax_actors.cli.keys import make_keys
 from relax_actors.registry.catalog import ROLES
-from tests.support.running import wait_until
+from tests.support.running import TINY, relax, wait_until
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -123,6 +123,40 @@ def test_manifests_match_the_kubernetes_schemas() -> None:
                 validator.validate(manifest, validator.latest_version(), strict=True)
                 kinds.append(manifest["kind"])
     assert {"StatefulSet", "Deployment", "Job", "Service", "PersistentVolumeClaim"} <= set(kinds)
+
+
+RANKS = ("trainer.backend=megatron", "trainer.megatron.ranks=12", "trainer.megatron.local_ranks=6")
+
+
+@pytest.mark.parametrize("options", [("--nodes", "2x0", "--role", "rollout=2"), ("--nodes", "2x8", *RANKS)])
+def test_rendered_manifests_match_their_schemas_and_ask_for_the_gpus_of_the_placement(
+    options: tuple[str, ...], tmp_path: Path
+) -> None:
+    validator = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
+    import jsonschema
+    import yaml
+
+    done = relax("kubernetes", str(TINY), *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    plain = list(yaml.safe_load_all(done.stdout))
+    assert [manifest["kind"] for manifest in plain] == ["Job", "StatefulSet"]
+    for manifest in plain:
+        validator.validate(manifest, validator.latest_version(), strict=True)
+    (jobset,) = yaml.safe_load_all(relax("kubernetes", str(TINY), *options, "--jobset", cwd=tmp_path).stdout)
+    jsonschema.validate(jobset, json.loads((ROOT / "tests" / "support" / "jobset.schema.json").read_text()))
+    jobs = jobset["spec"]["replicatedJobs"]
+    for job in jobs:
+        whole = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job["name"]}} | job["template"]
+        validator.validate(whole, validator.latest_version(), strict=True)
+    pods = [manifest["spec"]["template"]["spec"] for manifest in plain]
+    assert [job["template"]["spec"]["template"]["spec"]["containers"] for job in jobs] == [
+        pod["containers"] for pod in pods
+    ]
+    limits = [pod["containers"][0]["resources"].get("limits") for pod in pods]
+    expected = [{"nvidia.com/gpu": 7}, {"nvidia.com/gpu": 6}] if RANKS[0] in options else [None, None]
+    assert limits == expected
+    secrets = {source["secret"]["name"] for pod in pods for source in pod["volumes"][2]["projected"]["sources"]}
+    assert all(re.fullmatch(r"[a-z0-9-]+", name) and f"name: {name}," in done.stdout for name in secrets)
 
 
 def test_dashboard_queries_existing_metrics() -> None:

@@ -1,0 +1,187 @@
+"""`relax kubernetes`: manifests that run a configuration on nodes of a Kubernetes cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from relax_actors.cli.options import ConfigPath, MoreRoles, Nodes, Overrides
+
+if TYPE_CHECKING:
+    from relax_actors.checks.cluster import NodeShare
+    from relax_actors.cli.planned_nodes import PlannedNodes
+
+BROKER = ",".join(f"nats://nats-{n}.nats:4222" for n in range(3))
+RETRIES = 1000
+"""Failures of a pod after which Kubernetes gives up: a run resumes after each."""
+FIRST, OTHER = ("/data/runs/*/lock", "/tmp/node/lock")  # noqa: S108 in a container of its own
+WORK_FOLDER = "/tmp/node"  # noqa: S108 as above
+
+
+def kubernetes(
+    config: ConfigPath,
+    settings: Overrides = None,
+    nodes: Nodes = "1x0",
+    role: MoreRoles = None,
+    jobset: Annotated[
+        bool, typer.Option("--jobset", help="Print one JobSet instead of a Job and StatefulSets.")
+    ] = False,
+    image: Annotated[str, typer.Option(help="Image of the containers.")] = "relax-actors",
+    device: Annotated[str, typer.Option(help="Name of the resource that a GPU is.")] = "nvidia.com/gpu",
+) -> None:
+    """Print manifests with a pod for each node: `relax up` in the first, `relax node` in the others.
+
+    They go beside the broker and the volume of deploy/kubernetes. The configuration is checked first; notes and the
+    placement go to stderr. The image has the configuration at the path that is given here. Exit code 2 if it does not
+    fit on the nodes.
+    """
+    import yaml
+
+    from relax_actors.cli.planned_nodes import plan
+
+    planned = plan(config, settings or [], nodes, role or [])
+    pods = Pods(config, settings or [], planned, image, device)
+    found = [pods.job_set()] if jobset else list(pods.plain())
+    users = sorted({user for share in planned.shares for user in pods.users(share)})
+    typer.echo("# Needs a secret for each user, in kustomization.yaml:")
+    for user in users:
+        typer.echo(f"#   - {{name: {_secret(user)}, files: [keys/{user}/nats.creds]}}")
+    typer.echo(yaml.safe_dump_all(found, sort_keys=False, width=120), nl=False)
+
+
+class Pods:
+    """Manifests of a run's nodes.
+
+    Args:
+        path: file of the configuration in the image.
+        overrides: settings in place of the file's.
+        planned: what each node does.
+        image: image of the containers.
+        device: name of the resource that a GPU is.
+    """
+
+    def __init__(self, path: Path, overrides: Sequence[str], planned: PlannedNodes, image: str, device: str) -> None:
+        self._path, self._overrides, self._planned = path, list(overrides), planned
+        self._image, self._device = image, device
+        self._name = planned.config.run.name.lower().replace("_", "-")
+
+    def plain(self) -> Iterator[dict[str, Any]]:
+        """Yield a Job, which ends with the run, and for each other node a StatefulSet: at most one pod at a time."""
+        first, *others = self._planned.shares
+        yield {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": self._pod(first)},
+            "spec": self._job(first),
+        }
+        for share in others:
+            name = self._pod(share)
+            spec = {"serviceName": name, "replicas": 1, "selector": {"matchLabels": {"app": name}}}
+            spec["template"] = self._template(share)
+            yield {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": name}, "spec": spec}
+
+    def job_set(self) -> dict[str, Any]:
+        """Return a JobSet that succeeds when the run has ended."""
+        jobs = [
+            {"name": f"node-{share.node}", "replicas": 1, "template": {"spec": self._job(share)}}
+            for share in self._planned.shares
+        ]
+        success = {"operator": "All", "targetReplicatedJobs": ["node-0"]}
+        spec = {"successPolicy": success, "failurePolicy": {"maxRestarts": RETRIES}, "replicatedJobs": jobs}
+        return {
+            "apiVersion": "jobset.x-k8s.io/v1alpha2",
+            "kind": "JobSet",
+            "metadata": {"name": f"relax-{self._name}"},
+            "spec": spec,
+        }
+
+    def users(self, share: NodeShare) -> list[str]:
+        """Return the users whose credentials a node needs."""
+        return [*share.actors, "node", *([] if share.node else ["operator"])]
+
+    def _pod(self, share: NodeShare) -> str:
+        return f"relax-{self._name}-{share.node}"
+
+    def _job(self, share: NodeShare) -> dict[str, Any]:
+        return {
+            "backoffLimit": RETRIES,
+            "podReplacementPolicy": "Failed",
+            "template": self._template(share, restartPolicy="OnFailure"),
+        }
+
+    def _template(self, share: NodeShare, **more: str) -> dict[str, Any]:
+        spec: dict[str, Any] = {
+            **more,
+            "terminationGracePeriodSeconds": 120,
+            "automountServiceAccountToken": False,
+            # Without the policy, each start would make run folders writable by the group, and relax refuses these.
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": 1000,
+                "fsGroup": 1000,
+                "fsGroupChangePolicy": "OnRootMismatch",
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [self._container(share)],
+            "volumes": [
+                {"name": "runs", "persistentVolumeClaim": {"claimName": "runs"}},
+                {"name": "tmp", "emptyDir": {}},
+                {"name": "keys", "projected": {"defaultMode": 0o440, "sources": self._secrets(share)}},
+            ],
+        }
+        return {"metadata": {"labels": {"app": self._pod(share)}}, "spec": spec}
+
+    def _secrets(self, share: NodeShare) -> list[dict[str, Any]]:
+        return [
+            {"secret": {"name": _secret(user), "items": [{"key": "nats.creds", "path": f"{user}/nats.creds"}]}}
+            for user in self.users(share)
+        ]
+
+    def _container(self, share: NodeShare) -> dict[str, Any]:
+        lock = OTHER if share.node else FIRST
+        alive = f'find {lock} -newermt "-60 seconds" | grep -q .'
+        resources: dict[str, Any] = {
+            "requests": {"cpu": len(share.actors), "memory": f"{1 + (share.host_bytes >> 30)}Gi"}
+        }
+        if share.gpus:
+            resources["limits"] = {self._device: share.gpus}
+        return {
+            "name": "relax",
+            "image": self._image,
+            "command": self._command(share),
+            "livenessProbe": {
+                "exec": {"command": ["/bin/sh", "-c", alive]},
+                "initialDelaySeconds": 60,
+                "periodSeconds": 20,
+                "timeoutSeconds": 5,
+            },
+            "securityContext": {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            },
+            "resources": resources,
+            "volumeMounts": [
+                {"name": "runs", "mountPath": "/data/runs"},
+                {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 in a container of its own
+                {"name": "keys", "mountPath": "/keys", "readOnly": True},
+            ],
+        }
+
+    def _command(self, share: NodeShare) -> list[str]:
+        if share.node:
+            folders = [
+                f"--store={self._planned.config.store_path}",
+                f"--work={WORK_FOLDER}",
+                f"--name=node-{share.node}",
+            ]
+            return ["relax", "node", *share.arguments, f"--broker={BROKER}", "--credentials=/keys", *folders, "--stay"]
+        broker = [f"broker.url={BROKER}", "broker.credentials=/keys", "broker.replicas=3"]
+        return ["relax", "up", str(self._path), *self._overrides, *share.arguments, "--quiet", "--must-finish", *broker]
+
+
+def _secret(user: str) -> str:
+    return f"keys-{user.replace('_', '-')}"

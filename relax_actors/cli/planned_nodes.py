@@ -1,0 +1,70 @@
+"""What each node of a run does, checked and placed before the nodes are there; for commands that describe jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from relax_actors.printable import printable_lines
+
+if TYPE_CHECKING:
+    from relax_actors.checks.cluster import NodeShare
+    from relax_actors.config import Config
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedNodes:
+    """Nodes of a run.
+
+    Attributes:
+        config: the configuration.
+        shares: what each node does, by its number.
+        gpus: GPUs of each node.
+    """
+
+    config: Config
+    shares: Sequence[NodeShare]
+    gpus: int
+
+
+def plan(path: Path, overrides: Sequence[str], nodes: str, roles: Sequence[str]) -> PlannedNodes:
+    """Check a configuration and place it on nodes; write notes and the placement to stderr.
+
+    Args:
+        path: file of the configuration.
+        overrides: settings in place of the file's.
+        nodes: number of nodes and GPUs of each, such as "2x8".
+        roles: actors that each node but the first has besides, as role=number.
+
+    Raises:
+        ConfigError: the configuration cannot work or does not fit, a node has no actor, or the run has no such role.
+    """
+    from relax_actors.checks import examine
+    from relax_actors.checks.cluster import node_shares, placement_lines
+    from relax_actors.config import load_config
+    from relax_actors.config.load import set_by
+    from relax_actors.devices.cluster import simulated_nodes
+    from relax_actors.errors import ConfigError
+    from relax_actors.roles import role_names
+    from relax_actors.supervision.assignment import split_wanted
+
+    cluster = simulated_nodes(nodes)
+    config = load_config(path, list(overrides))
+    more = dict(split_wanted(text) for text in roles)
+    if unknown := sorted(set(more) - set(role_names(config))):
+        msg = f"--role: the run has no role {', '.join(unknown)}; its roles are {', '.join(role_names(config))}"
+        raise ConfigError(msg)
+    findings = examine(config, spelled=set_by(path, list(overrides)), inventory=cluster[0], nodes=cluster)
+    if findings.errors or findings.facts is None:
+        raise ConfigError("\n".join(findings.errors))
+    for line in (*findings.notes, *placement_lines(config, cluster, findings.facts)):
+        typer.echo(printable_lines(line), err=True)
+    shares = node_shares(config, cluster, findings.facts, more)
+    if idle := sorted(set(range(len(cluster))) - {share.node for share in shares}):
+        msg = f"node {idle[0]} has no actor; take fewer nodes, or say what runs there, such as --role rollout=1"
+        raise ConfigError(msg)
+    return PlannedNodes(config, shares, len(cluster[0].gpus))
