@@ -59,7 +59,7 @@ def read_headers(raw: bytes) -> dict[str, str] | None:
 
 
 def _matters(record: logging.LogRecord) -> bool:
-    """Whether a line of asyncio is worth a look: each end of a TLS connection of nats-py writes one that is not."""
+    """Whether a line of asyncio's log is kept: the end of each TLS connection of nats-py writes one without meaning."""
     return not record.getMessage().startswith("returning true from eof_received()")
 
 

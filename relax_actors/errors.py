@@ -40,7 +40,7 @@ __all__ = [
 
 
 class MissingPackageError(ConfigError):
-    """Need of a Python package that is not installed on this machine."""
+    """A required Python package is not installed on this machine."""
 
 
 class RowError(RelaxError):

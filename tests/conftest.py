@@ -127,10 +127,10 @@ def make_guarded(tmp_path: Path) -> Iterator[MakeGuarded]:
     """Make servers with credentials of their own, not started yet."""
     made: list[Guarded] = []
 
-    def make(settings: list[str]) -> Guarded:
+    def make(settings: list[str], config: Path = TINY) -> Guarded:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            made.append(Guarded(tmp_path / f"keys{len(made)}", probe.getsockname()[1], settings))
+            made.append(Guarded(tmp_path / f"keys{len(made)}", probe.getsockname()[1], settings, config=config))
         return made[-1]
 
     yield make

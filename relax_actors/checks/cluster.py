@@ -76,8 +76,17 @@ class ClusterPlacement:
     problems: tuple[str, ...]
 
 
-def place_on_nodes(config: Config, nodes: Sequence[Inventory], facts: ModelFacts) -> ClusterPlacement:
-    """Place the actors of a run; those that need no GPU are on node 0, as `relax up` starts them."""
+def place_on_nodes(
+    config: Config, nodes: Sequence[Inventory], facts: ModelFacts, more: Mapping[str, int] | None = None
+) -> ClusterPlacement:
+    """Place the actors of a run; those that need no GPU are on node 0, as `relax up` starts them.
+
+    Args:
+        config: the configuration.
+        nodes: GPUs of each node.
+        facts: size and shape of the model.
+        more: additional actors on every node but the first, a number for each role; they compute on CPUs.
+    """
     roles = role_names(config)
     elsewhere = {role for role in roles if role in ROLES.built_in and built_in_spec(role).is_elsewhere}
     names = {role: [f"{role}.{n}" for n in range(replicas(config, role))] for role in roles}
@@ -85,7 +94,8 @@ def place_on_nodes(config: Config, nodes: Sequence[Inventory], facts: ModelFacts
     found = spread(needs, nodes, elsewhere, SPAN)
     placed = []
     for node, (actors, placement) in enumerate(zip(found.nodes, found.placements, strict=True)):
-        for actor in actors:
+        added = [f"{role}.{node * SPAN + n}" for role, count in (more or {}).items() if node for n in range(count)]
+        for actor in (*actors, *added):
             gpus = placement.gpus.get(actor, ())
             placed.append(_placed(config, facts, actor, node, gpus))
     needy = {need.role for need in needs}
@@ -138,28 +148,10 @@ def check_nodes(run: CheckedRun, nodes: Sequence[Inventory], facts: ModelFacts) 
         raise ConfigError("\n".join(problems))
 
 
-def node_shares(
-    config: Config, nodes: Sequence[Inventory], facts: ModelFacts, more: Mapping[str, int] | None = None
-) -> list[NodeShare]:
-    """Return what each node does, by the placement; nodes without an actor are left out.
-
-    Args:
-        config: the configuration.
-        nodes: GPUs of each node.
-        facts: size and shape of the model.
-        more: number of actors of each role that all nodes but the first have besides, on their CPUs.
-    """
-    placed = place_on_nodes(config, nodes, facts).actors
-    shares = []
-    for node in range(len(nodes)):
-        here = [one for one in placed if one.node == node]
-        more_here = [
-            _placed(config, facts, f"{role}.0", node, ()) for role, n in (more or {}).items() for _ in range(n)
-        ]
-        here += more_here if node else []
-        if here:
-            shares.append(_share(config, node, here))
-    return shares
+def node_shares(config: Config, actors: Sequence[PlacedActor]) -> list[NodeShare]:
+    """Return what each node does that has an actor."""
+    nodes = sorted({one.node for one in actors})
+    return [_share(config, node, [one for one in actors if one.node == node]) for node in nodes]
 
 
 def _share(config: Config, node: int, actors: Sequence[PlacedActor]) -> NodeShare:
@@ -174,9 +166,8 @@ def _share(config: Config, node: int, actors: Sequence[PlacedActor]) -> NodeShar
     return NodeShare(node, counts, len(gpus), sum(one.host_bytes for one in actors), tuple(arguments))
 
 
-def placement_lines(config: Config, nodes: Sequence[Inventory], facts: ModelFacts) -> Iterator[str]:
+def placement_lines(config: Config, nodes: Sequence[Inventory], actors: Sequence[PlacedActor]) -> Iterator[str]:
     """Yield the placement as a table, and for each node its memory and the command that starts it."""
-    actors = place_on_nodes(config, nodes, facts).actors
     rows = [("role", "actor", "node", "devices", "memory")]
     for one in actors:
         device = f"{one.device_bytes / GIB:.1f} GiB" + (" each" if len(one.gpus) > 1 else "")
@@ -185,7 +176,7 @@ def placement_lines(config: Config, nodes: Sequence[Inventory], facts: ModelFact
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
         yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-    commands = {share.node: f"; {share.command}" for share in node_shares(config, nodes, facts)}
+    commands = {share.node: f"; {share.command}" for share in node_shares(config, actors)}
     for node, inventory in enumerate(nodes):
         here = [one for one in actors if one.node == node]
         used, host = {n for one in here for n in one.gpus}, sum(one.host_bytes for one in here) / GIB

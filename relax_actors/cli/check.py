@@ -37,7 +37,7 @@ def check(
     Findings go to stderr, the resolved configuration to stdout. Exit code 0 if the configuration can be run, 2 if not.
     """
     from relax_actors.checks import examine
-    from relax_actors.checks.cluster import placement_lines
+    from relax_actors.checks.cluster import place_on_nodes, placement_lines
     from relax_actors.cli.algorithms import algorithm_lines
     from relax_actors.config import load_config
     from relax_actors.config.load import set_by
@@ -56,7 +56,8 @@ def check(
     for note in findings.notes:
         typer.echo(printable_lines(f"note: {note}"), err=True)
     if cluster and findings.facts is not None:
-        for line in placement_lines(loaded, cluster, findings.facts):
+        placed = place_on_nodes(loaded, cluster, findings.facts).actors
+        for line in placement_lines(loaded, cluster, placed):
             typer.echo(printable_lines(line), err=True)
     for line in algorithm_lines(loaded, spelled):
         typer.echo(printable_lines(line), err=True)

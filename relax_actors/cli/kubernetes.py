@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from relax_actors.cli.options import ConfigPath, MoreRoles, Nodes, Overrides
+from relax_actors.printable import printable
 
 if TYPE_CHECKING:
     from relax_actors.checks.cluster import NodeShare
@@ -17,8 +19,8 @@ if TYPE_CHECKING:
 BROKER = ",".join(f"nats://nats-{n}.nats:4222" for n in range(3))
 RETRIES = 1000
 """Failures of a pod after which Kubernetes gives up: a run resumes after each."""
-FIRST, OTHER = ("/data/runs/*/lock", "/tmp/node/lock")  # noqa: S108 in a container of its own
-WORK_FOLDER = "/tmp/node"  # noqa: S108 as above
+WORK_FOLDER, RUNS = Path("/tmp/node"), Path("/data/runs")  # noqa: S108 in a container of its own
+NAME_LENGTH = 40
 
 
 def kubernetes(
@@ -30,13 +32,13 @@ def kubernetes(
         bool, typer.Option("--jobset", help="Print one JobSet instead of a Job and StatefulSets.")
     ] = False,
     image: Annotated[str, typer.Option(help="Image of the containers.")] = "relax-actors",
-    device: Annotated[str, typer.Option(help="Name of the resource that a GPU is.")] = "nvidia.com/gpu",
+    device: Annotated[str, typer.Option(help="Resource name of a GPU.")] = "nvidia.com/gpu",
 ) -> None:
     """Print manifests with a pod for each node: `relax up` in the first, `relax node` in the others.
 
     They go beside the broker and the volume of deploy/kubernetes. The configuration is checked first; notes and the
-    placement go to stderr. The image has the configuration at the path that is given here. Exit code 2 if it does not
-    fit on the nodes.
+    placement go to stderr. Containers read CONFIG in the image, from the folder /data if the path is relative. Exit
+    code 2 if the configuration does not fit on the nodes.
     """
     import yaml
 
@@ -44,12 +46,10 @@ def kubernetes(
 
     planned = plan(config, settings or [], nodes, role or [])
     pods = Pods(config, settings or [], planned, image, device)
-    found = [pods.job_set()] if jobset else list(pods.plain())
-    users = sorted({user for share in planned.shares for user in pods.users(share)})
-    typer.echo("# Needs a secret for each user, in kustomization.yaml:")
-    for user in users:
-        typer.echo(f"#   - {{name: {_secret(user)}, files: [keys/{user}/nats.creds]}}")
-    typer.echo(yaml.safe_dump_all(found, sort_keys=False, width=120), nl=False)
+    manifests = [pods.job_set()] if jobset else list(pods.plain())
+    for line in pods.secrets():
+        typer.echo(f"# {printable(line)}")
+    typer.echo(yaml.safe_dump_all(manifests, sort_keys=False, width=120), nl=False)
 
 
 class Pods:
@@ -60,13 +60,36 @@ class Pods:
         overrides: settings in place of the file's.
         planned: what each node does.
         image: image of the containers.
-        device: name of the resource that a GPU is.
+        device: resource name of a GPU.
+
+    Raises:
+        ConfigError: the run's name is too long for a pod, or its folder or store is on no volume.
     """
 
     def __init__(self, path: Path, overrides: Sequence[str], planned: PlannedNodes, image: str, device: str) -> None:
-        self._path, self._overrides, self._planned = path, list(overrides), planned
+        from relax_actors.errors import ConfigError
+
+        config = planned.config
+        self._path, self._overrides, self._planned = path, [*overrides, "broker.replicas=3"], planned
         self._image, self._device = image, device
-        self._name = planned.config.run.name.lower().replace("_", "-")
+        self._name = config.run.name.lower().replace("_", "-")
+        self._folder, self._store = RUNS.parent / config.folder, RUNS.parent / config.store_path
+        if len(self._name) > NAME_LENGTH:
+            msg = f"run.name = {config.run.name!r} is too long for names of pods; take at most {NAME_LENGTH} characters"
+            raise ConfigError(msg)
+        for key, folder in (("run.folder", self._folder), ("store.path", self._store)):
+            if not folder.is_relative_to(RUNS) or ".." in folder.parts:
+                msg = f"{key} = {str(folder)!r} is on no volume of the pods; take a folder in runs/, or leave it out"
+                raise ConfigError(msg)
+
+    def secrets(self) -> Iterator[str]:
+        """Yield how to create the credentials, and what kustomization.yaml needs of them."""
+        keys = ["relax", "keys", str(self._path), "deploy/kubernetes/keys", *self._overrides, "--store", "/nats"]
+        servers = ",".join(f"nats-{n}.nats" for n in range(3))
+        yield shlex.join([*keys, "--listen", "0.0.0.0:4222", "--http", "8222", "--cluster", servers])
+        yield "secretGenerator of kustomization.yaml:"
+        for user in sorted({user for share in self._planned.shares for user in self.users(share)}):
+            yield f"  - {{name: {_secret(user)}, files: [keys/{user}/nats.creds]}}"
 
     def plain(self) -> Iterator[dict[str, Any]]:
         """Yield a Job, which ends with the run, and for each other node a StatefulSet: at most one pod at a time."""
@@ -90,7 +113,7 @@ class Pods:
             for share in self._planned.shares
         ]
         success = {"operator": "All", "targetReplicatedJobs": ["node-0"]}
-        spec = {"successPolicy": success, "failurePolicy": {"maxRestarts": RETRIES}, "replicatedJobs": jobs}
+        spec = {"successPolicy": success, "failurePolicy": {"maxRestarts": 3}, "replicatedJobs": jobs}
         return {
             "apiVersion": "jobset.x-k8s.io/v1alpha2",
             "kind": "JobSet",
@@ -129,22 +152,24 @@ class Pods:
             "volumes": [
                 {"name": "runs", "persistentVolumeClaim": {"claimName": "runs"}},
                 {"name": "tmp", "emptyDir": {}},
-                {"name": "keys", "projected": {"defaultMode": 0o440, "sources": self._secrets(share)}},
+                {"name": "keys", "projected": {"defaultMode": 0o440, "sources": self._sources(share)}},
+                # NCCL and inference servers share memory; a runtime gives 64 MB unasked.
+                {"name": "shm", "emptyDir": {"medium": "Memory"}},
             ],
         }
         return {"metadata": {"labels": {"app": self._pod(share)}}, "spec": spec}
 
-    def _secrets(self, share: NodeShare) -> list[dict[str, Any]]:
+    def _sources(self, share: NodeShare) -> list[dict[str, Any]]:
         return [
             {"secret": {"name": _secret(user), "items": [{"key": "nats.creds", "path": f"{user}/nats.creds"}]}}
             for user in self.users(share)
         ]
 
     def _container(self, share: NodeShare) -> dict[str, Any]:
-        lock = OTHER if share.node else FIRST
-        alive = f'find {lock} -newermt "-60 seconds" | grep -q .'
+        lock = (WORK_FOLDER if share.node else self._folder) / "lock"
+        alive = f'find {shlex.quote(str(lock))} -newermt "-60 seconds" | grep -q .'
         resources: dict[str, Any] = {
-            "requests": {"cpu": len(share.actors), "memory": f"{1 + (share.host_bytes >> 30)}Gi"}
+            "requests": {"cpu": sum(share.actors.values()), "memory": f"{1 + (share.host_bytes >> 30)}Gi"}
         }
         if share.gpus:
             resources["limits"] = {self._device: share.gpus}
@@ -168,19 +193,19 @@ class Pods:
                 {"name": "runs", "mountPath": "/data/runs"},
                 {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 in a container of its own
                 {"name": "keys", "mountPath": "/keys", "readOnly": True},
+                {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 as above
             ],
         }
 
     def _command(self, share: NodeShare) -> list[str]:
         if share.node:
-            folders = [
-                f"--store={self._planned.config.store_path}",
-                f"--work={WORK_FOLDER}",
-                f"--name=node-{share.node}",
-            ]
-            return ["relax", "node", *share.arguments, f"--broker={BROKER}", "--credentials=/keys", *folders, "--stay"]
-        broker = [f"broker.url={BROKER}", "broker.credentials=/keys", "broker.replicas=3"]
-        return ["relax", "up", str(self._path), *self._overrides, *share.arguments, "--quiet", "--must-finish", *broker]
+            joins = [f"--broker={BROKER}", "--credentials=/keys", f"--store={self._store}", f"--work={WORK_FOLDER}"]
+            words = ["relax", "node", *share.arguments, *joins, f"--name=node-{share.node}", "--stay", "--must-finish"]
+        else:
+            broker = [f"broker.url={BROKER}", "broker.credentials=/keys"]
+            words = ["relax", "up", str(self._path), *self._overrides, *share.arguments, "--quiet", "--must-finish"]
+            words += broker
+        return [word.replace("$", "$$") for word in words]  # Kubernetes expands $(NAME)
 
 
 def _secret(user: str) -> str:

@@ -41,6 +41,9 @@ def node(
     gpus: Gpus = "",
     simulate_gpus: SimulateGpus = "",
     stay: Annotated[bool, typer.Option("--stay", help="Wait for the run to resume after it ends.")] = False,
+    must_finish: Annotated[
+        bool, typer.Option("--must-finish", help="Exit with code 1 if asked to leave before the run is over.")
+    ] = False,
 ) -> None:
     """Join a run from another machine with some actors; SIGTERM drains them and leaves.
 
@@ -66,7 +69,7 @@ def node(
     work = work or _work_folder(found, name)
     chosen = GpuRequest(gpus, simulate_gpus)
     wanted = NodeRequest(found, name, role, path, root, work, code, tuple(settings or []), stay, chosen)
-    raise typer.Exit(_run_node(address, wanted))
+    raise typer.Exit(_run_node(address, wanted, must_finish=must_finish))
 
 
 def _checked(name: str) -> str:
@@ -112,7 +115,7 @@ def _work_folder(run: str, name: str) -> Path:
     return folder
 
 
-def _run_node(address: Address, wanted: NodeRequest) -> int:
+def _run_node(address: Address, wanted: NodeRequest, *, must_finish: bool) -> int:
     """Run a node until it leaves; a first signal drains its actors, a second ends them."""
     from relax_actors.isolation.orphans import become_subreaper
     from relax_actors.runtime import logs
@@ -134,7 +137,7 @@ def _run_node(address: Address, wanted: NodeRequest) -> int:
         signal.signal(number, on_signal)
     report = remote.run()
     if report is None:
-        return 0
+        return 1 if must_finish and asked.is_set() else 0
     text = f"relax node: {report.child}: {report.reason}; its logs are in {wanted.work_folder}/logs"
     sys.stderr.write(printable_lines(text) + "\n")
     return 1

@@ -30,7 +30,7 @@ Broker = Annotated[
 Credentials = Annotated[Path | None, typer.Option(help="Folder written by `relax keys`, or a .creds file.")]
 CertificateAuthority = Annotated[Path | None, typer.Option(help="Certificate of the broker's certificate authority.")]
 Nodes = Annotated[
-    str, typer.Option(help="Nodes of the run and GPUs of each, such as 2x8 or 2x8x80GiB; 2x0 for nodes without.")
+    str, typer.Option(help="Nodes of the run and GPUs of each, such as 2x8 or 2x8x80GiB; 2x0: two nodes without GPUs.")
 ]
 MoreRoles = Annotated[
     list[str] | None,

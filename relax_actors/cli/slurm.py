@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from relax_actors.cli.options import ConfigPath, MoreRoles, Nodes, Overrides
+from relax_actors.runtime.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from relax_actors.cli.planned_nodes import PlannedNodes
 
 BODY = Path(__file__).with_name("slurm_job.sh")
-WARNING_SECONDS = 120
-"""Time before the end of a job at which it saves its work and asks for another turn."""
+WARNING_SECONDS, STOP_SECONDS = 180, 150
+"""Seconds before the time limit at which the run is stopped; seconds after that at which the job is requeued."""
 
 
 def slurm(
@@ -29,9 +30,9 @@ def slurm(
 ) -> None:
     """Print a batch script for `sbatch`: broker and `relax up` on the first node, `relax node` on the others.
 
-    The configuration is checked first; notes and the placement go to stderr. Submit the script in the folder where this
-    command ran, which all nodes must share. Options of sbatch, such as --partition and --time, are added there. Exit
-    code 2 if the configuration does not fit on the nodes.
+    The configuration is checked first; notes and the placement go to stderr. All nodes must share this folder. Options
+    of sbatch, such as --partition and --time, are added when the script is submitted. Exit code 2 if the configuration
+    does not fit on the nodes.
     """
     from relax_actors.cli.planned_nodes import plan
 
@@ -43,7 +44,7 @@ def script(path: Path, overrides: Sequence[str], planned: PlannedNodes, port: in
     """Yield the lines of the script.
 
     Args:
-        path: file of the configuration, absolute or from the folder in which the job is submitted.
+        path: file of the configuration.
         overrides: settings in place of the file's.
         planned: what each node does.
         port: port of the broker.
@@ -51,20 +52,27 @@ def script(path: Path, overrides: Sequence[str], planned: PlannedNodes, port: in
     config, shares = planned.config, planned.shares
     name, runs = config.run.name, config.folder.parent
     folders = {"keys": runs / f"{name}.keys", "store": runs / f"{name}.nats", "run_store": config.store_path}
-    values = {"bin": Path(sys.executable).parent, "config": path, **folders, "port": port}
+    checkpoints = RunFolder(config.folder).checkpoints
+    values = {"bin": Path(sys.executable).parent, "config": path, **folders, "checkpoints": checkpoints}
+    directives = {
+        "job-name": f"relax-{name}",
+        "nodes": len(shares),
+        "ntasks-per-node": 1,
+        **({"gpus-per-node": planned.gpus} if planned.gpus else {}),
+        "mem": 0,
+        "signal": f"B:USR1@{WARNING_SECONDS}",
+        "dependency": "singleton",
+        "open-mode": "append",
+        "output": f"relax-{name}-%j.log",
+    }
     yield "#!/bin/bash"
     yield f"# Run {name} on {len(shares)} nodes; `sbatch` of this file also resumes it. The first node has the broker."
-    yield f"#SBATCH --job-name={shlex.quote(f'relax-{name}')}"
-    yield f"#SBATCH --nodes={len(shares)}"
-    yield "#SBATCH --ntasks-per-node=1"
+    yield from (f"#SBATCH --{key}={value}" for key, value in directives.items())
     yield "#SBATCH --exclusive"
-    if planned.gpus:
-        yield f"#SBATCH --gpus-per-node={planned.gpus}"
     yield "#SBATCH --requeue"
-    yield "#SBATCH --open-mode=append"
-    yield f"#SBATCH --signal=B:USR1@{WARNING_SECONDS}"
-    yield f"#SBATCH --output={shlex.quote(f'relax-{name}-%j.log')}"
+    yield f"cd {shlex.quote(str(Path.cwd()))}"
     yield from (f"{key}={shlex.quote(str(value))}" for key, value in values.items())
+    yield f"port={port} stop_seconds={STOP_SECONDS}"
     yield f"settings=({shlex.join(overrides)})"
     yield f"up=({shlex.join(shares[0].arguments)})"
     others = [

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,17 @@ def slurm(tmp_path: Path) -> Iterator[SlurmCluster]:
 
 def step_of(folder: Path) -> int:
     """The last step of a run, -1 before the first."""
-    found = relax("status", str(folder), "--json", cwd=folder.parent)
+    found = relax("status", str(folder), "--json", cwd=Path.cwd())
     return int(json.loads(found.stdout)["step"] or -1) if found.returncode == 0 else -1
+
+
+def submit(slurm: SlurmCluster, folder: Path) -> str:
+    """Submit a job on two nodes; return its number."""
+    options = ("--nodes", "2x0", "--role", "rollout=1", "--port", str(free_port()))
+    rendered = relax("slurm", str(TINY), *SETTINGS, *options, cwd=folder)
+    assert rendered.returncode == 0, rendered.stderr
+    (folder / "job.sh").write_text(rendered.stdout)
+    return slurm.ask("sbatch", "--parsable", "job.sh", cwd=folder)
 
 
 def kill(job: str, *words: str) -> None:
@@ -51,22 +61,16 @@ def kill(job: str, *words: str) -> None:
 def test_job_outlives_its_processes_and_a_node_and_ends_with_the_same_weights(
     slurm: SlurmCluster, tmp_path: Path
 ) -> None:
-    options = ("--nodes", "2x0", "--role", "rollout=1", "--port", str(free_port()))
-    rendered = relax("slurm", str(TINY), *SETTINGS, *options, cwd=tmp_path)
-    assert rendered.returncode == 0, rendered.stderr
-    (tmp_path / "job.sh").write_text(rendered.stdout)
-    job = slurm.ask("sbatch", "--parsable", "job.sh", cwd=tmp_path)
+    job = submit(slurm, tmp_path)
     folder = RunFolder(tmp_path / "runs" / NAME).root
-
-    def stands(state: str) -> bool:
-        return state in slurm.ask("scontrol", "--oneliner", "show", "job", job).split()
-
+    stands = partial(slurm.is_job, job)
     wait_until(lambda: "rollout.1000 ready" in relax("tree", str(folder), cwd=tmp_path).stdout, "the second node", 120)
-    kill(job, "nats-server")
     reached = step_of(folder)
-    wait_until(lambda: step_of(folder) > reached, "a step after the broker's death", 60)
+    kill(job, "nats-server")
+    wait_until(lambda: step_of(folder) > reached + 2, "steps after the broker's death", 60)
+    reached = step_of(folder)
     kill(job, "relax", "up")
-    wait_until(lambda: step_of(folder) > reached + 5, "a step after the death of relax up", 90)
+    wait_until(lambda: step_of(folder) > reached + 2, "steps after the death of relax up", 90)
     slurm.kill_node("n2")
     wait_until(lambda: stands("JobState=PENDING"), "the job in the queue again", 90)
     slurm.start_node("n2")
@@ -79,3 +83,24 @@ def test_job_outlives_its_processes_and_a_node_and_ends_with_the_same_weights(
     alone = Run(tmp_path / "alone", NAME, list(SETTINGS[1:])).complete(200)
     summary = json.loads(RunFolder(folder).summary.read_text())
     assert {name: summary[name] for name in SAME} == {name: alone[name] for name in SAME}
+
+
+@needs_slurm
+@pytest.mark.slow
+@pytest.mark.timeout(700)
+def test_job_near_its_time_limit_is_requeued_and_goes_on(slurm: SlurmCluster, tmp_path: Path) -> None:
+    job = submit(slurm, tmp_path)
+    folder = RunFolder(tmp_path / "runs" / NAME)
+    stands = partial(slurm.is_job, job)
+    wait_until(lambda: step_of(folder.root) > 20, "a checkpoint", 200)
+    slurm.ask("scancel", "--batch", "--signal=USR1", job)
+    wait_until(lambda: stands("JobState=PENDING"), "the job in the queue again", 60)
+    slurm.ask("scontrol", "update", f"jobid={job}", "StartTime=now")
+    wait_until(lambda: stands("JobState=RUNNING"), "the job again", 60)
+    # In order, and for good.
+    reached = step_of(folder.root)
+    wait_until(lambda: step_of(folder.root) > max(20, reached), "steps of the second turn", 200)
+    slurm.ask("scancel", "--batch", "--signal=TERM", job)
+    wait_until(lambda: stands("JobState=FAILED"), "the end of the job", 60)
+    assert stands("Restarts=1")
+    assert "stopped at step" in (tmp_path / f"relax-{NAME}-{job}.log").read_text()

@@ -35,7 +35,8 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
 SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU
+SelectTypeParameters=CR_CPU_Memory
+DefMemPerNode=100
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -108,6 +109,10 @@ class SlurmCluster:
             command, env=self.environment, cwd=cwd, capture_output=True, text=True, check=True, timeout=30
         )
         return done.stdout.strip()
+
+    def is_job(self, job: str, state: str) -> bool:
+        """Whether a job is in a state, such as "JobState=PENDING"."""
+        return state in self.ask("scontrol", "--oneliner", "show", "job", job).split()
 
     def stop(self) -> None:
         """End the daemons."""

@@ -155,8 +155,20 @@ def test_rendered_manifests_match_their_schemas_and_ask_for_the_gpus_of_the_plac
     limits = [pod["containers"][0]["resources"].get("limits") for pod in pods]
     expected = [{"nvidia.com/gpu": 7}, {"nvidia.com/gpu": 6}] if RANKS[0] in options else [None, None]
     assert limits == expected
+    cores = [pod["containers"][0]["resources"]["requests"]["cpu"] for pod in pods]
+    assert cores == ([5, 6] if RANKS[0] in options else [5, 2])
     secrets = {source["secret"]["name"] for pod in pods for source in pod["volumes"][2]["projected"]["sources"]}
     assert all(re.fullmatch(r"[a-z0-9-]+", name) and f"name: {name}," in done.stdout for name in secrets)
+
+
+def test_pods_refuse_folders_on_no_volume_and_long_names(tmp_path: Path) -> None:
+    far = relax("kubernetes", str(TINY), f"run.folder={tmp_path}/run", cwd=tmp_path)
+    assert far.returncode == 2
+    assert "run.folder" in far.stderr
+    assert "on no volume" in far.stderr
+    long = relax("kubernetes", str(TINY), f"run.name={'n' * 41}", cwd=tmp_path)
+    assert long.returncode == 2
+    assert "run.name" in long.stderr
 
 
 def test_dashboard_queries_existing_metrics() -> None:

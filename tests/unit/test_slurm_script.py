@@ -52,7 +52,7 @@ def test_settings_are_words_of_the_script_and_no_commands(tmp_path: Path) -> Non
     assert not (tmp_path / "harmed").exists()
 
 
-def test_nodes_without_work_and_roles_that_are_none_are_refused(tmp_path: Path) -> None:
+def test_idle_nodes_and_unknown_roles_are_refused(tmp_path: Path) -> None:
     idle = relax("slurm", str(TINY), "--nodes", "3x0", cwd=tmp_path)
     assert idle.returncode == 2
     assert "node 1 has no actor" in idle.stderr
@@ -60,3 +60,11 @@ def test_nodes_without_work_and_roles_that_are_none_are_refused(tmp_path: Path) 
     unknown = relax("slurm", str(TINY), "--nodes", "2x0", "--role", "referee", cwd=tmp_path)
     assert unknown.returncode == 2
     assert "no role referee" in unknown.stderr
+    single = relax("slurm", str(TINY), "--nodes", "2x0", "--role", "trainer", cwd=tmp_path)
+    assert single.returncode == 2
+    assert "one actor" in single.stderr
+    twice = relax("slurm", str(TINY), "--nodes", "2x0", "--role", "rollout", "--role", "rollout=2", cwd=tmp_path)
+    assert "twice" in twice.stderr
+    placed = relax("slurm", str(TINY), "--nodes", "2x8", "--role", "rollout", "rollout.device=cuda", cwd=tmp_path)
+    assert placed.returncode == 2
+    assert "the placement gives GPUs" in placed.stderr
