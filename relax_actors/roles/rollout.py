@@ -92,8 +92,7 @@ class Rollout(Role):
             from relax_actors.sessions.message_media import MessageMedia  # noqa: PLC0415
             from relax_actors.sessions.observation_media import ObservationMedia  # noqa: PLC0415
 
-            prepares = ObservationMedia(config, self.context.table.store)
-            self._shown = MessageMedia(config, prepares, self._media)
+            self._shown = MessageMedia(ObservationMedia(self.context, self._media))
         return GenerationService(
             self.context,
             self._policy,
