@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -204,22 +204,14 @@ class Answers:
         text = before_stop(self.tokenizer.decode(answer.tokens), *stop)
         return Completed(answer.call or call.call, answer, parsed, text)
 
-    async def respond(
-        self,
-        request: Request,
-        ask: Ask,
-        session: str,
-        whole: Callable[[Found], dict[str, Any]],
-        writer: Writer,
-    ) -> Response:
+    async def respond(self, request: Request, ask: Ask, session: str, writer: Writer) -> Response:
         """Return the response of a request: one body, or a stream. Generation ends if the client leaves before.
 
         Args:
             request: the request.
             ask: what it asks.
             session: session of an agent; empty for none.
-            whole: makes the body.
-            writer: makes the events of a stream.
+            writer: makes the body, or the events of a stream.
 
         Raises:
             ApiError: there is no answer, and the stream has not begun.
@@ -233,7 +225,7 @@ class Answers:
             if not ask.stream:
                 await wait_for_client(request, work)
                 found = work.result()
-                return JSONResponse(whole(found), background=BackgroundTask(self._delivered, session, found))
+                return JSONResponse(writer.whole(found), background=BackgroundTask(self._delivered, session, found))
             begun = asyncio.ensure_future(news.wait())
             try:
                 await wait_for_client(request, work, begun, seconds=HEARTBEAT_SECONDS)

@@ -18,15 +18,20 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import RelaxError
-from relax_actors.serving import anthropic, ask, completion, responses
+from relax_actors.serving import ask
 from relax_actors.serving.answers import Answers, Limits
+from relax_actors.serving.anthropic import MessagesBody, MessageWriter
 from relax_actors.serving.ask import Ask, ChatBody, CompletionBody, validated
 from relax_actors.serving.chunks import ChatWriter, TextWriter
+from relax_actors.serving.completion import token_response
 from relax_actors.serving.errors import ApiError
 from relax_actors.serving.event_stream import wait_for_client
 from relax_actors.serving.forms import offered_tools
+from relax_actors.serving.live import Writer
 from relax_actors.serving.requests import bearer, is_retry, player_of, read_object
+from relax_actors.serving.responses import ResponsesBody, ResponseWriter
 from relax_actors.serving.session_routes import SessionRoutes
 from relax_actors.serving.token_routes import GenerateBody, TokenizeBody
 from relax_actors.serving.tokens import is_any, session_token
@@ -125,48 +130,28 @@ class Gateway:
         if session and found.prompt is not None:
             msg = "a conversation of a session is `messages`; send a prompt of `tokens` to /v1/completions"
             raise ApiError(400, msg, "unsupported_parameter")
-        tokenizer, model = self._answers.tokenizer, self._answers.model
-        return await self._answers.respond(
-            request,
-            found,
-            session,
-            lambda done: completion.chat_response(found, done, tokenizer, model),
-            ChatWriter(found, tokenizer, model),
-        )
+        return await self._respond(request, found, session, ChatWriter)
 
     async def _completions(self, request: Request, session: str) -> Response:
         found = validated(CompletionBody, await self._body(request)).ask()
-        tokenizer, model = self._answers.tokenizer, self._answers.model
-        return await self._answers.respond(
-            request,
-            found,
-            session,
-            lambda done: completion.text_response(found, done, tokenizer, model),
-            TextWriter(found, tokenizer, model),
-        )
+        return await self._respond(request, found, session, TextWriter)
 
     async def _responses(self, request: Request, session: str) -> Response:
-        found, model = validated(responses.ResponsesBody, await self._body(request)).ask(), self._answers.model
-        return await self._answers.respond(
-            request,
-            found,
-            session,
-            lambda done: responses.response(found, done[0], model),
-            responses.ResponseWriter(found, model),
-        )
+        found = validated(ResponsesBody, await self._body(request)).ask()
+        return await self._respond(request, found, session, ResponseWriter)
 
     async def _messages(self, request: Request, session: str) -> Response:
-        found, model = validated(anthropic.MessagesBody, await self._body(request)).ask(), self._answers.model
-        return await self._answers.respond(
-            request,
-            found,
-            session,
-            lambda done: anthropic.message_response(found, done[0], model),
-            anthropic.MessageWriter(found, model),
-        )
+        found = validated(MessagesBody, await self._body(request)).ask()
+        return await self._respond(request, found, session, MessageWriter)
+
+    async def _respond(
+        self, request: Request, found: Ask, session: str, writer: Callable[[Ask, Tokenizer, str], Writer]
+    ) -> Response:
+        made = writer(found, self._answers.tokenizer, self._answers.model)
+        return await self._answers.respond(request, found, session, made)
 
     async def _count_tokens(self, request: Request, session: str) -> Response:
-        found = validated(anthropic.MessagesBody, await self._body(request)).ask()
+        found = validated(MessagesBody, await self._body(request)).ask()
         tokens = await self._answers.prompts.read(found, session, player_of(request))
         return JSONResponse({"input_tokens": len(tokens)})
 
@@ -192,7 +177,7 @@ class Gateway:
             (done,) = work.result()
         finally:
             work.cancel()
-        return JSONResponse(completion.token_response(done))
+        return JSONResponse(token_response(done))
 
     async def _body(self, request: Request) -> dict[str, Any]:
         return await read_object(request, self._limits.max_body_bytes)

@@ -109,20 +109,15 @@ class Undistorted(Lenient):
         return body
 
 
-class SamplingBody(Undistorted):
-    """Fields of OpenAI's requests that control sampling."""
+class SamplingFields(Undistorted):
+    """Fields that control sampling, in the words of OpenAI and vLLM."""
 
-    model: str = Field("", max_length=256)
     temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, gt=0, le=1)
     max_tokens: int | None = Field(None, ge=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: str | list[str] | None = None
     stop_token_ids: StopIds | None = None
-    n: int | None = Field(1, ge=1, le=MAX_CHOICES)
-    stream: bool | None = False
-    stream_options: dict[str, Any] | None = None
-    return_token_ids: bool | None = False
 
     def sampling(self, max_tokens: int | None) -> Sampling:
         """Return the settings of the request.
@@ -138,6 +133,16 @@ class SamplingBody(Undistorted):
             stop=stops(self.stop),
             stop_ids=tuple(self.stop_token_ids or ()),
         )
+
+
+class SamplingBody(SamplingFields):
+    """Body of OpenAI's completions."""
+
+    model: str = Field("", max_length=256)
+    n: int | None = Field(1, ge=1, le=MAX_CHOICES)
+    stream: bool | None = False
+    stream_options: dict[str, Any] | None = None
+    return_token_ids: bool | None = False
 
     @property
     def usage_in_stream(self) -> bool:

@@ -37,10 +37,13 @@ class Delta:
 
 
 class Writer(Protocol):
-    """Writes the events of one stream in the form of a protocol."""
+    """Writes the answers to one request in the form of a protocol: as one body, or as the events of a stream."""
 
     is_plain: bool
     """Whether an answer is text alone, which is not taken apart into reasoning, content and calls."""
+
+    def whole(self, found: Sequence[Completed]) -> dict[str, Any]:
+        """Return the body with all answers."""
 
     def begin(self, call: str, prompt_length: int) -> bytes:
         """Return the first events."""

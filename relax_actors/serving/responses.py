@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from relax_actors.data.answer_form import Form
+from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.serving.ask import Ask, Sampling, Undistorted, check_messages
 from relax_actors.serving.completion import Completed, event
 from relax_actors.serving.errors import ApiError
@@ -116,44 +117,6 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def response(ask: Ask, found: Completed, model: str) -> dict[str, Any]:
-    """Return the body of a response."""
-    prompt, completion = len(found.answer.prompt), len(found.answer.tokens)
-    cut = found.finish_reason == "length"
-    return response_head(ask, found.call, model) | {
-        "status": "incomplete" if cut else "completed",
-        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-        "system_fingerprint": found.fingerprint,
-        "output": _items(found),
-        "usage": {
-            "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": 0},
-            "output_tokens": completion,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": prompt + completion,
-        },
-    }
-
-
-def response_head(ask: Ask, call: str, model: str) -> dict[str, Any]:
-    """Return what of a response is known before its answer."""
-    return {
-        "id": f"resp_{call}",
-        "object": "response",
-        "created_at": int(time.time()),
-        "incomplete_details": None,
-        "model": ask.model or model,
-        "error": None,
-        "instructions": None,
-        "metadata": {},
-        "parallel_tool_calls": not ask.one_call,
-        "tool_choice": _choice(ask.form),
-        "tools": [{"type": "function", "strict": False, **tool["function"]} for tool in ask.tools],
-        "temperature": ask.sampling.temperature,
-        "top_p": ask.sampling.top_p,
-    }
-
-
 def _choice(form: Form) -> str | dict[str, str]:
     if form.tool:
         return {"type": "function", "name": form.tool}
@@ -172,13 +135,51 @@ def _items(found: Completed) -> list[dict[str, Any]]:
 
 
 class ResponseWriter:
-    """Writes a response as a stream; implements `live.Writer`."""
+    """Writes a response; implements `live.Writer`."""
 
     is_plain = False
 
-    def __init__(self, ask: Ask, model: str) -> None:
+    def __init__(self, ask: Ask, tokenizer: Tokenizer, model: str) -> None:
+        del tokenizer
         self._ask, self._model = ask, model
         self._number, self._call, self._text = -1, "", ""
+
+    def _head(self, call: str) -> dict[str, Any]:
+        """Return what of a response is known before its answer."""
+        ask = self._ask
+        return {
+            "id": f"resp_{call}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "incomplete_details": None,
+            "model": ask.model or self._model,
+            "error": None,
+            "instructions": None,
+            "metadata": {},
+            "parallel_tool_calls": not ask.one_call,
+            "tool_choice": _choice(ask.form),
+            "tools": [{"type": "function", "strict": False, **tool["function"]} for tool in ask.tools],
+            "temperature": ask.sampling.temperature,
+            "top_p": ask.sampling.top_p,
+        }
+
+    def whole(self, found: Sequence[Completed]) -> dict[str, Any]:
+        """Return the body of a response."""
+        one = found[0]
+        prompt, completion, cut = len(one.answer.prompt), len(one.answer.tokens), one.finish_reason == "length"
+        return self._head(one.call) | {
+            "status": "incomplete" if cut else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "system_fingerprint": one.fingerprint,
+            "output": _items(one),
+            "usage": {
+                "input_tokens": prompt,
+                "input_tokens_details": {"cached_tokens": 0},
+                "output_tokens": completion,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": prompt + completion,
+            },
+        }
 
     def _out(self, kind: str, **fields: Any) -> bytes:
         self._number += 1
@@ -188,7 +189,7 @@ class ResponseWriter:
         """Return the first events, with the response as far as it is known."""
         del prompt_length
         self._call = call
-        begun = response_head(self._ask, call, self._model) | {"status": "in_progress", "output": [], "usage": None}
+        begun = self._head(call) | {"status": "in_progress", "output": [], "usage": None}
         return self._out("response.created", response=begun) + self._out("response.in_progress", response=begun)
 
     def delta(self, delta: Delta) -> bytes:
@@ -210,7 +211,7 @@ class ResponseWriter:
 
     def end(self, found: Sequence[Completed]) -> bytes:
         """Return the events of the items, and the end of the response."""
-        whole, events = response(self._ask, found[0], self._model), []
+        whole, events = self.whole(found), []
         for index, item in enumerate(whole["output"]):
             if item["type"] == "message":
                 (part,) = item["content"]

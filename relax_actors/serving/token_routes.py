@@ -6,21 +6,15 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from relax_actors.serving.ask import Ask, Lenient, Sampling, StopIds, Undistorted, stops
+from relax_actors.serving.ask import Ask, Lenient, SamplingFields
 from relax_actors.serving.errors import ApiError
 
 
-class TokenSampling(Undistorted):
+class TokenSampling(SamplingFields):
     """`sampling_params` of `/inference/v1/generate`."""
 
     place: ClassVar[str] = "sampling_params."
 
-    temperature: float | None = Field(None, ge=0, le=100)
-    top_p: float | None = Field(None, gt=0, le=1)
-    max_tokens: int | None = Field(None, ge=1)
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    stop: str | list[str] | None = None
-    stop_token_ids: StopIds | None = None
     n: int | None = Field(1, ge=1, le=1)
 
 
@@ -45,17 +39,7 @@ class GenerateBody(Lenient):
                 "this route takes tokens alone; send images, sound and video to /v1/chat/completions",
                 "unsupported",
             )
-        return Ask(
-            prompt=self.token_ids,
-            sampling=Sampling(
-                max_tokens=given.max_tokens,
-                temperature=given.temperature,
-                top_p=given.top_p,
-                seed=given.seed,
-                stop=stops(given.stop),
-                stop_ids=tuple(given.stop_token_ids or ()),
-            ),
-        )
+        return Ask(prompt=self.token_ids, sampling=given.sampling(given.max_tokens))
 
 
 class TokenizeBody(Lenient):
