@@ -104,12 +104,6 @@ def all_rows_failed(context: Context, kind: str, count: int, error: BaseExceptio
     """Make the error that stops the run, and publish it as event `all_rows_failed`.
 
     The first line of its text says what to do; the last traceback follows.
-
-    Args:
-        context: context of the role.
-        kind: kind of the rows.
-        count: number of the rows.
-        error: the last error.
     """
     where = place(traceback.extract_tb(error.__traceback__))
     text = f"{type(error).__name__}: {error}".split("\n", 1)[0][:500]

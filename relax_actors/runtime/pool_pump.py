@@ -29,13 +29,7 @@ PATIENCE = 5.0
 
 
 class PoolPump(Pump[list[Msg]]):
-    """Pump of one actor of a pool.
-
-    Args:
-        role: handles the rows, after `setup`.
-        actor: runs the role.
-        watch: the actor's watchdog.
-    """
+    """Pump of one actor of a pool."""
 
     def __init__(self, role: Role, actor: pykka.ActorRef[RoleActor], watch: Watchdog) -> None:
         self.role, self.context, self.actor, self.watch = role, role.context, actor, watch

@@ -54,13 +54,7 @@ class Access:
 
 
 class Gateway:
-    """The application.
-
-    Args:
-        answers: gets answers from the policy.
-        access: who may use it.
-        limits: sizes and times.
-    """
+    """The application."""
 
     def __init__(self, answers: Answers, access: Access, limits: Limits) -> None:
         self._answers, self._access, self._limits = answers, access, limits

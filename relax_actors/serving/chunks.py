@@ -17,13 +17,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class _CompletionWriter:
-    """What chat and text completions share.
-
-    Args:
-        ask: what the client asks for.
-        tokenizer: tokenizer of the model.
-        model: name of the model.
-    """
+    """What chat and text completions share."""
 
     prefix, kind, chunk_kind = "", "", ""
     is_plain = False

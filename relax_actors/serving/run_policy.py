@@ -42,11 +42,7 @@ _ELSEWHERE = (Refusal.ELSEWHERE, Refusal.BUSY)
 
 
 class RunPolicy:
-    """Implements `Policy`.
-
-    Args:
-        context: context of the gateway's actor.
-    """
+    """Implements `Policy`."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

@@ -24,11 +24,6 @@ NO_TOKENS = np.zeros(0, np.int32)
 class EpisodeReader:
     """Turns observations into tokens that continue a turn, or begin a new sequence.
 
-    Args:
-        start: what the episode begins with.
-        conversation: renders messages.
-        forest: turns of the episode.
-
     Attributes:
         media: media of the sequence up to the end of each turn; those of the prompt under `ROOT`.
     """

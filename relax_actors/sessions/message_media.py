@@ -56,9 +56,6 @@ class MessageMedia:
     """Prepares what clients show to a model. Coroutines run in the event loop, and the work in threads.
 
     Downloads have threads of their own, so that a slow server delays the requests alone that need it.
-
-    Args:
-        media: prepares media.
     """
 
     def __init__(self, media: ObservationMedia) -> None:

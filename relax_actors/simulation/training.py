@@ -19,12 +19,7 @@ WEIGHTS = "model.safetensors"
 
 
 class SimulatedTraining:
-    """The trainer's devices; see the protocol for the methods.
-
-    Args:
-        config: the run's.
-        devices: the run's.
-    """
+    """The trainer's devices; see the protocol for the methods."""
 
     def __init__(self, config: Config, devices: Devices) -> None:
         self._devices, self._seed = devices, config.run.seed

@@ -84,11 +84,6 @@ class RowMedia:
         Sequences that share as much of the prompt and read nothing after it get one object; an item that several
         sequences hold at one place is one object: engines encode it once.
 
-        Args:
-            prepared: column `media` of the row.
-            row: id of the row.
-            trajectory: samples of the row.
-
         Raises:
             StoreError: a segment is lost, and cannot be made again.
             RowError: the trajectory was sampled from another prompt, a sequence holds a part of a medium, or media do

@@ -34,9 +34,6 @@ STATE_FILE = "advantages.json"
 class StepAdvantages:
     """Completes the advantages of one step after another.
 
-    Args:
-        algorithm: section [algorithm] of the run.
-
     Attributes:
         means: running mean reward by role, for an estimator that subtracts it.
         kl_coefficient: coefficient of the KL in the reward for rows that the next version samples; None unless it
