@@ -31,9 +31,9 @@ ROLES: Registry[type] = Registry(
         "trainer_rank": "relax_actors.roles.trainer_rank:TrainerRank",
         "critic": "relax_actors.roles.critic:Critic",
         "evaluator": "relax_actors.roles.evaluator:Evaluator",
-        "reference": "relax_actors.roles.reference:Reference",
-        "actor_fwd": "relax_actors.roles.actor_fwd:ActorFwd",
-        "squares": "relax_actors.roles.squares:Squares",
+        "reference": "relax_actors.roles.scorer:Reference",
+        "actor_fwd": "relax_actors.roles.scorer:ActorFwd",
+        "squares": "relax_actors.roles.scorer:Squares",
         "teacher": "relax_actors.roles.teacher:Teacher",
     },
 )

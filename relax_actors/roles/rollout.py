@@ -18,8 +18,7 @@ from relax_actors.engines.protocols import Generation, GenerationRequest, Prompt
 from relax_actors.errors import RelaxError, RowError
 from relax_actors.generation.batch import GUESTS, Kind, Samples
 from relax_actors.generation.policy import Policy
-from relax_actors.generation.rows import Rows
-from relax_actors.generation.work import SingleTurns, Work
+from relax_actors.generation.rows import Rows, SingleTurns, Work
 from relax_actors.messages import Prompt, Trajectory
 from relax_actors.messages.experts import split_prompt_experts
 from relax_actors.messages.fingerprints import fingerprints_of

@@ -24,11 +24,10 @@ from relax_actors.serving.completion import Completed
 from relax_actors.serving.errors import ApiError, refused
 from relax_actors.serving.event_stream import EventStream, wait_for_client
 from relax_actors.serving.forms import IN_SESSION, FormGrammars
-from relax_actors.serving.live import LiveChoice, LiveStream, Writer
+from relax_actors.serving.live import LiveChoice, LiveStream, Writer, before_marks, visible
 from relax_actors.serving.policy import OnPiece, Policy
 from relax_actors.serving.prompts import Prompts
 from relax_actors.serving.requests import is_retry, player_of
-from relax_actors.serving.visible_text import before_marks, visible
 from relax_actors.sessions.dialogue import Dialogue, answer_message, before_stop
 
 HEARTBEAT_SECONDS = 10.0

@@ -23,7 +23,7 @@ from relax_actors.errors import RelaxError
 from relax_actors.serving import ask
 from relax_actors.serving.answers import Answers, Limits
 from relax_actors.serving.anthropic import MessagesBody, MessageWriter
-from relax_actors.serving.ask import Ask, ChatBody, CompletionBody, validated
+from relax_actors.serving.ask import Ask, ChatBody, CompletionBody, GenerateBody, TokenizeBody, validated
 from relax_actors.serving.chunks import ChatWriter, TextWriter
 from relax_actors.serving.completion import token_response
 from relax_actors.serving.errors import ApiError
@@ -33,7 +33,6 @@ from relax_actors.serving.live import Writer
 from relax_actors.serving.requests import bearer, is_retry, player_of, read_object
 from relax_actors.serving.responses import ResponsesBody, ResponseWriter
 from relax_actors.serving.session_routes import SessionRoutes
-from relax_actors.serving.token_routes import GenerateBody, TokenizeBody
 from relax_actors.serving.tokens import is_any, session_token
 
 Handler: TypeAlias = Callable[[Request, str], Coroutine[Any, Any, Response]]

@@ -3,14 +3,16 @@
 Invariant: rows are cut into parts, one micro-batch each, by the rows and their order alone (`split_rows`). The batch
 cell stores the order, so that a replay adds up the same gradients in the same order. With run.deterministic the order
 is that of the slots, otherwise the order of arrival. Which rows form a minibatch follows from the run's seed, the step
-and the epoch (`training/updates.py`).
+and the epoch (`training/step_feed.py`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+
+import numpy as np
 
 from broker.codec import Array
 from relax_actors.algorithms.micro_batches import split_rows
@@ -19,10 +21,10 @@ from relax_actors.engines.protocols import StepResult
 from relax_actors.engines.protocols.training import AccumulatesSteps, Score
 from relax_actors.errors import ConfigError
 from relax_actors.runtime import Context
+from relax_actors.runtime.seeds import derive_seed
 from relax_actors.training.divergence import Section, diverged
 from relax_actors.training.step_advantages import StepAdvantages
 from relax_actors.training.step_rows import StepReader, StepRows, UnusableRows
-from relax_actors.training.updates import combine_updates, minibatches
 
 
 class StepFeed:
@@ -199,3 +201,43 @@ class StepFeed:
             raise ConfigError(msg) from error
         self.seconds += time.monotonic() - wall_start
         self.cpu_seconds += time.thread_time() - cpu_start
+
+
+SUMS = ("tokens", "micro_batches", "rejected", "opsm_dropped")
+"""Metrics that are counts, so that those of several updates add up."""
+
+
+def minibatches(rows: int, parts: int, epochs: int, seed: int, step: int) -> Iterator[list[int]]:
+    """Yield the rows of each update, as ascending positions in the batch.
+
+    Every epoch draws new parts of equal size, from the run's seed, the step and the epoch alone, so a replay makes the
+    same updates.
+
+    Args:
+        rows: rows of the batch; a multiple of `parts`.
+        parts: minibatches of an epoch.
+        epochs: passes over the batch.
+        seed: seed of the run.
+        step: number of the step.
+    """
+    for epoch in range(epochs):
+        generator = np.random.Generator(np.random.Philox(key=derive_seed(seed, "minibatches", step, epoch)))
+        order = generator.permutation(rows)
+        for part in np.split(order, parts):
+            yield sorted(part.tolist())
+
+
+def combine_updates(results: Sequence[StepResult]) -> StepResult:
+    """Combine the metrics of the updates of a batch, and add their number as `updates`.
+
+    Counts are added up, of `max_*` the largest is kept, and all others are means over the updates that report them.
+    """
+    names = dict.fromkeys(name for result in results for name in result.metrics)
+    combined: dict[str, float] = {}
+    for name in names:
+        values = [float(result.metrics[name]) for result in results if name in result.metrics]
+        if name in SUMS:
+            combined[name] = sum(values)
+        else:
+            combined[name] = max(values) if name.startswith("max_") else sum(values) / len(values)
+    return StepResult(combined | {"updates": float(len(results))})

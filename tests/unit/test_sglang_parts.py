@@ -30,8 +30,7 @@ from relax_actors.engines.sglang.backend import SEGMENTS, SglangBackend
 from relax_actors.engines.sglang.checkpoint_names import to_checkpoint_names
 from relax_actors.engines.sglang.connection import SglangSettings
 from relax_actors.engines.sglang.engine import SglangEngine
-from relax_actors.engines.sglang.experts import routed_experts
-from relax_actors.engines.sglang.partial_sample import PartialSample
+from relax_actors.engines.sglang.partial_sample import PartialSample, routed_experts
 from relax_actors.engines.sglang.sample_limit import SampleLimit
 from relax_actors.engines.sglang.server import Server, pickled
 from relax_actors.engines.sglang.server_arguments import CPU_TOKENS, MARGIN, server_arguments

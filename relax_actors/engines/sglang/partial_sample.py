@@ -6,6 +6,7 @@ sampled it.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,12 +17,11 @@ from relax_actors.data.model_folder import MoeFacts
 from relax_actors.engines.protocols.inference import Generation, GenerationRequest
 from relax_actors.engines.protocols.stop_strings import START
 from relax_actors.engines.protocols.watch import Watch
-from relax_actors.engines.sglang.experts import routed_experts
 from relax_actors.engines.sglang.media_reference import RequestMedia
 from relax_actors.engines.sglang.server_arguments import stream_interval
 from relax_actors.errors import ActorError, EngineError
 from relax_actors.messages import FinishReason
-from relax_actors.messages.experts import MISSING
+from relax_actors.messages.experts import MISSING, invalid_reason
 
 GREEDY_TOP_P = 1e-6
 """Keeps only the most likely token, and reports its log-prob at the request's temperature."""
@@ -251,3 +251,28 @@ class PartialSample:
             self.finish_reason,
             self._experts,
         )
+
+
+def routed_experts(text: str, tokens: int, moe: MoeFacts) -> NDArray[Any]:
+    """Decode the chosen experts, `[tokens, layers, experts_of_token] int16`.
+
+    Args:
+        text: `meta_info["routed_experts"]` of an answer: base64 of int32.
+        tokens: number of tokens of prompt and completion without the last one, which no layer has read.
+        moe: of the model.
+
+    Raises:
+        EngineError: the shape is wrong, or no router of the model can have chosen these experts.
+    """
+    # SGLang reports all layers, including those without experts.
+    shape = tokens, moe.layers + len(moe.without), moe.experts_of_token
+    try:
+        found = np.frombuffer(base64.b64decode(text, validate=True), "<i4").reshape(shape)
+    except ValueError as error:
+        msg = f"a server sent routed experts that are not {list(shape)}: {error}"
+        raise EngineError(msg) from error
+    found = np.delete(found, moe.without, 1).astype(np.int16)
+    if why := invalid_reason(found, moe.experts):
+        msg = f"a server sent routed experts that are not valid: {why}"
+        raise EngineError(msg)
+    return found
