@@ -237,11 +237,11 @@ class Batch:
         if self._ledger.has_limit:
             by_conversation = {ticket.conversation: ticket for ticket in waiting}
             waiting = deque(by_conversation[one] for one in self._ledger.oldest_first(by_conversation))
-        found = []
+        fitting = []
         while waiting and self._ledger.begin(waiting[0].conversation, waiting[0].tokens):
-            found.append(waiting.popleft())
+            fitting.append(waiting.popleft())
         self._waiting[Kind.TURN] = waiting
-        return found
+        return fitting
 
     def _start(self, tickets: Iterable[Ticket]) -> list[GenerationRequest]:
         requests = []

@@ -121,18 +121,18 @@ def load_function(path: str) -> Callable[[AgentTask], Awaitable[Any]]:
     Raises:
         ConfigError: it does not import, or is none.
     """
-    found = dotted.load(path, "agent.function")
-    if not inspect.iscoroutinefunction(found):
+    function = dotted.load(path, "agent.function")
+    if not inspect.iscoroutinefunction(function):
         msg = f"agent.function {path!r} is no coroutine function; write `async def`"
         raise ConfigError(msg)
-    return found
+    return function
 
 
 async def _call(function: Callable[[AgentTask], Awaitable[Any]], task: AgentTask) -> AgentResult:
-    found = await function(task)
-    if isinstance(found, AgentResult):
-        return found
-    if found is None or (isinstance(found, int | float) and not isinstance(found, bool)):
-        return AgentResult(None if found is None else float(found))
-    msg = f"agent.function returned a {type(found).__name__}; return a reward, an AgentResult or None"
+    result = await function(task)
+    if isinstance(result, AgentResult):
+        return result
+    if result is None or (isinstance(result, int | float) and not isinstance(result, bool)):
+        return AgentResult(None if result is None else float(result))
+    msg = f"agent.function returned a {type(result).__name__}; return a reward, an AgentResult or None"
     raise AgentError(msg)

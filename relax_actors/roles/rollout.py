@@ -104,8 +104,8 @@ class Rollout(Role):
 
     def handle_many(self, rows: Sequence[Row]) -> list[Trajectory | RelaxError]:
         """Generate the rows and return all results at once; see `stream` for the errors."""
-        found = dict(pair for results in self.stream(rows, lambda _: ()) for pair in results)
-        return [found[row] for row in rows]
+        results_by_row = dict(pair for results in self.stream(rows, lambda _: ()) for pair in results)
+        return [results_by_row[row] for row in rows]
 
     def stream(self, rows: Sequence[Row], more: More) -> Iterator[Results]:
         """Generate rows in continuous batches, and yield each row when it is finished.

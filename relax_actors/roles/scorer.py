@@ -100,11 +100,11 @@ class Scorer(Role):
 
     def handle_many(self, rows: Sequence[Row]) -> list[Any]:
         """Score rows together; a malformed row gets its error, and the others are scored."""
-        found: list[Any] = [self._problem_of(row) for row in rows]
-        good = [n for n, problem in enumerate(found) if problem is None]
+        results: list[Any] = [self._problem_of(row) for row in rows]
+        good = [n for n, problem in enumerate(results) if problem is None]
         for n, value in zip(good, self._score([rows[n] for n in good]) if good else [], strict=True):
-            found[n] = value
-        return found
+            results[n] = value
+        return results
 
     def _problem_of(self, row: Row) -> RelaxError | None:
         try:
@@ -125,10 +125,10 @@ class Scorer(Role):
 
     def samples(self, rows: Sequence[Row]) -> list[TrainSample]:
         """Return the sequences to score, of all rows in order."""
-        replays, found = self.replays and self.context.config.trainer.router_replay, []
+        replays, samples = self.replays and self.context.config.trainer.router_replay, []
         for i, row in enumerate(rows):
-            found += samples_of(i, self.trajectory(row), replays=replays, media=self._media_of(row))
-        return found
+            samples += samples_of(i, self.trajectory(row), replays=replays, media=self._media_of(row))
+        return samples
 
     def _media_of(self, row: Row) -> list[PromptMedia] | None:
         return None if self._media is None else self._media.of_sequences(row.media, row.id, row.trajectory)

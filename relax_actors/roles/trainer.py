@@ -129,10 +129,10 @@ class Trainer(StatefulRole):
         """
         last: Checkpoint | None = None
         for cell_id, cell in cells:
-            found = self._observe(cell_id, cell)
-            if isinstance(found, Checkpoint) and cell_id.kind == "checkpoint":
-                last = found if last is None or found.version > last.version else last
-                self._checkpoints.published[found.version] = found.path
+            value = self._observe(cell_id, cell)
+            if isinstance(value, Checkpoint) and cell_id.kind == "checkpoint":
+                last = value if last is None or value.version > last.version else last
+                self._checkpoints.published[value.version] = value.path
         self._remove_malformed()
         if last is None:
             self._initialise()

@@ -98,18 +98,18 @@ def messages_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
         elif kind not in ("thinking", "redacted_thinking"):
             msg = f"content block of type {str(kind)[:40]!r} is none of text, image, tool_use and tool_result"
             raise ApiError(400, msg, "unsupported_parameter")
-    found: dict[str, Any] = {"role": role, "content": _content(shown)}
+    said: dict[str, Any] = {"role": role, "content": _content(shown)}
     if calls:
-        found["tool_calls"] = calls
-    return results + ([found] if shown or calls or not results else [])
+        said["tool_calls"] = calls
+    return results + ([said] if shown or calls or not results else [])
 
 
 def _text(content: Any) -> str:
-    found = _content(content)
-    if not isinstance(found, str):
+    text = _content(content)
+    if not isinstance(text, str):
         msg = "a system prompt must be text; send images in the messages of the user"
         raise ApiError(400, msg, "unsupported_parameter")
-    return found
+    return text
 
 
 def _content(content: Any) -> str | list[dict[str, Any]]:
@@ -160,9 +160,9 @@ class MessageWriter:
         """Return what of a message is known before its answer."""
         return {"id": f"msg_{call}", "type": "message", "role": "assistant", "model": self._ask.model or self._model}
 
-    def whole(self, found: Sequence[Completed]) -> dict[str, Any]:
+    def whole(self, answers: Sequence[Completed]) -> dict[str, Any]:
         """Return the body of a message."""
-        one = found[0]
+        one = answers[0]
         message, stop = answer_message(one.parsed, one.call), None if one.parsed.calls else one.parsed.stop or None
         blocks: list[dict[str, Any]] = []
         if message["content"]:
@@ -189,21 +189,21 @@ class MessageWriter:
         """Return the events of new text; reasoning is left out, as in a message."""
         if not delta.content:
             return b""
-        found = b""
+        opened = b""
         if not self._is_open:
-            found = _out("content_block_start", index=self._blocks, content_block={"type": "text", "text": ""})
+            opened = _out("content_block_start", index=self._blocks, content_block={"type": "text", "text": ""})
             self._is_open = True
         text = {"type": "text_delta", "text": delta.content}
-        return found + _out("content_block_delta", index=self._blocks, delta=text)
+        return opened + _out("content_block_delta", index=self._blocks, delta=text)
 
     def _close(self) -> bytes:
         closed = _out("content_block_stop", index=self._blocks)
         self._blocks += 1
         return closed
 
-    def end(self, found: Sequence[Completed]) -> bytes:
+    def end(self, answers: Sequence[Completed]) -> bytes:
         """Return the events of tool calls, and the end of the message."""
-        whole = self.whole(found)
+        whole = self.whole(answers)
         events = [self._close()] if self._is_open else []
         for block in whole["content"]:
             if block["type"] == "text":

@@ -117,35 +117,35 @@ class Gateway:
         return JSONResponse({"object": "list", "data": [model | {"max_model_len": self._answers.context_length}]})
 
     async def _chat(self, request: Request, session: str) -> Response:
-        found = validated(ChatBody, await self._body(request)).ask()
-        if found.prompt is None:
-            ask.check_messages(found.messages)
-        if session and found.prompt is not None:
+        asked = validated(ChatBody, await self._body(request)).ask()
+        if asked.prompt is None:
+            ask.check_messages(asked.messages)
+        if session and asked.prompt is not None:
             msg = "a conversation of a session is `messages`; send a prompt of `tokens` to /v1/completions"
             raise ApiError(400, msg, "unsupported_parameter")
-        return await self._respond(request, found, session, ChatWriter)
+        return await self._respond(request, asked, session, ChatWriter)
 
     async def _completions(self, request: Request, session: str) -> Response:
-        found = validated(CompletionBody, await self._body(request)).ask()
-        return await self._respond(request, found, session, TextWriter)
+        asked = validated(CompletionBody, await self._body(request)).ask()
+        return await self._respond(request, asked, session, TextWriter)
 
     async def _responses(self, request: Request, session: str) -> Response:
-        found = validated(ResponsesBody, await self._body(request)).ask()
-        return await self._respond(request, found, session, ResponseWriter)
+        asked = validated(ResponsesBody, await self._body(request)).ask()
+        return await self._respond(request, asked, session, ResponseWriter)
 
     async def _messages(self, request: Request, session: str) -> Response:
-        found = validated(MessagesBody, await self._body(request)).ask()
-        return await self._respond(request, found, session, MessageWriter)
+        asked = validated(MessagesBody, await self._body(request)).ask()
+        return await self._respond(request, asked, session, MessageWriter)
 
     async def _respond(
-        self, request: Request, found: Ask, session: str, writer: Callable[[Ask, Tokenizer, str], Writer]
+        self, request: Request, asked: Ask, session: str, writer: Callable[[Ask, Tokenizer, str], Writer]
     ) -> Response:
-        made = writer(found, self._answers.tokenizer, self._answers.model)
-        return await self._answers.respond(request, found, session, made)
+        made = writer(asked, self._answers.tokenizer, self._answers.model)
+        return await self._answers.respond(request, asked, session, made)
 
     async def _count_tokens(self, request: Request, session: str) -> Response:
-        found = validated(MessagesBody, await self._body(request)).ask()
-        tokens = await self._answers.prompts.read(found, session, player_of(request))
+        asked = validated(MessagesBody, await self._body(request)).ask()
+        tokens = await self._answers.prompts.read(asked, session, player_of(request))
         return JSONResponse({"input_tokens": len(tokens)})
 
     async def _tokenize(self, request: Request, session: str) -> Response:
@@ -153,18 +153,18 @@ class Gateway:
         if body.prompt is None:
             ask.check_messages(body.messages, "prompt or messages")
         tools, _ = offered_tools(body.tools or [], None)
-        found = Ask(messages=body.messages or [], tools=tools, prompt=body.prompt)
+        asked = Ask(messages=body.messages or [], tools=tools, prompt=body.prompt)
         read = await self._answers.prompts.read(
-            found, session, player_of(request), body.chat_template_kwargs, asks=body.add_generation_prompt
+            asked, session, player_of(request), body.chat_template_kwargs, asks=body.add_generation_prompt
         )
         tokens = read.tolist()
         return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": self._answers.context_length})
 
     async def _generate(self, request: Request, session: str) -> Response:
         del session
-        found = validated(GenerateBody, await self._body(request)).ask()
+        asked = validated(GenerateBody, await self._body(request)).ask()
         affinity = request.headers.get("x-session-id", "")[:128]
-        work = asyncio.ensure_future(self._answers.complete(found, "", is_retry=is_retry(request), affinity=affinity))
+        work = asyncio.ensure_future(self._answers.complete(asked, "", is_retry=is_retry(request), affinity=affinity))
         try:
             await wait_for_client(request, work)
             (done,) = work.result()

@@ -234,11 +234,11 @@ def stops(given: str | list[str] | None) -> tuple[str, ...]:
     Raises:
         ApiError: there are too many, or an empty one.
     """
-    found = (given,) if isinstance(given, str) else tuple(given or ())
-    if len(found) > MAX_STOPS or any(not 0 < len(text) <= 256 for text in found):  # noqa: PLR2004
+    strings = (given,) if isinstance(given, str) else tuple(given or ())
+    if len(strings) > MAX_STOPS or any(not 0 < len(text) <= 256 for text in strings):  # noqa: PLR2004
         msg = f"stop must be at most {MAX_STOPS} strings of 1 to 256 characters"
         raise ApiError(400, msg, "invalid_request")
-    return found
+    return strings
 
 
 def check_messages(messages: Any, name: str = "messages") -> None:

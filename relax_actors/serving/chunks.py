@@ -31,25 +31,25 @@ class _CompletionWriter:
         model = self._ask.model or self._model
         return {"id": f"{self.prefix}-{call}", "object": kind, "created": int(time.time()), "model": model}
 
-    def _totals(self, found: Sequence[Completed]) -> dict[str, Any]:
+    def _totals(self, answers: Sequence[Completed]) -> dict[str, Any]:
         """Return the fingerprint, the usage, and the token ids of the prompt if the client wants them."""
-        prompt, completion = found[0].answer.prompt, sum(len(one.answer.tokens) for one in found)
+        prompt, completion = answers[0].answer.prompt, sum(len(one.answer.tokens) for one in answers)
         usage = {
             "prompt_tokens": len(prompt),
             "completion_tokens": completion,
             "total_tokens": len(prompt) + completion,
         }
-        totals = {"system_fingerprint": found[0].fingerprint, "usage": usage}
+        totals = {"system_fingerprint": answers[0].fingerprint, "usage": usage}
         return totals | ({"prompt_token_ids": prompt.tolist()} if self._ask.token_ids else {})
 
-    def whole(self, found: Sequence[Completed]) -> dict[str, Any]:
+    def whole(self, answers: Sequence[Completed]) -> dict[str, Any]:
         """Return the body of a completion."""
         choices = []
-        for index, one in enumerate(found):
+        for index, one in enumerate(answers):
             tokens, logprobs = one.answer.tokens.tolist(), one.answer.logprobs.tolist()
             delta = Delta(index, "", one.text, tokens, logprobs)
             choices.append(self._choice(delta, self._content(one), one.finish_reason))
-        return self._fields(found[0].call, self.kind) | self._totals(found) | {"choices": choices}
+        return self._fields(answers[0].call, self.kind) | self._totals(answers) | {"choices": choices}
 
     def _content(self, one: Completed) -> dict[str, Any]:
         """Return the content of a whole choice."""
@@ -88,13 +88,13 @@ class _CompletionWriter:
         wants_tokens = delta.tokens and (self._ask.logprobs or self._ask.token_ids)
         return self._chunk(self._choice(delta, content)) if has_news or wants_tokens else b""
 
-    def _finish(self, found: Sequence[Completed], content: Mapping[str, Any]) -> bytes:
+    def _finish(self, answers: Sequence[Completed], content: Mapping[str, Any]) -> bytes:
         """Return the last chunks: finish reasons and usage."""
         last = [
             {"index": index, **content, "finish_reason": one.finish_reason, "logprobs": None}
-            for index, one in enumerate(found)
+            for index, one in enumerate(answers)
         ]
-        totals = self._totals(found)
+        totals = self._totals(answers)
         usage = totals.pop("usage")
         return self._chunk(*last, **totals) + (self._chunk(usage=usage) if self._ask.usage_in_stream else b"") + DONE
 
@@ -130,14 +130,14 @@ class ChatWriter(_CompletionWriter):
             given["content"] = delta.content
         return self._delta(delta, {"delta": given}, has_news=bool(given))
 
-    def end(self, found: Sequence[Completed]) -> bytes:
+    def end(self, answers: Sequence[Completed]) -> bytes:
         """Return chunks with tool calls, finish reasons and usage."""
         events = []
-        for index, one in enumerate(found):
+        for index, one in enumerate(answers):
             if calls := answer_message(one.parsed, one.call).get("tool_calls"):
                 delta = {"tool_calls": [{"index": n, **call} for n, call in enumerate(calls)]}
                 events.append(self._chunk({"index": index, "delta": delta, "finish_reason": None, "logprobs": None}))
-        return b"".join(events) + self._finish(found, {"delta": {}})
+        return b"".join(events) + self._finish(answers, {"delta": {}})
 
 
 class TextWriter(_CompletionWriter):
@@ -170,6 +170,6 @@ class TextWriter(_CompletionWriter):
         """Return a chunk with new text, tokens and log-probs."""
         return self._delta(delta, {"text": delta.content}, has_news=bool(delta.content))
 
-    def end(self, found: Sequence[Completed]) -> bytes:
+    def end(self, answers: Sequence[Completed]) -> bytes:
         """Return chunks with finish reasons and usage."""
-        return self._finish(found, {"text": ""})
+        return self._finish(answers, {"text": ""})

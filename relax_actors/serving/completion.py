@@ -41,9 +41,9 @@ class Completed:
         return "stop" if self.answer.finish_reason == FinishReason.STOP else "length"
 
 
-def token_response(found: Completed) -> dict[str, Any]:
+def token_response(completed: Completed) -> dict[str, Any]:
     """Return the body of `/inference/v1/generate`; tokens are written `token_id:<id>`, as its clients demand."""
-    answer = found.answer
+    answer = completed.answer
     entries = [
         {"token": f"token_id:{token}", "logprob": logprob}
         for token, logprob in zip(answer.tokens.tolist(), answer.logprobs.tolist(), strict=True)
@@ -55,10 +55,10 @@ def token_response(found: Completed) -> dict[str, Any]:
         "logprobs": {"content": entries},
     }
     return {
-        "request_id": found.call,
+        "request_id": completed.call,
         "choices": [choice],
         "prompt_token_ids": answer.prompt.tolist(),
-        "system_fingerprint": found.fingerprint,
+        "system_fingerprint": completed.fingerprint,
     }
 
 

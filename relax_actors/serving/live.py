@@ -43,7 +43,7 @@ class Writer(Protocol):
     is_plain: bool
     """Whether an answer is text alone, which is not taken apart into reasoning, content and calls."""
 
-    def whole(self, found: Sequence[Completed]) -> dict[str, Any]:
+    def whole(self, answers: Sequence[Completed]) -> dict[str, Any]:
         """Return the body with all answers."""
 
     def begin(self, call: str, prompt_length: int) -> bytes:
@@ -52,7 +52,7 @@ class Writer(Protocol):
     def delta(self, delta: Delta) -> bytes:
         """Return the events of new text."""
 
-    def end(self, found: Sequence[Completed]) -> bytes:
+    def end(self, answers: Sequence[Completed]) -> bytes:
         """Return the last events: calls of tools, reasons, usage."""
 
     def error(self, error: ApiError) -> bytes:
@@ -99,17 +99,17 @@ class LiveChoice:
             now = self._sent
         return self._new(now, self._tokens, self._logprobs)
 
-    def rest(self, found: Completed, text: tuple[str, str]) -> Delta:
+    def rest(self, answer: Completed, text: tuple[str, str]) -> Delta:
         """Return what is left when the answer is complete.
 
         Raises:
             ApiError: the answer differs from what was sent.
         """
-        tokens = found.answer.tokens.tolist()
+        tokens = answer.answer.tokens.tolist()
         begins_so = all(text[i].startswith(self._sent[i]) for i in range(2))
         if self._is_other or tokens[: self._sent_tokens] != self._tokens[: self._sent_tokens] or not begins_so:
             raise _restarted()
-        return self._new(text, tokens, found.answer.logprobs.tolist())
+        return self._new(text, tokens, answer.answer.logprobs.tolist())
 
     def _new(self, now: tuple[str, str], tokens: list[int], logprobs: list[float]) -> Delta:
         (sent_reasoning, sent_content), start = self._sent, self._sent_tokens
@@ -149,27 +149,27 @@ class LiveStream:
             ApiError: an answer was begun anew, and differs.
         """
         self._news.clear()
-        found = []
+        events = []
         for choice in self._choices:
             if (delta := choice.delta(shown)) is not None:
-                found += [self._begin(writer, self._choices[0].call, choice.prompt_length), writer.delta(delta)]
-        return b"".join(found)
+                events += [self._begin(writer, self._choices[0].call, choice.prompt_length), writer.delta(delta)]
+        return b"".join(events)
 
-    def end(self, writer: Writer, found: Sequence[Completed], texts: Sequence[tuple[str, str]]) -> bytes:
+    def end(self, writer: Writer, answers: Sequence[Completed], texts: Sequence[tuple[str, str]]) -> bytes:
         """Return the events of all that is left.
 
         Args:
             writer: writes the events.
-            found: the answers.
+            answers: the answers.
             texts: reasoning and content of each.
 
         Raises:
             ApiError: an answer differs from what was sent of it.
         """
-        events = [self._begin(writer, found[0].call, len(found[0].answer.prompt))]
-        for choice, one, text in zip(self._choices, found, texts, strict=True):
+        events = [self._begin(writer, answers[0].call, len(answers[0].answer.prompt))]
+        for choice, one, text in zip(self._choices, answers, texts, strict=True):
             events.append(writer.delta(choice.rest(one, text)))
-        return b"".join([*events, writer.end(found)])
+        return b"".join([*events, writer.end(answers)])
 
     def _begin(self, writer: Writer, call: str, prompt_length: int) -> bytes:
         if self._has_begun:

@@ -123,13 +123,13 @@ def _choice(form: Form) -> str | dict[str, str]:
     return "required" if form.forces_call else "auto"
 
 
-def _items(found: Completed) -> list[dict[str, Any]]:
-    message = answer_message(found.parsed, found.call)
+def _items(answer: Completed) -> list[dict[str, Any]]:
+    message = answer_message(answer.parsed, answer.call)
     items: list[dict[str, Any]] = []
     if message["content"] is not None:
-        items.append(_message_item(found.call, [_text_part(message["content"])]))
+        items.append(_message_item(answer.call, [_text_part(message["content"])]))
     for n, call in enumerate(message.get("tool_calls", [])):
-        one = {"id": f"fc_{found.call}_{n}", "type": "function_call", "status": "completed", "call_id": call["id"]}
+        one = {"id": f"fc_{answer.call}_{n}", "type": "function_call", "status": "completed", "call_id": call["id"]}
         items.append(one | call["function"])
     return items
 
@@ -163,9 +163,9 @@ class ResponseWriter:
             "top_p": ask.sampling.top_p,
         }
 
-    def whole(self, found: Sequence[Completed]) -> dict[str, Any]:
+    def whole(self, answers: Sequence[Completed]) -> dict[str, Any]:
         """Return the body of a response."""
-        one = found[0]
+        one = answers[0]
         prompt, completion, cut = len(one.answer.prompt), len(one.answer.tokens), one.finish_reason == "length"
         return self._head(one.call) | {
             "status": "incomplete" if cut else "completed",
@@ -196,9 +196,9 @@ class ResponseWriter:
         """Return the events of new text; reasoning is left out, as in a response."""
         if not delta.content:
             return b""
-        found = b"" if self._text else self._open()
+        opened = b"" if self._text else self._open()
         self._text += delta.content
-        return found + self._out("response.output_text.delta", **self._at, delta=delta.content, logprobs=[])
+        return opened + self._out("response.output_text.delta", **self._at, delta=delta.content, logprobs=[])
 
     @property
     def _at(self) -> dict[str, Any]:
@@ -209,9 +209,9 @@ class ResponseWriter:
         added = self._out("response.output_item.added", output_index=0, item=item)
         return added + self._out("response.content_part.added", **self._at, part=_text_part(""))
 
-    def end(self, found: Sequence[Completed]) -> bytes:
+    def end(self, answers: Sequence[Completed]) -> bytes:
         """Return the events of the items, and the end of the response."""
-        whole, events = self.whole(found), []
+        whole, events = self.whole(answers), []
         for index, item in enumerate(whole["output"]):
             if item["type"] == "message":
                 (part,) = item["content"]

@@ -187,8 +187,8 @@ class AgentTurns:
 
 def prompt_of(forest: Forest, plan: Continuation) -> NDArray[Any]:
     """Return what the model reads, `[len] int32`."""
-    found: NDArray[Any] = np.concatenate([forest.tokens(plan.parent), plan.observed]).astype(np.int32)
-    return found
+    tokens: NDArray[Any] = np.concatenate([forest.tokens(plan.parent), plan.observed]).astype(np.int32)
+    return tokens
 
 
 def asked_key(call: GenerateCall) -> str:

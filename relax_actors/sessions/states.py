@@ -38,11 +38,11 @@ def canonical(message: Mapping[str, Any]) -> dict[str, Any]:
 
     Reasoning is left out: most clients do not send it back.
     """
-    found: dict[str, Any] = {"role": message.get("role"), "content": _content(message.get("content"))}
-    found |= {name: message[name] for name in _ANSWER_FIELDS if message.get(name) is not None}
+    form: dict[str, Any] = {"role": message.get("role"), "content": _content(message.get("content"))}
+    form |= {name: message[name] for name in _ANSWER_FIELDS if message.get(name) is not None}
     if calls := message.get("tool_calls"):
-        found["tool_calls"] = [_call(call) for call in calls]
-    return found
+        form["tool_calls"] = [_call(call) for call in calls]
+    return form
 
 
 def _content(content: Any) -> Any:

@@ -151,16 +151,16 @@ class Collector(Actor):
     def sweep(self) -> Removal:
         """Remove all strays and finished rows that the table holds now."""
         table, before = self._table, self._table.fill()
-        found, malformed = self._list("*.*.*.*", MAX_LISTED)
+        cells, malformed = self._list("*.*.*.*", MAX_LISTED)
         turns, malformed_turns = self._list(f"*.*.*.{TURNS}.*.*", MAX_LISTED)
-        found += turns
+        cells += turns
         malformed += malformed_turns
         first = self._first_cells()
         malformed += self._remove_malformed()
         extent = read_extent(self.context, self._well_formed)
-        todo = removal(found, first, extent)
+        todo = removal(cells, first, extent)
         if first is None:
-            todo = self._with_ends(todo, found, extent)
+            todo = self._with_ends(todo, cells, extent)
         culprits = self._writers(todo.strays)
         prefix, end = table.subjects.prefix, before.last + 1
         if todo.bulk:
@@ -235,13 +235,13 @@ class Collector(Actor):
         ends = (cell for cell in cells if is_late_end(cell, extent))
         asked = [(cell, RowId(cell.step, cell.index - extent.rows)) for cell in islice(ends, MAX_LOOKUPS)]
         filters = [f"{self._table.subjects.prefix}.{row}.*" for _, row in asked]
-        found: list[list[str]] = []
+        listed: list[list[str]] = []
         for start in range(0, len(filters), LOOKUPS_AT_ONCE):
             batch = filters[start : start + LOOKUPS_AT_ONCE]
-            found += self._table.call(_gather(self._table.list_subjects_async(name) for name in batch))
+            listed += self._table.call(_gather(self._table.list_subjects_async(name) for name in batch))
         strays = [
             cell
-            for (cell, _), subjects in zip(asked, found, strict=True)
+            for (cell, _), subjects in zip(asked, listed, strict=True)
             if not any(subject.rpartition(".")[2] in FIRST_COLUMNS for subject in subjects)
         ]
         wanted = (*todo.filters, *(f"{cell.row}.>" for cell in strays))
@@ -257,10 +257,10 @@ class Collector(Actor):
         named: Counter[str] = Counter()
         for field, cell in columns.items():
             author = f"the writer of column {field}"
-            found = self._table.get(f"{self._table.subjects.prefix}.{cell.row}.{field}", direct=False)
+            message = self._table.get(f"{self._table.subjects.prefix}.{cell.row}.{field}", direct=False)
             with suppress(CodecError):
-                if found is not None:
-                    author = open_envelope(found.data).author.partition("#")[0][:80]
+                if message is not None:
+                    author = open_envelope(message.data).author.partition("#")[0][:80]
             named[author] += counts[field]
         return dict(named)
 

@@ -98,15 +98,15 @@ class RowMedia:
         prompt = self.of(prepared, row)
         prefixes = {shared: prompt.prefix(shared) for shared in np.unique(trajectory.shared).tolist()}
         known: dict[Any, MediaItem] = {}
-        found = []
+        media_of_sequences = []
         sequences = trajectory.iter_sequences(spans=False, experts=False) if any(observed) else ()
         tokens = [sequence.token_ids for sequence in sequences] or [trajectory.prompt_tokens] * len(observed)
         for ids, shared, is_after, seen in zip(tokens, trajectory.shared.tolist(), follows, observed, strict=True):
             media = prefixes[shared] if is_after else self.none
             if seen:
                 media = shared_items(self._observed(media, seen, ids), known)
-            found.append(media)
-        return found
+            media_of_sequences.append(media)
+        return media_of_sequences
 
     def observed(self, before: PromptMedia, observations: Sequence[ObservedMedia]) -> PromptMedia:
         """Return the media of a sequence that has read observations after others, in order.
@@ -155,7 +155,7 @@ class RowMedia:
         source = sources[medium.source]
         try:
             preparer = MediaPreparer(self._context.config, self._table.store)
-            found, stored = preparer.stored_features(source, reference.uri.rpartition("/")[0])
+            features, stored = preparer.stored_features(source, reference.uri.rpartition("/")[0])
         except RowError as error:
             msg = f"{lost}; it cannot be made again: {error}"
             raise StoreError(msg) from error
@@ -164,7 +164,7 @@ class RowMedia:
             raise StoreError(msg)
         self.rebuilt += 1
         self._context.journal.event("media_rebuilt", segment=reference.uri, error=str(lost))
-        return found[number].array
+        return features[number].array
 
     def check_sequence(self, prepared: PreparedPrompt, tokens: Array, shared: int) -> None:
         """Check that the model can read a sequence that begins with `shared` tokens of the prompt.
@@ -188,16 +188,16 @@ class RowMedia:
             rows: ids of the rows.
             trajectories: samples of each row; None where they could not be read, which gives no media.
         """
-        cells, found = read_column(self._table, rows, MEDIA, PreparedPrompt), list[list[PromptMedia] | RelaxError]()
+        cells, media = read_column(self._table, rows, MEDIA, PreparedPrompt), list[list[PromptMedia] | RelaxError]()
         for row, trajectory, prepared in zip(rows, trajectories, cells, strict=True):
             try:
                 if isinstance(prepared, RelaxError):
-                    found.append(prepared)
+                    media.append(prepared)
                 else:
-                    found.append([] if trajectory is None else self.of_sequences(prepared, row, trajectory))
+                    media.append([] if trajectory is None else self.of_sequences(prepared, row, trajectory))
             except RelaxError as error:
-                found.append(error)
-        return found
+                media.append(error)
+        return media
 
 
 def _is_same(one: TensorRef, other: TensorRef) -> bool:

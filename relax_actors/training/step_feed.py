@@ -86,12 +86,12 @@ class StepFeed:
         new = self._new_rows(candidates, ready)
         if not new or not (self._streams or len(self._rows) + len(new) == rows):
             return {}
-        found, unusable = self._reader.read(step, new)
-        self.has_read_usable |= len(found) > 0
+        read, unusable = self._reader.read(step, new)
+        self.has_read_usable |= len(read) > 0
         if unusable and self._in_slot_order:
             # Rows after an unusable one must wait for its successor, which takes its place in the order.
-            found = found.part(range(next(i for i, index in enumerate(new) if index in unusable)))
-        self._rows.extend(found)
+            read = read.part(range(next(i for i, index in enumerate(new) if index in unusable)))
+        self._rows.extend(read)
         if self._streams and step >= self._skipped and len(self._rows) < rows:
             # Later rows may still join the last part.
             self._compute(self._parts()[:-1])
