@@ -59,7 +59,7 @@ REWARDS: Registry[Callable[..., Any]] = Registry(
     "relax_actors.rewards",
     {
         "character_error_rate": "relax_actors.rewards._error_rate:character_error_rate",
-        "environment": "relax_actors.rewards._environment:environment",
+        "environment": "relax_actors.rewards.credit:environment",
         "exact_match": "relax_actors.rewards._text:exact_match",
         "iou": "relax_actors.rewards._boxes:iou",
         "math_verify": "relax_actors.rewards._math_verify:math_verify",

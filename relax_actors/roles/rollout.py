@@ -21,7 +21,7 @@ from relax_actors.generation.policy import Policy
 from relax_actors.generation.rows import Rows, SingleTurns, Work
 from relax_actors.messages import Prompt, Trajectory
 from relax_actors.messages.experts import split_prompt_experts
-from relax_actors.messages.fingerprints import fingerprints_of
+from relax_actors.messages.samples import fingerprints_of
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import More, Results, Role, Row
 from relax_actors.sessions.service import GenerationService

@@ -16,13 +16,12 @@ from relax_actors.messages import FinishReason, Turn
 from relax_actors.messages.generate import GenerateAnswer, GenerateCall, Refusal
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.sessions.call_watch import CallWatch
-from relax_actors.sessions.continuations import Continuations, Prompts
+from relax_actors.sessions.continuations import Continuations, Prompts, conversation_keys, prompt_key
 from relax_actors.sessions.dialogue import Dialogue, answer_message
 from relax_actors.sessions.forest import Continuation, Forest
 from relax_actors.sessions.message_media import MessageMedia, Shown
 from relax_actors.sessions.service import GenerationService, Refused
 from relax_actors.sessions.session_book import Session
-from relax_actors.sessions.states import conversation_keys, prompt_key
 
 
 class AgentTurns:

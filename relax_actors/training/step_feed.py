@@ -11,18 +11,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Literal
 
 import numpy as np
 
 from broker.codec import Array
 from relax_actors.algorithms.micro_batches import split_rows
 from relax_actors.algorithms.named_functions import needs_whole_step
+from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.engines.protocols import StepResult
 from relax_actors.engines.protocols.training import AccumulatesSteps, Score
 from relax_actors.errors import ConfigError
+from relax_actors.registry.catalog import POLICY_LOSSES
 from relax_actors.runtime import Context
 from relax_actors.runtime.seeds import derive_seed
-from relax_actors.training.divergence import Section, diverged
 from relax_actors.training.step_advantages import StepAdvantages
 from relax_actors.training.step_rows import StepReader, StepRows, UnusableRows
 
@@ -241,3 +243,26 @@ def combine_updates(results: Sequence[StepResult]) -> StepResult:
         else:
             combined[name] = max(values) if name.startswith("max_") else sum(values) / len(values)
     return StepResult(combined | {"updates": float(len(results))})
+
+
+Section = Literal["trainer", "critic", "trainer.warm_start"]
+
+
+def diverged(error: FloatingPointError, algorithm: AlgorithmSection, section: Section) -> str:
+    """Describe a gradient that is not finite, with the remedy.
+
+    A function of the user is the likeliest cause: its loss was checked and is finite, while its gradient is not.
+
+    Args:
+        error: figure, from the engine.
+        algorithm: section [algorithm] of the run.
+        section: section with the learning rate of the diverged model.
+    """
+    if section == "trainer" and algorithm.surrogate not in POLICY_LOSSES.built_in:
+        return (
+            f"{error}, although the loss of algorithm.surrogate = {algorithm.surrogate!r} is finite; bound square "
+            "roots, powers and divisions whose gradient is not, e.g. (x * x + 1e-12).sqrt(), and repeat `relax up`; if "
+            "the gradient of the function is always finite, start a new run with a lower trainer.learning_rate"
+        )
+    bounds = "" if section == "trainer.warm_start" else " or tighter clip bounds"
+    return f"{error}: the loss diverged; start a new run with a lower {section}.learning_rate{bounds}"

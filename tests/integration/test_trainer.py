@@ -17,7 +17,7 @@ from relax_actors.engines.torch.backend import TorchTrainingBackend
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.errors import AllRowsFailedError, ConfigError
 from relax_actors.messages import Checkpoint, Dropped, Quarantined, Trajectory, Weights
-from relax_actors.messages.fingerprints import fingerprints_of
+from relax_actors.messages.samples import fingerprints_of
 from relax_actors.roles.trainer import Trainer
 from relax_actors.training.step_feed import minibatches
 from relax_actors.training.step_rows import StepReader
