@@ -221,13 +221,7 @@ class Rows:
         return bool(len(work)) and not self._drains(key)
 
     def _let_rows_join(self, work: Work, key: BatchKey, limit: int) -> None:
-        """Exchange what has arrived between two tokens, and let rows join the running batch of a key.
-
-        Args:
-            work: of the batch.
-            key: of the batch.
-            limit: rows that the engine has room for.
-        """
+        """Exchange what has arrived between two tokens, and let rows join the running batch of a key."""
         work.exchange()
         if self._drains(key):
             return

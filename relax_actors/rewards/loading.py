@@ -22,10 +22,6 @@ def load_reward(path: str, setting: str = "reward.function") -> RewardFunction:
 
     Its values are not checked here; see `checked`.
 
-    Args:
-        path: registered name, or dotted path of a function.
-        setting: the configuration key that errors quote.
-
     Raises:
         ConfigError: unknown name, package not installed, or a function that does not take (completion, prompt), and
             perhaps `sample`.

@@ -61,9 +61,6 @@ class FirstRows:
     Training rows and held-out rows are judged apart: a role may treat them by different functions, as `reward.function`
     and `eval.reward`. A row counts once, however often it is retried. One row without an error, or with another error,
     ends the matter for its kind and the life of the actor: from then on failures are those of single rows.
-
-    Args:
-        limit: rows of a kind that must have failed.
     """
 
     def __init__(self, limit: int) -> None:

@@ -119,13 +119,7 @@ class LiveChoice:
 
 
 class LiveStream:
-    """The answers to one request.
-
-    Args:
-        choices: the answers.
-        news: set when one of them has new tokens.
-        work: ends with all answers.
-    """
+    """The answers to one request."""
 
     def __init__(
         self, choices: Sequence[LiveChoice], news: asyncio.Event, work: asyncio.Future[list[Completed]]

@@ -103,11 +103,7 @@ PROMPT = "prompt"
 
 
 class Prompts:
-    """Finds what prompts continue.
-
-    Args:
-        dialogue: its tokenizer is that of the model.
-    """
+    """Finds what prompts continue."""
 
     def __init__(self, dialogue: Dialogue) -> None:
         self._dialogue, self._tokenizer = dialogue, dialogue.tokenizer

@@ -43,9 +43,6 @@ class RowMedia:
 
     A lost or damaged segment of the store is made again from the raw file.
 
-    Args:
-        context: context of the actor that computes with them.
-
     Attributes:
         none: media of no tokens.
         rebuilt: segments that were made again.
@@ -110,10 +107,6 @@ class RowMedia:
 
     def observed(self, before: PromptMedia, observations: Sequence[ObservedMedia]) -> PromptMedia:
         """Return the media of a sequence that has read observations after others, in order.
-
-        Args:
-            before: media of the sequence so far.
-            observations: those that hold media.
 
         Raises:
             StoreError: a segment is lost, and its raw file, too, or it has changed.

@@ -97,9 +97,6 @@ class TensorLoader:
     """Sends pickled tensors in the request; see `WeightLoader`.
 
     Only for servers that the run started.
-
-    Args:
-        ranks: number of ranks of the server.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -124,11 +121,7 @@ class TensorLoader:
 
 
 class BroadcastLoader:
-    """Broadcasts tensors to a server that the run started on this machine; see `WeightLoader`.
-
-    Args:
-        ranks: number of ranks of the server.
-    """
+    """Broadcasts tensors to a server that the run started on this machine; see `WeightLoader`."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
