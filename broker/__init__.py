@@ -35,25 +35,7 @@ if TYPE_CHECKING:
     from broker.subjects import CellId, Kinds, RowId, Subjects
     from broker.table import Cell, Table
 else:
-    __getattr__ = lazy(
-        __name__,
-        {
-            "address": "Address",
-            "codec": "Envelope decode encode",
-            "connection": "Connection",
-            "errors": "AddressError BrokerError BrokerFullError BrokerUnreachableError CodecError RelaxError "
-            "StoreError StoreFullError SubjectError",
-            "fields": "TensorRef",
-            "leases": "Failures RunState",
-            "ordered_consumer": "OrderedConsumer",
-            "pull": "Delivery PullSubscription",
-            "server": "Server ServerSettings",
-            "store": "Store",
-            "streams": "ensure_bucket ensure_consumer ensure_streams",
-            "subjects": "CellId Kinds RowId Subjects",
-            "table": "Cell Table",
-        },
-    )
+    __getattr__ = lazy(__name__)
 
 __all__ = [
     "Address",

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import ast
+import sys
+from collections.abc import Callable
+from functools import cache
 from importlib import import_module
+from importlib.abc import InspectLoader
 from typing import Any
 
 
-def lazy(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package.
+def lazy(package: str) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package: it imports the names that the block `if TYPE_CHECKING` imports there."""
 
-    Args:
-        package: name of the package.
-        names: the names that each module of the package gives, separated by spaces.
-    """
-    module_of = {name: module for module, given in names.items() for name in given.split()}
+    @cache
+    def modules() -> dict[str, str]:
+        loader = sys.modules[package].__loader__
+        source = loader.get_source(package) if isinstance(loader, InspectLoader) else None
+        (block,) = (node for node in ast.parse(source or "").body if isinstance(node, ast.If))
+        imports = (node for node in block.body if isinstance(node, ast.ImportFrom))
+        return {alias.name: str(node.module) for node in imports for alias in node.names}
 
     def load(name: str) -> Any:
-        if name not in module_of:
-            msg = f"module {package!r} has no attribute {name!r}; it exports {', '.join(sorted(module_of))}"
+        if name.startswith("__") or name not in modules():
+            msg = f"module {package!r} has no attribute {name!r}; it exports {', '.join(sorted(modules()))}"
             raise AttributeError(msg)
-        return getattr(import_module(f"{package}.{module_of[name]}"), name)
+        return getattr(import_module(modules()[name]), name)
 
     return load

@@ -158,6 +158,19 @@ class OrderedConsumer:
                 await self.close()
                 await asyncio.sleep(0.05)
 
+    async def read_all(self, *, caught_up: bool = True) -> list[Msg]:
+        """Return the messages that the stream has, and close; `caught_up`: those that come meanwhile, too."""
+        found: list[Msg] = []
+        try:
+            async for messages in self.batches(tick=0.5):
+                found += messages
+                is_at_end = messages[-1].metadata.num_pending == 0 if messages else self.drained
+                if is_at_end or (len(found) >= (self.backlog or 0) and not caught_up):
+                    break
+        finally:
+            await self.close()
+        return found
+
     async def close(self) -> None:
         """End the subscription, and delete a consumer that was created, which the server would keep for a minute."""
         if self._pull is None:

@@ -30,9 +30,6 @@ class Requests:
 
     Requests sent in one turn of the event loop leave in one write, and their answers need neither a task nor a timer
     each. All methods run in the connection's loop.
-
-    Args:
-        client: client of the connection.
     """
 
     def __init__(self, client: Client) -> None:

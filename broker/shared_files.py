@@ -22,11 +22,7 @@ _ATTEMPTS = 100
 
 
 class SharedFiles:
-    """The shared files of a store. May be used from any thread.
-
-    Args:
-        store: the store.
-    """
+    """The shared files of a store. May be used from any thread."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

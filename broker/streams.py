@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from typing import Any
 
 from nats.js.api import (
@@ -237,6 +238,24 @@ async def open_bucket(connection: Connection, subjects: Subjects, deadline: floa
     return await connection.retry(bucket, f"open bucket {subjects.state_bucket}", deadline)
 
 
+async def find_consumer(
+    connection: Connection, stream: str, name: str, deadline: float | None = CONSUMER_SECONDS
+) -> ConsumerInfo | None:
+    """Return the state of a consumer; None if there is none.
+
+    Raises:
+        BrokerUnreachableError: no answer within `deadline` seconds.
+    """
+
+    async def look() -> ConsumerInfo | None:
+        with suppress(NotFoundError):
+            state: ConsumerInfo = await connection.js.consumer_info(stream, name)
+            return state
+        return None
+
+    return await connection.retry(look, f"look at consumer {name} of {stream}", deadline)
+
+
 async def wait_for_consumer(
     connection: Connection, stream: str, name: str, deadline: float = CONSUMER_SECONDS
 ) -> ConsumerInfo:
@@ -247,15 +266,7 @@ async def wait_for_consumer(
         BrokerUnreachableError: no answer within `deadline` seconds.
     """
     end = time.monotonic() + deadline
-
-    async def info() -> ConsumerInfo | None:
-        try:
-            found: ConsumerInfo = await connection.js.consumer_info(stream, name)
-        except NotFoundError:
-            return None
-        return found
-
-    while (found := await connection.retry(info, f"wait for consumer {name} of {stream}", deadline)) is None:
+    while (found := await find_consumer(connection, stream, name, deadline)) is None:
         if time.monotonic() > end:
             msg = f"consumer {name} of stream {stream} was not created within {deadline:g} s; is the run up?"
             raise BrokerError(msg)

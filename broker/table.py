@@ -7,17 +7,19 @@ refuses a second write; a refused write means "already done" and is not an error
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Iterable
 from typing import Any
 
 import structlog
+from nats.aio.msg import Msg
 from nats.js.errors import APIError
 
 from broker.connection import TRANSIENT, Connection
 from broker.encoder import CellEncoder
 from broker.errors import BrokerError, BrokerFullError
-from broker.publisher import publish
+from broker.requests import Requests
 from broker.store import Store
 from broker.subjects import Subjects
 from broker.table_reader import CALL_DEADLINE, Cell, Fill, TableReader
@@ -216,3 +218,18 @@ class Table(TableReader):
                 del pending[:_PURGE_CONCURRENCY]
 
         self.connection.call(work(), CALL_DEADLINE)
+
+
+async def publish(requests: Requests, subject: str, data: bytes) -> asyncio.Future[dict[str, Any]]:
+    """Publish a message to a stream and return the future of its acknowledgement, without waiting for it.
+
+    The future raises `APIError` if the stream refuses the message, and the errors of `Requests.send`.
+    """
+    return await requests.send(subject, data, _acknowledgement)
+
+
+def _acknowledgement(message: Msg) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(message.data)
+    if "error" in body:
+        APIError.from_error(body["error"])  # raises it
+    return body

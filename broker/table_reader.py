@@ -239,23 +239,11 @@ class TableReader:
         """Async variant of `snapshot`."""
         consumer = OrderedConsumer(self.connection, self.subjects.table_stream, filters, headers_only=headers_only)
         found: list[tuple[CellId, Cell]] = []
-        seen = 0
-        try:
-            async for batch in consumer.batches(tick=0.5):
-                seen += len(batch)
-                for message in batch:
-                    sequence = message.metadata.sequence
-                    cell = Cell(message.subject, sequence.stream if sequence else 0, message.data)
-                    with suppress(SubjectError):
-                        found.append((self.subjects.parse(message.subject), cell))
-                if not batch and consumer.drained:
-                    break
-                if batch and batch[-1].metadata.num_pending == 0:
-                    break
-                if seen >= (consumer.backlog or 0) and not caught_up:
-                    break
-        finally:
-            await consumer.close()
+        for message in await consumer.read_all(caught_up=caught_up):
+            sequence = message.metadata.sequence
+            cell = Cell(message.subject, sequence.stream if sequence else 0, message.data)
+            with suppress(SubjectError):
+                found.append((self.subjects.parse(message.subject), cell))
         return found
 
     async def first_sequence_async(self, filter_subject: str) -> int | None:

@@ -33,11 +33,10 @@ from relax_actors.config.training import MegatronSection
 from relax_actors.engines.megatron import layout
 from relax_actors.errors import ConfigError
 from relax_actors.serving.anthropic import MessagesBody
-from relax_actors.serving.ask import ChatBody, CompletionBody
+from relax_actors.serving.ask import ChatBody, CompletionBody, GenerateBody
 from relax_actors.serving.errors import ApiError
 from relax_actors.serving.forms import IN_SESSION
 from relax_actors.serving.responses import ResponsesBody
-from relax_actors.serving.token_routes import GenerateBody
 
 _PLACE = re.compile(r"^(\w+): (?=\1\.)")
 """Section of an error that names its setting in full."""

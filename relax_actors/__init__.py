@@ -40,31 +40,7 @@ if TYPE_CHECKING:
     from relax_actors.runtime.cells import put_own
     from relax_actors.serving.session_client import AgentResult, AgentTask, TaskEnvironment
 else:
-    __getattr__ = lazy(
-        __name__,
-        {
-            "algorithms.advantages": "Group",
-            "algorithms.policy": "PolicyInputs PolicyLoss",
-            "algorithms.specs": "AdvantageSpec LossSpec",
-            "data.task": "Medium Task",
-            "engines.protocols": "Generation",
-            "envs": "Environment Step",
-            "envs.media_bytes": "png_of",
-            "envs.tools": "ToolEnvironment",
-            "envs.tools.images": "images_of zoomed",
-            "errors": "CodecError ConfigError RelaxError RowError",
-            "messages": (
-                "NOT_SAMPLED Advantage FinishReason PreparedPrompt Prompt Reward Sample TokenSequence Trajectory"
-            ),
-            "monitoring.connection": "Connected connected",
-            "monitoring.sinks": "LogMessage Sink",
-            "registry": "RoleSpec",
-            "roles.episode_rollout": "EpisodeRollout Generate",
-            "runtime": "Drop Role Row StatefulRole",
-            "runtime.cells": "put_own",
-            "serving.session_client": "AgentResult AgentTask TaskEnvironment",
-        },
-    )
+    __getattr__ = lazy(__name__)
 
 __version__ = "0.1.0"
 

@@ -97,10 +97,6 @@ def adapted(
 class StepCoefficients:
     """Coefficients of the current step, and the measurements of its updates so far.
 
-    Args:
-        algorithm: section [algorithm] of the run.
-        trainer: section [trainer], whose `updates` make a step.
-
     Attributes:
         current: coefficients of all updates of the current step.
     """

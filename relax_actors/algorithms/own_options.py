@@ -43,10 +43,6 @@ def arguments_of(function: Callable[..., Any], algorithm: AlgorithmSection) -> d
 def check_options(algorithm: AlgorithmSection, functions: Sequence[Callable[..., Any]]) -> None:
     """Check that each option of [algorithm.options] has a function that takes it.
 
-    Args:
-        algorithm: section [algorithm] of the run.
-        functions: functions of the user that it names.
-
     Raises:
         ConfigError: one line for each option that none takes.
     """

@@ -29,9 +29,6 @@ Array = NDArray[Any]
 class PolicyFunctions:
     """Policy loss and off-policy correction of a run, with their settings bound.
 
-    Args:
-        algorithm: section [algorithm] of the run.
-
     Attributes:
         spec: facts of the policy loss.
         has_own_loss: whether the policy loss is a function of the user or of another package.

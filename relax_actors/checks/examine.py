@@ -8,25 +8,29 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from relax_actors.algorithms.function_check import check_functions
 from relax_actors.algorithms.refusals import refusals
 from relax_actors.checks import machine
 from relax_actors.checks.calls import check_calls
 from relax_actors.checks.capacity import check_disk, check_memory
 from relax_actors.checks.cluster import check_nodes
-from relax_actors.checks.model import check_lengths, check_model, check_router_replay, describe_run
 from relax_actors.config import Config
 from relax_actors.config.notes import check_steps, check_weight_files
 from relax_actors.data.check import check_characters, check_data
 from relax_actors.data.checked_run import CheckedModel, CheckedRun
-from relax_actors.data.model_folder import ModelFacts
+from relax_actors.data.model_folder import ModelFacts, measure, prepare
+from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.devices.inventory import Inventory, machine_inventory
 from relax_actors.engines.backends import inference_backend, training_backend, unused_settings
 from relax_actors.errors import ConfigError, MissingPackageError, RelaxError
+from relax_actors.messages.experts import compact
 from relax_actors.registry.catalog import ALL
-from relax_actors.roles import make_role, role_names, roles_at_start
+from relax_actors.roles import make_role, replicas, role_names, roles_at_start
 from relax_actors.roles.columns import check_columns
 from relax_actors.supervision.sandbox import check_sandbox
+from relax_actors.training.stops import stops_of
 from relax_actors.weights.transports import transport_class
 
 Check = Callable[[], Iterator[str] | None]
@@ -168,3 +172,68 @@ def require(
     if findings.errors:
         raise ConfigError("\n".join(findings.errors))
     return findings
+
+
+def check_model(config: Config, folder: Path) -> CheckedModel:
+    """Check the model against its tokenizer and the stop strings; return what it is.
+
+    Args:
+        config: configuration of the run.
+        folder: folder of the model; where the model is given by its architecture, files are written to it.
+
+    Raises:
+        ConfigError: the model cannot be read, or contradicts its tokenizer or `rollout.stop`.
+    """
+    prepare(config, folder)
+    facts = measure(folder, "model.architecture" if config.model.path is None else "")
+    tokenizer = Tokenizer(folder)
+    if tokenizer.size > facts.vocabulary:
+        msg = (
+            f"model: the tokenizer has {tokenizer.size} ids, the model's vocabulary {facts.vocabulary}; "
+            "use the tokenizer of this model"
+        )
+        raise ConfigError(msg)
+    stops_of(tokenizer, config.rollout.stop)
+    return CheckedModel(folder, facts, tokenizer)
+
+
+def describe_run(run: CheckedRun, facts: ModelFacts) -> Iterator[str]:
+    """Note the model and the actors of each role on this machine."""
+    experts = "" if facts.moe is None else f", {facts.moe.experts} experts in {facts.moe.layers} layers"
+    yield (
+        f"model: {facts.model_type}, {facts.parameters / 1e6:.2f} M parameters{experts}, context of "
+        f"{facts.context_length} tokens, vocabulary of {facts.vocabulary}"
+    )
+    actors = [f"{name} {replicas(run.config, name)}" for name in role_names(run.config) if name in run.here]
+    yield f"actors on this machine: {', '.join(actors)}"
+
+
+def check_router_replay(config: Config, facts: ModelFacts) -> Iterator[str]:
+    """Check that the model has experts where their choice is to be replayed."""
+    if not config.trainer.router_replay:
+        return
+    if config.simulate is not None:
+        msg = "trainer.router_replay = true, but simulated engines choose no experts; leave it out"
+        raise ConfigError(msg)
+    if facts.moe is None:
+        msg = (
+            f"trainer.router_replay = true, but the model ({facts.model_type}) has no experts: its config.json has no "
+            "num_experts or no num_experts_per_tok; leave it out"
+        )
+        raise ConfigError(msg)
+    moe = facts.moe
+    size = moe.layers * moe.experts_of_token * compact(np.array([moe.experts - 1])).itemsize
+    yield f"the experts chosen for every token are recorded and replayed: {size} bytes a token of a trajectory"
+
+
+def check_lengths(config: Config, facts: ModelFacts) -> None:
+    """Check that a completion leaves room for a prompt in the model's context and in a micro-batch."""
+    completion = config.rollout.max_tokens
+    limits = {
+        "the model's context (max_position_embeddings)": facts.context_length,
+        "trainer.max_tokens_per_microbatch": config.trainer.max_tokens_per_microbatch,
+    }
+    for name, limit in limits.items():
+        if completion >= limit:
+            msg = f"rollout.max_tokens = {completion} leaves no room for a prompt in {name} = {limit}; lower it"
+            raise ConfigError(msg)

@@ -63,11 +63,6 @@ class Damage(StrEnum):
 def inject(run: str, fault: Fault, schedule: Schedule) -> int:
     """Inject a fault repeatedly.
 
-    Args:
-        run: name or folder of the run.
-        fault: the fault.
-        schedule: how often.
-
     Returns:
         The number of faults injected; fewer than scheduled if a victim was missing for `WAIT_SECONDS`.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
+import shutil
 import signal
 import sys
 import threading
@@ -17,7 +19,6 @@ from rich.table import Table
 
 from broker.files import write_private
 from relax_actors.checks import require
-from relax_actors.cli.command_line import command_line
 from relax_actors.config import Config, load_config, validate
 from relax_actors.config.load import set_by
 from relax_actors.config.masking import masked_argument
@@ -257,3 +258,30 @@ def _relative(path: Path) -> str:
     with contextlib.suppress(ValueError):
         return str(path.relative_to(Path.cwd()))
     return str(path)
+
+
+def command_line(*arguments: str) -> str:
+    """Return a command line with these arguments, quoted for a shell where needed.
+
+    It begins with `relax` if the shell finds the program that runs under this name, else with the path of the program.
+    """
+    return shlex.join([*_program(), *arguments])
+
+
+def _program() -> list[str]:
+    started = Path(sys.argv[0])
+    if started.suffix == ".py" or not os.access(started, os.X_OK):
+        return [_short(Path(sys.executable)), "-m", "relax_actors.cli.main"]
+    found = shutil.which(started.name)
+    if found is not None and Path(found).exists() and Path(found).samefile(started):
+        return [started.name]
+    return [_short(started)]
+
+
+def _short(path: Path) -> str:
+    """Return a path relative to the working directory where it is below it; a shell needs at least one slash in it."""
+    path = Path(os.path.abspath(path))  # noqa: PTH100 a virtual environment's links must stay
+    if not path.is_relative_to(Path.cwd()):
+        return str(path)
+    short = str(path.relative_to(Path.cwd()))
+    return short if os.sep in short else f"./{short}"

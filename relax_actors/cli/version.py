@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import platform
 import subprocess
-from importlib.metadata import PackageNotFoundError, version
 
 from broker.server import find_binary
 from relax_actors.errors import BrokerError
+from relax_actors.runtime.code_version import package_version
 
 PACKAGES = ("nats-py", "torch", "transformers")
 
@@ -15,16 +15,9 @@ PACKAGES = ("nats-py", "torch", "transformers")
 def versions() -> str:
     """Return one line for relax, and one for each main part."""
     parts = {"python": platform.python_version(), "nats-server": _server()}
-    parts |= {name: _package(name) for name in PACKAGES}
-    lines = [f"relax-actors {_package('relax-actors')}", *(f"{name} {found}" for name, found in parts.items())]
+    parts |= {name: package_version(name) for name in PACKAGES}
+    lines = [f"relax-actors {package_version('relax-actors')}", *(f"{name} {found}" for name, found in parts.items())]
     return "\n".join(lines)
-
-
-def _package(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def _server() -> str:

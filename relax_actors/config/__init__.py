@@ -13,6 +13,6 @@ if TYPE_CHECKING:
     from relax_actors.config.load import apply_settings, load_config, make_importable, validate
     from relax_actors.config.schema import Config
 else:
-    __getattr__ = lazy(__name__, {"load": "apply_settings load_config make_importable validate", "schema": "Config"})
+    __getattr__ = lazy(__name__)
 
 __all__ = ["Config", "apply_settings", "load_config", "make_importable", "validate"]

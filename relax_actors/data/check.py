@@ -127,12 +127,7 @@ def _answer_problem(tokenizer: Tokenizer, task: Task) -> str:
 
 
 def check_characters(config: Config, tokenizer: Tokenizer) -> Iterator[str]:
-    """Note characters of ordinary texts that the tokenizer cannot encode, if the model reads what others write.
-
-    Args:
-        config: configuration of the run.
-        tokenizer: tokenizer of the model.
-    """
+    """Note characters of ordinary texts that the tokenizer cannot encode, if the model reads what others write."""
     if config.environment is None and config.gateway is None:
         return
     escapes = tokenizer.escapes

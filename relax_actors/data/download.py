@@ -32,13 +32,7 @@ public server has one of these alone."""
 
 
 class Downloads:
-    """Downloads of one actor into the store.
-
-    Args:
-        media: the section [media].
-        store: the run's store.
-        progress: called while a download goes on.
-    """
+    """Downloads of one actor into the store."""
 
     def __init__(self, media: MediaSection, store: Store, progress: Callable[[], None]) -> None:
         self._urls, self._store, self._shared, self._progress = media.urls, store, SharedFiles(store), progress

@@ -53,10 +53,6 @@ def call_within(seconds: float, function: Callable[[], T]) -> T:
     A function that loops in Python is interrupted. One that loops in compiled code keeps its thread, which ends with
     the process.
 
-    Args:
-        seconds: time for the function.
-        function: to call.
-
     Raises:
         TimeoutError: the function did not end in time.
         RuntimeError: it raised an exception that is no `Exception`, such as a panic of a Rust library.

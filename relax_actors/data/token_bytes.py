@@ -18,9 +18,6 @@ class TokenBytes:
 
     The bytes are those that the token adds after another one. A decoder may omit the space before the first word of a
     text; here it is part of the word's token.
-
-    Args:
-        inner: the tokenizer.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:

@@ -180,10 +180,6 @@ class Tokenizer:
         Characters that the tokenizer cannot encode are spelled in another way (see `relax_actors.data.escapes`) and
         counted in `replaced`.
 
-        Args:
-            text: the text.
-            special: as of `encode`.
-
         Raises:
             TooLongError, SlowRowError: as of `encode`.
             RowError: the tokenizer has tokens for the characters, but not for the words that they form.

@@ -26,11 +26,7 @@ class Member:
 
 
 class Members:
-    """Actors of the pool, by number.
-
-    Args:
-        state: leases of the run.
-    """
+    """Actors of the pool, by number."""
 
     def __init__(self, state: RunState) -> None:
         self._state = state

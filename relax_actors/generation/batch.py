@@ -91,11 +91,7 @@ class Generates(Protocol):
 
 
 class JoinPace:
-    """Decides when requests join a running batch: at once, or several together if a join costs the batch something.
-
-    Args:
-        joins_freely: of the engine.
-    """
+    """Decides when requests join a running batch: at once, or several together if a join costs the batch something."""
 
     def __init__(self, *, joins_freely: bool) -> None:
         self._joins_freely, self._tokens = joins_freely, 0
@@ -180,11 +176,7 @@ class Batch:
         self._ledger.end(conversation)
 
     def begin(self, *, guests: bool = True) -> list[GenerationRequest]:
-        """Begin a batch, or let requests join it; return those that begin.
-
-        Args:
-            guests: whether guests may begin.
-        """
+        """Begin a batch, or let requests join it; return those that begin."""
         self._ledger.withdraw_guest()
         with self._lock:
             rows = list(self._waiting[Kind.ROW])
@@ -198,11 +190,7 @@ class Batch:
         return begun + self._start(joining)
 
     def join(self, *, guests: bool = True) -> list[GenerationRequest]:
-        """Count a token of the running batch; return the requests that join behind it. Rows join at once.
-
-        Args:
-            guests: whether guests may join.
-        """
+        """Count a token of the running batch; return the requests that join behind it. Rows join at once."""
         ready = len(self._waiting[Kind.TURN])
         if guests and self._waiting[Kind.GUEST]:
             ready += self.invitable()
@@ -249,11 +237,11 @@ class Batch:
         if self._ledger.has_limit:
             by_conversation = {ticket.conversation: ticket for ticket in waiting}
             waiting = deque(by_conversation[one] for one in self._ledger.oldest_first(by_conversation))
-        found = []
+        fitting = []
         while waiting and self._ledger.begin(waiting[0].conversation, waiting[0].tokens):
-            found.append(waiting.popleft())
+            fitting.append(waiting.popleft())
         self._waiting[Kind.TURN] = waiting
-        return found
+        return fitting
 
     def _start(self, tickets: Iterable[Ticket]) -> list[GenerationRequest]:
         requests = []

@@ -42,21 +42,7 @@ if TYPE_CHECKING:
     from relax_actors.messages.teacher import TeacherScores
     from relax_actors.messages.trajectory import Trajectory
 else:
-    __getattr__ = lazy(
-        __name__,
-        {
-            "cells": (
-                "Advantage Batch Checkpoint CriticVersion Dropped DropReason Evaluation Prompt Quarantined "
-                "Readmitted Redelivery Requeued Reward RowCounts Shard Weights"
-            ),
-            "environment": "Act EnvironmentAnswer EnvironmentAnswers EnvironmentRequest Fault Open",
-            "media": "KINDS_OF_MEDIA Media MediaSource ObservedMedia PreparedPrompt",
-            "samples": "NOT_SAMPLED FinishReason Sample TokenSequence",
-            "session_log": "SessionLog SessionState SessionStep SessionTurn Turn",
-            "teacher": "TeacherScores",
-            "trajectory": "Trajectory",
-        },
-    )
+    __getattr__ = lazy(__name__)
 
 __all__ = [
     "KINDS_OF_MEDIA",

@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_actors.messages.conversations import pack_conversations
 from relax_actors.messages.experts import MISSING, store_experts
-from relax_actors.messages.fingerprints import fingerprints_of
-from relax_actors.messages.samples import Sample, TokenSequence, runs
+from relax_actors.messages.samples import Sample, TokenSequence, fingerprints_of, pack_conversations, runs
 
 Array = NDArray[Any]
 

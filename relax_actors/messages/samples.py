@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
+from broker.errors import CodecError
+from broker.items import check_items
 from relax_actors.messages.media import ObservedMedia
 
 Array = NDArray[Any]
@@ -153,3 +156,63 @@ def runs(flags: Array) -> Array:
     """Find the begin and end of each run of true values, `[runs, 2] int32`."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(np.int8)))
     return edges.reshape(-1, 2).astype(np.int32)
+
+
+MAX_ITEMS = 1 << 20
+"""Texts, numbers, lists and dicts of the conversations of a row."""
+
+
+def pack_conversations(conversations: Sequence[Sequence[dict[str, Any]]]) -> NDArray[np.uint8]:
+    """Return conversations, a list of chat messages each, as `[bytes] uint8`.
+
+    Raises:
+        ValueError: they hold something else than plain data.
+    """
+    try:
+        return np.frombuffer(msgpack.packb([list(c) for c in conversations], use_bin_type=True), np.uint8)
+    except (TypeError, OverflowError) as error:
+        msg = f"the conversation of a sample cannot be stored: {error}"
+        raise ValueError(msg) from error
+
+
+def unpack_conversations(packed: NDArray[Any], samples: int) -> list[list[dict[str, Any]]]:
+    """Return the conversations of `pack_conversations`.
+
+    Raises:
+        ValueError: the array does not hold a conversation for each sample.
+    """
+    data = packed.astype(np.uint8).tobytes()
+    try:
+        check_items(data, MAX_ITEMS)
+        found: list[list[dict[str, Any]]] = msgpack.unpackb(data, raw=False, strict_map_key=True)
+    except (CodecError, ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        msg = f"the conversations of a trajectory are malformed: {str(error)[:200]}"
+        raise ValueError(msg) from error
+    is_list = isinstance(found, list) and len(found) == samples
+    if not is_list or not all(isinstance(m, dict) for c in found for m in (c if isinstance(c, list) else [c, None])):
+        msg = f"the conversations of a trajectory are not {samples} lists of messages"
+        raise ValueError(msg)
+    return found
+
+
+def sampling_versions(versions: Array) -> list[int]:
+    """Versions that sampled tokens, in ascending order.
+
+    Args:
+        versions: `[total]` integers, -1 where no policy sampled the token.
+    """
+    if len(versions) and versions[0] >= 0 and (versions == versions[0]).all():
+        return [int(versions[0])]
+    found: list[int] = np.unique(versions[versions >= 0]).tolist()
+    return found
+
+
+def fingerprints_of(versions: Array, known: Mapping[int, str]) -> list[str]:
+    """Fingerprints as a trajectory stores them.
+
+    Args:
+        versions: `[total]` integers, version that sampled each token, or -1.
+        known: fingerprints by version; versions without one get an empty string.
+    """
+    found = [known.get(version, "") for version in sampling_versions(versions)]
+    return found if any(found) else []

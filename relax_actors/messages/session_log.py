@@ -29,7 +29,7 @@ class Turn:
         logprobs: `[len] float32`.
         versions: `[len] int32`, version of the weights that sampled each token.
         finish_reason: why the answer ended, a `FinishReason`.
-        asked: key of the conversation that was asked to be continued (`sessions.states.conversation_keys`).
+        asked: key of the conversation that was asked to be continued (`sessions.continuations.conversation_keys`).
         state: key of the conversation with the answer, as the client sees it.
         call: id of the request, by which a repeated request finds its answer.
         messages: the messages that follow the parent's answer, and the answer.

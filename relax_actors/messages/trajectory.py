@@ -13,12 +13,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_actors.messages.conversations import unpack_conversations
 from relax_actors.messages.experts import expand, join_experts
-from relax_actors.messages.fingerprints import sampling_versions
 from relax_actors.messages.flat_samples import flatten_samples
 from relax_actors.messages.media import ObservedMedia
-from relax_actors.messages.samples import NOT_SAMPLED, FinishReason, Sample, TokenSequence, runs
+from relax_actors.messages.samples import (
+    NOT_SAMPLED,
+    FinishReason,
+    Sample,
+    TokenSequence,
+    runs,
+    sampling_versions,
+    unpack_conversations,
+)
 from relax_actors.messages.trajectory_checks import check_trajectory
 
 Array = NDArray[Any]

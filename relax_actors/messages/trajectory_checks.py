@@ -8,8 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from relax_actors.messages.experts import check_experts
-from relax_actors.messages.fingerprints import sampling_versions
-from relax_actors.messages.samples import PLAYER_NAME, FinishReason
+from relax_actors.messages.samples import PLAYER_NAME, FinishReason, sampling_versions
 
 Flat: TypeAlias = Any
 """A `Trajectory`, whose module imports this one."""

@@ -40,12 +40,6 @@ def address_for(folder: RunFolder, settings: SavedSettings, user: str, access: A
     prove a key without sending it, so another server at that address learns no secret, and `Connection` refuses a
     server that asks for none.
 
-    Args:
-        folder: folder of the run.
-        settings: saved settings of the run.
-        user: user to sign in as.
-        access: options of the command.
-
     Raises:
         ConfigError: the broker's name or its credentials are unknown on this machine.
         BrokerError: the run has no recorded address, or `access.broker` is no address.

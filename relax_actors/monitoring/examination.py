@@ -7,9 +7,9 @@ import logging
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 
+from nats.aio.msg import Msg
 from nats.js.api import ConsumerInfo, StreamInfo
 from nats.js.errors import NotFoundError
 
@@ -20,7 +20,7 @@ from broker.ordered_consumer import OrderedConsumer
 from broker.permissions import OPERATOR
 from broker.schema import SCHEMA
 from broker.store import Store
-from broker.streams import open_bucket
+from broker.streams import find_consumer, open_bucket
 from broker.subjects import RowId, Subjects
 from broker.table import CALL_DEADLINE, Table
 from relax_actors.config import Config, validate
@@ -144,24 +144,18 @@ def _recent(table: Table, config: Config) -> Progress:
     """Follow the newest events of the log as the progress line does."""
     found, oldest = Progress(config.run.name, config.run.steps), time.time() - RECENT_SECONDS
 
-    async def read() -> None:
+    async def read() -> list[Msg]:
         last = (await table.connection.js.stream_info(table.subjects.log_stream)).state.last_seq
         filters = [table.subjects.event("*", "*", "*")]
         follower = OrderedConsumer(
             table.connection, table.subjects.log_stream, filters, start=max(1, last - READ_EVENTS)
         )
-        try:
-            async for messages in follower.batches(tick=0.5):
-                for message in messages:
-                    parsed = LogMessage.parse(message.subject, message.data)
-                    if parsed is not None and message.metadata.timestamp.timestamp() >= oldest:
-                        found.take(parsed)
-                if follower.drained or (messages and messages[-1].metadata.num_pending == 0) or not follower.backlog:
-                    break
-        finally:
-            await follower.close()
+        return await follower.read_all()
 
-    table.connection.call(read(), CALL_DEADLINE)
+    for message in table.connection.call(read(), CALL_DEADLINE):
+        parsed = LogMessage.parse(message.subject, message.data)
+        if parsed is not None and message.metadata.timestamp.timestamp() >= oldest:
+            found.take(parsed)
     return found
 
 
@@ -187,15 +181,8 @@ def _consumers(at: Connected, record: RunRecord, leases: health.Leases) -> Itera
     """
     connection, stream = at.table.connection, at.table.subjects.table_stream
 
-    async def look(name: str) -> ConsumerInfo | None:
-        try:
-            found: ConsumerInfo = await connection.js.consumer_info(stream, name)
-        except NotFoundError:
-            return None
-        return found
-
     def find(name: str) -> ConsumerInfo | None:
-        return connection.call(connection.retry(partial(look, name), f"look for {name}", 10), 20)
+        return connection.call(find_consumer(connection, stream, name, 10), 20)
 
     names = [name for consumers in record.consumers.values() for name in consumers]
     found = {name: info for name in names if (info := find(name)) is not None}

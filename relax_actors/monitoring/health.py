@@ -149,11 +149,7 @@ def table(fill: Fill, stall: str) -> Iterator[Finding]:
 
 
 def lost(rows: Mapping[str, Collection[RowId]]) -> Iterator[Finding]:
-    """Find roles that took rows without writing their column.
-
-    Args:
-        rows: rows that were delivered to each role again.
-    """
+    """Find roles that took rows without writing their column."""
     for role, of_role in rows.items():
         if of_role:
             shown = ", ".join(map(str, sorted(of_role)[:MAX_ROWS])) + (" ..." if len(of_role) > MAX_ROWS else "")
@@ -180,11 +176,7 @@ def quarantine(run: str, rows: Iterable[tuple[RowId, Quarantined]], ledger: Ledg
 
 
 def characters(counts: Mapping[str, Mapping[str, float]]) -> Iterator[Finding]:
-    """Count the characters that the tokenizer cannot encode.
-
-    Args:
-        counts: newest metrics of actors, by actor.
-    """
+    """Count the characters that the tokenizer cannot encode."""
     escaped = sum(int(metrics.get("characters_escaped", 0)) for metrics in counts.values())
     dropped = sum(int(metrics.get("characters_dropped", 0)) for metrics in counts.values())
     if escaped or dropped:

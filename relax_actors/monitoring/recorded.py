@@ -29,21 +29,10 @@ def read_metrics(table: Table, role: str, kind: str = "") -> list[dict[str, Any]
         role: role of the actors.
         kind: field `kind` of the metrics; empty for the metrics about an actor itself.
     """
-
-    async def read() -> list[LogMessage | None]:
-        follower = OrderedConsumer(table.connection, table.subjects.log_stream, [table.subjects.metric(role, "*")])
-        found: list[LogMessage | None] = []
-        try:
-            async for messages in follower.batches(tick=0.5):
-                found += [LogMessage.parse(message.subject, message.data) for message in messages]
-                if follower.drained or (messages and messages[-1].metadata.num_pending == 0):
-                    break
-        finally:
-            await follower.close()
-        return found
-
-    read_all = table.connection.call(read(), CALL_DEADLINE)
-    return [metric.body for metric in read_all if metric is not None and metric.kind == kind and not metric.claim]
+    follower = OrderedConsumer(table.connection, table.subjects.log_stream, [table.subjects.metric(role, "*")])
+    messages = table.connection.call(follower.read_all(), CALL_DEADLINE)
+    metrics = [LogMessage.parse(message.subject, message.data) for message in messages]
+    return [metric.body for metric in metrics if metric is not None and metric.kind == kind and not metric.claim]
 
 
 def with_recorded(config: Config) -> Config:

@@ -22,7 +22,7 @@ from broker.subjects import RowId, Subjects
 from broker.table import Cell
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import CodecError, ConfigError, StoreError, SubjectError
-from relax_actors.messages.conversations import unpack_conversations
+from relax_actors.messages.samples import unpack_conversations
 from relax_actors.monitoring.connection import Observed, find
 from relax_actors.monitoring.render import source_line
 from relax_actors.runtime.row import ROW_KINDS

@@ -119,14 +119,7 @@ def read_curves(table: Table, ledger: Ledger) -> Curves:
 
 
 def summarise(table: Table, config: Config, *, seconds: float, restarts: int) -> tuple[Summary, Curves]:
-    """Read the result of a run and its reward curves.
-
-    Args:
-        table: table of the run.
-        config: configuration of the run.
-        seconds: duration to report.
-        restarts: number of restarts to report.
-    """
+    """Read the result of a run and its reward curves."""
     ledger = read_ledger(table, config)
     curves = read_curves(table, ledger)
     account: Account = ledger.account()

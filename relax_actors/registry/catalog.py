@@ -31,9 +31,9 @@ ROLES: Registry[type] = Registry(
         "trainer_rank": "relax_actors.roles.trainer_rank:TrainerRank",
         "critic": "relax_actors.roles.critic:Critic",
         "evaluator": "relax_actors.roles.evaluator:Evaluator",
-        "reference": "relax_actors.roles.reference:Reference",
-        "actor_fwd": "relax_actors.roles.actor_fwd:ActorFwd",
-        "squares": "relax_actors.roles.squares:Squares",
+        "reference": "relax_actors.roles.scorer:Reference",
+        "actor_fwd": "relax_actors.roles.scorer:ActorFwd",
+        "squares": "relax_actors.roles.scorer:Squares",
         "teacher": "relax_actors.roles.teacher:Teacher",
     },
 )
@@ -59,7 +59,7 @@ REWARDS: Registry[Callable[..., Any]] = Registry(
     "relax_actors.rewards",
     {
         "character_error_rate": "relax_actors.rewards._error_rate:character_error_rate",
-        "environment": "relax_actors.rewards._environment:environment",
+        "environment": "relax_actors.rewards.credit:environment",
         "exact_match": "relax_actors.rewards._text:exact_match",
         "iou": "relax_actors.rewards._boxes:iou",
         "math_verify": "relax_actors.rewards._math_verify:math_verify",

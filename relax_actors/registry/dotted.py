@@ -38,10 +38,6 @@ def check_path(path: str, setting: str) -> tuple[str, str]:
 def load(path: str, setting: str) -> object:
     """Import and return what a dotted path names, in the calling thread.
 
-    Args:
-        path: `package.module.name` or `package.module:name`.
-        setting: the configuration key that errors quote.
-
     Raises:
         ConfigError: malformed path, module not found or failing on import, or no such name in the module.
     """

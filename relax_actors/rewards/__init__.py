@@ -10,16 +10,14 @@ from __future__ import annotations
 
 from relax_actors.rewards._boxes import iou
 from relax_actors.rewards._choice import multiple_choice
-from relax_actors.rewards._environment import environment
 from relax_actors.rewards._error_rate import character_error_rate, word_error_rate
 from relax_actors.rewards._intervals import temporal_iou
 from relax_actors.rewards._math_verify import math_verify
 from relax_actors.rewards._numeric import numeric_match
 from relax_actors.rewards._reasoning_gym import reasoning_gym_score
-from relax_actors.rewards._requirements import requires
 from relax_actors.rewards._text import exact_match, positional_match
-from relax_actors.rewards._value import checked
-from relax_actors.rewards.loading import RewardFunction, load_reward, load_rewards
+from relax_actors.rewards.credit import environment
+from relax_actors.rewards.loading import RewardFunction, checked, load_reward, load_rewards, requires
 
 __all__ = [
     "RewardFunction",

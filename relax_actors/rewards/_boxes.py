@@ -7,8 +7,7 @@ from itertools import product
 
 from relax_actors.errors import RowError
 from relax_actors.messages import Prompt
-from relax_actors.rewards._final import final_part
-from relax_actors.rewards._text import required_answer
+from relax_actors.rewards._text import final_part, required_answer
 
 Box = tuple[float, float, float, float]
 _MAX_BOXES = 256  # a completion with more of them is no answer

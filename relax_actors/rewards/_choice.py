@@ -7,8 +7,7 @@ import string
 
 from relax_actors.errors import RowError
 from relax_actors.messages import Prompt
-from relax_actors.rewards._final import final_part
-from relax_actors.rewards._text import required_answer
+from relax_actors.rewards._text import final_part, required_answer
 
 _STATED = re.compile(
     r"(?i:\b(?:answer|option|choice)\b)(?i:\s+is\b)?[\s:=*$]{0,4}[(\[]?([B-HJ-Z]|[AI](?!\s+[a-z]))(?![\w'])"

@@ -6,8 +6,7 @@ import re
 
 from relax_actors.errors import RowError
 from relax_actors.messages import Prompt
-from relax_actors.rewards._final import final_part
-from relax_actors.rewards._text import required_answer
+from relax_actors.rewards._text import final_part, required_answer
 
 Interval = tuple[float, float]
 _CLOCK = r"(?<![\d.:])(?:\d{1,3}:){0,2}\d{1,6}(?:\.\d{1,6})?(?![\d.]*\d|:)"

@@ -9,8 +9,8 @@ from typing import Any
 from relax_actors.errors import RowError
 from relax_actors.messages import Prompt
 from relax_actors.registry.dotted import import_extra
-from relax_actors.rewards._requirements import requires
 from relax_actors.rewards._text import required_answer
+from relax_actors.rewards.loading import requires
 
 
 def package() -> Any:

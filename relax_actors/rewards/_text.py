@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from relax_actors.errors import RowError
 from relax_actors.messages import Prompt
 
@@ -35,3 +37,13 @@ def required_answer(prompt: Prompt, reward_name: str) -> str:
 
 
 REMEDY = "set data.answer_field to the field with the answer"
+
+
+_TAG = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
+_BOXED = re.compile(r"\\boxed\s*\{([^{}]*)\}")
+
+
+def final_part(completion: str) -> str:
+    r"""Return the content of the last `<answer>` tag, else of the last `\boxed{}`, else the whole completion."""
+    found = _TAG.findall(completion) or _BOXED.findall(completion)
+    return (found[-1] if found else completion).strip()

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_actors.errors import RowError
-from relax_actors.messages import Reward, Trajectory
+from relax_actors.messages import Prompt, Reward, Sample, Trajectory
 from relax_actors.messages.player_parts import parts_of
 from relax_actors.messages.samples import PLAYER_REWARD
 
@@ -94,3 +94,19 @@ def discounted(rewards: NDArray[np.float64], discount: float) -> NDArray[np.floa
     for t in range(len(rewards) - 1, -1, -1):
         total = found[t] = rewards[t] + discount * total
     return found
+
+
+def environment(completion: str, prompt: Prompt, sample: Sample | None = None) -> float:
+    """Return the sum of the rewards that the environment of an episode gave.
+
+    Raises:
+        RowError: the sample is no episode, nor the work of an agent that reported a reward.
+    """
+    del completion, prompt
+    if sample is None or "environment_reward" not in sample.metrics:
+        msg = (
+            'reward "environment" needs samples that an environment or an agent has rewarded; set [environment] or '
+            "[agent]"
+        )
+        raise RowError(msg)
+    return sample.metrics["environment_reward"]

@@ -6,11 +6,12 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from numbers import Real
+from typing import TypeVar
 
-from relax_actors.errors import ConfigError
+from relax_actors.errors import ConfigError, RowError
 from relax_actors.messages import Prompt, Sample
 from relax_actors.registry.catalog import REWARDS
-from relax_actors.rewards._value import checked
 
 RewardFunction = Callable[..., float]
 """Function of (completion, prompt) or, with a parameter of the name `sample`, of (completion, prompt, sample)."""
@@ -20,10 +21,6 @@ def load_reward(path: str, setting: str = "reward.function") -> RewardFunction:
     """Load a reward function by its name or dotted path.
 
     Its values are not checked here; see `checked`.
-
-    Args:
-        path: registered name, or dotted path of a function.
-        setting: the configuration key that errors quote.
 
     Raises:
         ConfigError: unknown name, package not installed, or a function that does not take (completion, prompt), and
@@ -91,3 +88,42 @@ def _takes_completion_and_prompt(function: Callable[..., object]) -> bool:
     except ValueError:  # a built-in function without a signature
         return True
     return True
+
+
+LARGEST = (2 - 2**-23) * 2.0**127  # the largest finite float32; rewards are stored as float32
+
+
+def checked(value: object, reward_name: str) -> float:
+    """Convert the value of a reward function to a float that is finite as float32; a bool is 0 or 1.
+
+    Raises:
+        RowError: the value is not a real number, or not finite.
+    """
+    item = getattr(value, "item", None)
+    number = item() if callable(item) and getattr(value, "ndim", None) == 0 else value
+    if isinstance(number, Real):
+        try:
+            result = float(number)
+        except OverflowError:
+            result = float("inf")
+        if abs(result) <= LARGEST:
+            return result
+    msg = f"reward {reward_name} returned {value!r:.200} ({type(value).__name__}); return a finite number"
+    raise RowError(msg)
+
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def requires(check: Callable[[], object]) -> Callable[[F], F]:
+    """Decorate a reward function with a check that runs when the function is loaded.
+
+    Args:
+        check: raises `ConfigError` if the function cannot work, e.g. because its package is not installed.
+    """
+
+    def decorate(function: F) -> F:
+        function.check_requirements = check  # type: ignore[attr-defined]
+        return function
+
+    return decorate

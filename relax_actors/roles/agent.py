@@ -16,13 +16,10 @@ from relax_actors.registry import dotted
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime.service_role import ServiceRole
 from relax_actors.serving.agent_process import AgentError, Program
-from relax_actors.serving.session_client import AgentResult, AgentTask, SessionClient, SessionGoneError
+from relax_actors.serving.agent_worker import IDLE_SECONDS, AgentWorker
+from relax_actors.serving.session_client import AgentResult, AgentTask, SessionClient
 
-IDLE_SECONDS, MAX_IDLE_SECONDS = 0.05, 1.0
-"""Pause before samples are asked for again, doubled while none waits."""
 GATEWAY_SECONDS = 120.0
-STUCK_SECONDS = 30.0
-"""Time that a coroutine has to end after it was cancelled; then the actor is restarted."""
 
 
 class AgentRole(ServiceRole):
@@ -50,8 +47,7 @@ class AgentRole(ServiceRole):
         self._section = section = self.context.config.agent or AgentSection()
         self._program, self._function = _found(section)
         self._folder = self.context.folder.root / "agents"
-        self._done = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._worker: AgentWorker | None = None
         # Of its own, so that a function that blocks does not stop the signs of life of this process.
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="agents", daemon=True).start()
@@ -68,31 +64,17 @@ class AgentRole(ServiceRole):
     async def stop(self) -> None:
         """Kill the agents; their samples are given to others."""
         self._running.cancel()
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=3)
+        await asyncio.wait({self._running}, timeout=3)
 
     def handled(self) -> int:
         """Return the number of agents that have ended."""
-        return self._done
+        return 0 if self._worker is None else self._worker.done
 
     async def _run(self) -> None:
-        url, token = await self._gateway()
-        client, pause = SessionClient(url, token), IDLE_SECONDS
+        client = SessionClient(*await self._gateway())
+        self._worker = AgentWorker(client, self._agent, self._section.concurrency, self._section.lease_seconds)
         try:
-            while True:
-                while len(self._tasks) >= self._section.concurrency:
-                    await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
-                taken = await client.take(self._section.lease_seconds)
-                if taken is None:
-                    await asyncio.sleep(pause)
-                    pause = min(2 * pause, MAX_IDLE_SECONDS)
-                    continue
-                pause = IDLE_SECONDS
-                task = asyncio.ensure_future(self._work(client, taken))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+            await self._worker.run()
         finally:
             await client.close()
 
@@ -113,41 +95,6 @@ class AgentRole(ServiceRole):
             "agent.gateway_url and agent.gateway_token_file"
         )
         raise ConfigError(msg)
-
-    async def _work(self, client: SessionClient, task: AgentTask) -> None:
-        agent = asyncio.ensure_future(self._agent(task))
-        keeping = asyncio.ensure_future(self._keep(client, task))
-        try:
-            await asyncio.wait({agent, keeping}, timeout=task.seconds + 1, return_when=asyncio.FIRST_COMPLETED)
-            if agent.done():
-                await self._report(client, task, agent)
-        except SessionGoneError:
-            pass
-        finally:
-            keeping.cancel()
-            agent.cancel()
-            await asyncio.wait({agent, keeping}, timeout=STUCK_SECONDS)
-            if not agent.done():
-                msg = f"agent.function {self._section.function} did not end within {STUCK_SECONDS:g} s of its end"
-                self.fail(AgentError(msg))
-            self._done += 1
-
-    async def _report(self, client: SessionClient, task: AgentTask, agent: asyncio.Task[AgentResult]) -> None:
-        try:
-            await client.end(task, agent.result())
-        except SessionGoneError:
-            raise
-        except Exception as error:  # noqa: BLE001 of this agent alone
-            await client.end(task, AgentResult(), f"{type(error).__name__}: {error}")
-
-    async def _keep(self, client: SessionClient, task: AgentTask) -> None:
-        """Keep the session while the agent lives; returns when the session is over."""
-        while True:
-            await asyncio.sleep(self._section.lease_seconds / 3)
-            try:
-                await client.keep(task)
-            except SessionGoneError:
-                return
 
     async def _agent(self, task: AgentTask) -> AgentResult:
         if self._function is not None:
@@ -174,18 +121,18 @@ def load_function(path: str) -> Callable[[AgentTask], Awaitable[Any]]:
     Raises:
         ConfigError: it does not import, or is none.
     """
-    found = dotted.load(path, "agent.function")
-    if not inspect.iscoroutinefunction(found):
+    function = dotted.load(path, "agent.function")
+    if not inspect.iscoroutinefunction(function):
         msg = f"agent.function {path!r} is no coroutine function; write `async def`"
         raise ConfigError(msg)
-    return found
+    return function
 
 
 async def _call(function: Callable[[AgentTask], Awaitable[Any]], task: AgentTask) -> AgentResult:
-    found = await function(task)
-    if isinstance(found, AgentResult):
-        return found
-    if found is None or (isinstance(found, int | float) and not isinstance(found, bool)):
-        return AgentResult(None if found is None else float(found))
-    msg = f"agent.function returned a {type(found).__name__}; return a reward, an AgentResult or None"
+    result = await function(task)
+    if isinstance(result, AgentResult):
+        return result
+    if result is None or (isinstance(result, int | float) and not isinstance(result, bool)):
+        return AgentResult(None if result is None else float(result))
+    msg = f"agent.function returned a {type(result).__name__}; return a reward, an AgentResult or None"
     raise AgentError(msg)

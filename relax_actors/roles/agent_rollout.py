@@ -214,7 +214,7 @@ class AgentRollout(Rollout):
 
 
 class _AgentWork:
-    """Rows whose samples agents work out; see `relax_actors.generation.work.Work`.
+    """Rows whose samples agents work out; see `relax_actors.generation.rows.Work`.
 
     Requests of agents join the running batch as they come, and rows are held and leave between two tokens.
 

@@ -15,13 +15,7 @@ from relax_actors.media.family import Family, family_of
 
 
 def check_critic(section: CriticSection, config: Config, model: CheckedModel) -> Iterator[str]:
-    """Check that a critic can be built, and that the folder to start from holds one for the policy's tokens.
-
-    Args:
-        section: settings of the critic.
-        config: configuration of the run.
-        model: the policy's model.
-    """
+    """Check that a critic can be built, and that the folder to start from holds one for the policy's tokens."""
     path, backend, folder, policy = section.path, critic_backend(section), model.folder, model.facts
     if path is None:
         yield from backend.check(config, folder)

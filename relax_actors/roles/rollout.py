@@ -18,11 +18,10 @@ from relax_actors.engines.protocols import Generation, GenerationRequest, Prompt
 from relax_actors.errors import RelaxError, RowError
 from relax_actors.generation.batch import GUESTS, Kind, Samples
 from relax_actors.generation.policy import Policy
-from relax_actors.generation.rows import Rows
-from relax_actors.generation.work import SingleTurns, Work
+from relax_actors.generation.rows import Rows, SingleTurns, Work
 from relax_actors.messages import Prompt, Trajectory
 from relax_actors.messages.experts import split_prompt_experts
-from relax_actors.messages.fingerprints import fingerprints_of
+from relax_actors.messages.samples import fingerprints_of
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import More, Results, Role, Row
 from relax_actors.sessions.service import GenerationService
@@ -92,8 +91,7 @@ class Rollout(Role):
             from relax_actors.sessions.message_media import MessageMedia  # noqa: PLC0415
             from relax_actors.sessions.observation_media import ObservationMedia  # noqa: PLC0415
 
-            prepares = ObservationMedia(config, self.context.table.store)
-            self._shown = MessageMedia(config, prepares, self._media)
+            self._shown = MessageMedia(ObservationMedia(self.context, self._media))
         return GenerationService(
             self.context,
             self._policy,
@@ -106,8 +104,8 @@ class Rollout(Role):
 
     def handle_many(self, rows: Sequence[Row]) -> list[Trajectory | RelaxError]:
         """Generate the rows and return all results at once; see `stream` for the errors."""
-        found = dict(pair for results in self.stream(rows, lambda _: ()) for pair in results)
-        return [found[row] for row in rows]
+        results_by_row = dict(pair for results in self.stream(rows, lambda _: ()) for pair in results)
+        return [results_by_row[row] for row in rows]
 
     def stream(self, rows: Sequence[Row], more: More) -> Iterator[Results]:
         """Generate rows in continuous batches, and yield each row when it is finished.

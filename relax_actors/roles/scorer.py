@@ -11,15 +11,18 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from broker.codec import Array
 from relax_actors.config import Config
 from relax_actors.config.sections import Named
 from relax_actors.data.checked_run import CheckedRun
 from relax_actors.engines.backends import scoring_backend
 from relax_actors.engines.protocols.media import PromptMedia
 from relax_actors.engines.protocols.samples import TrainSample
-from relax_actors.errors import RelaxError, RowError
+from relax_actors.engines.protocols.scoring import SupportsSquares
+from relax_actors.errors import ConfigError, RelaxError, RowError
 from relax_actors.messages import Trajectory
 from relax_actors.registry.catalog import SCORING_ENGINES
+from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import Role, Row
 from relax_actors.training.row_media import RowMedia, with_media
 from relax_actors.training.samples import in_layout, samples_of
@@ -97,11 +100,11 @@ class Scorer(Role):
 
     def handle_many(self, rows: Sequence[Row]) -> list[Any]:
         """Score rows together; a malformed row gets its error, and the others are scored."""
-        found: list[Any] = [self._problem_of(row) for row in rows]
-        good = [n for n, problem in enumerate(found) if problem is None]
+        results: list[Any] = [self._problem_of(row) for row in rows]
+        good = [n for n, problem in enumerate(results) if problem is None]
         for n, value in zip(good, self._score([rows[n] for n in good]) if good else [], strict=True):
-            found[n] = value
-        return found
+            results[n] = value
+        return results
 
     def _problem_of(self, row: Row) -> RelaxError | None:
         try:
@@ -122,10 +125,10 @@ class Scorer(Role):
 
     def samples(self, rows: Sequence[Row]) -> list[TrainSample]:
         """Return the sequences to score, of all rows in order."""
-        replays, found = self.replays and self.context.config.trainer.router_replay, []
+        replays, samples = self.replays and self.context.config.trainer.router_replay, []
         for i, row in enumerate(rows):
-            found += samples_of(i, self.trajectory(row), replays=replays, media=self._media_of(row))
-        return found
+            samples += samples_of(i, self.trajectory(row), replays=replays, media=self._media_of(row))
+        return samples
 
     def _media_of(self, row: Row) -> list[PromptMedia] | None:
         return None if self._media is None else self._media.of_sequences(row.media, row.id, row.trajectory)
@@ -157,3 +160,61 @@ class Scorer(Role):
         """Close the stager and the engine."""
         self._stager.close()
         self._engine.close()
+
+
+class ActorFwd(Scorer):
+    """Scores trajectories with the newest weights that are ready when the row arrives.
+
+    They are never older than the weights that sampled the row's newest token. On-policy, with staleness.max = 0, they
+    are exactly the weights that the row's step starts from.
+    """
+
+    writes: ClassVar = "actor_fwd"
+    spec: ClassVar = RoleSpec(device=True, start_order=71)
+    follows_weights: ClassVar = True
+    replays: ClassVar = True
+
+    def use_weights(self, newest_sampled: int) -> None:
+        """Load the newest weights that are ready, at least `newest_sampled`."""
+        self._stager.use_newest(newest_sampled)
+
+
+class Squares(ActorFwd):
+    """Computes the sum of the squared probabilities of the whole vocabulary at each token of a trajectory.
+
+    The column is `[total] float32` in the layout of `Trajectory.logprobs`. The weights are chosen as by `ActorFwd`.
+    """
+
+    writes: ClassVar = "squares"
+    spec: ClassVar = RoleSpec(device=True, start_order=72)
+
+    def setup(self) -> None:
+        """Build the engine.
+
+        Raises:
+            ConfigError: the scoring engine computes no squared probabilities.
+        """
+        super().setup()
+        if not isinstance(self._engine, SupportsSquares):
+            msg = (
+                f'roles.{self.context.role}.backend = "{self.backend}" computes no squared probabilities; set "torch" '
+                'or "megatron"'
+            )
+            raise ConfigError(msg)
+
+    def score(self, samples: list[TrainSample]) -> Sequence[Array]:
+        """Compute sums of squared probabilities with the weights in use."""
+        assert isinstance(self._engine, SupportsSquares)  # noqa: S101 checked in `setup`
+        return self._engine.squares(samples, self.progress)
+
+
+class Reference(Scorer):
+    """Scores trajectories with version 0, the model at the start of the run."""
+
+    writes: ClassVar = "reference"
+    spec: ClassVar = RoleSpec(device=True, start_order=70)
+    follows_weights: ClassVar = False
+
+    def use_weights(self, newest_sampled: int) -> None:  # noqa: ARG002 always version 0
+        """Load version 0."""
+        self._stager.use_version(0)

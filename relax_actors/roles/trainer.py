@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,14 +21,13 @@ from relax_actors.config import Config
 from relax_actors.engines.backends import training_backend
 from relax_actors.engines.protocols.training import Score, SupportsScore
 from relax_actors.errors import ConfigError, FencedError, RelaxError
-from relax_actors.messages import Batch, Checkpoint, Weights
+from relax_actors.messages import Batch, Checkpoint, RowCounts, Weights
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.roles.registry import numbered_cells, role_names
 from relax_actors.runtime import StatefulRole
 from relax_actors.runtime.cells import is_oversized, observe, put_own
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.training.checkpointer import Checkpointer
-from relax_actors.training.collection import TrainedRows
 from relax_actors.training.ledger import Ledger
 from relax_actors.training.row_endings import RowEndings
 from relax_actors.training.step_feed import StepFeed
@@ -67,17 +67,17 @@ class Trainer(StatefulRole):
         with self.context.device_lock():
             self._engine = training_backend(config).build(self.context)
             self.context.shares_memory(self._engine)
-        from relax_actors.training.collector import Collector  # noqa: PLC0415 `relax check` loads every role, and needs no NATS
-        from relax_actors.training.collector_actor import CollectorActor, Sweep  # noqa: PLC0415 like the collector
+        # `relax check` loads every role, and needs no NATS.
+        from relax_actors.training.collector import Collector, Sweep, remove_void  # noqa: PLC0415
 
         lead, has_critic = config.staleness.max, config.critic is not None
         self._ledger = Ledger(config.trainer.prompts_per_step, config.run.steps, lead, has_critic=has_critic)
         kinds = (kind for kind in self.context.table.numbered_kinds() if kind not in self.spec.numbered)
         others = {kind: numbered_cells().get(kind) for kind in kinds}
-        collector = Collector(self.context, role_names(config), others)
-        self._collector, self._remove_void = CollectorActor.start(collector), collector.remove_void
-        # Before the history is read, so that a flood of strays does not fill the memory.
-        self._collector.ask(Sweep())
+        collector = Collector.start(self.context, role_names(config), others)
+        self._remove_void = partial(remove_void, self.context)
+        self._stop_collector, self._sweep = collector.stop, partial(collector.ask, Sweep())
+        self._sweep()  # before the history is read, so that a flood of strays does not fill the memory
         self._publisher = Publications(Publisher(self.context, self._engine, self._remove_void))
         self._version = -1
         # Fingerprints of the published weights by version.
@@ -88,9 +88,8 @@ class Trainer(StatefulRole):
         # Indices of the rows that have a required column, by step and column.
         self._arrived: dict[int, dict[str, set[int]]] = {}
         self._malformed: list[Cell] = []
-        coverage = TrainedRows(self._publisher, self._ledger, lambda: self._collector.ask(Sweep()))
         folder, own = self.context.folder.checkpoints, self._feed.statistics
-        self._checkpoints = Checkpointer(self.context, self._engine, coverage, "checkpoint", folder, own)
+        self._checkpoints = Checkpointer(self.context, self._engine, self, "checkpoint", folder, own)
         self._metrics: dict[str, float] = {}
         self._endings = RowEndings(self.context)
         self._idle_since = time.monotonic()
@@ -130,10 +129,10 @@ class Trainer(StatefulRole):
         """
         last: Checkpoint | None = None
         for cell_id, cell in cells:
-            found = self._observe(cell_id, cell)
-            if isinstance(found, Checkpoint) and cell_id.kind == "checkpoint":
-                last = found if last is None or found.version > last.version else last
-                self._checkpoints.published[found.version] = found.path
+            value = self._observe(cell_id, cell)
+            if isinstance(value, Checkpoint) and cell_id.kind == "checkpoint":
+                last = value if last is None or value.version > last.version else last
+                self._checkpoints.published[value.version] = value.path
         self._remove_malformed()
         if last is None:
             self._initialise()
@@ -318,11 +317,25 @@ class Trainer(StatefulRole):
         }
         self.context.journal.metric({"kind": "step", **self._metrics})
 
+    def before_save(self) -> None:
+        """Wait until the weights of the version are published; see `Coverage`."""
+        self._publisher.flush()
+
+    def floor(self, version: int) -> tuple[int, RowCounts]:
+        """Return the floor of a checkpoint, and the counts of the rows of the steps below it."""
+        floor = self._ledger.next_floor(version)
+        return floor, self._ledger.totals_below(floor)
+
+    def after_publish(self, cell: Checkpoint) -> None:
+        """Record the floor of a checkpoint, and remove the rows below it."""
+        self._ledger.observe(CellId("checkpoint", cell.version), cell)
+        self._sweep()
+
     def close(self) -> None:
         """Publish a pending checkpoint if possible, then stop the collector and the publisher."""
         with suppress(RelaxError, OSError):
             self._checkpoints.finish()
-        self._collector.stop()
+        self._stop_collector()
         self._publisher.close()
 
     def metrics(self) -> dict[str, float]:

@@ -47,7 +47,7 @@ class TurnRollout(Rollout):
         if self._media is not None:
             from relax_actors.sessions.observation_media import ObservationMedia  # noqa: PLC0415 as above
 
-            self._observed = ObservationMedia(config, self.context.table.store, self.progress)
+            self._observed = ObservationMedia(self.context, self._media, self.progress)
         family = None if self._observed is None else self._observed.family
         tools = _tools(config) if chats else ()
         section = config.environment
@@ -83,14 +83,11 @@ class TurnRollout(Rollout):
     def _start(self, row: Row) -> Start:
         """Return the prompt of a row as an episode begins with it."""
         prompt = row.prompt
-        start = Start(0, prompt.seed, prompt.tokens, prompt.messages)
+        start = Start(row.id, 0, prompt.seed, prompt.tokens, prompt.messages)
         if self._media is None or self._observed is None:
             return start
-        from relax_actors.sessions.episode_media import EpisodeMedia  # noqa: PLC0415 as above
-
-        prepare = EpisodeMedia(self.context.config, self._observed, self._media, row.id)
         media = self._media_of.pop(row.id)
-        return replace(start, tokens=row.media.tokens, media=media, sources=prompt.media, prepare=prepare)
+        return replace(start, tokens=row.media.tokens, media=media, sources=prompt.media, prepare=self._observed)
 
     def _result(self, group: EpisodeGroup) -> Trajectory | Drop | RelaxError:
         """Return the result of a row that is over."""

@@ -16,16 +16,7 @@ if TYPE_CHECKING:
     from relax_actors.runtime.row import COLUMNS, END_COLUMNS, Row
     from relax_actors.runtime.stateful_role import StatefulRole
 else:
-    __getattr__ = lazy(
-        __name__,
-        {
-            "context": "Context",
-            "role": "Drop More Results Role",
-            "role_check": "check_role",
-            "row": "COLUMNS END_COLUMNS Row",
-            "stateful_role": "StatefulRole",
-        },
-    )
+    __getattr__ = lazy(__name__)
 
 __all__ = [
     "COLUMNS",

@@ -61,9 +61,6 @@ class Actor(pykka.ThreadingActor):
 
     An exception that no caller waits for, of a message that was sent with `tell`, ends the process as crashed.
 
-    Args:
-        context: context of the process's role.
-
     Attributes:
         name: name of the thread.
     """

@@ -27,13 +27,14 @@ def source_version() -> str:
     return digest.hexdigest()
 
 
-def rank_version() -> str:
-    """Return what a rank computes with: sources and libraries, in one line; imports none of them."""
-    return ", ".join([f"relax-actors {source_version()}", *(f"{name} {_version(name)}" for name in LIBRARIES)])
-
-
-def _version(name: str) -> str:
+def package_version(name: str) -> str:
+    """Return the version of an installed package, from its metadata."""
     try:
         return version(name)
     except PackageNotFoundError:
-        return "missing"
+        return "not installed"
+
+
+def rank_version() -> str:
+    """Return what a rank computes with: sources and libraries, in one line; imports none of them."""
+    return ", ".join([f"relax-actors {source_version()}", *(f"{name} {package_version(name)}" for name in LIBRARIES)])

@@ -61,9 +61,6 @@ class FirstRows:
     Training rows and held-out rows are judged apart: a role may treat them by different functions, as `reward.function`
     and `eval.reward`. A row counts once, however often it is retried. One row without an error, or with another error,
     ends the matter for its kind and the life of the actor: from then on failures are those of single rows.
-
-    Args:
-        limit: rows of a kind that must have failed.
     """
 
     def __init__(self, limit: int) -> None:
@@ -104,12 +101,6 @@ def all_rows_failed(context: Context, kind: str, count: int, error: BaseExceptio
     """Make the error that stops the run, and publish it as event `all_rows_failed`.
 
     The first line of its text says what to do; the last traceback follows.
-
-    Args:
-        context: context of the role.
-        kind: kind of the rows.
-        count: number of the rows.
-        error: the last error.
     """
     where = place(traceback.extract_tb(error.__traceback__))
     text = f"{type(error).__name__}: {error}".split("\n", 1)[0][:500]

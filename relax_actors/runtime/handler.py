@@ -78,12 +78,7 @@ class _OpenJobs:
 
 
 class Handler:
-    """Handles jobs with a role, in the role's thread.
-
-    Args:
-        role: the role, after `setup`.
-        context: its context.
-    """
+    """Handles jobs with a role, in the role's thread."""
 
     def __init__(self, role: Role, context: Context) -> None:
         self._role, self._context, self._table = role, context, context.table

@@ -47,10 +47,6 @@ def trigger_columns(inputs: tuple[str, ...], rewards: str = "reward") -> list[st
 class Join:
     """Joins the columns of rows for one actor of a pool.
 
-    Args:
-        role: reads the columns, after `setup`.
-        context: its context.
-
     Attributes:
         inputs: columns that the role reads.
         triggers: columns whose arrival may complete a row.

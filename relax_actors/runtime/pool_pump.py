@@ -7,35 +7,30 @@ acknowledgement deadline is extended while its row is handled; the watchdog ends
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pykka
 from nats.aio.msg import Msg
 
-from broker.pull import PullSubscription
+from broker.pull import Delivery, PullSubscription, delivery_of, is_redelivery
 from broker.streams import wait_for_consumer
 from broker.table import CALL_DEADLINE
-from relax_actors.errors import RelaxError
+from relax_actors.errors import RelaxError, SubjectError
 from relax_actors.runtime.actor import ExitRequestedError
+from relax_actors.runtime.context import Context
 from relax_actors.runtime.finish import Finisher, ignore_errors
 from relax_actors.runtime.handler import Job
 from relax_actors.runtime.join import Join
 from relax_actors.runtime.pump import Pump
 from relax_actors.runtime.role import Role
 from relax_actors.runtime.role_actor import HandleRows, RoleActor, Serve
-from relax_actors.runtime.suspects import Suspects
 from relax_actors.runtime.watchdog import Watchdog
 
 PATIENCE = 5.0
 
 
 class PoolPump(Pump[list[Msg]]):
-    """Pump of one actor of a pool.
-
-    Args:
-        role: handles the rows, after `setup`.
-        actor: runs the role.
-        watch: the actor's watchdog.
-    """
+    """Pump of one actor of a pool."""
 
     def __init__(self, role: Role, actor: pykka.ActorRef[RoleActor], watch: Watchdog) -> None:
         self.role, self.context, self.actor, self.watch = role, role.context, actor, watch
@@ -220,3 +215,40 @@ class PoolPump(Pump[list[Msg]]):
     def _release(self, job: Job) -> None:
         """Stop extending the job's deadline; an extension after the nak would override the nak's delay."""
         self._jobs = [other for other in self._jobs if other is not job]
+
+
+class Suspects:
+    """Tells rows whose actors were killed from outside from those that may be the cause of a death.
+
+    Args:
+        context: context of the actor.
+        isolates: whether rows that may be the cause are handled alone.
+    """
+
+    def __init__(self, context: Context, *, isolates: bool) -> None:
+        self._context, self._isolates = context, isolates
+        self._known: dict[Delivery, bool] = {}
+
+    async def examine(self, messages: Sequence[Msg]) -> None:
+        """Look up why messages were delivered again; forgets those of earlier calls."""
+        found: dict[Delivery, bool] = {}
+        for message in filter(is_redelivery, messages):
+            if (delivery := delivery_of(message)) is not None:
+                known = self._known.get(delivery)
+                found[delivery] = await self._may_be_cause(message, delivery) if known is None else known
+        self._known = found
+
+    def __contains__(self, message: Msg) -> bool:
+        """Whether a message is handled alone; so is a redelivery that was not examined."""
+        delivery = delivery_of(message)
+        return self._isolates and is_redelivery(message) and (delivery is None or self._known.get(delivery, True))
+
+    async def _may_be_cause(self, message: Msg, delivery: Delivery) -> bool:
+        try:
+            row = self._context.table.subjects.parse(message.subject).row
+        except SubjectError:
+            return True
+        failed = await self._context.state.failures(self._context.role, row)
+        # A row may use up the machine's memory without a trace. Its neighbours must not reach the limit with it.
+        most = self._context.config.supervision.max_kills // 2
+        return failed.count > 0 or not delivery.deliveries - 1 <= failed.external_kills <= most

@@ -21,12 +21,7 @@ PER_TOKEN = ("reference", "actor_fwd", "squares")
 
 
 class ResultCheck:
-    """Checks the results of one role.
-
-    Args:
-        role: the role.
-        context: its context.
-    """
+    """Checks the results of one role."""
 
     def __init__(self, role: Role, context: Context) -> None:
         self._column, self._config = role.writes, context.config

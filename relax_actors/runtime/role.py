@@ -202,10 +202,6 @@ class Role:
     def build(cls, given: dict[str, Any], where: str) -> Role:
         """Create an instance and set its options.
 
-        Args:
-            given: option values by name.
-            where: the section they come from, for errors.
-
         Raises:
             ConfigError: an option is unknown, missing or of the wrong type.
         """

@@ -50,10 +50,6 @@ def _is_kind(entry: tuple[object, object]) -> bool:
 def check_role(cls: object, where: str) -> type[Role]:
     """Return `cls` if it is a usable role.
 
-    Args:
-        cls: the object that a dotted path names.
-        where: the setting that holds the path, for errors.
-
     Raises:
         ConfigError: not a subclass of `Role`; abstract; a constructor with arguments; no column to read; an invalid
             column or numbered cell to write, or numbered cells of a pool; no `handle`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,18 +24,17 @@ from relax_actors.serving.completion import Completed
 from relax_actors.serving.errors import ApiError, refused
 from relax_actors.serving.event_stream import EventStream, wait_for_client
 from relax_actors.serving.forms import IN_SESSION, FormGrammars
-from relax_actors.serving.live import LiveChoice, LiveStream, Writer
+from relax_actors.serving.live import LiveChoice, LiveStream, Writer, before_marks, visible
 from relax_actors.serving.policy import OnPiece, Policy
 from relax_actors.serving.prompts import Prompts
 from relax_actors.serving.requests import is_retry, player_of
-from relax_actors.serving.visible_text import before_marks, visible
 from relax_actors.sessions.dialogue import Dialogue, answer_message, before_stop
 
 HEARTBEAT_SECONDS = 10.0
 """Interval of comments in a stream that waits for its answer."""
 COST_SHARE = 9
 """Time between two events of a stream, as a multiple of the time that making them takes."""
-Found: TypeAlias = list[Completed]
+Completions: TypeAlias = list[Completed]
 T = TypeVar("T")
 
 
@@ -126,7 +125,7 @@ class Answers:
         is_retry: bool = False,
         affinity: str = "",
         player: str = "",
-    ) -> Found:
+    ) -> Completions:
         """Return the answers to what a client asks.
 
         Args:
@@ -169,8 +168,8 @@ class Answers:
             )
             for index in range(1 if session else ask.n)
         ]
-        found = await asyncio.gather(*(self._answers(call, ask, choices[index:]) for index, call in enumerate(calls)))
-        return [one for answers in found for one in answers]
+        each = await asyncio.gather(*(self._answers(call, ask, choices[index:]) for index, call in enumerate(calls)))
+        return [one for answers in each for one in answers]
 
     def _ends(self, ask: Ask) -> list[str]:
         """Return the mark that ends an answer behind its first tool call, if the client wants one call at most.
@@ -190,7 +189,7 @@ class Answers:
             raise ApiError(400, msg, "unsupported_parameter")
         return [mark]
 
-    async def _answers(self, call: GenerateCall, ask: Ask, choices: Sequence[LiveChoice]) -> Found:
+    async def _answers(self, call: GenerateCall, ask: Ask, choices: Sequence[LiveChoice]) -> Completions:
         """Return the answers to a call; `choices` get the pieces of each."""
         on_piece: OnPiece | None = (lambda piece: choices[piece.index].add(piece)) if choices else None
         answer = await self.while_open(self.policy.generate(call, on_piece))
@@ -204,22 +203,14 @@ class Answers:
         text = before_stop(self.tokenizer.decode(answer.tokens), *stop)
         return Completed(answer.call or call.call, answer, parsed, text)
 
-    async def respond(
-        self,
-        request: Request,
-        ask: Ask,
-        session: str,
-        whole: Callable[[Found], dict[str, Any]],
-        writer: Writer,
-    ) -> Response:
+    async def respond(self, request: Request, ask: Ask, session: str, writer: Writer) -> Response:
         """Return the response of a request: one body, or a stream. Generation ends if the client leaves before.
 
         Args:
             request: the request.
             ask: what it asks.
             session: session of an agent; empty for none.
-            whole: makes the body.
-            writer: makes the events of a stream.
+            writer: makes the body, or the events of a stream.
 
         Raises:
             ApiError: there is no answer, and the stream has not begun.
@@ -232,8 +223,8 @@ class Answers:
         try:
             if not ask.stream:
                 await wait_for_client(request, work)
-                found = work.result()
-                return JSONResponse(whole(found), background=BackgroundTask(self._delivered, session, found))
+                answers = work.result()
+                return JSONResponse(writer.whole(answers), background=BackgroundTask(self._delivered, session, answers))
             begun = asyncio.ensure_future(news.wait())
             try:
                 await wait_for_client(request, work, begun, seconds=HEARTBEAT_SECONDS)
@@ -252,9 +243,9 @@ class Answers:
 
         return EventStream(self._events(LiveStream(choices, news, work), ask, session, writer), close)
 
-    async def _delivered(self, session: str, found: Found) -> None:
+    async def _delivered(self, session: str, answers: Completions) -> None:
         if session:
-            await self.policy.delivered(session, found[0].call)
+            await self.policy.delivered(session, answers[0].call)
 
     async def _events(self, live: LiveStream, ask: Ask, session: str, writer: Writer) -> AsyncIterator[bytes]:
         """Yield the events of a stream, with comments while nothing is new.
@@ -272,10 +263,10 @@ class Answers:
                     yield data
                 # Each step reads the whole answer, so its share of the time is bounded.
                 await asyncio.sleep(min(1.0, COST_SHARE * (time.monotonic() - start)))
-            found = live.work.result()
-            texts = [("", one.text) if writer.is_plain else _texts_of(one) for one in found]
-            yield live.end(writer, found, texts)
-            await self._delivered(session, found)
+            answers = live.work.result()
+            texts = [("", one.text) if writer.is_plain else _texts_of(one) for one in answers]
+            yield live.end(writer, answers, texts)
+            await self._delivered(session, answers)
         except Exception as error:  # noqa: BLE001 the status is sent; the stream has to say it
             known = error if isinstance(error, ApiError) else ApiError(500, f"{type(error).__name__}: {error}")
             yield writer.error(known)
@@ -289,6 +280,6 @@ class Answers:
         return visible(text, dialogue.format_for(ask.tools), thinks=dialogue.thinks(piece.prompt))
 
 
-def _texts_of(found: Completed) -> tuple[str, str]:
-    message = answer_message(found.parsed, found.call)
+def _texts_of(answer: Completed) -> tuple[str, str]:
+    message = answer_message(answer.parsed, answer.call)
     return message.get("reasoning_content", ""), message["content"] or ""

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
+from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.serving.ask import Ask, Sampling, Undistorted, check_messages, stops
 from relax_actors.serving.completion import Completed, event
 from relax_actors.serving.errors import ApiError
@@ -97,18 +98,18 @@ def messages_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
         elif kind not in ("thinking", "redacted_thinking"):
             msg = f"content block of type {str(kind)[:40]!r} is none of text, image, tool_use and tool_result"
             raise ApiError(400, msg, "unsupported_parameter")
-    found: dict[str, Any] = {"role": role, "content": _content(shown)}
+    said: dict[str, Any] = {"role": role, "content": _content(shown)}
     if calls:
-        found["tool_calls"] = calls
-    return results + ([found] if shown or calls or not results else [])
+        said["tool_calls"] = calls
+    return results + ([said] if shown or calls or not results else [])
 
 
 def _text(content: Any) -> str:
-    found = _content(content)
-    if not isinstance(found, str):
+    text = _content(content)
+    if not isinstance(text, str):
         msg = "a system prompt must be text; send images in the messages of the user"
         raise ApiError(400, msg, "unsupported_parameter")
-    return found
+    return text
 
 
 def _content(content: Any) -> str | list[dict[str, Any]]:
@@ -144,73 +145,65 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def message_response(ask: Ask, found: Completed, model: str) -> dict[str, Any]:
-    """Return the body of a message."""
-    message = answer_message(found.parsed, found.call)
-    stop = None if found.parsed.calls else found.parsed.stop or None
-    blocks: list[dict[str, Any]] = []
-    if message["content"]:
-        blocks.append({"type": "text", "text": message["content"]})
-    for call in message.get("tool_calls", []):
-        function = call["function"]
-        arguments = json.loads(function["arguments"])
-        blocks.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": arguments})
-    return {
-        "id": f"msg_{found.call}",
-        "type": "message",
-        "role": "assistant",
-        "model": ask.model or model,
-        "system_fingerprint": found.fingerprint,
-        "content": blocks,
-        "stop_reason": "stop_sequence" if stop else _REASONS[found.finish_reason],
-        "stop_sequence": stop,
-        "usage": {"input_tokens": len(found.answer.prompt), "output_tokens": len(found.answer.tokens)},
-    }
-
-
 class MessageWriter:
-    """Writes a message as a stream; implements `live.Writer`."""
+    """Writes a message; implements `live.Writer`."""
 
     is_plain = False
 
-    def __init__(self, ask: Ask, model: str) -> None:
+    def __init__(self, ask: Ask, tokenizer: Tokenizer, model: str) -> None:
+        del tokenizer
         self._ask, self._model = ask, model
         self._blocks = 0
         self._is_open = False
 
+    def _head(self, call: str) -> dict[str, Any]:
+        """Return what of a message is known before its answer."""
+        return {"id": f"msg_{call}", "type": "message", "role": "assistant", "model": self._ask.model or self._model}
+
+    def whole(self, answers: Sequence[Completed]) -> dict[str, Any]:
+        """Return the body of a message."""
+        one = answers[0]
+        message, stop = answer_message(one.parsed, one.call), None if one.parsed.calls else one.parsed.stop or None
+        blocks: list[dict[str, Any]] = []
+        if message["content"]:
+            blocks.append({"type": "text", "text": message["content"]})
+        for call in message.get("tool_calls", []):
+            function = call["function"]
+            arguments = json.loads(function["arguments"])
+            blocks.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": arguments})
+        return self._head(one.call) | {
+            "system_fingerprint": one.fingerprint,
+            "content": blocks,
+            "stop_reason": "stop_sequence" if stop else _REASONS[one.finish_reason],
+            "stop_sequence": stop,
+            "usage": {"input_tokens": len(one.answer.prompt), "output_tokens": len(one.answer.tokens)},
+        }
+
     def begin(self, call: str, prompt_length: int) -> bytes:
         """Return the first event, with the message as far as it is known."""
-        message: dict[str, Any] = {
-            "id": f"msg_{call}",
-            "type": "message",
-            "role": "assistant",
-            "model": self._ask.model or self._model,
-            "content": [],
-            "stop_reason": None,
-            "stop_sequence": None,
-            "usage": {"input_tokens": prompt_length, "output_tokens": 0},
-        }
+        usage = {"input_tokens": prompt_length, "output_tokens": 0}
+        message = self._head(call) | {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         return _out("message_start", message=message)
 
     def delta(self, delta: Delta) -> bytes:
         """Return the events of new text; reasoning is left out, as in a message."""
         if not delta.content:
             return b""
-        found = b""
+        opened = b""
         if not self._is_open:
-            found = _out("content_block_start", index=self._blocks, content_block={"type": "text", "text": ""})
+            opened = _out("content_block_start", index=self._blocks, content_block={"type": "text", "text": ""})
             self._is_open = True
         text = {"type": "text_delta", "text": delta.content}
-        return found + _out("content_block_delta", index=self._blocks, delta=text)
+        return opened + _out("content_block_delta", index=self._blocks, delta=text)
 
     def _close(self) -> bytes:
         closed = _out("content_block_stop", index=self._blocks)
         self._blocks += 1
         return closed
 
-    def end(self, found: Sequence[Completed]) -> bytes:
+    def end(self, answers: Sequence[Completed]) -> bytes:
         """Return the events of tool calls, and the end of the message."""
-        whole = message_response(self._ask, found[0], self._model)
+        whole = self.whole(answers)
         events = [self._close()] if self._is_open else []
         for block in whole["content"]:
             if block["type"] == "text":

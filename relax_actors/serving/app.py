@@ -18,17 +18,21 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import RelaxError
-from relax_actors.serving import anthropic, ask, completion, responses
+from relax_actors.serving import ask
 from relax_actors.serving.answers import Answers, Limits
-from relax_actors.serving.ask import Ask, ChatBody, CompletionBody, validated
+from relax_actors.serving.anthropic import MessagesBody, MessageWriter
+from relax_actors.serving.ask import Ask, ChatBody, CompletionBody, GenerateBody, TokenizeBody, validated
 from relax_actors.serving.chunks import ChatWriter, TextWriter
+from relax_actors.serving.completion import token_response
 from relax_actors.serving.errors import ApiError
 from relax_actors.serving.event_stream import wait_for_client
 from relax_actors.serving.forms import offered_tools
+from relax_actors.serving.live import Writer
 from relax_actors.serving.requests import bearer, is_retry, player_of, read_object
+from relax_actors.serving.responses import ResponsesBody, ResponseWriter
 from relax_actors.serving.session_routes import SessionRoutes
-from relax_actors.serving.token_routes import GenerateBody, TokenizeBody
 from relax_actors.serving.tokens import is_any, session_token
 
 Handler: TypeAlias = Callable[[Request, str], Coroutine[Any, Any, Response]]
@@ -49,13 +53,7 @@ class Access:
 
 
 class Gateway:
-    """The application.
-
-    Args:
-        answers: gets answers from the policy.
-        access: who may use it.
-        limits: sizes and times.
-    """
+    """The application."""
 
     def __init__(self, answers: Answers, access: Access, limits: Limits) -> None:
         self._answers, self._access, self._limits = answers, access, limits
@@ -119,55 +117,35 @@ class Gateway:
         return JSONResponse({"object": "list", "data": [model | {"max_model_len": self._answers.context_length}]})
 
     async def _chat(self, request: Request, session: str) -> Response:
-        found = validated(ChatBody, await self._body(request)).ask()
-        if found.prompt is None:
-            ask.check_messages(found.messages)
-        if session and found.prompt is not None:
+        asked = validated(ChatBody, await self._body(request)).ask()
+        if asked.prompt is None:
+            ask.check_messages(asked.messages)
+        if session and asked.prompt is not None:
             msg = "a conversation of a session is `messages`; send a prompt of `tokens` to /v1/completions"
             raise ApiError(400, msg, "unsupported_parameter")
-        tokenizer, model = self._answers.tokenizer, self._answers.model
-        return await self._answers.respond(
-            request,
-            found,
-            session,
-            lambda done: completion.chat_response(found, done, tokenizer, model),
-            ChatWriter(found, tokenizer, model),
-        )
+        return await self._respond(request, asked, session, ChatWriter)
 
     async def _completions(self, request: Request, session: str) -> Response:
-        found = validated(CompletionBody, await self._body(request)).ask()
-        tokenizer, model = self._answers.tokenizer, self._answers.model
-        return await self._answers.respond(
-            request,
-            found,
-            session,
-            lambda done: completion.text_response(found, done, tokenizer, model),
-            TextWriter(found, tokenizer, model),
-        )
+        asked = validated(CompletionBody, await self._body(request)).ask()
+        return await self._respond(request, asked, session, TextWriter)
 
     async def _responses(self, request: Request, session: str) -> Response:
-        found, model = validated(responses.ResponsesBody, await self._body(request)).ask(), self._answers.model
-        return await self._answers.respond(
-            request,
-            found,
-            session,
-            lambda done: responses.response(found, done[0], model),
-            responses.ResponseWriter(found, model),
-        )
+        asked = validated(ResponsesBody, await self._body(request)).ask()
+        return await self._respond(request, asked, session, ResponseWriter)
 
     async def _messages(self, request: Request, session: str) -> Response:
-        found, model = validated(anthropic.MessagesBody, await self._body(request)).ask(), self._answers.model
-        return await self._answers.respond(
-            request,
-            found,
-            session,
-            lambda done: anthropic.message_response(found, done[0], model),
-            anthropic.MessageWriter(found, model),
-        )
+        asked = validated(MessagesBody, await self._body(request)).ask()
+        return await self._respond(request, asked, session, MessageWriter)
+
+    async def _respond(
+        self, request: Request, asked: Ask, session: str, writer: Callable[[Ask, Tokenizer, str], Writer]
+    ) -> Response:
+        made = writer(asked, self._answers.tokenizer, self._answers.model)
+        return await self._answers.respond(request, asked, session, made)
 
     async def _count_tokens(self, request: Request, session: str) -> Response:
-        found = validated(anthropic.MessagesBody, await self._body(request)).ask()
-        tokens = await self._answers.prompts.read(found, session, player_of(request))
+        asked = validated(MessagesBody, await self._body(request)).ask()
+        tokens = await self._answers.prompts.read(asked, session, player_of(request))
         return JSONResponse({"input_tokens": len(tokens)})
 
     async def _tokenize(self, request: Request, session: str) -> Response:
@@ -175,24 +153,24 @@ class Gateway:
         if body.prompt is None:
             ask.check_messages(body.messages, "prompt or messages")
         tools, _ = offered_tools(body.tools or [], None)
-        found = Ask(messages=body.messages or [], tools=tools, prompt=body.prompt)
+        asked = Ask(messages=body.messages or [], tools=tools, prompt=body.prompt)
         read = await self._answers.prompts.read(
-            found, session, player_of(request), body.chat_template_kwargs, asks=body.add_generation_prompt
+            asked, session, player_of(request), body.chat_template_kwargs, asks=body.add_generation_prompt
         )
         tokens = read.tolist()
         return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": self._answers.context_length})
 
     async def _generate(self, request: Request, session: str) -> Response:
         del session
-        found = validated(GenerateBody, await self._body(request)).ask()
+        asked = validated(GenerateBody, await self._body(request)).ask()
         affinity = request.headers.get("x-session-id", "")[:128]
-        work = asyncio.ensure_future(self._answers.complete(found, "", is_retry=is_retry(request), affinity=affinity))
+        work = asyncio.ensure_future(self._answers.complete(asked, "", is_retry=is_retry(request), affinity=affinity))
         try:
             await wait_for_client(request, work)
             (done,) = work.result()
         finally:
             work.cancel()
-        return JSONResponse(completion.token_response(done))
+        return JSONResponse(token_response(done))
 
     async def _body(self, request: Request) -> dict[str, Any]:
         return await read_object(request, self._limits.max_body_bytes)

@@ -109,20 +109,15 @@ class Undistorted(Lenient):
         return body
 
 
-class SamplingBody(Undistorted):
-    """Fields of OpenAI's requests that control sampling."""
+class SamplingFields(Undistorted):
+    """Fields that control sampling, in the words of OpenAI and vLLM."""
 
-    model: str = Field("", max_length=256)
     temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, gt=0, le=1)
     max_tokens: int | None = Field(None, ge=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: str | list[str] | None = None
     stop_token_ids: StopIds | None = None
-    n: int | None = Field(1, ge=1, le=MAX_CHOICES)
-    stream: bool | None = False
-    stream_options: dict[str, Any] | None = None
-    return_token_ids: bool | None = False
 
     def sampling(self, max_tokens: int | None) -> Sampling:
         """Return the settings of the request.
@@ -138,6 +133,16 @@ class SamplingBody(Undistorted):
             stop=stops(self.stop),
             stop_ids=tuple(self.stop_token_ids or ()),
         )
+
+
+class SamplingBody(SamplingFields):
+    """Body of OpenAI's completions."""
+
+    model: str = Field("", max_length=256)
+    n: int | None = Field(1, ge=1, le=MAX_CHOICES)
+    stream: bool | None = False
+    stream_options: dict[str, Any] | None = None
+    return_token_ids: bool | None = False
 
     @property
     def usage_in_stream(self) -> bool:
@@ -229,11 +234,11 @@ def stops(given: str | list[str] | None) -> tuple[str, ...]:
     Raises:
         ApiError: there are too many, or an empty one.
     """
-    found = (given,) if isinstance(given, str) else tuple(given or ())
-    if len(found) > MAX_STOPS or any(not 0 < len(text) <= 256 for text in found):  # noqa: PLR2004
+    strings = (given,) if isinstance(given, str) else tuple(given or ())
+    if len(strings) > MAX_STOPS or any(not 0 < len(text) <= 256 for text in strings):  # noqa: PLR2004
         msg = f"stop must be at most {MAX_STOPS} strings of 1 to 256 characters"
         raise ApiError(400, msg, "invalid_request")
-    return found
+    return strings
 
 
 def check_messages(messages: Any, name: str = "messages") -> None:
@@ -259,3 +264,45 @@ def validated(model: type[Body], body: Any) -> Body:
         where = ".".join(map(str, first["loc"]))[:200] or "body"
         msg = f"{where}: {first['msg']}; correct the body of the request"
         raise ApiError(400, msg, "invalid_request") from error
+
+
+class TokenSampling(SamplingFields):
+    """`sampling_params` of `/inference/v1/generate`."""
+
+    place: ClassVar[str] = "sampling_params."
+
+    n: int | None = Field(1, ge=1, le=1)
+
+
+class GenerateBody(Lenient):
+    """Body of `/inference/v1/generate`."""
+
+    token_ids: list[int] = Field(min_length=1)
+    sampling_params: TokenSampling = TokenSampling()  # type: ignore[call-arg]
+    features: Any = None
+    content_parts: Any = None
+
+    def ask(self) -> Ask:
+        """Return what the client asks for.
+
+        Raises:
+            ApiError: a setting is not supported.
+        """
+        given = self.sampling_params
+        if self.features or self.content_parts:
+            raise ApiError(
+                400,
+                "this route takes tokens alone; send images, sound and video to /v1/chat/completions",
+                "unsupported",
+            )
+        return Ask(prompt=self.token_ids, sampling=given.sampling(given.max_tokens))
+
+
+class TokenizeBody(Lenient):
+    """Body of `/tokenize`: a text, or a conversation."""
+
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)

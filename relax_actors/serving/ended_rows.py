@@ -15,11 +15,7 @@ MAX_LOOKED = 4096
 
 
 class EndedRows:
-    """Rows that have ended. Used in the event loop's thread.
-
-    Args:
-        table: table of the run.
-    """
+    """Rows that have ended. Used in the event loop's thread."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -30,10 +26,6 @@ class EndedRows:
         """Whether a row has its trajectory, was dropped or quarantined, was removed, or never existed.
 
         Repeats the look-up until the broker answers.
-
-        Args:
-            row: the row.
-            now: time in seconds.
         """
         looked, ended = self._looked.get(row, (float("-inf"), False))
         if ended or now - looked < ROW_SECONDS:

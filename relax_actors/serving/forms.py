@@ -101,11 +101,7 @@ def _named(choice: Any) -> str:
 
 
 class FormGrammars:
-    """Makes the grammars of forms. For one event loop.
-
-    Args:
-        dialogue: chat template of the model.
-    """
+    """Makes the grammars of forms. For one event loop."""
 
     def __init__(self, dialogue: Dialogue) -> None:
         self._dialogue, self._grammars = dialogue, Grammars(dialogue.tokenizer)

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from relax_actors.data.tool_call import ToolFormat
 from relax_actors.messages.generate import GeneratePiece
 from relax_actors.serving.completion import Completed
 from relax_actors.serving.errors import ApiError
@@ -37,10 +38,13 @@ class Delta:
 
 
 class Writer(Protocol):
-    """Writes the events of one stream in the form of a protocol."""
+    """Writes the answers to one request in the form of a protocol: as one body, or as the events of a stream."""
 
     is_plain: bool
     """Whether an answer is text alone, which is not taken apart into reasoning, content and calls."""
+
+    def whole(self, answers: Sequence[Completed]) -> dict[str, Any]:
+        """Return the body with all answers."""
 
     def begin(self, call: str, prompt_length: int) -> bytes:
         """Return the first events."""
@@ -48,7 +52,7 @@ class Writer(Protocol):
     def delta(self, delta: Delta) -> bytes:
         """Return the events of new text."""
 
-    def end(self, found: Sequence[Completed]) -> bytes:
+    def end(self, answers: Sequence[Completed]) -> bytes:
         """Return the last events: calls of tools, reasons, usage."""
 
     def error(self, error: ApiError) -> bytes:
@@ -95,17 +99,17 @@ class LiveChoice:
             now = self._sent
         return self._new(now, self._tokens, self._logprobs)
 
-    def rest(self, found: Completed, text: tuple[str, str]) -> Delta:
+    def rest(self, answer: Completed, text: tuple[str, str]) -> Delta:
         """Return what is left when the answer is complete.
 
         Raises:
             ApiError: the answer differs from what was sent.
         """
-        tokens = found.answer.tokens.tolist()
+        tokens = answer.answer.tokens.tolist()
         begins_so = all(text[i].startswith(self._sent[i]) for i in range(2))
         if self._is_other or tokens[: self._sent_tokens] != self._tokens[: self._sent_tokens] or not begins_so:
             raise _restarted()
-        return self._new(text, tokens, found.answer.logprobs.tolist())
+        return self._new(text, tokens, answer.answer.logprobs.tolist())
 
     def _new(self, now: tuple[str, str], tokens: list[int], logprobs: list[float]) -> Delta:
         (sent_reasoning, sent_content), start = self._sent, self._sent_tokens
@@ -115,13 +119,7 @@ class LiveChoice:
 
 
 class LiveStream:
-    """The answers to one request.
-
-    Args:
-        choices: the answers.
-        news: set when one of them has new tokens.
-        work: ends with all answers.
-    """
+    """The answers to one request."""
 
     def __init__(
         self, choices: Sequence[LiveChoice], news: asyncio.Event, work: asyncio.Future[list[Completed]]
@@ -145,27 +143,27 @@ class LiveStream:
             ApiError: an answer was begun anew, and differs.
         """
         self._news.clear()
-        found = []
+        events = []
         for choice in self._choices:
             if (delta := choice.delta(shown)) is not None:
-                found += [self._begin(writer, self._choices[0].call, choice.prompt_length), writer.delta(delta)]
-        return b"".join(found)
+                events += [self._begin(writer, self._choices[0].call, choice.prompt_length), writer.delta(delta)]
+        return b"".join(events)
 
-    def end(self, writer: Writer, found: Sequence[Completed], texts: Sequence[tuple[str, str]]) -> bytes:
+    def end(self, writer: Writer, answers: Sequence[Completed], texts: Sequence[tuple[str, str]]) -> bytes:
         """Return the events of all that is left.
 
         Args:
             writer: writes the events.
-            found: the answers.
+            answers: the answers.
             texts: reasoning and content of each.
 
         Raises:
             ApiError: an answer differs from what was sent of it.
         """
-        events = [self._begin(writer, found[0].call, len(found[0].answer.prompt))]
-        for choice, one, text in zip(self._choices, found, texts, strict=True):
+        events = [self._begin(writer, answers[0].call, len(answers[0].answer.prompt))]
+        for choice, one, text in zip(self._choices, answers, texts, strict=True):
             events.append(writer.delta(choice.rest(one, text)))
-        return b"".join([*events, writer.end(found)])
+        return b"".join([*events, writer.end(answers)])
 
     def _begin(self, writer: Writer, call: str, prompt_length: int) -> bytes:
         if self._has_begun:
@@ -177,3 +175,59 @@ class LiveStream:
 def _restarted() -> ApiError:
     msg = "the answer was begun anew by another actor and differs from what was sent; send the request again"
     return ApiError(503, msg, "restarted", 1.0)
+
+
+OPEN, CLOSE = "<think>", "</think>"
+_MARKS = {
+    ToolFormat.HERMES: "<tool_call>",
+    ToolFormat.QWEN_XML: "<tool_call>",
+    ToolFormat.MISTRAL: "[TOOL_CALLS]",
+    ToolFormat.LLAMA_JSON: "<|python_tag|>",
+}
+
+
+def visible(text: str, tool_format: ToolFormat | None, *, thinks: bool) -> tuple[str, str]:
+    """Return the reasoning and the content that a text will show for certain; see `parse_answer`.
+
+    Invariant: what is shown of a beginning of an answer is a beginning of what is shown of the whole.
+
+    Tool calls, and all that follows the first, are held back: they are taken apart when the answer is complete.
+
+    Args:
+        text: the answer so far.
+        tool_format: format of its calls; None if there are none.
+        thinks: whether the prompt has opened the reasoning.
+    """
+    text = text.rstrip("\ufffd")  # the rest of the character may follow
+    begun = text.lstrip()
+    if len(begun) < len(OPEN) and OPEN.startswith(begun):
+        return "", ""
+    if not thinks and not begun.startswith(OPEN):
+        return "", _content(text, tool_format)
+    before, closed, after = text.partition(CLOSE)
+    before = before if closed else _before(before, CLOSE)
+    reasoning = before.strip().removeprefix(OPEN).strip()
+    return reasoning, _content(after, tool_format) if closed else ""
+
+
+def _content(text: str, tool_format: ToolFormat | None) -> str:
+    if tool_format is not None:
+        if tool_format is ToolFormat.LLAMA_JSON and text.lstrip().startswith("{"):
+            return ""
+        text = _before(text, _MARKS[tool_format])
+    return text.strip()
+
+
+def before_marks(text: str, marks: Sequence[str]) -> str:
+    """Return the text before the first of some marks, or before what may become one."""
+    return min((_before(text, mark) for mark in marks), key=len, default=text)
+
+
+def _before(text: str, mark: str) -> str:
+    """Return the text before a mark, or before what may become one."""
+    if (at := text.find(mark)) >= 0:
+        return text[:at]
+    for length in range(min(len(mark) - 1, len(text)), 0, -1):
+        if text.endswith(mark[:length]):
+            return text[:-length]
+    return text

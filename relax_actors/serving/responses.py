@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from relax_actors.data.answer_form import Form
+from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.serving.ask import Ask, Sampling, Undistorted, check_messages
 from relax_actors.serving.completion import Completed, event
 from relax_actors.serving.errors import ApiError
@@ -116,69 +117,69 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def response(ask: Ask, found: Completed, model: str) -> dict[str, Any]:
-    """Return the body of a response."""
-    prompt, completion = len(found.answer.prompt), len(found.answer.tokens)
-    cut = found.finish_reason == "length"
-    return response_head(ask, found.call, model) | {
-        "status": "incomplete" if cut else "completed",
-        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-        "system_fingerprint": found.fingerprint,
-        "output": _items(found),
-        "usage": {
-            "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": 0},
-            "output_tokens": completion,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": prompt + completion,
-        },
-    }
-
-
-def response_head(ask: Ask, call: str, model: str) -> dict[str, Any]:
-    """Return what of a response is known before its answer."""
-    return {
-        "id": f"resp_{call}",
-        "object": "response",
-        "created_at": int(time.time()),
-        "incomplete_details": None,
-        "model": ask.model or model,
-        "error": None,
-        "instructions": None,
-        "metadata": {},
-        "parallel_tool_calls": not ask.one_call,
-        "tool_choice": _choice(ask.form),
-        "tools": [{"type": "function", "strict": False, **tool["function"]} for tool in ask.tools],
-        "temperature": ask.sampling.temperature,
-        "top_p": ask.sampling.top_p,
-    }
-
-
 def _choice(form: Form) -> str | dict[str, str]:
     if form.tool:
         return {"type": "function", "name": form.tool}
     return "required" if form.forces_call else "auto"
 
 
-def _items(found: Completed) -> list[dict[str, Any]]:
-    message = answer_message(found.parsed, found.call)
+def _items(answer: Completed) -> list[dict[str, Any]]:
+    message = answer_message(answer.parsed, answer.call)
     items: list[dict[str, Any]] = []
     if message["content"] is not None:
-        items.append(_message_item(found.call, [_text_part(message["content"])]))
+        items.append(_message_item(answer.call, [_text_part(message["content"])]))
     for n, call in enumerate(message.get("tool_calls", [])):
-        one = {"id": f"fc_{found.call}_{n}", "type": "function_call", "status": "completed", "call_id": call["id"]}
+        one = {"id": f"fc_{answer.call}_{n}", "type": "function_call", "status": "completed", "call_id": call["id"]}
         items.append(one | call["function"])
     return items
 
 
 class ResponseWriter:
-    """Writes a response as a stream; implements `live.Writer`."""
+    """Writes a response; implements `live.Writer`."""
 
     is_plain = False
 
-    def __init__(self, ask: Ask, model: str) -> None:
+    def __init__(self, ask: Ask, tokenizer: Tokenizer, model: str) -> None:
+        del tokenizer
         self._ask, self._model = ask, model
         self._number, self._call, self._text = -1, "", ""
+
+    def _head(self, call: str) -> dict[str, Any]:
+        """Return what of a response is known before its answer."""
+        ask = self._ask
+        return {
+            "id": f"resp_{call}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "incomplete_details": None,
+            "model": ask.model or self._model,
+            "error": None,
+            "instructions": None,
+            "metadata": {},
+            "parallel_tool_calls": not ask.one_call,
+            "tool_choice": _choice(ask.form),
+            "tools": [{"type": "function", "strict": False, **tool["function"]} for tool in ask.tools],
+            "temperature": ask.sampling.temperature,
+            "top_p": ask.sampling.top_p,
+        }
+
+    def whole(self, answers: Sequence[Completed]) -> dict[str, Any]:
+        """Return the body of a response."""
+        one = answers[0]
+        prompt, completion, cut = len(one.answer.prompt), len(one.answer.tokens), one.finish_reason == "length"
+        return self._head(one.call) | {
+            "status": "incomplete" if cut else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "system_fingerprint": one.fingerprint,
+            "output": _items(one),
+            "usage": {
+                "input_tokens": prompt,
+                "input_tokens_details": {"cached_tokens": 0},
+                "output_tokens": completion,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": prompt + completion,
+            },
+        }
 
     def _out(self, kind: str, **fields: Any) -> bytes:
         self._number += 1
@@ -188,16 +189,16 @@ class ResponseWriter:
         """Return the first events, with the response as far as it is known."""
         del prompt_length
         self._call = call
-        begun = response_head(self._ask, call, self._model) | {"status": "in_progress", "output": [], "usage": None}
+        begun = self._head(call) | {"status": "in_progress", "output": [], "usage": None}
         return self._out("response.created", response=begun) + self._out("response.in_progress", response=begun)
 
     def delta(self, delta: Delta) -> bytes:
         """Return the events of new text; reasoning is left out, as in a response."""
         if not delta.content:
             return b""
-        found = b"" if self._text else self._open()
+        opened = b"" if self._text else self._open()
         self._text += delta.content
-        return found + self._out("response.output_text.delta", **self._at, delta=delta.content, logprobs=[])
+        return opened + self._out("response.output_text.delta", **self._at, delta=delta.content, logprobs=[])
 
     @property
     def _at(self) -> dict[str, Any]:
@@ -208,9 +209,9 @@ class ResponseWriter:
         added = self._out("response.output_item.added", output_index=0, item=item)
         return added + self._out("response.content_part.added", **self._at, part=_text_part(""))
 
-    def end(self, found: Sequence[Completed]) -> bytes:
+    def end(self, answers: Sequence[Completed]) -> bytes:
         """Return the events of the items, and the end of the response."""
-        whole, events = response(self._ask, found[0], self._model), []
+        whole, events = self.whole(answers), []
         for index, item in enumerate(whole["output"]):
             if item["type"] == "message":
                 (part,) = item["content"]

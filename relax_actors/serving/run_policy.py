@@ -42,11 +42,7 @@ _ELSEWHERE = (Refusal.ELSEWHERE, Refusal.BUSY)
 
 
 class RunPolicy:
-    """Implements `Policy`.
-
-    Args:
-        context: context of the gateway's actor.
-    """
+    """Implements `Policy`."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -255,11 +251,11 @@ class RunPolicy:
         async with asyncio.timeout(end - time.monotonic()), self._looking:
             if time.monotonic() - self._looked > LEASE_SECONDS:
                 leases = await self._context.state.leases("rollout")
-                found = {}
+                members = {}
                 for name, lease in leases.items():
                     with suppress(ValueError):
-                        found[int(name.partition(".")[2])] = int(lease["incarnation"])
-                self._members, self._looked = found, time.monotonic()
+                        members[int(name.partition(".")[2])] = int(lease["incarnation"])
+                self._members, self._looked = members, time.monotonic()
         return self._members
 
 

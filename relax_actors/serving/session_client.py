@@ -79,11 +79,7 @@ class EnvironmentFailedError(Exception):
 
 
 class TaskEnvironment:
-    """The run's environment [environment] in the session of an agent. Its rewards are those of the sample.
-
-    Args:
-        task: the agent's task.
-    """
+    """The run's environment [environment] in the session of an agent. Its rewards are those of the sample."""
 
     def __init__(self, task: AgentTask) -> None:
         self._task, self._turn = task, -1
@@ -114,12 +110,7 @@ class TaskEnvironment:
 
 
 class SessionClient:
-    """Takes samples, keeps and ends them. A gateway that is restarted is asked again.
-
-    Args:
-        url: address of the gateway.
-        token: token of the gateway.
-    """
+    """Takes samples, keeps and ends them. A gateway that is restarted is asked again."""
 
     def __init__(self, url: str, token: str) -> None:
         self._url, self._token = url.rstrip("/"), token

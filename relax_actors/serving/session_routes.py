@@ -45,13 +45,7 @@ class StepBody(Lenient):
 
 
 class SessionRoutes:
-    """The routes.
-
-    Args:
-        policy: knows the sessions.
-        secret: from which the tokens of sessions follow.
-        limits: sizes and times.
-    """
+    """The routes."""
 
     def __init__(self, policy: Policy, secret: str, limits: Limits) -> None:
         self._policy, self._secret, self._limits = policy, secret, limits

@@ -140,11 +140,7 @@ class AgentEnvironments:
             environment.close()
 
     def sweep(self, holds: Callable[[Session], bool]) -> None:
-        """Close the environments of sessions that are over, or were given to another agent.
-
-        Args:
-            holds: whether this actor holds a session.
-        """
+        """Close the environments of sessions that are over, or were given to another agent."""
         for session, environment in list(self._environments.items()):
             if session.state is not None or not holds(session) or environment.session != session.id:
                 self.close(session)

@@ -16,14 +16,12 @@ from relax_actors.messages import FinishReason, Turn
 from relax_actors.messages.generate import GenerateAnswer, GenerateCall, Refusal
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.sessions.call_watch import CallWatch
-from relax_actors.sessions.continuations import Continuations
+from relax_actors.sessions.continuations import Continuations, Prompts, conversation_keys, prompt_key
 from relax_actors.sessions.dialogue import Dialogue, answer_message
 from relax_actors.sessions.forest import Continuation, Forest
 from relax_actors.sessions.message_media import MessageMedia, Shown
-from relax_actors.sessions.prompts import Prompts
 from relax_actors.sessions.service import GenerationService, Refused
 from relax_actors.sessions.session_book import Session
-from relax_actors.sessions.states import conversation_keys, prompt_key
 
 
 class AgentTurns:
@@ -188,8 +186,8 @@ class AgentTurns:
 
 def prompt_of(forest: Forest, plan: Continuation) -> NDArray[Any]:
     """Return what the model reads, `[len] int32`."""
-    found: NDArray[Any] = np.concatenate([forest.tokens(plan.parent), plan.observed]).astype(np.int32)
-    return found
+    tokens: NDArray[Any] = np.concatenate([forest.tokens(plan.parent), plan.observed]).astype(np.int32)
+    return tokens
 
 
 def asked_key(call: GenerateCall) -> str:

@@ -133,12 +133,12 @@ class Dialogue:
         """
         thinks, text, tool_format = self.thinks(prompt), self.text(tokens, tools), self.format_for(tools)
         whole = parse_answer(text, tool_format, tools, thinks=thinks)
-        found, behind = self.stop_of(tokens, stop)
-        if not found:
+        ended, behind = self.stop_of(tokens, stop)
+        if not ended:
             return whole
-        cut = parse_answer(before_stop(text, found, behind), tool_format, tools, thinks=thinks)
+        cut = parse_answer(before_stop(text, ended, behind), tool_format, tools, thinks=thinks)
         # A stop string such as `</tool_call>` is part of a call: the client gets the call.
-        return replace(whole if len(whole.calls) > len(cut.calls) else cut, stop=found)
+        return replace(whole if len(whole.calls) > len(cut.calls) else cut, stop=ended)
 
     def stop_of(self, tokens: NDArray[Any], stop: Sequence[str]) -> tuple[str, str]:
         """Return the stop string that ended an answer, and the text behind it; empty if none did.
@@ -156,8 +156,8 @@ class Dialogue:
                 places.append((start + len(data), start, string))
         if not places:
             return "", ""
-        end, _, found = min(places)
-        return found, text[end:].decode(errors="replace")
+        end, _, string = min(places)
+        return string, text[end:].decode(errors="replace")
 
     def format_for(self, tools: Sequence[Message]) -> ToolFormat | None:
         """Return the format of the calls in an answer; None if there are none."""
@@ -241,12 +241,12 @@ def for_template(message: Message, kinds: Collection[str] = ()) -> Message:
     if not isinstance(role, str):
         msg = f"a message has role {role!r}; write system, user, assistant or tool"
         raise RowError(msg)
-    found = {key: value for key, value in message.items() if value is not None}
-    found["role"] = _ROLES.get(role, role)
-    found["content"] = _content(message.get("content"), kinds)
+    plain = {key: value for key, value in message.items() if value is not None}
+    plain["role"] = _ROLES.get(role, role)
+    plain["content"] = _content(message.get("content"), kinds)
     if isinstance(calls := message.get("tool_calls"), list):
-        found["tool_calls"] = [_call(call) for call in calls]
-    return found
+        plain["tool_calls"] = [_call(call) for call in calls]
+    return plain
 
 
 def _content(content: Any, kinds: Collection[str]) -> str | list[Message]:

@@ -35,11 +35,6 @@ Message = dict[str, Any]
 class Episode:
     """One sample of a row.
 
-    Args:
-        start: what it begins with.
-        limits: its limits.
-        conversation: renders messages.
-
     Attributes:
         attempt: how often the sample has begun again.
         forest: its turns.

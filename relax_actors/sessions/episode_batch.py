@@ -54,7 +54,7 @@ class Live:
 
 
 class EpisodeBatch:
-    """Episodes of the rows that an actor generates together; see `relax_actors.generation.work.Work`.
+    """Episodes of the rows that an actor generates together; see `relax_actors.generation.rows.Work`.
 
     With a barrier, as in a deterministic run, a turn of all samples forms one batch, whatever time their environments
     take, so that the run computes the same bits again.

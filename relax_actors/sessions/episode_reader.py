@@ -24,11 +24,6 @@ NO_TOKENS = np.zeros(0, np.int32)
 class EpisodeReader:
     """Turns observations into tokens that continue a turn, or begin a new sequence.
 
-    Args:
-        start: what the episode begins with.
-        conversation: renders messages.
-        forest: turns of the episode.
-
     Attributes:
         media: media of the sequence up to the end of each turn; those of the prompt under `ROOT`.
     """
@@ -49,9 +44,10 @@ class EpisodeReader:
         Raises:
             RowError: the messages cannot be rendered or give no token to begin with, or their media cannot be read.
         """
-        prepare, sources = self._start.prepare, list[MediaSource]()
+        prepare, sources, row = self._start.prepare, list[MediaSource](), self._start.row
+        where = f"{where} of {row}"
         if prepare is not None:
-            new, sources = prepare.admit(new, where)
+            new, sources = prepare.admit_messages(new, row, where)
         tokens = self._extension(parent, new)
         base = self._base(parent, is_new=tokens is None)
         if tokens is None:
@@ -66,7 +62,7 @@ class EpisodeReader:
         media, shown = base.media, base.shown
         if prepare is not None and media is not None and len(tokens):
             length = self._forest.length(base.parent) + len(base.observed)
-            read = prepare.read(length, media, tokens, sources, where)
+            read = prepare.append(length, media, tokens, sources, row, where)
             tokens, media, shown = read.tokens, read.media, [*shown, *([read.observed] if read.observed else [])]
         return Continuation(base.parent, np.concatenate([base.observed, tokens]), [*base.new, *new], media, shown)
 
@@ -80,7 +76,8 @@ class EpisodeReader:
         media = base.media
         if prepare is not None:
             for one in turn.media:
-                media = prepare.again(prepare.none if one.start == 0 or media is None else media, one)
+                reader = prepare.reader
+                media = reader.observed(reader.none if one.start == 0 or media is None else media, [one])
         return Continuation(base.parent, turn.observed, [*base.new, *plain_messages(new)], media, turn.media)
 
     def _base(self, parent: int, *, is_new: bool) -> Continuation:
@@ -90,7 +87,7 @@ class EpisodeReader:
             parent: last turn of the player.
             is_new: whether a new sequence begins, with the conversation so far.
         """
-        start, none = self._start, None if self._start.prepare is None else self._start.prepare.none
+        start, none = self._start, None if self._start.prepare is None else self._start.prepare.reader.none
         if is_new:
             said = start.messages if parent == ROOT else self._forest.conversation(parent)
             return Continuation(ROOT, NO_TOKENS, said, none)

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from broker.codec import Array
+from broker.subjects import RowId
 from relax_actors.config.environment import EnvironmentSection
 from relax_actors.engines.protocols.media import PromptMedia
 from relax_actors.messages import MediaSource, ObservedMedia, Prompt
 from relax_actors.sessions.conversation import Conversation
 
 if TYPE_CHECKING:  # imports what only models that see or hear need
-    from relax_actors.sessions.episode_media import EpisodeMedia
+    from relax_actors.sessions.observation_media import ObservationMedia
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class Start:
     """What an episode begins with.
 
     Attributes:
+        row: the row.
         sample: index of the sample.
         seed: seed of the row.
         tokens: `[len] int32`, the prompt; empty if the environment gives it.
@@ -50,9 +52,10 @@ class Start:
         sources: their files.
         observed: media of a prompt other than that in the row's column `media`; else None.
         greedy: whether the model chooses the most likely tokens.
-        prepare: prepares further media of the row; None for a model that reads text only.
+        prepare: prepares further media; None for a model that reads text only.
     """
 
+    row: RowId
     sample: int
     seed: int
     tokens: Array
@@ -63,7 +66,7 @@ class Start:
     sources: Sequence[MediaSource] = ()
     observed: ObservedMedia | None = None
     greedy: bool = False
-    prepare: EpisodeMedia | None = None
+    prepare: ObservationMedia | None = None
 
 
 def starts_of(
@@ -83,12 +86,13 @@ def starts_of(
     """
     first = replace(first, players=section.players, trained=section.trained_players)
     if section.prompt == "environment":
-        none = None if first.prepare is None else first.prepare.none
+        none = None if first.prepare is None else first.prepare.reader.none
         first = replace(first, tokens=np.zeros(0, np.int32), messages=[], media=none, sources=())
     elif conversation.offers_tools and first.messages:
         first = replace(first, tokens=conversation.prompt(first.messages))
         if (prepare := first.prepare) is not None:
-            read = prepare.read(0, prepare.none, first.tokens, first.sources, "the prompt with its tools")
+            where = f"the prompt with its tools of {first.row}"
+            read = prepare.append(0, prepare.reader.none, first.tokens, first.sources, first.row, where)
             first = replace(first, tokens=read.tokens, media=read.media, observed=read.observed)
     return [replace(first, sample=i, greedy=i >= samples - greedy) for i in range(samples)]
 

@@ -19,14 +19,11 @@ import xxhash
 
 from broker.codec import Array
 from broker.subjects import RowId
-from relax_actors.config import Config
-from relax_actors.config.media import MediaSection
 from relax_actors.data.media_fields import PART_TYPES, content_part
 from relax_actors.data.task import Medium
 from relax_actors.errors import DownloadError, RowError, SlowRowError
 from relax_actors.messages import MediaSource, Prompt, Turn
 from relax_actors.sessions.observation_media import Observation, ObservationMedia
-from relax_actors.training.row_media import RowMedia
 
 OWN = "relax-media:"
 """Begins the name of a medium of the row's own prompt, before its number from 0."""
@@ -59,16 +56,10 @@ class MessageMedia:
     """Prepares what clients show to a model. Coroutines run in the event loop, and the work in threads.
 
     Downloads have threads of their own, so that a slow server delays the requests alone that need it.
-
-    Args:
-        config: configuration of a run of a multimodal model.
-        media: prepares media.
-        reader: reads media that were prepared.
     """
 
-    def __init__(self, config: Config, media: ObservationMedia, reader: RowMedia) -> None:
-        self._media, self._reader = media, reader
-        self._urls = (config.media or MediaSection()).urls
+    def __init__(self, media: ObservationMedia) -> None:
+        self._media, self._reader, self._urls = media, media.reader, media.section.urls
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="message-media")
         self._downloading = ThreadPoolExecutor(MAX_DOWNLOADS, thread_name_prefix="message-download")
         # Media of the rows that are held, by the hashes of their parts.

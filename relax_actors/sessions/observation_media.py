@@ -9,19 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from broker.codec import Array
-from broker.store import Store
 from broker.subjects import RowId
-from relax_actors.config import Config
 from relax_actors.data.media_admission import MediaAdmission
+from relax_actors.data.media_fields import content_parts
 from relax_actors.data.task import Medium
 from relax_actors.engines.protocols.media import PromptMedia, items_of
-from relax_actors.errors import ConfigError, RowError
+from relax_actors.errors import ConfigError, DownloadError, RowError
 from relax_actors.messages import MediaSource, ObservedMedia
+from relax_actors.runtime import Context
 from relax_actors.training.media_preparer import MediaPreparer
+from relax_actors.training.row_media import RowMedia
+
+Message = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,7 @@ class Observation:
     Attributes:
         tokens: `[n] int32`, its tokens with all placeholders; the sequence goes on with them.
         media: media and positions of the sequence up to the end of the observation, for `GenerationRequest.media`.
-        observed: what a cell must hold, so that `MediaReader.observed` gives the same `media` again; None if the
+        observed: what a cell must hold, so that `RowMedia.observed` gives the same `media` again; None if the
             observation is text alone.
     """
 
@@ -44,11 +48,13 @@ class ObservationMedia:
     """Prepares media that arrive during a rollout. `admit` may be called from any thread, `append` in one.
 
     Args:
-        config: configuration of a run of a multimodal model.
-        store: the run's store.
+        context: context of the actor, in a run of a multimodal model.
+        reader: reads media that were prepared.
         progress: called between two media, and while a download goes on.
 
     Attributes:
+        reader: as given.
+        section: section [media] of the run.
         family: family of the model.
         placeholders: tokens that stand for media.
 
@@ -56,10 +62,12 @@ class ObservationMedia:
         ConfigError: the model reads text alone or is not supported, or the settings do not fit it.
     """
 
-    def __init__(self, config: Config, store: Store, progress: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, context: Context, reader: RowMedia, progress: Callable[[], None] = lambda: None) -> None:
+        config, store = context.config, context.table.store
         if config.media is None:
             msg = f"an observation holds media, and {config.model_path} is a model of text alone; choose another model"
             raise ConfigError(msg)
+        self._config, self.section, self.reader = config, config.media, reader
         self._admission = MediaAdmission(config.media, config.model_path, store)
         from relax_actors.data.download import Downloads  # noqa: PLC0415 `relax check` loads every role
 
@@ -83,6 +91,33 @@ class ObservationMedia:
         """
         self._admission.check_kinds(media, where)
         return [self._source(medium, row, where) for medium in media]
+
+    def admit_messages(
+        self, messages: Sequence[Message], row: RowId, where: str
+    ) -> tuple[list[Message], list[MediaSource]]:
+        """Copy the media of an environment's messages to the store; arguments and errors as those of `admit`.
+
+        Returns:
+            The messages with parts `{"type": "text", "text": ...}` and `{"type": <kind>}`, and their media in order.
+        """
+        config, plain, sources = self._config, list[Message](), list[MediaSource]()
+        data = config.data if config.eval is None or row.kind != "eval" else config.eval.data
+        folder = Path.cwd() if data.path is None else data.path.parent
+        for message in messages:
+            content: Any = message.get("content")
+            if not isinstance(content, list):
+                plain.append(message)
+                continue
+            parts, media = content_parts(content, folder, where)
+            if without := [part["type"] for part in parts if part["type"] != "text"][len(media) :]:
+                msg = f"{where}: {without[0]} without a file; give a path, url, data or bytes"
+                raise RowError(msg)
+            try:
+                sources += self.admit(media, row, where)
+            except DownloadError as error:
+                raise RowError(str(error)) from error
+            plain.append({**message, "content": parts})
+        return plain, sources
 
     def append(
         self, length: int, before: PromptMedia, tokens: Array, sources: Sequence[MediaSource], row: RowId, where: str

@@ -168,11 +168,7 @@ def _parsed(session: str) -> tuple[RowId, int, int] | None:
 
 
 class SessionBook:
-    """Sessions of one actor.
-
-    Args:
-        rules: limits of a session.
-    """
+    """Sessions of one actor."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules

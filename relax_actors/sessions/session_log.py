@@ -145,11 +145,6 @@ class LazyLog:
 
     Used from one thread. Where another actor has taken a place, the next free one follows: digests of what came before
     keep the turns of two actors apart (`SessionTurn.before`).
-
-    Args:
-        table: table of the run.
-        row: the row.
-        length: cells in the log.
     """
 
     def __init__(self, table: Table, row: RowId, length: int = 0) -> None:

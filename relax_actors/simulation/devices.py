@@ -28,12 +28,7 @@ REWARD, LOAD, PUBLISH, CHECKPOINT, SWITCH = "reward", "load", "publish", "checkp
 
 
 class Devices:
-    """The devices of a run, as used by one actor.
-
-    Args:
-        simulate: the cluster, with all durations known (see `calibrated`).
-        folder: of the run.
-    """
+    """The devices of a run, as used by one actor."""
 
     def __init__(self, simulate: SimulateSection, folder: Path) -> None:
         self.simulate = simulate

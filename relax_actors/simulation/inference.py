@@ -164,12 +164,7 @@ class SimulatedInference(GenerateMixin):
         return draw(section.tokens, generator, request.samples)
 
     def _wait(self, rows: Collection[_Row], tokens: float) -> float:
-        """Wait until a sample ends, at most one tick; return the real seconds per token.
-
-        Args:
-            rows: the running rows.
-            tokens: tokens generated since the start of the stream.
-        """
+        """Wait until a sample ends, at most one tick; return the real seconds per token."""
         simulate, running = self._devices.simulate, self._devices.running
         section, devices = simulate.generation, simulate.devices_of("rollout")
         alone = 1.0 if section.row is not None else section.token_seconds or 0.0

@@ -62,13 +62,7 @@ log = structlog.get_logger()
 
 
 class ActorProcess:
-    """One incarnation of an actor.
-
-    Args:
-        folder: the folder of the actor's node.
-        role: name of the role.
-        n: number of the actor.
-    """
+    """One incarnation of an actor."""
 
     def __init__(self, folder: RunFolder, role: str, n: int) -> None:
         self.status = StatusPipe()

@@ -12,12 +12,7 @@ _ACCOUNT = re.compile(r"://[^/\s]*:[^/\s]*@")
 
 
 def without_secrets(environment: Mapping[str, str], wanted: Collection[str] = ()) -> dict[str, str]:
-    """Return an environment without secrets: variables named like one, and URLs with a password.
-
-    Args:
-        environment: the variables.
-        wanted: names of variables that are kept.
-    """
+    """Return an environment without secrets: variables named like one, and URLs with a password."""
     return {name: value for name, value in environment.items() if name in wanted or not is_secret(name, value)}
 
 

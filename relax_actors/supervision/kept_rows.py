@@ -23,6 +23,7 @@ from nats.js.api import ConsumerInfo, RawStreamMsg
 
 from broker.leases import RunState
 from broker.pull import acknowledge
+from broker.streams import wait_for_consumer
 from broker.table import Table
 from relax_actors.config import Config
 from relax_actors.roles import section_of
@@ -248,12 +249,7 @@ class KeptRows:
 
     def _info(self, role: str) -> ConsumerInfo:
         connection, stream = self._table.connection, self._table.subjects.table_stream
-
-        async def ask() -> ConsumerInfo:
-            info: ConsumerInfo = await connection.js.consumer_info(stream, role)
-            return info
-
-        return connection.call(connection.retry(ask, f"look at consumer {role}", ASK_SECONDS), ASK_SECONDS + 1)
+        return connection.call(wait_for_consumer(connection, stream, role, ASK_SECONDS), 2 * ASK_SECONDS)
 
 
 def nodes_of(table: Table, state: RunState) -> Callable[[], Nodes]:

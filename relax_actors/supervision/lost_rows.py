@@ -21,12 +21,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from nats.js.api import ConsumerInfo
-
 from broker.connection import Connection
 from broker.leases import RunState
 from broker.store import Store
-from broker.streams import CONSUMER_SECONDS, ensure_consumer, open_bucket
+from broker.streams import CONSUMER_SECONDS, ensure_consumer, open_bucket, wait_for_consumer
 from broker.subjects import CellId, RowId, Subjects
 from broker.table import Table
 from relax_actors.config import Config
@@ -186,12 +184,7 @@ class LostRows:
 
     def _acknowledged(self, pool: Pool) -> int:
         connection, stream = self._table.connection, self._table.subjects.table_stream
-
-        async def ask() -> ConsumerInfo:
-            found: ConsumerInfo = await connection.js.consumer_info(stream, pool.role)
-            return found
-
-        info = connection.call(connection.retry(ask, f"look at consumer {pool.role}", ASK_SECONDS), ASK_SECONDS + 1)
+        info = connection.call(wait_for_consumer(connection, stream, pool.role, ASK_SECONDS), 2 * ASK_SECONDS)
         return 0 if info.ack_floor is None else info.ack_floor.stream_seq
 
     def _columns(self, version: int) -> dict[RowId, set[str]]:

@@ -117,12 +117,7 @@ class HeartbeatThread(threading.Thread):
 
 
 class Node:
-    """One incarnation of a node.
-
-    Args:
-        folder: the folder of the node.
-        status: the pipe to its supervisor.
-    """
+    """One incarnation of a node."""
 
     def __init__(self, folder: RunFolder, status: StatusPipe) -> None:
         self._folder, self._status, self._began = folder, status, time.time()

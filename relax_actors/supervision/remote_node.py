@@ -85,12 +85,7 @@ class NodeRequest:
 
 
 class RemoteNode:
-    """One node, from joining to leaving. Create and run it in a thread that lives as long as the node.
-
-    Args:
-        address: the broker.
-        wanted: what the node is asked to be.
-    """
+    """One node, from joining to leaving. Create and run it in a thread that lives as long as the node."""
 
     def __init__(self, address: Address, wanted: NodeRequest) -> None:
         self.address, self.wanted = address, wanted

@@ -10,13 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from nats.js.api import ConsumerConfig
-from nats.js.errors import NotFoundError
 
 from broker.connection import Connection
 from broker.files import check_private_folder, make_private_folder
 from broker.leases import RunState
 from broker.permissions import follow_names
-from broker.streams import ensure_bucket, ensure_consumer, ensure_streams, follow_spec, log_spec, pool_spec, table_spec
+from broker.streams import (
+    ensure_bucket,
+    ensure_consumer,
+    ensure_streams,
+    find_consumer,
+    follow_spec,
+    log_spec,
+    pool_spec,
+    table_spec,
+)
 from broker.subjects import Subjects
 from relax_actors.config import Config
 from relax_actors.errors import BrokerError, ConfigError, UnsafePathError
@@ -80,16 +88,9 @@ async def _with_redeliveries(
     connection: Connection, stream: str, consumer: ConsumerConfig, filters: list[str]
 ) -> ConsumerConfig:
     """Keep the filters of redeliveries that a pool's consumer has already."""
-
-    async def known() -> list[str]:
-        with suppress(NotFoundError):
-            info = await connection.js.consumer_info(stream, str(consumer.durable_name))
-            return list(info.config.filter_subjects or [])
-        return []
-
-    if not filters:
+    if not filters or (info := await find_consumer(connection, stream, str(consumer.durable_name), None)) is None:
         return consumer
-    added = set(filters) & set(await connection.retry(known, f"look at consumer {consumer.durable_name}"))
+    added = set(filters) & set(info.config.filter_subjects or [])
     return consumer.evolve(filter_subjects=[*(consumer.filter_subjects or []), *sorted(added)])
 
 

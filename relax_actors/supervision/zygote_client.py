@@ -215,12 +215,6 @@ class Zygote:
     def fork(self, arguments: list[str], environment: Mapping[str, str], log: int, status: int) -> ForkedProcess:
         """Fork an actor.
 
-        Args:
-            arguments: arguments of `actor_process.main`.
-            environment: variables that only this actor has.
-            log: descriptor for its output.
-            status: descriptor of its status pipe.
-
         Raises:
             StartError: the zygote did not answer and was killed; its log may name the reason.
         """

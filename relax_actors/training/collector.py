@@ -14,8 +14,9 @@ import traceback
 from collections import Counter
 from collections.abc import Awaitable, Collection, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import chain, islice
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import nats.errors
 import structlog
@@ -28,6 +29,7 @@ from relax_actors.algorithms.schedules import is_evaluated
 from relax_actors.errors import CodecError, RelaxError, SubjectError
 from relax_actors.messages import Checkpoint, Weights
 from relax_actors.runtime import Context
+from relax_actors.runtime.actor import Actor
 from relax_actors.training.strays import FIRST_COLUMNS, Extent, Removal, allowed_bytes, is_late_end, removal
 
 CHECK_SECONDS, KEYS_SECONDS, SWEEP_SECONDS = 0.5, 5.0, 30.0
@@ -49,8 +51,21 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 
-class Collector:
-    """Sweeps the table and the bucket of one run; run by `CollectorActor` beside the trainer.
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Sweep if it is due; sent by a timer every `CHECK_SECONDS`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Sweep now."""
+
+
+Message: TypeAlias = Check | Sweep
+
+
+class Collector(Actor):
+    """Sweeps the table and the bucket of one run beside the trainer, and a last time when it is stopped.
 
     A sweep that fails by an error of its own is reported (event `sweep_failed`) and repeated later: a new incarnation
     of the trainer would fail, too, and the run needs its sweeps only in the long run.
@@ -62,22 +77,38 @@ class Collector:
             role, whose class is not imported here: of their cells only envelope and checksum are checked.
     """
 
+    name = "collector"
+
     def __init__(self, context: Context, roles: Collection[str], others: Mapping[str, type | None]) -> None:
-        self._roles, self._others = roles, others
-        self.context, self._table = context, context.table
+        super().__init__(context)
+        self._roles, self._others, self._table = roles, others, context.table
         self._swept_at = self._keys_due = float("-inf")
         self._swept = Fill(0, 0, 0, 0)
         # Subjects of the numbered cells of other roles that are known to be well-formed.
         self._well_formed: set[str] = set()
 
-    def check(self) -> None:
-        """Sweep if the table has grown or a sweep is due. Called every `CHECK_SECONDS`; raises no exception."""
+    def on_start(self) -> None:
+        """Start the timer."""
+        super().on_start()
+        self.tell_later(CHECK_SECONDS, Check())
+
+    def on_receive(self, message: Message) -> None:
+        """Sweep as a message says."""
+        match message:
+            case Check():
+                self._check()
+                self.tell_later(CHECK_SECONDS, message)
+            case Sweep():
+                self._sweep_or_report()
+
+    def _check(self) -> None:
+        """Sweep if the table has grown or a sweep is due; raises no exception."""
         try:
             fill = self._table.fill()
             grown = fill.size - self._swept.size > GROWTH_BYTES or fill.cells - self._swept.cells > GROWTH_CELLS
             is_due = time.monotonic() - self._swept_at > self._sweep_seconds()
             if grown or is_due or fill.size > FULL * fill.max_size:
-                self.sweep_or_report()
+                self._sweep_or_report()
                 self._swept_at = time.monotonic()
             elif time.monotonic() > self._keys_due:
                 self._remove_keys()
@@ -88,10 +119,10 @@ class Collector:
             self._report_failed(error)
             self._keys_due = time.monotonic() + KEYS_SECONDS
 
-    def close(self) -> None:
+    def on_stop(self) -> None:
         """Sweep a last time."""
         with suppress(RelaxError):
-            self.sweep_or_report()
+            self._sweep_or_report()
             self._table.store.close()  # folders of steps that are being removed still link to media
             self._remove_media(0.0)
 
@@ -103,7 +134,7 @@ class Collector:
                 return FULL_STORE_SECONDS
         return SWEEP_SECONDS
 
-    def sweep_or_report(self) -> None:
+    def _sweep_or_report(self) -> None:
         """Sweep; report an error other than one of the broker or the file system instead of raising it."""
         try:
             self.sweep()
@@ -120,16 +151,16 @@ class Collector:
     def sweep(self) -> Removal:
         """Remove all strays and finished rows that the table holds now."""
         table, before = self._table, self._table.fill()
-        found, malformed = self._list("*.*.*.*", MAX_LISTED)
+        cells, malformed = self._list("*.*.*.*", MAX_LISTED)
         turns, malformed_turns = self._list(f"*.*.*.{TURNS}.*.*", MAX_LISTED)
-        found += turns
+        cells += turns
         malformed += malformed_turns
         first = self._first_cells()
         malformed += self._remove_malformed()
         extent = read_extent(self.context, self._well_formed)
-        todo = removal(found, first, extent)
+        todo = removal(cells, first, extent)
         if first is None:
-            todo = self._with_ends(todo, found, extent)
+            todo = self._with_ends(todo, cells, extent)
         culprits = self._writers(todo.strays)
         prefix, end = table.subjects.prefix, before.last + 1
         if todo.bulk:
@@ -204,13 +235,13 @@ class Collector:
         ends = (cell for cell in cells if is_late_end(cell, extent))
         asked = [(cell, RowId(cell.step, cell.index - extent.rows)) for cell in islice(ends, MAX_LOOKUPS)]
         filters = [f"{self._table.subjects.prefix}.{row}.*" for _, row in asked]
-        found: list[list[str]] = []
+        listed: list[list[str]] = []
         for start in range(0, len(filters), LOOKUPS_AT_ONCE):
             batch = filters[start : start + LOOKUPS_AT_ONCE]
-            found += self._table.call(_gather(self._table.list_subjects_async(name) for name in batch))
+            listed += self._table.call(_gather(self._table.list_subjects_async(name) for name in batch))
         strays = [
             cell
-            for (cell, _), subjects in zip(asked, found, strict=True)
+            for (cell, _), subjects in zip(asked, listed, strict=True)
             if not any(subject.rpartition(".")[2] in FIRST_COLUMNS for subject in subjects)
         ]
         wanted = (*todo.filters, *(f"{cell.row}.>" for cell in strays))
@@ -226,10 +257,10 @@ class Collector:
         named: Counter[str] = Counter()
         for field, cell in columns.items():
             author = f"the writer of column {field}"
-            found = self._table.get(f"{self._table.subjects.prefix}.{cell.row}.{field}", direct=False)
+            message = self._table.get(f"{self._table.subjects.prefix}.{cell.row}.{field}", direct=False)
             with suppress(CodecError):
-                if found is not None:
-                    author = open_envelope(found.data).author.partition("#")[0][:80]
+                if message is not None:
+                    author = open_envelope(message.data).author.partition("#")[0][:80]
             named[author] += counts[field]
         return dict(named)
 
@@ -276,18 +307,19 @@ class Collector:
             share = round(100 * before.size / before.max_size)
             journal.event("table_full", percent=share, max_bytes=before.max_size, by=names)
 
-    def remove_void(self, version: int) -> None:
-        """Remove the void cells of the step that becomes due with a version; call before the version is published.
 
-        A cell is void if it was stored before the version before; see `Ledger.is_void`.
-        """
-        config, table = self.context.config, self._table
-        step = version + config.staleness.max
-        if version < 1 or step >= config.run.steps:
-            return
-        previous = table.get(table.subjects.numbered("weights", version - 1), direct=False)
-        if previous is not None:
-            table.purge([f"{table.subjects.prefix}.group.{step}.>"], before=previous.sequence)
+def remove_void(context: Context, version: int) -> None:
+    """Remove the void cells of the step that becomes due with a version; call before the version is published.
+
+    A cell is void if it was stored before the version before; see `Ledger.is_void`.
+    """
+    config, table = context.config, context.table
+    step = version + config.staleness.max
+    if version < 1 or step >= config.run.steps:
+        return
+    previous = table.get(table.subjects.numbered("weights", version - 1), direct=False)
+    if previous is not None:
+        table.purge([f"{table.subjects.prefix}.group.{step}.>"], before=previous.sequence)
 
 
 async def _gather(requests: Iterable[Awaitable[T]]) -> list[T]:

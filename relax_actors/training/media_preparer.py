@@ -35,10 +35,6 @@ DEADLINE_SHARE = 0.8
 class MediaPreparer:
     """Prepares prompts of one run.
 
-    Args:
-        config: configuration of a run of a multimodal model.
-        store: the run's store.
-
     Raises:
         ConfigError: the model is not supported, or the settings do not fit it.
     """
@@ -64,11 +60,6 @@ class MediaPreparer:
 
     def prepare(self, prompt: Prompt, folder: str, progress: Callable[[], None] = lambda: None) -> PreparedPrompt:
         """Prepare a prompt, with its features in segments of the store.
-
-        Args:
-            prompt: the prompt.
-            folder: folder of the row's step in the store.
-            progress: called between two media.
 
         Raises:
             RowError: a medium cannot be read or exceeds a limit, or the prompt is too long.

@@ -27,11 +27,7 @@ _MAX_HEADER = 1 << 20
 
 
 class MediaSegments:
-    """The segments of a store.
-
-    Args:
-        store: the store.
-    """
+    """The segments of a store."""
 
     def __init__(self, store: Store) -> None:
         self._store, self._shared = store, SharedFiles(store)

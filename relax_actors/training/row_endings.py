@@ -18,11 +18,7 @@ def ending_of_unreadable(role: str, error: RelaxError) -> Dropped | Quarantined:
 
 
 class RowEndings:
-    """Drops and quarantines rows; stops the run if the first rows are all malformed.
-
-    Args:
-        context: context of the role.
-    """
+    """Drops and quarantines rows; stops the run if the first rows are all malformed."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

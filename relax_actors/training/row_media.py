@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from broker.codec import Array
+from broker.fields import TensorRef
 from broker.subjects import RowId
 from relax_actors.config import Config
-from relax_actors.engines.protocols.media import MediaItem, PromptMedia
-from relax_actors.errors import RelaxError, RowError
+from relax_actors.engines.protocols.media import MediaItem, PromptMedia, items_of
+from relax_actors.errors import RelaxError, RowError, StoreError
 from relax_actors.media.family import Family, family_of
-from relax_actors.messages import KINDS_OF_MEDIA, Media, ObservedMedia, PreparedPrompt, Trajectory
+from relax_actors.messages import (
+    KINDS_OF_MEDIA,
+    Media,
+    MediaSource,
+    ObservedMedia,
+    PreparedPrompt,
+    Prompt,
+    Trajectory,
+)
 from relax_actors.messages.media import VIDEO
 from relax_actors.runtime import Context
 from relax_actors.runtime.cells import read_column
-from relax_actors.training.prompt_media import MediaReader
 
 MEDIA = "media"
 """Column of the expanded prompt and its media."""
@@ -31,45 +39,47 @@ def with_media(columns: tuple[str, ...], config: Config) -> tuple[str, ...]:
 
 
 class RowMedia:
-    """Resolves the column `media` of rows, and the media that their sequences read after it.
+    """Reads the column `media` of rows, and the media that their sequences read after it.
 
-    Args:
-        context: context of the actor.
+    A lost or damaged segment of the store is made again from the raw file.
 
     Attributes:
         none: media of no tokens.
+        rebuilt: segments that were made again.
     """
 
     def __init__(self, context: Context) -> None:
-        self._table = context.table
-        self._reader, self._family = MediaReader(context), family_of(context.config.model_path)
+        self._context, self._table = context, context.table
+        self._family, self.rebuilt = family_of(context.config.model_path), 0
         self.none = PromptMedia.none("int32" if self._family is None else self._family.position_dtype)
 
     def of(self, prepared: PreparedPrompt, row: RowId) -> PromptMedia:
-        """Return the media of a row's prompt; one object for all of its samples.
+        """Return the media of a row's prompt; one object for all of its samples. Call it in the role's thread.
 
         Args:
             prepared: column `media` of the row.
-            row: id of the row.
+            row: id of the row, whose prompt is looked up for a lost segment.
 
         Raises:
-            StoreError: a segment is lost, and cannot be made again.
+            StoreError: a segment is lost, and its raw file, too, or it has changed.
             RowError: the column does not fit the model.
         """
         if self._family is not None and (why := misfit(prepared, self._family)):
             raise RowError(why)
-        return self._reader.read(prepared, row)
+        table = self._table
+
+        def sources() -> list[MediaSource]:
+            prompt = table.fetch(table.subject(row, "prompt"), Prompt)
+            return [] if prompt is None else prompt.media
+
+        items = items_of(prepared.media, self._arrays(prepared.media, sources))
+        return PromptMedia(items, prepared.positions, prepared.position_delta)
 
     def of_sequences(self, prepared: PreparedPrompt, row: RowId, trajectory: Trajectory) -> list[PromptMedia]:
         """Return the media of each sequence of a row.
 
         Sequences that share as much of the prompt and read nothing after it get one object; an item that several
         sequences hold at one place is one object: engines encode it once.
-
-        Args:
-            prepared: column `media` of the row.
-            row: id of the row.
-            trajectory: samples of the row.
 
         Raises:
             StoreError: a segment is lost, and cannot be made again.
@@ -85,19 +95,26 @@ class RowMedia:
         prompt = self.of(prepared, row)
         prefixes = {shared: prompt.prefix(shared) for shared in np.unique(trajectory.shared).tolist()}
         known: dict[Any, MediaItem] = {}
-        found = []
+        media_of_sequences = []
         sequences = trajectory.iter_sequences(spans=False, experts=False) if any(observed) else ()
         tokens = [sequence.token_ids for sequence in sequences] or [trajectory.prompt_tokens] * len(observed)
         for ids, shared, is_after, seen in zip(tokens, trajectory.shared.tolist(), follows, observed, strict=True):
             media = prefixes[shared] if is_after else self.none
             if seen:
                 media = shared_items(self._observed(media, seen, ids), known)
-            found.append(media)
-        return found
+            media_of_sequences.append(media)
+        return media_of_sequences
 
     def observed(self, before: PromptMedia, observations: Sequence[ObservedMedia]) -> PromptMedia:
-        """Return the media of a sequence that reads observations after others; see `MediaReader.observed`."""
-        return self._reader.observed(before, observations)
+        """Return the media of a sequence that has read observations after others, in order.
+
+        Raises:
+            StoreError: a segment is lost, and its raw file, too, or it has changed.
+        """
+        for each in observations:
+            arrays = self._arrays(each.media, lambda each=each: each.sources)  # type: ignore[misc]
+            before = before.extended(each.start, each.positions, items_of(each.media, arrays))
+        return before
 
     def _observed(self, before: PromptMedia, seen: Sequence[ObservedMedia], tokens: Array) -> PromptMedia:
         for each in seen:
@@ -107,8 +124,40 @@ class RowMedia:
             part = tokens[each.start : each.start + each.positions.shape[1]]
             if self._family is not None and (why := misfit(replace(each, start=0), self._family, part)):
                 raise RowError(why)
-            before = self._reader.observed(before, [each])
+            before = self.observed(before, [each])
         return before
+
+    def _arrays(self, media: Sequence[Media], sources: Callable[[], Sequence[MediaSource]]) -> list[Array]:
+        """Return the features of media; `sources` returns their raw files."""
+        resolve, arrays = self._table.store.reader(), []
+        for number, medium in enumerate(media):
+            try:
+                arrays.append(resolve(medium.features))
+            except StoreError as error:
+                before = sum(other.source == medium.source for other in media[:number])
+                arrays.append(self._rebuild(medium, before, sources(), error))
+        return arrays
+
+    def _rebuild(self, medium: Media, number: int, sources: Sequence[MediaSource], lost: StoreError) -> Array:
+        """Make the segment of a medium again, and return the array `number` of its file."""
+        from relax_actors.training.media_preparer import MediaPreparer  # noqa: PLC0415 hardly ever needed
+
+        reference = medium.features
+        if medium.source >= len(sources):
+            raise lost
+        source = sources[medium.source]
+        try:
+            preparer = MediaPreparer(self._context.config, self._table.store)
+            features, stored = preparer.stored_features(source, reference.uri.rpartition("/")[0])
+        except RowError as error:
+            msg = f"{lost}; it cannot be made again: {error}"
+            raise StoreError(msg) from error
+        if number >= len(stored) or not _is_same(stored[number], reference):
+            msg = f"{lost}; made again from {source.name} it is another"
+            raise StoreError(msg)
+        self.rebuilt += 1
+        self._context.journal.event("media_rebuilt", segment=reference.uri, error=str(lost))
+        return features[number].array
 
     def check_sequence(self, prepared: PreparedPrompt, tokens: Array, shared: int) -> None:
         """Check that the model can read a sequence that begins with `shared` tokens of the prompt.
@@ -132,16 +181,20 @@ class RowMedia:
             rows: ids of the rows.
             trajectories: samples of each row; None where they could not be read, which gives no media.
         """
-        cells, found = read_column(self._table, rows, MEDIA, PreparedPrompt), list[list[PromptMedia] | RelaxError]()
+        cells, media = read_column(self._table, rows, MEDIA, PreparedPrompt), list[list[PromptMedia] | RelaxError]()
         for row, trajectory, prepared in zip(rows, trajectories, cells, strict=True):
             try:
                 if isinstance(prepared, RelaxError):
-                    found.append(prepared)
+                    media.append(prepared)
                 else:
-                    found.append([] if trajectory is None else self.of_sequences(prepared, row, trajectory))
+                    media.append([] if trajectory is None else self.of_sequences(prepared, row, trajectory))
             except RelaxError as error:
-                found.append(error)
-        return found
+                media.append(error)
+        return media
+
+
+def _is_same(one: TensorRef, other: TensorRef) -> bool:
+    return (one.uri, one.xxh3_128, one.shape, one.dtype) == (other.uri, other.xxh3_128, other.shape, other.dtype)
 
 
 def check_shared(prepared: PreparedPrompt, shared_lengths: Iterable[int]) -> None:

@@ -124,9 +124,6 @@ def samples_of(
 class _Layout:
     """Places of a row's tokens when each sequence with trained tokens begins with its prompt tokens.
 
-    Args:
-        trajectory: samples of the row.
-
     Attributes:
         own_parts: own tokens of each sequence in arrays of the trajectory.
         is_trained: whether each sequence has trained tokens.

@@ -34,9 +34,6 @@ STATE_FILE = "advantages.json"
 class StepAdvantages:
     """Completes the advantages of one step after another.
 
-    Args:
-        algorithm: section [algorithm] of the run.
-
     Attributes:
         means: running mean reward by role, for an estimator that subtracts it.
         kl_coefficient: coefficient of the KL in the reward for rows that the next version samples; None unless it
@@ -63,7 +60,7 @@ class StepAdvantages:
         self._adapt_kl(rows)
         if not self._needs_whole_step:
             return rows
-        found = [
+        parts = [
             RowAdvantages(
                 values=np.asarray(advantage.values, np.float64),
                 lengths=trajectory.sample_lengths,
@@ -75,18 +72,18 @@ class StepAdvantages:
             for advantage, trajectory in zip(rows.advantages, rows.trajectories, strict=True)
         ]
         if self._subtracts_means:
-            found, self.means = subtract_running_means(found, self.means, decay=algorithm.ema_decay)
+            parts, self.means = subtract_running_means(parts, self.means, decay=algorithm.ema_decay)
         if algorithm.scale == "batch_std":
-            found = scale_by_reward_std(found, epsilon=algorithm.epsilon)
+            parts = scale_by_reward_std(parts, epsilon=algorithm.epsilon)
         if algorithm.signal_scale:
-            found = scale_by_signal(found)
+            parts = scale_by_signal(parts)
         try:
-            found = whiten(found, over=algorithm.whiten)
+            parts = whiten(parts, over=algorithm.whiten)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         advantages = [
             replace(advantage, values=row.values.astype(np.float32))
-            for advantage, row in zip(rows.advantages, found, strict=True)
+            for advantage, row in zip(rows.advantages, parts, strict=True)
         ]
         return replace(rows, advantages=advantages)
 
@@ -111,5 +108,5 @@ class StepAdvantages:
         if self._has_state:
             state = json.loads((folder / STATE_FILE).read_text())
             self.means = {str(role): float(mean) for role, mean in state["means"].items()}
-            found = state["kl_coefficient"]
-            self.kl_coefficient = None if found is None else float(found)
+            coefficient = state["kl_coefficient"]
+            self.kl_coefficient = None if coefficient is None else float(coefficient)

@@ -3,26 +3,30 @@
 Invariant: rows are cut into parts, one micro-batch each, by the rows and their order alone (`split_rows`). The batch
 cell stores the order, so that a replay adds up the same gradients in the same order. With run.deterministic the order
 is that of the slots, otherwise the order of arrival. Which rows form a minibatch follows from the run's seed, the step
-and the epoch (`training/updates.py`).
+and the epoch (`training/step_feed.py`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Literal
+
+import numpy as np
 
 from broker.codec import Array
 from relax_actors.algorithms.micro_batches import split_rows
 from relax_actors.algorithms.named_functions import needs_whole_step
+from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.engines.protocols import StepResult
 from relax_actors.engines.protocols.training import AccumulatesSteps, Score
 from relax_actors.errors import ConfigError
+from relax_actors.registry.catalog import POLICY_LOSSES
 from relax_actors.runtime import Context
-from relax_actors.training.divergence import Section, diverged
+from relax_actors.runtime.seeds import derive_seed
 from relax_actors.training.step_advantages import StepAdvantages
 from relax_actors.training.step_rows import StepReader, StepRows, UnusableRows
-from relax_actors.training.updates import combine_updates, minibatches
 
 
 class StepFeed:
@@ -84,12 +88,12 @@ class StepFeed:
         new = self._new_rows(candidates, ready)
         if not new or not (self._streams or len(self._rows) + len(new) == rows):
             return {}
-        found, unusable = self._reader.read(step, new)
-        self.has_read_usable |= len(found) > 0
+        read, unusable = self._reader.read(step, new)
+        self.has_read_usable |= len(read) > 0
         if unusable and self._in_slot_order:
             # Rows after an unusable one must wait for its successor, which takes its place in the order.
-            found = found.part(range(next(i for i, index in enumerate(new) if index in unusable)))
-        self._rows.extend(found)
+            read = read.part(range(next(i for i, index in enumerate(new) if index in unusable)))
+        self._rows.extend(read)
         if self._streams and step >= self._skipped and len(self._rows) < rows:
             # Later rows may still join the last part.
             self._compute(self._parts()[:-1])
@@ -199,3 +203,66 @@ class StepFeed:
             raise ConfigError(msg) from error
         self.seconds += time.monotonic() - wall_start
         self.cpu_seconds += time.thread_time() - cpu_start
+
+
+SUMS = ("tokens", "micro_batches", "rejected", "opsm_dropped")
+"""Metrics that are counts, so that those of several updates add up."""
+
+
+def minibatches(rows: int, parts: int, epochs: int, seed: int, step: int) -> Iterator[list[int]]:
+    """Yield the rows of each update, as ascending positions in the batch.
+
+    Every epoch draws new parts of equal size, from the run's seed, the step and the epoch alone, so a replay makes the
+    same updates.
+
+    Args:
+        rows: rows of the batch; a multiple of `parts`.
+        parts: minibatches of an epoch.
+        epochs: passes over the batch.
+        seed: seed of the run.
+        step: number of the step.
+    """
+    for epoch in range(epochs):
+        generator = np.random.Generator(np.random.Philox(key=derive_seed(seed, "minibatches", step, epoch)))
+        order = generator.permutation(rows)
+        for part in np.split(order, parts):
+            yield sorted(part.tolist())
+
+
+def combine_updates(results: Sequence[StepResult]) -> StepResult:
+    """Combine the metrics of the updates of a batch, and add their number as `updates`.
+
+    Counts are added up, of `max_*` the largest is kept, and all others are means over the updates that report them.
+    """
+    names = dict.fromkeys(name for result in results for name in result.metrics)
+    combined: dict[str, float] = {}
+    for name in names:
+        values = [float(result.metrics[name]) for result in results if name in result.metrics]
+        if name in SUMS:
+            combined[name] = sum(values)
+        else:
+            combined[name] = max(values) if name.startswith("max_") else sum(values) / len(values)
+    return StepResult(combined | {"updates": float(len(results))})
+
+
+Section = Literal["trainer", "critic", "trainer.warm_start"]
+
+
+def diverged(error: FloatingPointError, algorithm: AlgorithmSection, section: Section) -> str:
+    """Describe a gradient that is not finite, with the remedy.
+
+    A function of the user is the likeliest cause: its loss was checked and is finite, while its gradient is not.
+
+    Args:
+        error: figure, from the engine.
+        algorithm: section [algorithm] of the run.
+        section: section with the learning rate of the diverged model.
+    """
+    if section == "trainer" and algorithm.surrogate not in POLICY_LOSSES.built_in:
+        return (
+            f"{error}, although the loss of algorithm.surrogate = {algorithm.surrogate!r} is finite; bound square "
+            "roots, powers and divisions whose gradient is not, e.g. (x * x + 1e-12).sqrt(), and repeat `relax up`; if "
+            "the gradient of the function is always finite, start a new run with a lower trainer.learning_rate"
+        )
+    bounds = "" if section == "trainer.warm_start" else " or tighter clip bounds"
+    return f"{error}: the loss diverged; start a new run with a lower {section}.learning_rate{bounds}"

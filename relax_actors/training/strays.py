@@ -56,12 +56,7 @@ class Extent:
 
 
 def allowed_bytes(key: str, roles: Collection[str]) -> int:
-    """Return the largest size of a key of the run's bucket; 0 if no process of the run has such a key.
-
-    Args:
-        key: key of the bucket.
-        roles: roles of the run.
-    """
+    """Return the largest size of a key of the run's bucket; 0 if no process of the run has such a key."""
     kind, _, rest = key.partition(".")
     role, _, rest = rest.partition(".")
     is_number = rest.isascii() and rest.isdigit() and len(rest) <= MAX_DIGITS

@@ -35,9 +35,6 @@ class RowValidator:
     """Checks rows against the limits of the model and the run.
 
     Every method returns the reason why a row is malformed, or an empty string if it is not.
-
-    Args:
-        config: settings of the run.
     """
 
     def __init__(self, config: Config) -> None:

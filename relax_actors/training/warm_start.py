@@ -17,7 +17,7 @@ from relax_actors.engines.protocols.media import PromptMedia
 from relax_actors.errors import ActorError, ConfigError, RowError, SlowRowError
 from relax_actors.messages import Prompt
 from relax_actors.runtime.seeds import derive_seed
-from relax_actors.training.divergence import diverged
+from relax_actors.training.step_feed import diverged
 
 MAX_ATTEMPTS_PER_ROW = 20
 _FIRST_ROW = RowId(0, 0)

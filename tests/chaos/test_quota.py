@@ -15,7 +15,7 @@ from broker.address import Address
 from broker.codec import MAX_CELL_BYTES, encode
 from broker.connection import Connection
 from broker.errors import BrokerError
-from broker.publisher import publish
+from broker.table import publish
 from relax_actors.monitoring.connection import connected
 from relax_actors.monitoring.summary import read_ledger
 from tests.support.faults import hit, story_of

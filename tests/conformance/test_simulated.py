@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from relax_actors.config import Config
+from relax_actors.simulation.backends import SimulatedTraining
 from relax_actors.simulation.devices import Devices
 from relax_actors.simulation.durations import draw, random_generator
 from relax_actors.simulation.inference import SimulatedInference
-from relax_actors.simulation.training import SimulatedTraining
 from tests.conformance.base.inference_engine import InferenceEngineConformance, RowsJoin, SamplesFollowSeeds
 from tests.conformance.base.training_engine import MakeEngine, TrainingEngineConformance
 from tests.support.simulated import Clock, simulated_devices

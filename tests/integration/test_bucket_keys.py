@@ -15,8 +15,7 @@ from broker.subjects import RowId, Subjects
 from broker.table import Table
 from relax_actors.messages import Weights
 from relax_actors.runtime import Context
-from relax_actors.training.collector import Collector
-from relax_actors.training.collector_actor import CollectorActor, Sweep
+from relax_actors.training.collector import Collector, Sweep
 from relax_actors.training.strays import allowed_bytes
 from tests.support.contexts import context_of
 from tests.support.faults import log_of
@@ -114,7 +113,7 @@ def test_a_sweep_that_fails_is_reported_and_repeated(
 ) -> None:
     write(connection, subjects, ["failure.1"])
     roles = Broken(ROLES)
-    collector = CollectorActor.start(Collector(context, roles, {}))
+    collector = Collector.start(context, roles, {})
     collector.ask(Sweep())
     try:
         key = wait_until(lambda: log_of(context.table, "event.trainer.0.sweep_failed"), "event")[-1]

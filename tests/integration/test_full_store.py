@@ -8,7 +8,6 @@ from pathlib import Path
 from broker.table import Table
 from relax_actors.messages import Evaluation
 from relax_actors.training.collector import FULL_STORE_SECONDS, SWEEP_SECONDS, Collector
-from relax_actors.training.collector_actor import CollectorActor
 from tests.support.contexts import context_of
 from tests.support.running import wait_until
 
@@ -21,7 +20,7 @@ def test_a_store_that_is_nearly_full_is_swept_soon(table: Table, small_disk: Pat
     finished = table.store.root / "eval/1/segment"
     finished.parent.mkdir(parents=True)
     finished.touch()
-    collector = CollectorActor.start(Collector(context, ("trainer",), {"evaluation": Evaluation}))
+    collector = Collector.start(context, ("trainer",), {"evaluation": Evaluation})
     try:
         wait_until(lambda: not finished.parent.exists(), "first sweep")
         with (small_disk / "other").open("wb") as file:

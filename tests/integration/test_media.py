@@ -26,7 +26,7 @@ from relax_actors.roles.media import MediaRole
 from relax_actors.roles.reward import with_files
 from relax_actors.runtime import Context, Row
 from relax_actors.training.collector import Collector
-from relax_actors.training.prompt_media import MediaReader
+from relax_actors.training.row_media import RowMedia
 from tests.support.contexts import context_of
 from tests.support.http_servers import served, serving
 from tests.support.running import IMAGES
@@ -96,7 +96,7 @@ def test_rows_with_one_file_share_its_features_and_reading_gives_them_back(make_
     assert len(first.tokens) == 4 * 2 + 2
     assert [(one.start, one.tokens, one.source) for one in first.media] == [(1, 2, 0), (5, 2, 1)]
     assert set(links(media).values()) == {3}  # the file, and a link for each of the two steps
-    found = MediaReader(media.context).read(first, rows[0])
+    found = RowMedia(media.context).of(first, rows[0])
     assert [item.start for item in found.items] == [1, 5]
     assert found.items[0].features.dtype == np.uint8
     np.testing.assert_array_equal(found.items[0].features, found.items[1].features)
@@ -140,7 +140,7 @@ def test_a_lost_segment_is_made_again_with_the_same_bits(make_media: MakeMedia, 
     prepared = media.prepare()
     reference = prepared.media[1].features
     path = media.context.table.store.path(reference.uri)
-    expected = MediaReader(media.context).read(prepared, STEP).items[1].features.copy()
+    expected = RowMedia(media.context).of(prepared, STEP).items[1].features.copy()
     if damage == "removed":
         path.unlink()
         (path.parents[2] / "media" / path.name.removeprefix("media.")).unlink()
@@ -148,8 +148,8 @@ def test_a_lost_segment_is_made_again_with_the_same_bits(make_media: MakeMedia, 
         data = bytearray(path.read_bytes())
         data[-1] ^= 1
         path.write_bytes(data)
-    reader = MediaReader(media.context)
-    np.testing.assert_array_equal(reader.read(prepared, STEP).items[1].features, expected)
+    reader = RowMedia(media.context)
+    np.testing.assert_array_equal(reader.of(prepared, STEP).items[1].features, expected)
     assert reader.rebuilt == 1
 
 
@@ -163,7 +163,7 @@ def test_a_segment_that_is_another_when_made_again_is_lost(make_media: MakeMedia
     media.context.table.store.remove("media")
     file.write_bytes(png(2))
     with pytest.raises(StoreError, match="has changed since its row was admitted: its hash is not xxh3:") as caught:
-        MediaReader(media.context).read(prepared, STEP)
+        RowMedia(media.context).of(prepared, STEP)
     assert f"row 1: image {str(file)!r}" in str(caught.value)
 
 
@@ -217,7 +217,7 @@ def test_a_video_is_prepared_and_views_say_what_it_is(make_media: MakeMedia, tmp
     prepared = media.prepare()
     (one,) = prepared.media
     assert one.kind == "video"
-    assert one.grid.tolist() == [len(MediaReader(media.context).read(prepared, STEP).items[0].features) // 16, 4, 4]
+    assert one.grid.tolist() == [len(RowMedia(media.context).of(prepared, STEP).items[0].features) // 16, 4, 4]
     table = media.context.table
     cell = table.get(table.subject(STEP, "prompt"))
     assert cell is not None

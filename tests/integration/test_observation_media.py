@@ -20,7 +20,6 @@ from relax_actors.errors import RowError, StoreError
 from relax_actors.messages import ObservedMedia, Sample, TokenSequence, Trajectory
 from relax_actors.sessions.observation_media import Observation, ObservationMedia
 from relax_actors.training.media_preparer import MediaPreparer
-from relax_actors.training.prompt_media import MediaReader
 from relax_actors.training.row_media import RowMedia
 from tests.support.contexts import context_of
 from tests.support.running import IMAGES
@@ -35,11 +34,11 @@ class Turns:
     def __init__(self, table: Table, folder: Path, *settings: str) -> None:
         self.context = context_of(table, folder, "rollout", (f'media.folders=["{folder}"]', *settings), 1, IMAGES)
         config, store = self.context.config, table.store
-        self.preparer, self.observations = MediaPreparer(config, store), ObservationMedia(config, store)
+        self.preparer, self.reader = MediaPreparer(config, store), RowMedia(self.context)
+        self.observations = ObservationMedia(self.context, self.reader)
         self.maker = PromptMaker(
             config.data, Tokenizer(config.model_path), room(config), 6, admission_of(config, store)
         )
-        self.reader = MediaReader(self.context)
 
     def prompt(self, text: str, *media: Medium) -> tuple[np.ndarray, PromptMedia]:
         """Prepare a prompt."""

@@ -13,13 +13,12 @@ from nats.aio.msg import Msg
 from nats.js.errors import APIError, NoStreamResponseError
 
 from broker.connection import Connection
-from broker.publisher import publish
 from broker.pull import Delivery, delivery_of
 from broker.server import Server
 from broker.store import Store
 from broker.streams import ensure_streams, table_spec
 from broker.subjects import RowId, Subjects
-from broker.table import Table
+from broker.table import Table, publish
 from relax_actors.messages import Dropped
 from relax_actors.roles import table_kinds
 

@@ -17,10 +17,10 @@ from relax_actors.engines.torch.backend import TorchTrainingBackend
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.errors import AllRowsFailedError, ConfigError
 from relax_actors.messages import Checkpoint, Dropped, Quarantined, Trajectory, Weights
-from relax_actors.messages.fingerprints import fingerprints_of
+from relax_actors.messages.samples import fingerprints_of
 from relax_actors.roles.trainer import Trainer
+from relax_actors.training.step_feed import minibatches
 from relax_actors.training.step_rows import StepReader
-from relax_actors.training.updates import minibatches
 from tests.support.contexts import MakeContext, MakeTrainer
 from tests.support.steps import ROWS, SAMPLES, TOKENS, batches, fingerprint, put_rows, put_step, read_all
 

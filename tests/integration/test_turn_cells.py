@@ -47,7 +47,7 @@ class Digits:
 
 
 def episodes() -> list[Episode]:
-    return [Episode(Start(i, 5, np.array([3, 4], np.int32)), LIMITS, Digits()) for i in range(2)]
+    return [Episode(Start(RowId(0, 0), i, 5, np.array([3, 4], np.int32)), LIMITS, Digits()) for i in range(2)]
 
 
 def read(table: Table) -> tuple[list[SessionLog], int]:
@@ -142,7 +142,7 @@ def test_time_of_an_episode_counts_from_its_first_actor(make_context: MakeContex
         LIMITS,
         Asked(),
         template,
-        start=lambda _: Start(0, 5, np.array([3, 4], np.int32)),
+        start=lambda _: Start(RowId(0, 0), 0, 5, np.array([3, 4], np.int32)),
         result=lambda group: group,
         counts=defaultdict(float),
     )

@@ -16,12 +16,11 @@ from broker.connection import Connection
 from broker.errors import BrokerError
 from broker.leases import RunState
 from broker.permissions import OPERATOR
-from broker.publisher import publish
 from broker.pull import PullSubscription
 from broker.store import Store
 from broker.streams import open_bucket
 from broker.subjects import RowId, Subjects
-from broker.table import Table
+from broker.table import Table, publish
 from relax_actors.messages import Checkpoint, Evaluation, RowCounts, Weights
 from relax_actors.training.collector import Collector
 from tests.support.contexts import context_of

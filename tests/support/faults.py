@@ -106,19 +106,8 @@ def wait_for_cell(run: Run, subject: str, deadline: float = 120.0) -> None:
 
 
 def log_of(table: Table, what: str) -> list[dict[str, Any]]:
-    async def read() -> list[dict[str, Any]]:
-        follower = OrderedConsumer(table.connection, table.subjects.log_stream, [f"{table.subjects.prefix}.{what}"])
-        found = []
-        try:
-            async for batch in follower.batches(tick=0.3):
-                found += [json.loads(message.data) for message in batch]
-                if len(found) >= (follower.backlog or 0) or (not batch and follower.drained):
-                    return found
-        finally:
-            await follower.close()
-        return found
-
-    return table.connection.call(read(), 60)
+    follower = OrderedConsumer(table.connection, table.subjects.log_stream, [f"{table.subjects.prefix}.{what}"])
+    return [json.loads(message.data) for message in table.connection.call(follower.read_all(caught_up=False), 60)]
 
 
 @dataclass(frozen=True)

@@ -69,8 +69,7 @@ class MediaEnds(ServiceEnds):
         path = rollout.config.model_path
         self.rollout, self.engine = rollout, TransformersEngine(path)
         self.engine.load(1, *publish(tensors_of(build(path, seed=3)), path.parent / "published.safetensors"))
-        prepares = ObservationMedia(rollout.config, rollout.table.store)
-        self.media = MessageMedia(rollout.config, prepares, RowMedia(rollout))
+        self.media = MessageMedia(ObservationMedia(rollout, RowMedia(rollout)))
         self.tokenizer = tokenizer = Tokenizer(path)
         stops = partial(stops_of, tokenizer)
         return GenerationService(rollout, self.guests, tokenizer, self.engine.context_length, stops, {}, self.media)

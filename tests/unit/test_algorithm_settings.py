@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from relax_actors.algorithms.formulas import formulas, needs
-from relax_actors.algorithms.notes import notes
+from relax_actors.algorithms.function_check import notes
 from relax_actors.algorithms.refusals import refusals
 from relax_actors.algorithms.specs import settings_read
 from relax_actors.cli.algorithms import algorithm_lines

@@ -188,7 +188,7 @@ def test_actors_are_placed_on_the_gpus_of_a_machine() -> None:
     assert "1 GPU (simulated GPU, 80 GiB) (--simulate-gpus): trainer.0 GPU 0, rollout.0 GPU 0" in shared
     (problem,) = found("1", "trainer.device=cuda", "rollout.device=cuda").errors
     assert problem.startswith("rollout.0 needs 1 GPU; this node has 1 GPU (GPU 0): trainer.0 has GPU 0.")
-    own = ("roles.own.actor=relax_actors.roles.squares.Squares", "roles.own.gpus=2")
+    own = ("roles.own.actor=relax_actors.roles.scorer.Squares", "roles.own.gpus=2")
     (problem,) = found("3", *own).errors
     assert "own.0 needs 2 GPUs; this node has 3 GPUs" in problem
     (problem,) = examine(load_config(DEMO, list(own)), inventory=Inventory()).errors

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from broker.permissions import NODE, OBSERVER, OPERATOR
 from broker.subjects import check_name
-from relax_actors.algorithms.notes import notes
+from relax_actors.algorithms.function_check import notes
 from relax_actors.checks import examine
 from relax_actors.config import Config, load_config, validate
 from relax_actors.config.load import EXAMPLES

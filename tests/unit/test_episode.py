@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.codec import decode, encode
+from broker.subjects import RowId
 from relax_actors.data.character_tokenizer import make_character_tokenizer
 from relax_actors.data.renderer import Extension, Message
 from relax_actors.data.tokenizer import Tokenizer
@@ -52,7 +53,7 @@ class Letters:
 
 def episode(conversation: Letters | None = None, **limits: Any) -> Episode:
     found = {"max_turns": 4, "max_tokens": 5, "room": 60, "token_budget": None, **limits}
-    return Episode(Start(2, 77, PROMPT), Limits(**found), conversation or Letters())
+    return Episode(Start(RowId(0, 0), 2, 77, PROMPT), Limits(**found), conversation or Letters())
 
 
 def answer(text: str = "", turn: int = 0, **fields: Any) -> EnvironmentAnswer:
@@ -268,7 +269,7 @@ def test_an_observation_that_the_tokenizer_lacks_is_read_escaped_and_repeated_wi
     def begin() -> tuple[Episode, Tokenizer]:
         """Begin as an actor that has not seen any text."""
         tokenizer = Tokenizer(tmp_path)
-        return Episode(Start(0, 1, PROMPT), Limits(4, 5, 500), PlainConversation(tokenizer)), tokenizer
+        return Episode(Start(RowId(0, 0), 0, 1, PROMPT), Limits(4, 5, 500), PlainConversation(tokenizer)), tokenizer
 
     one, tokenizer = begin()
     turns = []
@@ -299,7 +300,7 @@ RESULT = [{"role": "user", "content": "13"}]
 def chat_episode(tokenizer: Tokenizer, said: str, *, branches: bool = True) -> Episode:
     """Return an episode by chat template whose first turn was `said`."""
     conversation = ChatConversation(tokenizer, branches=branches)
-    one = Episode(Start(0, 1, conversation.prompt(ASKED), ASKED), Limits(4, 500, 4000), conversation)
+    one = Episode(Start(RowId(0, 0), 0, 1, conversation.prompt(ASKED), ASKED), Limits(4, 500, 4000), conversation)
     one.step(answer(turn=-1))
     say(one, tokenizer.encode(said, special=False))
     return one

@@ -81,7 +81,7 @@ def test_a_row_whose_samples_all_failed_is_an_error_with_the_reason(tmp_path: Pa
 def test_a_row_whose_environments_all_failed_before_the_first_turn_is_no_row_with_rewards_of_0(tmp_path: Path) -> None:
     found = group(tmp_path, ())
     for sample in range(2):
-        one = Episode(Start(sample, 5, np.zeros(0, np.int32)), Limits(4, 5, 60), Letters())
+        one = Episode(Start(RowId(0, 0), sample, 5, np.zeros(0, np.int32)), Limits(4, 5, 60), Letters())
         one.end(FinishReason.ERROR)
         one.failure = "environment: no database"
         found.members.append(one)
@@ -116,7 +116,7 @@ def test_a_sample_that_failed_before_the_environment_gave_the_prompt_has_that_of
 ) -> None:
     found = group(tmp_path, (), kind)
     for failed in (True, False):
-        one = Episode(Start(int(failed), 5, np.zeros(0, np.int32)), Limits(4, 5, 60), Letters())
+        one = Episode(Start(RowId(0, 0), int(failed), 5, np.zeros(0, np.int32)), Limits(4, 5, 60), Letters())
         if not failed:
             one.step(answer("ab"))
             write(one, "x")

@@ -10,6 +10,7 @@ import pytest
 
 from broker.codec import decode, encode
 from broker.fields import TensorRef
+from broker.subjects import RowId
 from relax_actors.data.media_fields import content_parts
 from relax_actors.engines.protocols.media import PromptMedia, items_of
 from relax_actors.errors import RowError, StoreError
@@ -57,8 +58,12 @@ class Prepare:
 
     def __init__(self) -> None:
         self.lost: set[str] = set()
+        self.reader = self
 
-    def admit(self, messages: Sequence[dict[str, Any]], where: str) -> tuple[list[dict[str, Any]], list[MediaSource]]:
+    def admit_messages(
+        self, messages: Sequence[dict[str, Any]], row: RowId, where: str
+    ) -> tuple[list[dict[str, Any]], list[MediaSource]]:
+        del row
         plain, sources = [], []
         for message in messages:
             parts, media = content_parts(message["content"], None, where)
@@ -66,9 +71,10 @@ class Prepare:
             sources += [MediaSource(one.kind, "", xxh3_128=one.data.hex()) for one in media]
         return plain, sources
 
-    def read(
-        self, length: int, before: PromptMedia, tokens: Any, sources: Sequence[MediaSource], where: str
+    def append(
+        self, length: int, before: PromptMedia, tokens: Any, sources: Sequence[MediaSource], row: RowId, where: str
     ) -> Observation:
+        del row
         if (tokens == ord(PLACEHOLDER)).sum() != len(sources):
             raise RowError(f"{where}: placeholders do not fit")
         if length and not sources:
@@ -84,9 +90,10 @@ class Prepare:
             places += [at] * count
             at += 1
         observed = ObservedMedia(length, list(sources), media, np.array([places] * 3, np.int32))
-        return Observation(np.array(found, np.int32), self.again(before, observed), observed)
+        return Observation(np.array(found, np.int32), self.observed(before, [observed]), observed)
 
-    def again(self, before: PromptMedia, observed: ObservedMedia) -> PromptMedia:
+    def observed(self, before: PromptMedia, observations: Sequence[ObservedMedia]) -> PromptMedia:
+        (observed,) = observations
         if self.lost & {source.digest for source in observed.sources}:
             raise StoreError("gone")
         return before.extended(observed.start, observed.positions, items_of(observed.media, observed.media))  # type: ignore[arg-type]
@@ -100,14 +107,12 @@ def seen(text: str, *pictures: bytes, turn: int = 0, **fields: Any) -> Environme
 
 def episode(prepare: Prepare, conversation: Letters | None = None, *, from_environment: bool = False) -> Episode:
     """Return an episode whose prompt is a picture and `>`, or nothing."""
-    first = prepare.read(
-        0, prepare.none, np.array([ord(c) for c in "#>"], np.int32), [MediaSource("image", "", "p")], ""
-    )
+    tokens, source = np.array([ord(c) for c in "#>"], np.int32), MediaSource("image", "", "p")
+    first = prepare.append(0, prepare.none, tokens, [source], RowId(0, 0), "")
     messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": ">"}]}]
-    source = MediaSource("image", "", "p")
-    start = Start(0, 7, first.tokens, messages, media=first.media, sources=[source], prepare=prepare)
+    start = Start(RowId(0, 0), 0, 7, first.tokens, messages, media=first.media, sources=[source], prepare=prepare)
     if from_environment:
-        start = Start(0, 7, np.zeros(0, np.int32), media=prepare.none, prepare=prepare)
+        start = Start(RowId(0, 0), 0, 7, np.zeros(0, np.int32), media=prepare.none, prepare=prepare)
     return Episode(start, Limits(3, 4, 60), conversation or Pictures())
 
 
@@ -193,12 +198,12 @@ def test_a_prompt_of_the_environment_has_media_of_its_own() -> None:
 
 def test_a_picture_without_a_file_is_an_error_of_the_observation() -> None:
     one = episode(Prepare())
-    with pytest.raises(RowError, match="the observation before turn 0 of sample 0: placeholders do not fit"):
+    with pytest.raises(RowError, match=r"turn 0 of sample 0 of group\.0\.0: placeholders do not fit"):
         one.step(EnvironmentAnswer("s", -1, [{"role": "user", "content": [{"type": "image"}]}]))
 
 
 def test_a_picture_for_a_model_of_text_is_named() -> None:
-    one = Episode(Start(0, 7, np.array([1], np.int32)), Limits(3, 4, 60), Letters())
+    one = Episode(Start(RowId(0, 0), 0, 7, np.array([1], np.int32)), Limits(3, 4, 60), Letters())
     with pytest.raises(RowError) as caught:
         one.step(seen("a", b"1"))
     assert str(caught.value) == "a message holds a part of type 'image', but the model reads text alone"

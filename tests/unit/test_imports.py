@@ -107,7 +107,7 @@ def test_facts_of_all_algorithm_functions_are_there_without_torch() -> None:
         "for registry in (ADVANTAGES, POLICY_LOSSES):\n"
         "    assert len(registry.built_in) >= 10\n"
         "    for name in registry.built_in: assert registry.load(name, '').spec.formula, name\n"
-        "from relax_actors.algorithms import formulas, notes, refusals"
+        "from relax_actors.algorithms import formulas, function_check, refusals"
     )
     assert heavy_after(script) == []
 

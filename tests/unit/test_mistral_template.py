@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from broker.subjects import RowId
 from relax_actors.data.renderer import Renderer
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.data.tool_call import ToolFormat
@@ -53,7 +54,7 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
 def test_tool_loop_of_an_environment_is_one_sequence(tokenizer: Tokenizer) -> None:
     conversation, environment = ChatConversation(tokenizer, TOOLS, branches=False), Adds()
     assert environment.reset({}, np.random.default_rng()) == ""
-    episode = Episode(Start(0, 1, conversation.prompt(ASKED), ASKED), Limits(9, 500, 9000), conversation)
+    episode = Episode(Start(RowId(0, 0), 0, 1, conversation.prompt(ASKED), ASKED), Limits(9, 500, 9000), conversation)
     episode.step(answer_of("", "s", -1, 9999))
     texts = [ADD, NAMED, ADD, "13"]
     for number, said in enumerate(texts):

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from relax_actors.cli.command_line import command_line
-from relax_actors.cli.foreground import Request
+from relax_actors.cli.foreground import Request, command_line
 from relax_actors.config import load_config
 from relax_actors.config.masking import masked
 from relax_actors.config.notes import shortened
-from relax_actors.monitoring.phases import Phases
+from relax_actors.monitoring.watcher import Phases
 from tests.support.log_messages import log_message, metric
 from tests.support.running import TINY
 

@@ -63,7 +63,8 @@ def test_a_failed_sample_that_is_trained_has_no_reward_for_any_player(tmp_path: 
 
 
 def test_a_sample_that_failed_before_its_prompt_belongs_to_the_first_player(tmp_path: Path) -> None:
-    episodes = [Episode(Start(n, 5, NO_PROMPT, (), PLAYERS, PLAYERS), Limits(4, 5, 60), Letters()) for n in range(2)]
+    starts = [Start(RowId(0, 0), n, 5, NO_PROMPT, (), PLAYERS, PLAYERS) for n in range(2)]
+    episodes = [Episode(start, Limits(4, 5, 60), Letters()) for start in starts]
     episodes[1].step(answer("ab"))
     write(episodes[1], "x")
     for one, reason in zip(episodes, (FinishReason.ERROR, FinishReason.TIMEOUT), strict=True):
@@ -84,7 +85,7 @@ def test_held_out_rows_count_whoever_has_acted(tmp_path: Path) -> None:
 
 
 def test_an_empty_prompt_fails_the_sample_with_the_reason() -> None:
-    one = Episode(Start(0, 5, NO_PROMPT, (), PLAYERS, PLAYERS), Limits(4, 5, 60), Letters())
+    one = Episode(Start(RowId(0, 0), 0, 5, NO_PROMPT, (), PLAYERS, PLAYERS), Limits(4, 5, 60), Letters())
     one.step(answer("ab"))
     write(one, "x")
     error = (
@@ -107,7 +108,7 @@ class Recorder(Letters):
 
 def test_an_answer_that_nothing_was_said_to_stays_in_the_conversation() -> None:
     conversation = Recorder()
-    one = Episode(Start(0, 5, PROMPT, [{"role": "user", "content": "p"}]), Limits(4, 5, 60), conversation)
+    one = Episode(Start(RowId(0, 0), 0, 5, PROMPT, [{"role": "user", "content": "p"}]), Limits(4, 5, 60), conversation)
     for seen, said in (("", "x"), ("", "y"), ("b", "z")):
         one.step(answer(seen))
         write(one, said)

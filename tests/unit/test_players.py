@@ -42,7 +42,7 @@ SETTINGS = ["environment.players=['solver', 'critic']"]
 
 def episode(conversation: Letters | None = None, trained: tuple[str, ...] = PLAYERS, **limits: Any) -> Episode:
     found = {"max_turns": 8, "max_tokens": 5, "room": 60, "token_budget": None, **limits}
-    start = Start(2, 77, PROMPT, players=PLAYERS, trained=trained)
+    start = Start(RowId(0, 0), 2, 77, PROMPT, players=PLAYERS, trained=trained)
     return Episode(start, Limits(**found), conversation or Letters())
 
 
@@ -213,7 +213,7 @@ def test_credit_of_branches_is_the_return_from_their_first_turn() -> None:
     rewards = [[0.5, 0.25, 1.0], [0.0, 0.0, 0.0]]
     samples = []
     for own in rewards:
-        one = Episode(Start(0, 7, PROMPT), Limits(8, 5, 60), Letters(rewrites=True))
+        one = Episode(Start(RowId(0, 0), 0, 7, PROMPT), Limits(8, 5, 60), Letters(rewrites=True))
         one.step(answer())
         for reward in own:
             write(one, "xy")
@@ -234,7 +234,7 @@ def test_credit_of_branches_is_the_return_from_their_first_turn() -> None:
 def test_turns_of_one_sequence_are_one_branch() -> None:
     samples = []
     for own in ([1.0, 3.0], [0.0, 0.0]):
-        one = Episode(Start(0, 7, PROMPT), Limits(8, 5, 60), Letters())
+        one = Episode(Start(RowId(0, 0), 0, 7, PROMPT), Limits(8, 5, 60), Letters())
         one.step(answer())
         for reward in own:
             write(one, "x")
@@ -259,7 +259,7 @@ def test_a_row_is_dropped_only_if_no_player_has_a_signal() -> None:
 
 
 def test_a_row_without_players_is_refused_in_a_run_with_players() -> None:
-    one = Episode(Start(0, 7, PROMPT), Limits(8, 5, 60), Letters())
+    one = Episode(Start(RowId(0, 0), 0, 7, PROMPT), Limits(8, 5, 60), Letters())
     one.step(answer())
     write(one, "x")
     one.end(FinishReason.STOP)

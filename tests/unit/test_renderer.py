@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from relax_actors.data.character_tokenizer import make_character_tokenizer
 from relax_actors.data.renderer import Renderer
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import ConfigError, RowError
@@ -144,3 +146,17 @@ def test_message_that_the_template_refuses_is_an_error_of_the_row(tmp_path: Path
             sampled(make_chat_folder(tmp_path, refusing, ["<|im_end|>"]), "7"),
             [{"role": "tool", "content": "12"}],
         )
+
+
+@pytest.mark.parametrize("alphabet", ["0123456789>#", "0123456789>#?", "0123456789>#\\x\nabcdef"])
+def test_a_small_alphabet_holds_conversations(tmp_path: Path, alphabet: str) -> None:
+    ids = make_character_tokenizer(alphabet, "#", tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(ids))
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content }}#{% else %}>{{ m.content }}\n{% endif %}"
+        "{% endfor %}"
+    )
+    tokenizer = Tokenizer(tmp_path)
+    extension = Renderer(tokenizer).extend([{"role": "user", "content": "3"}], sampled(tmp_path, "7", "#"), [])
+    assert extension.is_faithful
+    assert not tokenizer.replaced, "the texts of the proof are no observations"

@@ -37,7 +37,7 @@ from relax_actors.rewards import (
     word_error_rate,
 )
 from relax_actors.rewards._numeric import last_number
-from relax_actors.rewards._untrusted import is_arithmetic, is_literal
+from relax_actors.rewards._reasoning_gym import is_arithmetic, is_literal
 
 SLOW_TO_GENERATE = {"knight_swap", "futoshiki", "zebra_puzzles"}
 TASKS = sorted(set(DATASETS) - SLOW_TO_GENERATE - {"composite"})

@@ -14,8 +14,7 @@ import pytest
 from relax_actors.engines.protocols import GenerationRequest, StopStrings
 from relax_actors.engines.protocols.server import ServerRecord
 from relax_actors.engines.sglang.partial_sample import PartialSample
-from relax_actors.engines.sglang.row_streams import RowStreams
-from relax_actors.engines.sglang.sample_limit import SampleLimit
+from relax_actors.engines.sglang.row_streams import RowStreams, SampleLimit
 from tests.support.http_servers import serving
 
 TOKENS = [5, 8, 9, 1, 2, 3, 4]

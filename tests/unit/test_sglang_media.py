@@ -14,10 +14,10 @@ import xxhash
 from broker.fields import TensorRef
 from relax_actors.engines.backends import inference_backend
 from relax_actors.engines.protocols import MediaItem, PromptMedia
-from relax_actors.engines.sglang.checkpoint_names import to_checkpoint_names
 from relax_actors.engines.sglang.launch_media import prepare_media
 from relax_actors.engines.sglang.media_reference import MediaReferences, StoredMedia
 from relax_actors.engines.sglang.server_models.fractions import pack, unpack
+from relax_actors.engines.sglang.weight_loaders import to_checkpoint_names
 from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.errors import ConfigError, EngineError
 from relax_actors.media.families import FAMILIES

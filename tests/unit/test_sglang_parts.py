@@ -27,15 +27,13 @@ from relax_actors.engines.backends import inference_backend
 from relax_actors.engines.protocols import GenerationRequest, StopStrings
 from relax_actors.engines.protocols.server import ServerRecord
 from relax_actors.engines.sglang.backend import SEGMENTS, SglangBackend
-from relax_actors.engines.sglang.checkpoint_names import to_checkpoint_names
 from relax_actors.engines.sglang.connection import SglangSettings
 from relax_actors.engines.sglang.engine import SglangEngine
-from relax_actors.engines.sglang.experts import routed_experts
-from relax_actors.engines.sglang.partial_sample import PartialSample
-from relax_actors.engines.sglang.sample_limit import SampleLimit
+from relax_actors.engines.sglang.partial_sample import PartialSample, routed_experts
+from relax_actors.engines.sglang.row_streams import SampleLimit
 from relax_actors.engines.sglang.server import Server, pickled
 from relax_actors.engines.sglang.server_arguments import CPU_TOKENS, MARGIN, server_arguments
-from relax_actors.engines.sglang.weight_loaders import DiskLoader
+from relax_actors.engines.sglang.weight_loaders import DiskLoader, to_checkpoint_names
 from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.errors import ActorError, ConfigError, EngineError, RelaxError
 from relax_actors.isolation.janitor import SHARED_MEMORY, Janitor, segments

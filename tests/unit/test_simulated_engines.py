@@ -18,6 +18,7 @@ from relax_actors.config import Config, load_config
 from relax_actors.config.simulate import Distribution
 from relax_actors.engines.protocols import GenerationRequest, TrainSample, train
 from relax_actors.errors import ConfigError
+from relax_actors.simulation.backends import SimulatedTraining
 from relax_actors.simulation.devices import Devices
 from relax_actors.simulation.durations import (
     calibrated,
@@ -29,7 +30,6 @@ from relax_actors.simulation.durations import (
     training_seconds,
 )
 from relax_actors.simulation.inference import SimulatedInference
-from relax_actors.simulation.training import SimulatedTraining
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "simulate"
 DENSE = EXAMPLES / "qwen3_4b_16_h800.toml"

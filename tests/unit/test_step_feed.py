@@ -16,8 +16,7 @@ from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.errors import ConfigError
 from relax_actors.messages import Advantage, Dropped, Trajectory
-from relax_actors.training.divergence import Section, diverged
-from relax_actors.training.step_feed import StepFeed
+from relax_actors.training.step_feed import Section, StepFeed, diverged
 from relax_actors.training.step_rows import StepReader, StepRows, UnusableRows
 from tests.support.models import QWEN3, config_of
 

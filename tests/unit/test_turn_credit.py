@@ -10,7 +10,7 @@ from relax_actors.algorithms.advantages.baselines import group as by_sample
 from relax_actors.algorithms.advantages.estimation import RowEstimation
 from relax_actors.algorithms.advantages.groups import Array, Group
 from relax_actors.algorithms.advantages.turns import turn
-from relax_actors.algorithms.notes import notes
+from relax_actors.algorithms.function_check import notes
 from relax_actors.algorithms.refusals import refusals
 from relax_actors.config import load_config
 from relax_actors.messages import FinishReason, Sample, TokenSequence, Trajectory

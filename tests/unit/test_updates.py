@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relax_actors.engines.protocols import StepResult
-from relax_actors.training.updates import combine_updates, minibatches
+from relax_actors.training.step_feed import combine_updates, minibatches
 
 
 @settings(max_examples=20)

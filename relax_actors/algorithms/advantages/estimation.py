@@ -56,9 +56,6 @@ def needs_greedy(algorithm: AlgorithmSection) -> bool:
 class RowEstimation:
     """Computes the advantages of rows.
 
-    Args:
-        config: settings of the run.
-
     Attributes:
         columns: columns that `estimate` reads besides the rewards.
 

@@ -187,11 +187,6 @@ class Group:
 def check_advantages(advantages: Array, group: Group, source: str) -> None:
     """Check what an estimator returned for a group.
 
-    Args:
-        advantages: what it returned.
-        group: the group.
-        source: what names the estimator, for the message.
-
     Raises:
         ValueError: it is not one finite number for each sample or each token.
     """
@@ -211,13 +206,7 @@ def check_advantages(advantages: Array, group: Group, source: str) -> None:
 
 
 def returns_tokens(function: Estimator, group: Group, advantages: Array) -> bool:
-    """Return whether an estimator gave one number for each token of a group, and not for each sample.
-
-    Args:
-        function: the estimator, with its settings bound.
-        group: the group.
-        advantages: what the estimator returned for it.
-    """
+    """Return whether an estimator gave one number for each token of a group, and not for each sample."""
     if group.lengths is None or len(advantages) != int(group.lengths.sum()):
         return False
     if len(advantages) != group.n:

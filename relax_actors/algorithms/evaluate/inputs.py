@@ -88,10 +88,6 @@ class Inputs:
     def token(self, name: str, *, gradient: bool = False) -> Tensor:
         """Return an input with one number for each token, `[samples, width] float64`, 0 where there is no token.
 
-        Args:
-            name: of the input.
-            gradient: whether the tensor requires a gradient.
-
         Raises:
             ValueError: it is missing or has other lengths.
         """

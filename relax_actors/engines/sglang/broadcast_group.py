@@ -27,10 +27,6 @@ CONNECT_SECONDS = 60.0
 class BroadcastGroup:
     """The actor's end of a group.
 
-    Args:
-        server: whose ranks are the other members.
-        ranks: number of ranks of the server.
-
     Raises:
         EngineError: the server does not join.
     """

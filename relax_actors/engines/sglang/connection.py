@@ -14,8 +14,7 @@ import structlog
 from relax_actors.data.model_folder import MoeFacts
 from relax_actors.engines.protocols.server import ServerRecord
 from relax_actors.engines.sglang.media_reference import MediaReferences
-from relax_actors.engines.sglang.row_streams import RowStreams
-from relax_actors.engines.sglang.sample_limit import SampleLimit
+from relax_actors.engines.sglang.row_streams import RowStreams, SampleLimit
 from relax_actors.engines.sglang.server import Server, ServerGoneError, ServerRoom
 from relax_actors.errors import ActorError, EngineError
 

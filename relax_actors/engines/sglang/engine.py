@@ -26,12 +26,11 @@ from relax_actors.engines.protocols.inference import (
     no_more_requests,
 )
 from relax_actors.engines.protocols.server import ServerRecord
-from relax_actors.engines.sglang.active_rows import ActiveRows
-from relax_actors.engines.sglang.checkpoint_names import to_checkpoint_names
 from relax_actors.engines.sglang.connection import ServerConnection, SglangSettings
+from relax_actors.engines.sglang.partial_sample import ActiveRows
 from relax_actors.engines.sglang.row_streams import cancel_all, wait_for_first
 from relax_actors.engines.sglang.server import Server, ServerGoneError
-from relax_actors.engines.sglang.weight_loaders import StagedWeights, WeightLoader
+from relax_actors.engines.sglang.weight_loaders import StagedWeights, WeightLoader, to_checkpoint_names
 from relax_actors.errors import ActorError, ConfigError, EngineError, StoreError
 from relax_actors.weights import files as weights
 from relax_actors.weights.host_copy import HostCopy

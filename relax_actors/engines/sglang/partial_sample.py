@@ -6,6 +6,7 @@ sampled it.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,12 +17,11 @@ from relax_actors.data.model_folder import MoeFacts
 from relax_actors.engines.protocols.inference import Generation, GenerationRequest
 from relax_actors.engines.protocols.stop_strings import START
 from relax_actors.engines.protocols.watch import Watch
-from relax_actors.engines.sglang.experts import routed_experts
-from relax_actors.engines.sglang.media_reference import RequestMedia
+from relax_actors.engines.sglang.media_reference import MediaReferences, RequestMedia
 from relax_actors.engines.sglang.server_arguments import stream_interval
 from relax_actors.errors import ActorError, EngineError
 from relax_actors.messages import FinishReason
-from relax_actors.messages.experts import MISSING
+from relax_actors.messages.experts import MISSING, invalid_reason
 
 GREEDY_TOP_P = 1e-6
 """Keeps only the most likely token, and reports its log-prob at the request's temperature."""
@@ -251,3 +251,77 @@ class PartialSample:
             self.finish_reason,
             self._experts,
         )
+
+
+def routed_experts(text: str, tokens: int, moe: MoeFacts) -> NDArray[Any]:
+    """Decode the chosen experts, `[tokens, layers, experts_of_token] int16`.
+
+    Args:
+        text: `meta_info["routed_experts"]` of an answer: base64 of int32.
+        tokens: number of tokens of prompt and completion without the last one, which no layer has read.
+        moe: of the model.
+
+    Raises:
+        EngineError: the shape is wrong, or no router of the model can have chosen these experts.
+    """
+    # SGLang reports all layers, including those without experts.
+    shape = tokens, moe.layers + len(moe.without), moe.experts_of_token
+    try:
+        found = np.frombuffer(base64.b64decode(text, validate=True), "<i4").reshape(shape)
+    except ValueError as error:
+        msg = f"a server sent routed experts that are not {list(shape)}: {error}"
+        raise EngineError(msg) from error
+    found = np.delete(found, moe.without, 1).astype(np.int16)
+    if why := invalid_reason(found, moe.experts):
+        msg = f"a server sent routed experts that are not valid: {why}"
+        raise EngineError(msg)
+    return found
+
+
+class ActiveRows:
+    """Requests with the samples generated so far.
+
+    Args:
+        moe: of the model, if its chosen experts are recorded.
+        media: makes the references to media of prompts; None for a model that reads text only.
+    """
+
+    def __init__(self, moe: MoeFacts | None = None, media: MediaReferences | None = None) -> None:
+        self._moe, self._media = moe, media
+        self._added = self._finished_tokens = 0
+        self._watched: dict[int, Watch] = {}
+        self.active: dict[int, list[PartialSample]] = {}
+        """Samples of each row that was not returned yet."""
+
+    def add(self, requests: Sequence[GenerationRequest]) -> None:
+        """Add rows."""
+        for request in requests:
+            media = None if self._media is None else self._media.of(request.tokens, request.media)
+            self.active[self._added] = [PartialSample(request, i, self._moe, media) for i in range(request.samples)]
+            if request.watch is not None:
+                self._watched[self._added] = request.watch
+            self._added += 1
+
+    @property
+    def samples(self) -> list[PartialSample]:
+        """Samples of all active rows."""
+        return [sample for group in self.active.values() for sample in group]
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens generated for all rows, active and finished."""
+        return self._finished_tokens + sum(map(len, self.samples))
+
+    def inform(self) -> list[int]:
+        """Show new tokens to the watches of rows; return the rows that nobody waits for."""
+        for i, watch in self._watched.items():
+            if watch.wants_tokens:
+                self.active[i][0].inform(watch)
+        return [i for i, watch in self._watched.items() if watch.is_cancelled]
+
+    def finish(self, i: int) -> tuple[int, list[Generation]]:
+        """Remove row `i`, all of whose samples have ended; return its number and its samples."""
+        group = self.active.pop(i)
+        self._watched.pop(i, None)
+        self._finished_tokens += sum(map(len, group))
+        return i, [sample.result() for sample in group]

@@ -45,11 +45,7 @@ class ServerRoom:
 
 
 class Server:
-    """Client of one server.
-
-    Args:
-        record: address and key of the server.
-    """
+    """Client of one server."""
 
     def __init__(self, record: ServerRecord) -> None:
         self.record = record

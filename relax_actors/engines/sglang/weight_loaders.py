@@ -6,7 +6,7 @@ Staged weights are kept until newer ones are served, because a restarted server 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -97,9 +97,6 @@ class TensorLoader:
     """Sends pickled tensors in the request; see `WeightLoader`.
 
     Only for servers that the run started.
-
-    Args:
-        ranks: number of ranks of the server.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -124,11 +121,7 @@ class TensorLoader:
 
 
 class BroadcastLoader:
-    """Broadcasts tensors to a server that the run started on this machine; see `WeightLoader`.
-
-    Args:
-        ranks: number of ranks of the server.
-    """
+    """Broadcasts tensors to a server that the run started on this machine; see `WeightLoader`."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
@@ -160,3 +153,39 @@ class BroadcastLoader:
         """Leave the group and release all copies."""
         self.close_group()
         self._tensors.clear()
+
+
+_GATE_UP, _DOWN = ".mlp.experts.gate_up_proj", ".mlp.experts.down_proj"
+
+
+def to_checkpoint_names(tensors: Mapping[str, Tensor], prefixes: Sequence[tuple[str, str]] = ()) -> dict[str, Tensor]:
+    """Return weights by the names that SGLang expects, without copies.
+
+    Args:
+        tensors: by the names in transformers. Experts are one tensor per layer (`gate_up_proj` `[experts, 2 * width,
+            hidden]`, `down_proj` `[experts, hidden, width]`), or have tensors of their own already.
+        prefixes: see `ServedFamily`.
+    """
+    return {_renamed(name, prefixes): part for item in tensors.items() for name, part in _split_experts(*item)}
+
+
+def _renamed(name: str, prefixes: Sequence[tuple[str, str]]) -> str:
+    for before, after in prefixes:
+        if name.startswith(before):
+            return after + name.removeprefix(before)
+    return name
+
+
+def _split_experts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Split the experts of a layer, which transformers 5 holds as one tensor.
+
+    SGLang ignores that name with only a line in its log; in a checkpoint each expert has tensors of its own.
+    """
+    for ending, parts in ((_GATE_UP, ("gate", "up")), (_DOWN, ("down",))):
+        if name.endswith(ending):
+            prefix = name[: name.rindex(".") + 1]
+            for number, expert in enumerate(tensor):
+                for part, piece in zip(parts, expert.chunk(len(parts)), strict=True):
+                    yield f"{prefix}{number}.{part}_proj.weight", piece
+            return
+    yield name, tensor

@@ -16,12 +16,7 @@ Begin = Callable[[str], GrammarState]
 
 
 class BatchGrammars:
-    """States of the samples of a batch, by their numbers; false if no sample has a grammar.
-
-    Args:
-        requests: the requests, whose samples are numbered in order.
-        begin: compiles grammars.
-    """
+    """States of the samples of a batch, by their numbers; false if no sample has a grammar."""
 
     def __init__(self, requests: Sequence[GenerationRequest], begin: Begin) -> None:
         self._states: list[GrammarState | None] = []

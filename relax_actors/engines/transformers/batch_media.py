@@ -37,13 +37,7 @@ class Reading:
 
 
 class BatchMedia:
-    """Media of the requests of a lockstep batch.
-
-    Args:
-        family: family of the model.
-        requests: requests of the batch.
-        device: torch device.
-    """
+    """Media of the requests of a lockstep batch."""
 
     def __init__(self, family: Family, requests: Sequence[GenerationRequest], device: torch.device) -> None:
         self._family, self._requests, self._device = family, requests, device

@@ -17,9 +17,6 @@ class ExpertRecorder:
     """Records, for each token, the experts in the forward pass that sampled the next token.
 
     A prefill with newer weights does not change what is recorded for earlier tokens.
-
-    Args:
-        samples: number of samples of each prompt.
     """
 
     def __init__(self, samples: Sequence[int]) -> None:

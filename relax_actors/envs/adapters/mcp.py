@@ -22,12 +22,7 @@ OPEN_SECONDS = 30.0
 
 
 class McpTool(Tool):
-    """Tool of an MCP server.
-
-    Args:
-        client: connected client of the server.
-        described: the tool as the server lists it.
-    """
+    """Tool of an MCP server."""
 
     def __init__(self, client: Any, described: Any) -> None:
         self.name, self._client = described.name, client

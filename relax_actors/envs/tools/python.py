@@ -26,12 +26,6 @@ def run_python(code: str) -> str:
 def run_code(code: str, limits: Limits, sandbox: Kind, image: str) -> Ended:
     """Run a Python program in a sandbox, or without one.
 
-    Args:
-        code: the program.
-        limits: its limits.
-        sandbox: kind of the sandbox.
-        image: image of a container.
-
     Raises:
         EnvironmentFaultError: the container engine failed.
     """

@@ -29,11 +29,7 @@ class Sink(Protocol):
 
 
 class KnownNames:
-    """The first names of a series of names, so that their number is bounded.
-
-    Args:
-        limit: number of names.
-    """
+    """The first names of a series of names, so that their number is bounded."""
 
     def __init__(self, limit: int = 1000) -> None:
         self._limit = limit

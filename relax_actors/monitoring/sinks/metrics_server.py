@@ -8,7 +8,6 @@ have its own name resolve to 127.0.0.1, and would then read the answer.
 from __future__ import annotations
 
 import io
-import ipaddress
 import socket
 import threading
 import time
@@ -17,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
 
+from relax_actors.config.gateway import is_loopback
 from relax_actors.errors import ConfigError
 
 MAX_SECONDS, MAX_REQUEST, MAX_CLIENTS = 5.0, 16 << 10, 16
@@ -45,7 +45,7 @@ class MetricsServer(ThreadingHTTPServer):
             (self.address_family, *_, address), *_ = socket.getaddrinfo(
                 host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )
-            if not self.is_public and not _is_loopback(str(address[0])):
+            if not self.is_public and not is_loopback(str(address[0])):
                 msg = (
                     f"--sink prometheus={target}: {host} is no loopback address, and everybody who reaches it may read "
                     f"the metrics; write prometheus={PUBLIC}{target} if that is wanted, or prometheus={port}"
@@ -82,7 +82,7 @@ class MetricsServer(ThreadingHTTPServer):
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:
             return False
-        return name == "localhost" or _is_loopback(name)
+        return is_loopback(name)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -146,10 +146,3 @@ def _parsed(target: str) -> tuple[str, int, bool]:
         msg = f"--sink prometheus={target}: {port!r} is no port number; write prometheus=9108, or host:port"
         raise ConfigError(msg)
     return host.strip("[]") or "127.0.0.1", int(port), target.startswith(PUBLIC)
-
-
-def _is_loopback(name: str) -> bool:
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False

@@ -12,11 +12,15 @@ from typing import Any
 
 import httpx
 
-from relax_actors.serving.session_client import SessionClient, SessionGoneError
-from relax_actors.serving.verifiers.example import VerifiersEnvironment, VerifiersError
+from relax_actors.serving.agent_worker import AgentStuckError, AgentWorker
+from relax_actors.serving.session_client import AgentResult, AgentTask, SessionClient, SessionGoneError
+from relax_actors.serving.verifiers.example import VerifiersEnvironment, VerifiersError, example_of
 from relax_actors.serving.verifiers.legacy import LegacyEnvironment
 from relax_actors.serving.verifiers.tasksets import TasksetEnvironment
-from relax_actors.serving.verifiers.worker import Worker
+
+LEASE_SECONDS = 60.0
+SHOWN = 1000
+"""Characters of an error."""
 
 
 def _options(text: str) -> dict[str, Any]:
@@ -72,14 +76,25 @@ def _write(environment: VerifiersEnvironment, path: Path, split: str, limit: int
 async def _work(environment: VerifiersEnvironment, given: argparse.Namespace) -> str:
     """Work, and return why the worker stopped if it is an error."""
     client = SessionClient(given.url, given.token_file.read_text().split()[0])
-    worker, why = Worker(environment, client, given.concurrency), ""
+    why = ""
+
+    async def agent(task: AgentTask) -> AgentResult:
+        return await environment.run(example_of(environment, task), task)
+
+    def on_failure(task: AgentTask, error: str) -> None:
+        sys.stderr.write(f"{task.session}: {error[:SHOWN]}\n")
+
+    worker = AgentWorker(client, agent, given.concurrency, LEASE_SECONDS, on_failure)
     try:
         await worker.run(given.patience)
+    except AgentStuckError as error:
+        why = str(error)
     except SessionGoneError as error:
         why = f"the gateway refuses to give out samples: {error}"
     except httpx.TransportError as error:
         why = f"the gateway {given.url} does not answer: {error}"
     finally:
+        await environment.close()
         await client.close()
     sys.stdout.write(f"{worker.done} samples, {worker.failed} failed\n")
     return why

@@ -17,10 +17,6 @@ EMPTY = "EmptyModelResponseError"
 class LegacyEnvironment:
     """A `vf.Environment`.
 
-    Args:
-        name: name of the environment, as `vf.load_environment` takes it.
-        options: its arguments.
-
     Raises:
         VerifiersError: the verifiers that is installed has no such environments.
     """

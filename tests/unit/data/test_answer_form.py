@@ -17,12 +17,13 @@ from relax_actors.data.answer_form import Form, Thinking, grammar_of
 from relax_actors.data.grammar import GrammarError, Grammars
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.data.tool_call import ToolCall, ToolFormat, format_of
-from relax_actors.data.tool_calls import parse_answer, write_calls
+from relax_actors.data.tool_calls import parse_answer
 from relax_actors.errors import ConfigError, RowError
 from relax_actors.messages.generate import MAX_GRAMMAR
 from tests.support.chat_folder import make_chat_folder, make_word_folder
 from tests.support.chat_templates import MISTRAL
 from tests.support.scripted_policy import TEMPLATE
+from tests.support.tool_calls import write_calls
 
 BOOLEAN = {"$ref": "#/$defs/flag"}
 MULTIPLY = {

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from relax_actors.data.tool_call import ToolCall, ToolFormat, format_of
 from relax_actors.data.tool_call_parsers import MAX_CALLS
-from relax_actors.data.tool_calls import parse_answer, split_reasoning, write_calls
+from relax_actors.data.tool_calls import parse_answer, split_reasoning
+from tests.support.tool_calls import write_calls
 
 TEXT = {"type": "string"}
 TOOLS = [

@@ -11,11 +11,10 @@ import pytest
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.messages.generate import GenerateCall, Refusal
 from relax_actors.messages.session_log import ROOT, Turn
-from relax_actors.sessions.continuations import Continuation, Continuations
+from relax_actors.sessions.continuations import Continuation, Continuations, conversation_keys
 from relax_actors.sessions.dialogue import Dialogue
 from relax_actors.sessions.forest import Forest
 from relax_actors.sessions.service import Refused
-from relax_actors.sessions.states import conversation_keys
 from tests.support.chat_folder import make_chat_folder
 
 TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>"

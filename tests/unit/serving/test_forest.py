@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relax_actors.messages.session_log import ROOT, Turn
+from relax_actors.sessions.continuations import conversation_keys
 from relax_actors.sessions.forest import Forest
-from relax_actors.sessions.states import conversation_keys
 
 USER = {"role": "user", "content": "hello"}
 

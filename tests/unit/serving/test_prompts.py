@@ -11,10 +11,9 @@ from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.messages.generate import GenerateCall
 from relax_actors.messages.session_log import ROOT, Turn
 from relax_actors.sessions.agent_turns import asked_key
-from relax_actors.sessions.continuations import Continuation
+from relax_actors.sessions.continuations import Continuation, Prompts
 from relax_actors.sessions.dialogue import Dialogue
 from relax_actors.sessions.forest import Forest
-from relax_actors.sessions.prompts import Prompts
 from tests.support.chat_folder import make_chat_folder
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"

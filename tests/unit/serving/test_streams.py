@@ -21,8 +21,8 @@ from relax_actors.data.tool_call import ToolFormat
 from relax_actors.data.tool_calls import parse_answer
 from relax_actors.serving import event_stream
 from relax_actors.serving.answers import Limits
+from relax_actors.serving.live import visible
 from relax_actors.serving.tokens import session_token
-from relax_actors.serving.visible_text import visible
 from relax_actors.sessions.dialogue import answer_message
 from tests.support.running import wait_until
 from tests.support.scripted_policy import SECRET, TOKEN, ScriptedPolicy, serve

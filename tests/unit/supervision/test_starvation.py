@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from relax_actors.supervision.starvation import Starvation
+from relax_actors.supervision.broker_health import Starvation
 from tests.support.running import wait_until
 
 PID = 7
