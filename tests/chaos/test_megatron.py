@@ -55,7 +55,7 @@ def rank_of(run: Run, rank: int, role: str = "trainer") -> int | None:
             command = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
         except OSError:
             continue
-        if "relax_actors.engines.megatron.mcore.rank" in command and command[-3:-1] == [role, str(rank)]:
+        if "relax_actors.engines.ranks.rank" in command and command[-3:-1] == [role, str(rank)]:
             return pid
     return None
 

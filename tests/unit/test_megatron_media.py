@@ -12,11 +12,11 @@ from transformers import AutoModelForMultimodalLM
 
 from relax_actors.config import Config
 from relax_actors.config.training import MegatronSection
-from relax_actors.engines.megatron import wire
 from relax_actors.engines.megatron.layout import Layout
-from relax_actors.engines.megatron.rpc import pack_samples, unpack_samples
 from relax_actors.engines.protocols import PromptMedia, TrainSample, train
 from relax_actors.engines.protocols.media import MediaItem
+from relax_actors.engines.ranks import wire
+from relax_actors.engines.ranks.rpc import pack_samples, unpack_samples
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.engines.torch.scorer import TorchScorer
