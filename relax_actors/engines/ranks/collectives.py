@@ -54,15 +54,23 @@ def use_gpu(number: int) -> None:
 
 
 def join(rank: int, ranks: int, store: Store, device: torch.device) -> None:
-    """Join the other ranks. The default process group is that of the device; messages go over gloo.
+    """Join the other ranks, unless this process has done so; messages among them use gloo on every device.
 
     Args:
         rank: number of this process.
         ranks: number of all of them.
         store: rendezvous of the ranks.
         device: device that this rank computes on.
+
+    Raises:
+        ConfigError: this process is one of another number of ranks.
     """
     global _gloo_group  # noqa: PLW0603 torch's default process group is global as well
+    if distributed.is_initialized():
+        if (others := distributed.get_world_size()) != ranks:
+            msg = f"this process is one of {others} ranks already; start {ranks} in separate processes"
+            raise ConfigError(msg)
+        return
     # By default gloo takes the address of the host name, which may not resolve to a reachable one.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     backend, own = ("nccl", device) if device.type == "cuda" else ("gloo", None)

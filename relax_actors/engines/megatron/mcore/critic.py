@@ -125,7 +125,7 @@ class MegatronCritic:
         """Return the fingerprint of the weights, on rank 0; other ranks return an empty string."""
         if self._fingerprint is None:
             tensors = dict(self._weights.gather())
-            self._fingerprint = weights.fingerprint(tensors.items()) if self._rank == 0 else ""
+            self._fingerprint = weights.fingerprint(tensors) if self._rank == 0 else ""
         return self._fingerprint
 
     def save(self, folder: Path) -> None:
