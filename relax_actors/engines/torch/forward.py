@@ -72,7 +72,9 @@ class Forward:
         """
         self.prepare_critic(model)
         text = None if self._family is not None else partial(self._hidden_states, model)
-        with torch.no_grad():
+        # Ranks gather layers in the dtype of the computation.
+        casts = self._dtype != torch.float32 and not self._sharding.is_whole
+        with torch.no_grad(), torch.autocast(self.device.type, self._dtype, enabled=casts):
             self._head_form = self._sharding.within(model, partial(HeadForm.of, model, text))
         return model
 
