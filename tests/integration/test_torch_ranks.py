@@ -28,8 +28,8 @@ from tests.support.batches import answers, batch_of, parts_of, routed
 from tests.support.media_batches import media_batch
 from tests.support.models import QWEN3, qwen3_moe, request_of
 from tests.support.tiny_media_models import architecture_of
-from tests.support.torch_ranks import begun, nothing, ranks_config, ranks_of, trained
-from tests.support.trained_engines import max_difference, weights_of
+from tests.support.torch_ranks import nothing, ranks_config, ranks_of, trained
+from tests.support.trained_engines import max_difference, started, weights_of
 
 UNTIED = QWEN3 | {"tie_word_embeddings": False}
 MOE = qwen3_moe(QWEN3)
@@ -82,7 +82,7 @@ def assert_close(one: Figures, other: Figures) -> None:
 
 def test_two_ranks_train_and_score_what_one_process_does(pair: Pair, tmp_path: Path) -> None:
     both = []
-    for engine in (begun(pair.ranks), begun(pair.alone())):
+    for engine in (started(pair.ranks), started(pair.alone())):
         scored = engine.score(replayed(9), nothing)
         figures = trained(engine, batches=replayed), weights_of(engine, tmp_path / f"{len(both)}")
         both.append((figures, scored))
@@ -94,7 +94,7 @@ def test_two_ranks_train_and_score_what_one_process_does(pair: Pair, tmp_path: P
 def test_two_ranks_give_the_same_bits_after_discarded_rows(pair: Pair) -> None:
     prints = []
     for discards in (False, True, False):
-        engine = begun(pair.ranks)
+        engine = started(pair.ranks)
         for step in range(2):
             for _ in range(2 if discards else 1):
                 engine.discard()
@@ -106,7 +106,7 @@ def test_two_ranks_give_the_same_bits_after_discarded_rows(pair: Pair) -> None:
 
 
 def test_a_checkpoint_of_two_ranks_goes_on_with_two_and_with_one(pair: Pair, tmp_path: Path) -> None:
-    engine, alone = begun(pair.ranks), pair.alone()
+    engine, alone = started(pair.ranks), pair.alone()
     trained(engine, range(2), replayed)
     now, later, back = (tmp_path / name for name in ("now", "later", "back"))
     for folder in (now, later, back):
@@ -131,7 +131,7 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_two_and_with_one(pair: Pair, tmp
 
 
 def test_two_ranks_publish_and_export_whole_weights(pair: Pair, tmp_path: Path) -> None:
-    engine = begun(pair.ranks)
+    engine = started(pair.ranks)
     path, folder = tmp_path / "published", tmp_path / "model"
     assert engine.publish(path) == engine.fingerprint() == weights.fingerprint(weights.load([path]))
     engine.export(folder)
@@ -140,7 +140,7 @@ def test_two_ranks_publish_and_export_whole_weights(pair: Pair, tmp_path: Path) 
 
 
 def test_an_error_of_all_ranks_leaves_them_usable(pair: Pair, tmp_path: Path) -> None:
-    engine = begun(pair.ranks)
+    engine = started(pair.ranks)
     before = engine.fingerprint()
     tokens = np.ones(60, np.int32)
     with pytest.raises(ValueError, match="holds at most 40"):
@@ -155,7 +155,7 @@ def test_an_error_of_all_ranks_leaves_them_usable(pair: Pair, tmp_path: Path) ->
 
 def test_fewer_sequences_than_ranks_train(pair: Pair, tmp_path: Path) -> None:
     both = []
-    for engine in (begun(pair.ranks), begun(pair.alone())):
+    for engine in (started(pair.ranks), started(pair.alone())):
         metrics = trained(engine, range(1), lambda step: batch_of(step, samples=4)[:1])
         both.append((metrics, weights_of(engine, tmp_path / f"{len(both)}")))
     assert_close(*both)
@@ -195,7 +195,7 @@ def test_ranks_in_half_precision_train_what_one_process_trains(tmp_path: Path) -
     for ranks in (1, 2):
         config = ranks_config(tmp_path / str(ranks), QWEN3, ranks, precision="bfloat16")
         with ranks_of(config) as engine:
-            metrics = trained(begun(engine))
+            metrics = trained(started(engine))
             engine.remember()
             train(engine, batch_of(7), 7, nothing)
             delta = engine.delta()
@@ -219,7 +219,7 @@ def test_two_ranks_train_media_that_one_of_them_does_not_have(tmp_path: Path, mo
         samples = media_batch(config)
         mixed = [*samples[:2], *(replace(sample, row=sample.row + 100) for sample in batch_of(3))]
         with ranks_of(config) as engine:
-            begun(engine)
+            started(engine)
             metrics = [dict(train(engine, batch, step, nothing).metrics) for step, batch in enumerate((samples, mixed))]
             found.append((metrics, weights_of(engine, tmp_path / f"weights{ranks}")))
     assert_close(found[1], found[0])
@@ -261,7 +261,7 @@ def test_a_checkpoint_goes_on_with_another_number_of_ranks(tmp_path: Path, ranks
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     with ranks_of(ranks_config(tmp_path / "2", UNTIED, 2)) as engine:
-        trained(begun(engine), range(2))
+        trained(started(engine), range(2))
         engine.save(folder)
         expected = trained(engine, range(2, 4)), weights_of(engine, tmp_path / "expected")
     with ranks_of(ranks_config(tmp_path / "other", UNTIED, ranks)) as engine:
@@ -274,7 +274,7 @@ def test_a_killed_rank_ends_the_call_and_the_others(tmp_path: Path) -> None:
     ended: list[tuple[int, int]] = []
     group = TrainerGroup(ranks_config(tmp_path, QWEN3, 2), lambda *end: ended.append(end))
     try:
-        begun(group)
+        started(group)
         os.kill(group.pids[1], signal.SIGKILL)
         with pytest.raises(RankError, match="rank 1"):
             train(group, batch_of(0), 0, nothing)
@@ -289,7 +289,7 @@ def test_ranks_train_and_save_without_pickle(tmp_path: Path, monkeypatch: pytest
     with ranks_of(ranks_config(tmp_path, QWEN3, 2)) as engine:
         folder = tmp_path / "checkpoint"
         folder.mkdir()
-        trained(begun(engine))
+        trained(started(engine))
         engine.save(folder)
         engine.load(folder)
         engine.publish(tmp_path / "weights")

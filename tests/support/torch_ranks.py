@@ -13,7 +13,6 @@ from relax_actors.engines.ranks.group import TrainerGroup
 from relax_actors.engines.torch.engine import TorchEngine
 from tests.support.batches import batch_of
 from tests.support.models import config_of
-from tests.support.trained_engines import started
 
 STEPS = 3
 KL = {"kl": {"place": "loss", "coefficient": 0.1}}
@@ -49,8 +48,3 @@ def ranks_of(config: Config) -> Iterator[Any]:
 def trained(engine: Any, steps: range = range(STEPS), batches: Batches = batch_of) -> list[dict[str, float]]:
     """Take steps, and return their metrics."""
     return [dict(train(engine, batches(step), step, nothing).metrics) for step in steps]
-
-
-def begun(engine: Any) -> Any:
-    """Start an engine from random weights."""
-    return started(engine)

@@ -133,18 +133,20 @@ class TorchEngine:
         """Create a new optimizer, and the reference of the KL if the trainer computes it; see `TrainingEngine`."""
         self._trained.reset()
         if self._config.computes_reference:
-            reference = self._new_reference()
+            reference = self._built_reference()
             with torch.no_grad():
                 for kept, trained in zip(reference.parameters(), self._model.parameters(), strict=True):
                     kept.copy_(trained)
                 for kept, trained in zip(reference.buffers(), self._model.buffers(), strict=True):
                     kept.copy_(trained)
 
-    def _new_reference(self) -> PreTrainedModel:
-        reference = self._sharding.build(partial(self._make, None), self._family)
-        reference.requires_grad_(False)
-        self._reference = self._forward.prepare(reference)
-        return reference
+    def _built_reference(self) -> PreTrainedModel:
+        """Return the reference, with any weights."""
+        if self._reference is None:
+            reference = self._sharding.build(partial(self._make, None), self._family)
+            reference.requires_grad_(False)
+            self._reference = self._forward.prepare(reference)
+        return self._reference
 
     def accumulate(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> None:
         """Accumulate the gradients of sequences, or keep them until `step` if the loss needs the whole step."""
@@ -276,7 +278,7 @@ class TorchEngine:
         self._coefficients.restore(coefficient_tensors.from_tensors(weights.load([folder / coefficient_tensors.FILE])))
         self._encoder.invalidate()
         if (folder / REFERENCE).exists():
-            copy_into(self._new_reference(), weights.load([folder / REFERENCE]), "reference")
+            copy_into(self._built_reference(), weights.load([folder / REFERENCE]), "reference")
 
     def export(self, folder: Path) -> None:
         """Write a model folder; see `WeightProducer`."""

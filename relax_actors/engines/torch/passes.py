@@ -128,9 +128,7 @@ class Passes:
 
     def _scored(self, batch: MicroBatch, *, entropies: bool, ids: Tensor | None = None) -> ScoredTokens:
         """Compute log-probs of the trained tokens, and their entropies and log-probs of other tokens if asked for."""
-        return self._forward.score_trained(
-            self._model, batch, entropies=entropies, ids=ids, routers=self._routers
-        )
+        return self._forward.score_trained(self._model, batch, entropies=entropies, ids=ids, routers=self._routers)
 
     def _padded(self, batch: MicroBatch, arrays: Sequence[NDArray[Any]]) -> Tensor:
         return self._forward.padded(arrays, batch.width)
