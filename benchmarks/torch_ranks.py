@@ -21,8 +21,10 @@ from typing import Any
 from recompute import sequences
 from training_workload import DENSE, config_of
 
-from relax_actors.engines.protocols import TrainingEngine, train
+from relax_actors.engines.protocols import train
 from relax_actors.engines.protocols.footprint import TRAINED_BYTES
+from relax_actors.engines.ranks.group import TrainerGroup
+from relax_actors.engines.torch.engine import TorchEngine
 
 STEPS, LENGTH = 3, 64
 MIB = 1 << 20
@@ -39,20 +41,14 @@ def forget_peak(process: int) -> None:
     Path(f"/proc/{process}/clear_refs").write_text("5")
 
 
-def start(ranks: int, folder: Path, shape: dict[str, Any], tokens: int) -> tuple[TrainingEngine, list[int]]:
+def start(ranks: int, folder: Path, shape: dict[str, Any], tokens: int) -> tuple[Any, list[int]]:
     """Start the engine; returns it with its processes."""
     settings = {"torch": {"ranks": ranks}, "max_tokens_per_microbatch": tokens}
     config = config_of(folder, DENSE | shape, **settings)
-    engine: Any
     if ranks == 1:
-        from relax_actors.engines.torch.engine import TorchEngine  # noqa: PLC0415 the actor of ranks imports no torch
-
-        engine = TorchEngine(config)
-        return engine, [os.getpid()]
-    from relax_actors.engines.ranks.group import TrainerGroup  # noqa: PLC0415 as above
-
-    engine = TrainerGroup(config)
-    return engine, engine.pids
+        return TorchEngine(config), [os.getpid()]
+    group = TrainerGroup(config)
+    return group, group.pids
 
 
 def measure(ranks: int, chosen: argparse.Namespace) -> dict[str, Any]:
@@ -75,6 +71,8 @@ def measure(ranks: int, chosen: argparse.Namespace) -> dict[str, Any]:
         engine.publish(published)
         stepping = max(map(peak, processes))
         state = published.stat().st_size / 4 * TRAINED_BYTES / ranks / MIB  # published weights are in float32
+        if ranks > 1:
+            engine.close()
     return {
         "starting": starting,
         "stepping": stepping,
