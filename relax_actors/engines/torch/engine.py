@@ -135,10 +135,9 @@ class TorchEngine:
         if self._config.computes_reference:
             reference = self._built_reference()
             with torch.no_grad():
-                for kept, trained in zip(reference.parameters(), self._model.parameters(), strict=True):
-                    kept.copy_(trained)
-                for kept, trained in zip(reference.buffers(), self._model.buffers(), strict=True):
-                    kept.copy_(trained)
+                trained = self._model.state_dict(keep_vars=True)
+                for name, weight in reference.state_dict(keep_vars=True).items():
+                    weight.copy_(trained[name])
 
     def _built_reference(self) -> PreTrainedModel:
         """Return the reference, with any weights."""

@@ -248,7 +248,7 @@ def _without_memory() -> Iterator[None]:
             return parameter
         return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
 
-    handle = register_module_parameter_registration_hook(to_meta)
+    handle = register_module_parameter_registration_hook(to_meta)  # type: ignore[arg-type]  # it may return one
     try:
         yield
     finally:

@@ -174,15 +174,11 @@ def copy_into(model: PreTrainedModel, tensors: Mapping[str, Tensor], source: str
     known = _check_names(model, tensors, source)
     for name, tensor in tensors.items():
         _check_shape(name, tensor, known[name], source)
-        if is_shared(known[name]):
-            known[name].to_local().copy_(tensor[own_rows(known[name])])  # type: ignore[operator]
+        own: Any = known[name]
+        if hasattr(own, "device_mesh"):  # ranks share it; its class is not imported, which takes long
+            own.to_local().copy_(tensor[own_rows(own)])
         else:
-            known[name].copy_(tensor)
-
-
-def is_shared(tensor: Tensor) -> bool:
-    """Whether ranks share the rows of a tensor; its class is not imported, which takes half a second."""
-    return hasattr(tensor, "device_mesh")
+            own.copy_(tensor)
 
 
 def own_rows(tensor: Any) -> slice:

@@ -86,7 +86,7 @@ class Passes:
         self, objective: StepObjective, parts: Sequence[Sequence[TrainSample]], progress: Callable[[], None]
     ) -> Records:
         """Run the forward pass before the backward passes, in the same micro-batches."""
-        found, start = Records(), 0
+        found, nothing, start = Records(), Records(), 0
 
         def record_batch(part: Sequence[TrainSample], plan: MicroBatchPlan) -> Records:
             batch, chosen = self._forward.micro_batch(part, plan), [part[index] for index in plan.indices]
@@ -96,7 +96,7 @@ class Passes:
 
         for part in parts:
             for plan in self._forward.plan(part, self._max_tokens):
-                found |= self._forward.without_loss(self._model, plan, partial(record_batch, part), {})
+                found |= self._forward.without_loss(self._model, plan, partial(record_batch, part), nothing)
                 progress()
             start += len(part)
         if self._routers is not None:
