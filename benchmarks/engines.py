@@ -115,7 +115,7 @@ def main() -> None:
         model = build(config.model_path, seed=0)
         shard = Path(scratch) / "model.safetensors"
         weights.save(tensors_of(model), shard)
-        print_of = weights.fingerprint(tensors_of(model).items())
+        print_of = weights.fingerprint(tensors_of(model))
         with server_of(config) as record:
             length = measure(config.model_path).context_length
             loader = DiskLoader(Path(scratch) / "weights")

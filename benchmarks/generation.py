@@ -65,7 +65,7 @@ def main() -> None:
         engine = TransformersEngine(folder)
         shard = folder / "model.safetensors"
         weights.save(tensors_of(model), shard)
-        engine.load(0, weights.fingerprint(tensors_of(model).items()), [shard])
+        engine.load(0, weights.fingerprint(tensors_of(model)), [shard])
         prompts = np.random.default_rng(0).integers(0, 100, (PROMPTS, LENGTH)).astype(np.int32)
         never: frozenset[int] = frozenset()
         requests = [GenerationRequest(p, i, SAMPLES, 1.0, 1.0, options.tokens, never) for i, p in enumerate(prompts)]

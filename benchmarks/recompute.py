@@ -27,11 +27,11 @@ WAYS = ("none", "full")
 LENGTH = 512
 
 
-def sequences(tokens: int) -> list[TrainSample]:
-    """Draw sequences of `LENGTH` tokens or fewer, `tokens` in all."""
+def sequences(tokens: int, length: int = LENGTH) -> list[TrainSample]:
+    """Draw sequences of `length` tokens or fewer, `tokens` in all."""
     random, samples = np.random.default_rng(0), []
-    for begin in range(0, tokens, LENGTH):
-        ids = random.integers(0, VOCABULARY, min(LENGTH, tokens - begin), dtype=np.int32)
+    for begin in range(0, tokens, length):
+        ids = random.integers(0, VOCABULARY, min(length, tokens - begin), dtype=np.int32)
         sample = TrainSample.of_completion(ids[:8], ids[8:])
         old, advantages = np.full(len(ids), -6.0, np.float32), np.full(len(ids), random.normal(), np.float32)
         samples.append(replace(sample, logprobs=old, advantages=advantages, row=begin))

@@ -180,7 +180,7 @@ def measure(folder: Path, layers: int, rate: str, steps: int) -> dict[str, Any]:
         pauses.append(1000 * pause)
         sizes = [path.stat().st_size for path in (whole, delta)]
         found |= {"whole_bytes": sizes[0], "delta_bytes": sizes[1], "share": sizes[1] / sizes[0]}
-        if weights.fingerprint(tensors_of(rollout.model).items()) != fingerprint:
+        if weights.fingerprint(tensors_of(rollout.model)) != fingerprint:
             sys.exit(f"at rate {rate}, step {step}: the serving model differs from the trained model")
     memory.close()
     return found | {"pause_ms": max(pauses)}

@@ -178,6 +178,10 @@ ENGINES = (
             "trainer.device=cpu",
         ),
     ),
+    Case(
+        "weights in the memory of torch's ranks",
+        ("trainer.torch.ranks=2", "weights.transport=torch", "trainer.device=cpu"),
+    ),
     Case("a reference that nothing reads", ("roles.reference.replicas=1",)),
     Case("log-probs that nothing reads", ("roles.actor_fwd.replicas=1",)),
     Case("log-probs that nothing computes", ("algorithm.proximal=actor_fwd",)),

@@ -63,6 +63,35 @@ def steps_megatron(place: Place) -> Figures:
     return steps(place, "megatron")
 
 
+@check("ranks_torch", seconds=240)
+def ranks_torch(place: Place) -> Figures:
+    """Steps of a rank that shares and offloads its model (FSDP2, NCCL) equal those of a whole model on the device."""
+    place.require_gpu()  # tests compare ranks on CPUs
+    figures: Figures = {}
+    for precision, limit in LIMITS.items():
+        sides = []
+        for name, offload in (("whole", False), ("shared", True)):
+            torch.cuda.reset_peak_memory_stats()
+            folder, section = f"{name}-{precision}", {"offload": offload}
+            sides.append(trained(place, folder, place.device, TINY, precision=precision, torch=section))
+            figures[f"{name}_peak_mib_{precision}"] = torch.cuda.max_memory_allocated() / 2**20
+        for key in ("loss", "grad_norm"):
+            scale = max(abs(one[key]) for one in sides[0])
+            worst = max(abs(one[key] - other[key]) for one, other in zip(*sides, strict=True)) / scale
+            figures[f"{key}_difference_{precision}"] = worst
+            if not worst < limit:
+                msg = f"{precision}: {key} of a shared model differs by {worst:.2e} of its size"
+                raise Failed(msg)
+    return figures
+
+
+@check("replay_ranks_torch", seconds=240)
+def replay_ranks_torch(place: Place) -> Figures:
+    """Steps after a checkpoint of a rank that shares and offloads its model give the same bits again."""
+    place.require_gpu()
+    return replays(place, "torch", torch={"offload": True})
+
+
 def replay(place: Place, model: dict[str, Any], **trainer: Any) -> Figures:
     """Take steps, and take them again from a checkpoint in the middle, in a new engine; the bits must be the same.
 
@@ -93,7 +122,7 @@ def work_of(place: Place, seed: int) -> list[TrainSample]:
     return batch(seed) if place.is_short else batch(seed, groups=2, prompt=100, completion=700)
 
 
-def replays(place: Place, backend: str) -> Figures:
+def replays(place: Place, backend: str, **trainer: Any) -> Figures:
     """Replay a dense model and one with experts, in both precisions; a line for each that differs."""
     figures, wrong = Figures(), []
     for name, model in (("dense", TINY), ("experts", EXPERTS)):
@@ -101,7 +130,7 @@ def replays(place: Place, backend: str) -> Figures:
             of = Place(place.device, place.is_short, place.folder / f"{name}-{precision}")
             of.folder.mkdir()
             try:
-                replay(of, model, backend=backend, precision=precision)
+                replay(of, model, backend=backend, precision=precision, **trainer)
             except Failed as error:
                 wrong.append(f"{name}, {precision}: {error}")
             else:

@@ -76,7 +76,7 @@ def finish(run: subprocess.Popen[bytes], place: Place, name: str, seconds: float
 
 def last_weights(run: Path) -> str:
     """Return the fingerprint of the model that a run exported."""
-    return weights.fingerprint(weights.load(sorted((run / "model").glob("*.safetensors"))).items())
+    return weights.fingerprint(weights.load(sorted((run / "model").glob("*.safetensors"))))
 
 
 def _logs(run: Path) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from relax_actors.checks.machine import has_gpu
 from relax_actors.config import Config
+from relax_actors.config.training import CriticSection, TorchSection, TrainerSection
 from relax_actors.data.checked_run import CheckedRun
 from relax_actors.data.model_folder import ModelFacts, measure
 from relax_actors.engines.backends import footprints, inference_backend
@@ -53,7 +54,8 @@ def memory_of_roles(config: Config, facts: ModelFacts) -> dict[str, int]:
     found = {}
     for role in _engines(config):
         model = engine_bytes(config, role, facts) + copied_bytes(config, role, facts)
-        is_here = on_cpu(device_of_role(config, role) or "auto") or leaves_gpu(config, role)
+        on_host = leaves_gpu(config, role) or offloads(config, role)
+        is_here = on_cpu(device_of_role(config, role) or "auto") or on_host
         model = model if is_here else 0
         found[role] = replicas(config, role) * (host_bytes(config, role) + model)
     return found
@@ -63,7 +65,20 @@ def leaves_gpu(config: Config, role: str) -> bool:
     """Return whether actors of a role move their memory to the host while others compute on their GPUs."""
     backend = getattr(getattr(config, role, None), "backend", "torch")
     is_shared = config.placement.release and config.placement.device_of(role) is not None
-    return is_shared and backend in ("torch", "transformers")
+    return is_shared and backend in ("torch", "transformers") and _ranks(config, role).ranks == 1
+
+
+def offloads(config: Config, role: str) -> bool:
+    """Return whether actors of a role keep their memory on the host, but for what computes."""
+    return _ranks(config, role).offload
+
+
+def _ranks(config: Config, role: str) -> TorchSection:
+    """Return how ranks of the torch engine share the model of a role, if it has this engine."""
+    section = getattr(config, role, None)
+    if isinstance(section, TrainerSection | CriticSection) and section.backend == "torch":
+        return section.torch
+    return TorchSection()
 
 
 def _engines(config: Config) -> list[str]:

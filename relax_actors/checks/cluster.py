@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from relax_actors.checks.capacity import copied_bytes, engine_bytes, host_bytes, leaves_gpu
+from relax_actors.checks.capacity import copied_bytes, engine_bytes, host_bytes, leaves_gpu, offloads
 from relax_actors.config import Config
 from relax_actors.counted import counted
 from relax_actors.data.checked_run import CheckedRun
@@ -110,8 +110,9 @@ def _placed(config: Config, facts: ModelFacts, actor: str, node: int, gpus: Gpus
     model, host = engine_bytes(config, role, facts), host_bytes(config, role)
     host += copied_bytes(config, role, facts)
     if gpus:
-        host += model if leaves_gpu(config, role) else 0
-        return PlacedActor(role, actor, node, gpus, model // len(gpus), host)
+        is_offloaded = offloads(config, role)
+        host += model if is_offloaded or leaves_gpu(config, role) else 0
+        return PlacedActor(role, actor, node, gpus, 0 if is_offloaded else model // len(gpus), host)
     return PlacedActor(role, actor, node, gpus, 0, host + model)
 
 

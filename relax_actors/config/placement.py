@@ -19,8 +19,8 @@ class PlacementSection(Section):
     Roles outside of every group compute whenever they can."""
     release: bool = True
     """Whether an actor moves its weights, gradients and optimizer state from the GPU to the host while others of its
-    group compute; it keeps them on the GPU as long as nobody waits. The engines of torch and transformers do so,
-    Megatron-Core and SGLang keep their memory."""
+    group compute; it keeps them on the GPU as long as nobody waits. The engines of torch and transformers do so in one
+    process; ranks, Megatron-Core and SGLang keep their memory."""
     patience: PositiveFloat = 600.0
     """Seconds that an actor waits for the shared device before it fails."""
 

@@ -32,6 +32,17 @@ class WarmStartSection(Section):
     """Learning rate of these steps."""
 
 
+class TorchSection(Section):
+    """[trainer.torch] and [critic.torch]: how ranks of the torch engine share the model (FSDP2)."""
+
+    ranks: Positive = 1
+    """Number of training processes on the node, one for each GPU if there are GPUs. Each holds an equal part of the
+    weights, gradients and optimizer state, and trains other sequences of a step."""
+    offload: bool = False
+    """Keep weights, gradients and optimizer state in host memory, also with one rank: only what computes is on the GPU.
+    Without a GPU it changes nothing."""
+
+
 class MegatronSection(Section):
     """[trainer.megatron] and [critic.megatron]: parallelism of Megatron-Core."""
 
@@ -89,7 +100,8 @@ class TrainerSection(PoolSection):
     """[trainer]: the optimizer and its steps."""
 
     backend: Annotated[str, Named(TRAINING_ENGINES)] = "torch"
-    """Training engine: `torch`, in one process; `megatron`, Megatron-Core in the processes that [trainer.megatron] says
+    """Training engine: `torch`, in the processes that [trainer.torch] says; `megatron`, Megatron-Core in those that
+    [trainer.megatron] says
     (`make megatron` installs it); `simulated`, which takes the time that [simulate] says; or an engine of another
     package."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -126,8 +138,8 @@ class TrainerSection(PoolSection):
     that score: the prompt of a group's samples, and what branches of a sample have in common. Loss and gradient are the
     same up to rounding. Not with context parallelism of Megatron-Core, which cuts sequences."""
     stream: bool = True
-    """Whether forward and backward of a step start when its first rows fill a micro-batch (of each data-parallel rank
-    of Megatron-Core); else when all rows are there, as also with `trainer.megatron.pipeline_parallel` above 1."""
+    """Whether forward and backward of a step start when its first rows fill a micro-batch (of each data-parallel rank);
+    else when all rows are there, as also with `trainer.megatron.pipeline_parallel` above 1."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of forward and backward, and of the published weights; the optimizer always works in float32."""
     recompute: Literal["none", "selective", "full"] = "none"
@@ -148,6 +160,7 @@ class TrainerSection(PoolSection):
     """Write the files of a checkpoint from a copy in memory while the next step runs. The checkpoint is published when
     the trainer is idle, after that step at the latest. The last checkpoint of a run is always synchronous."""
     warm_start: WarmStartSection | None = None
+    torch: TorchSection = TorchSection()
     megatron: MegatronSection = MegatronSection()
     replicas: Literal[1] = 1
     """One actor owns the weights."""
@@ -194,8 +207,8 @@ class CriticSection(PoolSection):
     """
 
     backend: Annotated[str, Named(CRITIC_ENGINES)] = "torch"
-    """Engine of the critic: `torch`, in one process; `megatron`, Megatron-Core in the processes that [critic.megatron]
-    says; or an engine of another package."""
+    """Engine of the critic: `torch`, in the processes that [critic.torch] says; `megatron`, Megatron-Core in those that
+    [critic.megatron] says; or an engine of another package."""
     path: Path | None = None
     """Folder of a token-classification model with one label, such as a run exports to `critic`: a critic to start from.
     By default the critic starts from version 0 of the policy, with a value head of zeros."""
@@ -209,6 +222,7 @@ class CriticSection(PoolSection):
     """Clip range of a value around the value before the batch, as in PPO2; 0 for no clipping."""
     warmup_steps: NonNegativeInt = 0
     """Steps at the start of the run that train the critic only: the weights of the policy stay those of version 0."""
+    torch: TorchSection = TorchSection()
     megatron: MegatronSection = MegatronSection()
     device: str = "auto"
     """Torch device; "auto" is CUDA if available, else the CPU."""

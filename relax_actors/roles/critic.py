@@ -177,7 +177,7 @@ class Critic(StatefulRole):
         from relax_actors.weights import files  # noqa: PLC0415 imports torch, for the critic's process only
 
         paths = [self.context.table.store.path(shard.path) for shard in cell.shards]
-        if (found := files.fingerprint(files.load(paths).items())) != cell.fingerprint:
+        if (found := files.fingerprint(files.load(paths))) != cell.fingerprint:
             msg = f"weights 0 in the store have fingerprint {found}, published was {cell.fingerprint}; restore them"
             raise ConfigError(msg)
         return paths

@@ -17,7 +17,7 @@ from relax_actors.runtime.service_role import ServiceRole
 if TYPE_CHECKING:  # `relax check` loads every role, and needs no NATS
     from nats.aio.msg import Msg
 
-    from relax_actors.engines.megatron.rank_host import RankHost
+    from relax_actors.engines.ranks.rank_host import RankHost
 
 
 class TrainerRank(ServiceRole):
@@ -48,8 +48,8 @@ class TrainerRank(ServiceRole):
     def setup(self) -> None:
         """Prepare to host ranks."""
         from broker.routes import local_address  # noqa: PLC0415 `relax check` loads every role
-        from relax_actors.engines.megatron.rank_host import RankHost  # noqa: PLC0415
-        from relax_actors.engines.megatron.ranks import exit_like_rank  # noqa: PLC0415
+        from relax_actors.engines.ranks.rank_group import exit_like_rank  # noqa: PLC0415
+        from relax_actors.engines.ranks.rank_host import RankHost  # noqa: PLC0415
 
         context = self.context
         self._address = local_address(context.table.connection.host)

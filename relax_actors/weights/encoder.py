@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -22,14 +22,18 @@ class WeightEncoder:
     Args:
         read: returns the current weights in the published dtype, by their Hugging Face names.
         keep_base: whether to keep a copy of the last published weights, on their device, to compute deltas.
+        write: writes the current weights to a file; by default what `read` returns is written.
     """
 
-    def __init__(self, read: Callable[[], dict[str, Tensor]], *, keep_base: bool) -> None:
+    def __init__(
+        self, read: Callable[[], Mapping[str, Tensor]], *, keep_base: bool, write: Callable[[Path], None] | None = None
+    ) -> None:
         self._read = read
+        self._write = write or self._write_current
         self._keep_base = keep_base
-        self._current: dict[str, Tensor] | None = None
+        self._current: Mapping[str, Tensor] | None = None
         self._fingerprint: str | None = None
-        self._base: tuple[str, dict[str, Tensor]] | None = None
+        self._base: tuple[str, Mapping[str, Tensor]] | None = None
         self._delta: WeightPayload | None = None
 
     def invalidate(self) -> None:
@@ -47,7 +51,7 @@ class WeightEncoder:
             self._current = None
 
     @property
-    def _tensors(self) -> dict[str, Tensor]:
+    def _tensors(self) -> Mapping[str, Tensor]:
         if self._current is None:
             self._current = self._read()
         return self._current
@@ -55,13 +59,16 @@ class WeightEncoder:
     def fingerprint(self) -> str:
         """Return the fingerprint of the current weights in the published dtype."""
         if self._fingerprint is None:
-            self._fingerprint = weights.fingerprint(self._tensors.items())
+            self._fingerprint = weights.fingerprint(self._tensors)
         return self._fingerprint
 
     def write_full(self, path: Path) -> str:
         """Write all weights to `path`; return their fingerprint."""
-        weights.save(self._tensors, path)
+        self._write(path)
         return self.fingerprint()
+
+    def _write_current(self, path: Path) -> None:
+        weights.save(self._tensors, path)
 
     def delta_writer(self) -> Callable[[Path], str] | None:
         """Return a function that writes the delta to the base, as `write_full` does.

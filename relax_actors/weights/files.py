@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,11 @@ DELTA_BASE_KEY = "delta_of"
 """Metadata key of a delta file: fingerprint of the weights that the delta applies to."""
 
 
-def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """Return the xxh3-128 hex digest of names, dtypes, shapes and bytes, ordered by name."""
+def fingerprint(tensors: Mapping[str, Tensor]) -> str:
+    """Return the xxh3-128 hex digest of names, dtypes, shapes and bytes; reads one tensor after the other, by name."""
     hasher = xxhash.xxh3_128()
-    for name, tensor in sorted(tensors, key=lambda item: item[0]):
-        data = tensor.detach().contiguous().cpu()
+    for name in sorted(tensors):
+        data = tensors[name].detach().contiguous().cpu()
         hasher.update(f"{name}|{data.dtype}|{tuple(data.shape)}|".encode())
         hasher.update(data.reshape(-1).view(torch.uint8).numpy().data)
     return hasher.hexdigest()

@@ -60,7 +60,7 @@ class InitialWeights:
         from relax_actors.weights import files as weights  # noqa: PLC0415 imports torch, for the trainer's process only
 
         try:
-            found = weights.fingerprint(weights.load(paths).items())
+            found = weights.fingerprint(weights.load(paths))
         except StoreError as error:
             found = str(error)
         if found != cell.fingerprint:

@@ -194,7 +194,7 @@ def table(tally: Tally, result: dict[str, Any], story: Story, prints: tuple[str,
 def final_weights(run: Run, result: dict[str, Any]) -> str:
     """Fingerprint of the policy at the end of a run, and of the critic if there is one."""
     critic = sorted(run.folder.critic.glob("*.safetensors"))
-    own = [weights.fingerprint(weights.load(critic).items())] if critic else []
+    own = [weights.fingerprint(weights.load(critic))] if critic else []
     return " ".join([result["weights_fingerprint"], *own])
 
 

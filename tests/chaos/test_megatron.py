@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.chaos.equivalence import final_weights
 from tests.support.faults import story_of
-from tests.support.running import IMAGES, ON_POLICY, TINY, Run, processes_of, wait_until
+from tests.support.killed_ranks import kill_ranks
+from tests.support.running import IMAGES, ON_POLICY, TINY, Run, processes_of
 from tests.support.tiny_megatron import skip_if_missing
 
 skip_if_missing()
@@ -46,29 +44,6 @@ CRITIC = (
 )
 CRITIC_MOMENTS = (("critic.0", 0), ("batch.1", 1), ("critic_checkpoint.3", None), ("batch.3", 0))
 """Cells after which a rank of the critic, or the critic itself, is killed."""
-
-
-def rank_of(run: Run, rank: int, role: str = "trainer") -> int | None:
-    """Process of a rank; None while it is restarted."""
-    for pid in processes_of(run.folder.root):
-        try:
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-        except OSError:
-            continue
-        if "relax_actors.engines.megatron.mcore.rank" in command and command[-3:-1] == [role, str(rank)]:
-            return pid
-    return None
-
-
-def kill_ranks(run: Run, role: str, moments: tuple[tuple[str, int | None], ...]) -> None:
-    """Kill ranks of a role, or its actor, one after the other."""
-    for cell, rank in moments:
-        wait_until(partial(run.table.get, f"relax.{run.name}.{cell}"), cell, 180)
-        if rank is None:
-            run.kill(f"{role}.0")
-        else:
-            pid = wait_until(partial(rank_of, run, rank, role), f"rank {rank}")
-            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.slow

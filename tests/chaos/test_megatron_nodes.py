@@ -29,7 +29,7 @@ RANKS = (
     "trainer.megatron.ranks=2",
     "trainer.megatron.tensor_parallel=2",
 )
-RANK, SUPERVISOR = "relax_actors.engines.megatron.mcore.rank", "relax_actors.supervision.node"
+RANK, SUPERVISOR = "relax_actors.engines.ranks.rank", "relax_actors.supervision.node"
 
 
 @dataclass

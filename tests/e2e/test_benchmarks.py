@@ -67,6 +67,7 @@ PROGRAMS = {
     "simulate.py": Program("--time-scale 0.002 --steps 1", (r"times colocated",), misses=True),
     "soak.py": Program("--steps 24 --every 12", (r"lost 0",), misses=True),
     "start.py": Program("--rounds 1", (r"zygote +\d", r"first step after +\d")),
+    "torch_ranks.py": Program("--layers 2 --hidden 32", (r"1 ranks: +\d+ MiB", r"2 ranks: +\d+ MiB a rank")),
     "vocabulary.py": Program("--tokens 64 --vocabulary 512 --hidden 16", (r"chunks: +\d+ MiB",)),
     "weights.py": Program("--layers 1 --steps 1 --rate 1e-6", (r"\d",)),
 }

@@ -32,7 +32,7 @@ def test_ppo_trains_policy_and_critic_and_continues_with_more_steps(tmp_path: Pa
         code, result, said = run.start(*more).finish(120)
         assert code == 0, said
         assert (result["steps"], result["trained"], result["in_flight"]) == (steps, 4 * steps, 0)
-        prints.append(weights.fingerprint(weights.load(sorted(run.folder.critic.glob("*.safetensors"))).items()))
+        prints.append(weights.fingerprint(weights.load(sorted(run.folder.critic.glob("*.safetensors")))))
         architectures = json.loads((run.folder.critic / "config.json").read_text())["architectures"]
         assert architectures == ["Qwen3ForTokenClassification"]
     assert prints[0] != prints[1]

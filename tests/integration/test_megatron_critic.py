@@ -13,8 +13,8 @@ import pytest
 
 from relax_actors.config import Config
 from relax_actors.config.training import CriticSection, MegatronSection
-from relax_actors.engines.megatron.group import MegatronCriticGroup
-from relax_actors.engines.megatron.rpc import RankError
+from relax_actors.engines.ranks.group import CriticGroup
+from relax_actors.engines.ranks.rpc import RankError
 from relax_actors.engines.torch.critic import TorchCritic
 from relax_actors.weights import files as weights
 from tests.conformance.base.critic_engine import policy_of, silent, updated
@@ -39,17 +39,17 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "tp2_pp2": (DENSE, {"ranks": 4, "tensor_parallel": 2, "pipeline_parallel": 2}),
 }
-GroupOf = Callable[..., MegatronCriticGroup]
+GroupOf = Callable[..., CriticGroup]
 
 
 @pytest.fixture
 def group_of() -> Iterator[GroupOf]:
-    groups: list[MegatronCriticGroup] = []
+    groups: list[CriticGroup] = []
 
     def make(config: Config, section: dict[str, Any], lost: Callable[[int, int], None] = lambda *_: None) -> Any:
         settings = settings_of(backend="megatron", megatron=MegatronSection(**{"ranks": 2, **section}))
         started = config.model_copy(update={"critic": settings})
-        groups.append(MegatronCriticGroup(started, settings, lost))
+        groups.append(CriticGroup(started, lost))
         return groups[-1]
 
     yield make

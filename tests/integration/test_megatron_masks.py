@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from relax_actors.config import Config
-from relax_actors.engines.megatron.group import MegatronGroup
 from relax_actors.engines.protocols import train
+from relax_actors.engines.ranks.group import TrainerGroup
 from relax_actors.engines.torch.engine import TorchEngine
 from tests.support.batches import routed
 from tests.support.episodes import episode_batch
@@ -47,11 +47,11 @@ def nothing() -> None:
 
 
 @pytest.fixture
-def group_of() -> Iterator[Callable[[Config], MegatronGroup]]:
-    groups: list[MegatronGroup] = []
+def group_of() -> Iterator[Callable[[Config], TrainerGroup]]:
+    groups: list[TrainerGroup] = []
 
-    def make(config: Config) -> MegatronGroup:
-        groups.append(MegatronGroup(config))
+    def make(config: Config) -> TrainerGroup:
+        groups.append(TrainerGroup(config))
         return groups[-1]
 
     yield make
@@ -71,7 +71,7 @@ def assert_same_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Ten
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_two_ranks_train_masked_episodes_as_torch_engine(
-    tmp_path: Path, group_of: Callable[[Config], MegatronGroup], name: str
+    tmp_path: Path, group_of: Callable[[Config], TrainerGroup], name: str
 ) -> None:
     config = configured(tmp_path, DENSE, LAYOUTS[name])
     group, alone = started(group_of(config)), started(TorchEngine(config))
@@ -91,7 +91,7 @@ def test_two_ranks_train_masked_episodes_as_torch_engine(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(REPLAYED))
 def test_two_ranks_replay_experts_of_masked_episodes_as_torch_engine(
-    tmp_path: Path, group_of: Callable[[Config], MegatronGroup], name: str
+    tmp_path: Path, group_of: Callable[[Config], TrainerGroup], name: str
 ) -> None:
     config = configured(tmp_path, MOE, REPLAYED[name], router_replay=True)
     group, alone = started(group_of(config)), started(TorchEngine(config))

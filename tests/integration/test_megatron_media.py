@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from relax_actors.config import Config
-from relax_actors.engines.megatron.group import MegatronGroup
 from relax_actors.engines.protocols import train
+from relax_actors.engines.ranks.group import TrainerGroup
 from relax_actors.engines.torch.engine import TorchEngine
 from tests.support.media_batches import media_batch
 from tests.support.tiny_megatron import config_of, media_architecture, ranks_of, skip_if_missing
@@ -42,11 +42,11 @@ def nothing() -> None:
 
 
 @pytest.fixture
-def group_of() -> Iterator[Callable[[Config], MegatronGroup]]:
-    groups: list[MegatronGroup] = []
+def group_of() -> Iterator[Callable[[Config], TrainerGroup]]:
+    groups: list[TrainerGroup] = []
 
-    def make(config: Config) -> MegatronGroup:
-        groups.append(MegatronGroup(config))
+    def make(config: Config) -> TrainerGroup:
+        groups.append(TrainerGroup(config))
         return groups[-1]
 
     yield make
@@ -67,7 +67,7 @@ def configured(folder: Path, name: str, ranks: int = 2) -> Config:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_two_ranks_train_media_as_the_torch_engine_and_any_layout_goes_on(
-    tmp_path: Path, group_of: Callable[[Config], MegatronGroup], name: str
+    tmp_path: Path, group_of: Callable[[Config], TrainerGroup], name: str
 ) -> None:
     config = configured(tmp_path / "run", name)
     group, alone, samples = started(group_of(config)), started(TorchEngine(config)), media_batch(config)

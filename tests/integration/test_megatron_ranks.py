@@ -19,9 +19,9 @@ import torch
 from relax_actors.config import Config
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.config.training import MegatronSection
-from relax_actors.engines.megatron.group import MegatronGroup
-from relax_actors.engines.megatron.rpc import RankError
 from relax_actors.engines.protocols import TrainingEngine, TrainSample, train
+from relax_actors.engines.ranks.group import TrainerGroup
+from relax_actors.engines.ranks.rpc import RankError
 from relax_actors.errors import ConfigError
 from relax_actors.weights import files as weights
 from tests.support.batches import batch_of, routed
@@ -76,11 +76,11 @@ def nothing() -> None:
 
 
 @pytest.fixture
-def group_of() -> Iterator[Callable[..., MegatronGroup]]:
-    groups: list[MegatronGroup] = []
+def group_of() -> Iterator[Callable[..., TrainerGroup]]:
+    groups: list[TrainerGroup] = []
 
-    def make(config: Config, lost: Callable[[int, int], None] = lambda *_: None) -> MegatronGroup:
-        groups.append(MegatronGroup(config, lost))
+    def make(config: Config, lost: Callable[[int, int], None] = lambda *_: None) -> TrainerGroup:
+        groups.append(TrainerGroup(config, lost))
         return groups[-1]
 
     yield make
@@ -120,14 +120,14 @@ class SharedRanks:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._groups: list[MegatronGroup] = []
+        self._groups: list[TrainerGroup] = []
         self.ended: list[tuple[int, int]] = []
         """Ranks that ended by themselves, with their exit codes."""
 
-    def begun(self) -> MegatronGroup:
+    def begun(self) -> TrainerGroup:
         """The ranks, at version 0."""
         if not self._groups or not all(map(is_alive, self._groups[-1].pids)):
-            self._groups.append(MegatronGroup(self._config, lambda *end: self.ended.append(end)))
+            self._groups.append(TrainerGroup(self._config, lambda *end: self.ended.append(end)))
         begun(self._groups[-1])
         return self._groups[-1]
 
@@ -155,7 +155,7 @@ def alone_of(tmp_path: Path) -> TrainingEngine:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_two_ranks_of_any_layout_train_what_one_process_trains(
-    tmp_path: Path, group_of: Callable[..., MegatronGroup], name: str
+    tmp_path: Path, group_of: Callable[..., TrainerGroup], name: str
 ) -> None:
     model, section = LAYOUTS[name]
     alone = begun(MegatronEngine(configured(tmp_path, model, {}, ranks=1)))
@@ -209,7 +209,7 @@ def in_pairs(batch: Sequence[TrainSample]) -> list[TrainSample]:
     [(layout, "sample ratio, entropy and KL") for layout in ("tp2", "pp2_vpp2", "dp2", "cp2")],
 )
 def test_two_ranks_know_whole_samples_and_steps(
-    tmp_path: Path, group_of: Callable[..., MegatronGroup], name: str, loss: str
+    tmp_path: Path, group_of: Callable[..., TrainerGroup], name: str, loss: str
 ) -> None:
     model, section = LAYOUTS[name]
     config = configured(tmp_path, model, {}, ranks=1)
@@ -229,7 +229,7 @@ def test_two_ranks_know_whole_samples_and_steps(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REPLAYED)
 def test_two_ranks_of_any_layout_replay_the_experts_that_one_process_replays(
-    tmp_path: Path, group_of: Callable[..., MegatronGroup], name: str
+    tmp_path: Path, group_of: Callable[..., TrainerGroup], name: str
 ) -> None:
     alone = begun(MegatronEngine(configured(tmp_path, MOE, {}, ranks=1, router_replay=True)))
     check_same_replay(begun(group_of(configured(tmp_path, MOE, REPLAYED[name], router_replay=True))), alone, tmp_path)
@@ -255,7 +255,7 @@ def check_same_replay(group: TrainingEngine, alone: TrainingEngine, tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.parametrize("section", [{"pipeline_parallel": 2, "recompute": "full"}, {}], ids=["pp2", "dp2"])
 def test_two_ranks_freeze_what_one_process_freezes(
-    tmp_path: Path, group_of: Callable[..., MegatronGroup], section: dict[str, Any]
+    tmp_path: Path, group_of: Callable[..., TrainerGroup], section: dict[str, Any]
 ) -> None:
     frozen = ["model.embed_tokens.*", "model.layers.3.*"]
     alone = begun(MegatronEngine(configured(tmp_path, DENSE, {}, ranks=1, freeze=frozen)))
@@ -298,8 +298,8 @@ def test_ranks_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     saved.write_text(config.model_dump_json())
     code = (
         "import sys, json; from pathlib import Path; from relax_actors.config.load import validate\n"
-        "from relax_actors.engines.megatron.group import MegatronGroup\n"
-        f"group = MegatronGroup(validate(json.loads(Path({str(saved)!r}).read_text()), 'test'))\n"
+        "from relax_actors.engines.ranks.group import TrainerGroup\n"
+        f"group = TrainerGroup(validate(json.loads(Path({str(saved)!r}).read_text()), 'test'))\n"
         "print(*group.pids, flush=True); sys.stdin.read()"
     )
     parent = subprocess.Popen(
@@ -333,7 +333,7 @@ RESHARDED = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "model", "section"), RESHARDED, ids=[name for name, *_ in RESHARDED])
 def test_a_checkpoint_is_loaded_by_another_layout(
-    tmp_path: Path, group_of: Callable[..., MegatronGroup], name: str, model: dict[str, Any], section: dict[str, Any]
+    tmp_path: Path, group_of: Callable[..., TrainerGroup], name: str, model: dict[str, Any], section: dict[str, Any]
 ) -> None:
     alone = begun(MegatronEngine(configured(tmp_path, model, {}, ranks=1)))
     trained(alone, range(2))
@@ -354,7 +354,7 @@ def test_a_checkpoint_is_loaded_by_another_layout(
 
 
 @pytest.mark.slow
-def test_training_continues_from_layout_to_layout(tmp_path: Path, group_of: Callable[..., MegatronGroup]) -> None:
+def test_training_continues_from_layout_to_layout(tmp_path: Path, group_of: Callable[..., TrainerGroup]) -> None:
     """One rank, then two of tensor parallelism, then two of data parallelism: the loss curve of one rank throughout."""
     alone = begun(MegatronEngine(configured(tmp_path, DENSE, {}, ranks=1)))
     wanted = trained(alone, range(9))
@@ -377,7 +377,7 @@ def test_training_continues_from_layout_to_layout(tmp_path: Path, group_of: Call
 
 
 @pytest.mark.slow
-def test_two_ranks_resume_from_their_checkpoint_exactly(tmp_path: Path, group_of: Callable[..., MegatronGroup]) -> None:
+def test_two_ranks_resume_from_their_checkpoint_exactly(tmp_path: Path, group_of: Callable[..., TrainerGroup]) -> None:
     config = configured(tmp_path, MOE, {"expert_parallel": 2})
     one = begun(group_of(config))
     trained(one, range(2))

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from broker.table import Table
-from relax_actors.engines.megatron.group import MegatronGroup
+from relax_actors.engines.ranks.group import TrainerGroup
 from relax_actors.roles.trainer import Trainer
 from tests.support.contexts import MakeTrainer
 from tests.support.steps import ROWS, batches, fingerprint, put_rows, read_all
@@ -37,7 +37,7 @@ def trainer_of(make_trainer: MakeTrainer) -> Iterator[Callable[..., Trainer]]:
 
     yield make
     for trainer in made:
-        if isinstance(trainer._engine, MegatronGroup):
+        if isinstance(trainer._engine, TrainerGroup):
             trainer._engine.close()
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import relax_actors.engines.megatron
-from relax_actors.engines.megatron import group, ranks
 from relax_actors.engines.protocols import train
+from relax_actors.engines.ranks import group, rank_group
 from tests.support.batches import batch_of
 from tests.support.tiny_megatron import DENSE, MOE, config_of, skip_if_missing
 from tests.support.trained_engines import started
@@ -48,7 +48,7 @@ def test_no_module_of_the_engine_pickles() -> None:
 def test_two_ranks_train_and_save_without_pickle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, experts: bool
 ) -> None:
-    monkeypatch.setattr(ranks, "MODULE", "tests.support.unpickled_rank")
+    monkeypatch.setattr(rank_group, "MODULE", "tests.support.unpickled_rank")
     section = {"ranks": 2} | ({"expert_parallel": 2} if experts else {})
     trainer = {"megatron": section, "max_tokens_per_microbatch": 20}
     config = config_of(
@@ -60,7 +60,7 @@ def test_two_ranks_train_and_save_without_pickle(
     folders = tmp_path / "now", tmp_path / "later"
     for folder in folders:
         folder.mkdir()
-    engine = started(group.MegatronGroup(config, lambda *_: None))
+    engine = started(group.TrainerGroup(config, lambda *_: None))
     try:
         train(engine, batch_of(0), 0, lambda: None)
         engine.save(folders[0])

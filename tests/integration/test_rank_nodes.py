@@ -20,11 +20,11 @@ from broker.address import Address
 from broker.routes import interface_of, local_address
 from broker.table import Table
 from relax_actors.config import Config
-from relax_actors.engines.megatron.group import MegatronGroup
-from relax_actors.engines.megatron.rank_host import RankHost, rank_platform, settings_digest
-from relax_actors.engines.megatron.rank_wire import keep, receive_token, send_token, wait_for_end
-from relax_actors.engines.megatron.remote_ranks import RemoteRanks
-from relax_actors.engines.megatron.rpc import RankError
+from relax_actors.engines.ranks.group import TrainerGroup
+from relax_actors.engines.ranks.rank_host import RankHost, rank_platform, settings_digest
+from relax_actors.engines.ranks.rank_wire import keep, receive_token, send_token, wait_for_end
+from relax_actors.engines.ranks.remote_ranks import RemoteRanks
+from relax_actors.engines.ranks.rpc import RankError
 from relax_actors.errors import ConfigError
 from relax_actors.messages.ranks import RankInvitation
 from relax_actors.runtime import Context
@@ -50,7 +50,7 @@ class Nodes:
     def __init__(self, table: Table, address: Address, make_context: MakeContext, tmp_path: Path) -> None:
         self._table, self._address, self._make_context, self._tmp_path = table, address, make_context, tmp_path
         self.actors: list[subprocess.Popen[bytes]] = []
-        self._groups: list[MegatronGroup] = []
+        self._groups: list[TrainerGroup] = []
         self.ended: list[tuple[int, int]] = []
         """Ranks of groups that ended by themselves, with their exit codes."""
 
@@ -73,15 +73,15 @@ class Nodes:
     def ranks_of(self, n: int) -> list[int]:
         """Processes of the ranks that an actor hosts."""
         here = processes_of(self._tmp_path / f"node{n}")
-        return [pid for pid in here if b"mcore.rank" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return [pid for pid in here if b"ranks.rank" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
     def context(self, config: Config, incarnation: int) -> Context:
         context = self._make_context("trainer", incarnation=incarnation)
         return replace(context, config=config)
 
-    def group(self, config: Config, incarnation: int = 1) -> MegatronGroup:
+    def group(self, config: Config, incarnation: int = 1) -> TrainerGroup:
         remote = RemoteRanks(self.context(config, incarnation), 1, 1)
-        self._groups.append(MegatronGroup(config, lambda *end: self.ended.append(end), remote.join))
+        self._groups.append(TrainerGroup(config, lambda *end: self.ended.append(end), remote.join))
         return self._groups[-1]
 
     def close(self) -> None:

@@ -189,7 +189,7 @@ def test_weights_of_another_model_are_an_error_with_the_reason(
     strangers = {"stranger": torch.zeros(3)}
     sender.context.table.store.write(uri, lambda path: weights.save(strangers, path))
     shard = sender.cell(0).shards[0]
-    fingerprint = weights.fingerprint(strangers.items())
+    fingerprint = weights.fingerprint(strangers)
     table.put(table.subjects.numbered("weights", 1), Weights(1, fingerprint, [type(shard)(uri, 1, fingerprint)], 1))
     with pytest.raises(ActorError, match=r"weights cannot be prepared: .*unknown \['stranger'\]"):
         make_receiver().stager.use_newest(1)

@@ -86,7 +86,7 @@ def random_weights(config: Config, scale: float = 1.0) -> dict[str, Tensor]:
 def publish(tensors: dict[str, Tensor], path: Path) -> tuple[str, list[Path]]:
     """Write weights as a trainer does; returns their fingerprint and files."""
     weights.save(tensors, path)
-    return weights.fingerprint(tensors.items()), [path]
+    return weights.fingerprint(tensors), [path]
 
 
 class ReferenceModel:

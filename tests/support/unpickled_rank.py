@@ -1,4 +1,4 @@
-"""Rank of a Megatron trainer in which pickling is an error: `relax_actors.engines.megatron.mcore.rank`, guarded."""
+"""Rank of a Megatron trainer in which pickling is an error: `relax_actors.engines.ranks.rank`, guarded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch.distributed import distributed_c10d
 
-from relax_actors.engines.megatron.mcore import rank
+from relax_actors.engines.ranks import rank
 
 
 def _refuse(*_: Any, **__: Any) -> NoReturn:

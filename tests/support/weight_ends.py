@@ -86,7 +86,7 @@ class ReceiverEnd:
         if not self.receiver.update(self.copy, published):
             return False
         assert (self.copy.version, self.copy.fingerprint) == (version, published.fingerprint)
-        assert weights.fingerprint(self.copy.tensors.items()) == published.fingerprint
+        assert weights.fingerprint(self.copy.tensors) == published.fingerprint
         return True
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ class RolloutEnd:
     def serves(self) -> str:
         """Fingerprint of the weights in the model, in the published precision."""
         tensors = tensors_of(self.engine.model)
-        return weights.fingerprint((name, tensor.to(torch.bfloat16)) for name, tensor in tensors.items())
+        return weights.fingerprint({name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()})
 
     def close(self) -> None:
         self.stager.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from relax_actors.checks import capacity, examine
-from relax_actors.checks.capacity import memory_of_roles
+from relax_actors.checks.capacity import host_bytes, memory_of_roles
 from relax_actors.checks.machine import has_gpu, usable_cores
 from relax_actors.config import load_config
 from relax_actors.data.model_folder import ModelFacts
@@ -123,6 +123,12 @@ def test_ranks_share_the_optimizer() -> None:
     wide = ["trainer.backend=megatron", "trainer.megatron.ranks=4", "trainer.megatron.tensor_parallel=2"]
     assert memory(*wide)["trainer"] == 2 * 8 + 8
     assert memory(*wide, "trainer.megatron.distributed_optimizer=false")["trainer"] == 2 * 16
+
+
+def test_ranks_of_torch_share_everything() -> None:
+    assert memory("trainer.torch.ranks=4")["trainer"] == memory()["trainer"] == 16
+    config = load_config(DEMO, [*CPU, "trainer.torch.ranks=4"])
+    assert host_bytes(config, "trainer") == 5 * PROCESS_BYTES
 
 
 def test_roles_of_other_machines_need_no_memory_here(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,3 +122,24 @@ def test_colocated_actors_that_leave_the_gpu_need_its_memory_one_at_a_time(*, re
     by_role = {one.role: one for one in found.actors}
     assert by_role["trainer"].device_bytes > 50 << 30
     assert (by_role["trainer"].host_bytes > by_role["trainer"].device_bytes) == fits
+
+
+@pytest.mark.parametrize("role", ["trainer", "critic"])
+def test_ranks_of_torch_have_a_gpu_each_with_their_share_of_the_model(role: str) -> None:
+    critic = ["algorithm.name=ppo", "critic.torch.ranks=4"]
+    config = load_config(TINY, ["trainer.torch.ranks=4"] if role == "trainer" else critic)
+    placed = place_on_nodes(config, simulated_nodes("1x8"), LARGE)
+    (actor,) = [one for one in placed.actors if one.role == role]
+    assert len(actor.gpus) == 4
+    assert actor.device_bytes == LARGE.parameters * 16 // 4
+    assert (
+        place_on_nodes(config, simulated_nodes("1x3"), LARGE).problems[0].startswith(f"1 actor of {role} with 4 GPUs")
+    )
+
+
+def test_what_ranks_offload_is_memory_of_the_node() -> None:
+    config = load_config(TINY, ["trainer.torch.offload=true", "trainer.torch.ranks=2"])
+    placed = place_on_nodes(config, simulated_nodes("1x8"), LARGE)
+    (trainer,) = [one for one in placed.actors if one.role == "trainer"]
+    assert trainer.device_bytes == 0
+    assert trainer.host_bytes > LARGE.parameters * 16

@@ -96,7 +96,7 @@ def test_staged_weights_are_used_after_the_swap_only(
         for a, b in zip(one, other, strict=True):
             np.testing.assert_array_equal(a.logprobs, b.logprobs)
     assert engine.swap() == engine.version == 4
-    assert weights.fingerprint(tensors_of(engine.model).items()) == trainer.fingerprint()
+    assert weights.fingerprint(tensors_of(engine.model)) == trainer.fingerprint()
     assert before[0][0].logprobs.tolist() != generate(engine, REQUESTS)[0][0].logprobs.tolist()
 
 
@@ -166,7 +166,7 @@ def test_weights_of_another_model_are_refused_with_their_names(config: Config, t
     shard = tmp_path / "bad.safetensors"
     weights.save(tensors, shard)
     with pytest.raises(ConfigError, match="unknown \\['stranger'\\]"):
-        engine.load(1, weights.fingerprint(tensors.items()), [shard])
+        engine.load(1, weights.fingerprint(tensors), [shard])
     with pytest.raises(StoreError, match="no verified weights"):
         generate(engine, REQUESTS)
 

@@ -39,4 +39,4 @@ def test_the_command_prints_the_fingerprint(tmp_path: Path, capsys: pytest.Captu
     tensors = {"a": torch.arange(4).float()}
     weights.save(tensors, tmp_path / "model.safetensors")
     fingerprint(tmp_path)
-    assert capsys.readouterr().out.strip() == weights.fingerprint(tensors.items())
+    assert capsys.readouterr().out.strip() == weights.fingerprint(tensors)

@@ -184,7 +184,7 @@ def test_weights_of_model_folder_are_loaded(tmp_path: Path) -> None:
     build(config.model_path, seed=77).save_pretrained(config.model_path)
     megatron, beside = MegatronEngine(config), build(config.model_path, seed=77)
     megatron.initialise(5)
-    assert megatron.fingerprint() == weights.fingerprint(tensors_of(beside).items())
+    assert megatron.fingerprint() == weights.fingerprint(tensors_of(beside))
 
 
 def test_patch_lets_router_run_without_transformer_engine(monkeypatch: pytest.MonkeyPatch) -> None:

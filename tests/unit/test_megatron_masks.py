@@ -19,10 +19,10 @@ from tests.support.trained_engines import max_difference, started, weights_of
 
 skip_if_missing()
 
-from relax_actors.engines.megatron import wire  # noqa: E402 after the check
 from relax_actors.engines.megatron.mcore.engine import MegatronEngine  # noqa: E402
 from relax_actors.engines.megatron.mcore.scorer import MegatronScorer  # noqa: E402
-from relax_actors.engines.megatron.rpc import pack_samples, unpack_samples  # noqa: E402
+from relax_actors.engines.ranks import wire  # noqa: E402 after the check
+from relax_actors.engines.ranks.rpc import pack_samples, unpack_samples  # noqa: E402
 
 REJECT = {"reject": {"kind": "geometric", "low": 0.9, "high": 1.1}}
 

@@ -12,11 +12,11 @@ from transformers import AutoModelForMultimodalLM
 
 from relax_actors.config import Config
 from relax_actors.config.training import MegatronSection
-from relax_actors.engines.megatron import wire
 from relax_actors.engines.megatron.layout import Layout
-from relax_actors.engines.megatron.rpc import pack_samples, unpack_samples
 from relax_actors.engines.protocols import PromptMedia, TrainSample, train
 from relax_actors.engines.protocols.media import MediaItem
+from relax_actors.engines.ranks import wire
+from relax_actors.engines.ranks.rpc import pack_samples, unpack_samples
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.engines.torch.scorer import TorchScorer
@@ -154,7 +154,7 @@ def test_the_exported_folder_loads_in_transformers_and_starts_another_run(tmp_pa
     train(engine, media_batch(config), 0, nothing)
     engine.export(folder := tmp_path / "model")
     loaded = AutoModelForMultimodalLM.from_pretrained(folder)
-    assert weights.fingerprint(tensors_of(loaded).items()) == engine.fingerprint()
+    assert weights.fingerprint(tensors_of(loaded)) == engine.fingerprint()
     section = config.model.model_copy(update={"path": folder, "architecture": None, "tokenizer": None})
     other = MegatronEngine(config.model_copy(update={"model": section}))
     other.initialise(9)
@@ -168,7 +168,7 @@ def test_a_scorer_gives_the_log_probs_of_the_torch_scorer(tmp_path: Path) -> Non
     weights.save(tensors, path)
     ours, theirs = MegatronScorer(config), TorchScorer(config)
     for scorer in (ours, theirs):
-        scorer.load(3, weights.fingerprint(tensors.items()), [path])
+        scorer.load(3, weights.fingerprint(tensors), [path])
     for name in ("score", "squares"):
         for found, expected in zip(*(getattr(s, name)(samples, nothing) for s in (ours, theirs)), strict=True):
             np.testing.assert_allclose(found, expected, atol=1e-5)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from relax_actors.engines.megatron.turns import Turns
+from relax_actors.engines.ranks.turns import Turns
 from tests.support.running import wait_until
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from relax_actors.engines.megatron import wire
+from relax_actors.engines.ranks import wire
 
 
 @pytest.mark.parametrize(

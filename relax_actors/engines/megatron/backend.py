@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from relax_actors.config import Config
 from relax_actors.config.training import MegatronSection
 from relax_actors.engines.backends import critic_section
 from relax_actors.engines.megatron import architecture, installation, layout
 from relax_actors.engines.protocols import ScoringEngine, TrainingEngine
-from relax_actors.engines.protocols.backend import CriticBackend, TrainingBackend
-from relax_actors.engines.protocols.critic import CriticEngine
+from relax_actors.engines.protocols.backend import CriticBackend, Ranks, TrainingBackend, check_memory_transport
+from relax_actors.engines.protocols.critic import CriticEngine, RankCritic
 from relax_actors.engines.protocols.footprint import STATE_BYTES, WEIGHT_BYTES, Footprint
+from relax_actors.engines.protocols.training import RankEngine
+from relax_actors.engines.ranks.group import CriticGroup, start_trainer
 from relax_actors.errors import ConfigError
 from relax_actors.runtime import Context
-from relax_actors.weights.transports import transport_class
+
+if TYPE_CHECKING:  # only ranks need torch
+    from torch._C._distributed_c10d import Store
 
 
 class MegatronTrainingBackend(TrainingBackend):
@@ -27,30 +31,29 @@ class MegatronTrainingBackend(TrainingBackend):
         """Build the model in this process, or start the ranks."""
         config = context.config
         if config.trainer.megatron.ranks > 1:
-            from relax_actors.engines.megatron.group import MegatronGroup  # noqa: PLC0415 its ranks import torch
-
-            megatron = config.trainer.megatron
-            if not megatron.remote_ranks:
-                return MegatronGroup(config)
-            from relax_actors.engines.megatron.remote_ranks import RemoteRanks  # noqa: PLC0415 `relax check` needs no NATS
-
-            remote = RemoteRanks(context, megatron.own_ranks, megatron.remote_ranks)
-            return MegatronGroup(config, join=remote.join)
+            return start_trainer(context)
         from relax_actors.engines.megatron.mcore.engine import MegatronEngine  # noqa: PLC0415 imports torch
         from relax_actors.engines.torch.process_setup import configure_torch  # noqa: PLC0415
 
         configure_torch(config.run)
         return MegatronEngine(config)
 
+    def ranks(self, config: Config) -> Ranks:
+        """Return the ranks of the layout."""
+        return _ranks(config.trainer.megatron)
+
+    def build_rank(self, config: Config, rank: int, store: Store) -> RankEngine:
+        """Build the part of a rank."""
+        from relax_actors.engines.megatron.mcore.engine import MegatronEngine  # noqa: PLC0415 imports torch
+        from relax_actors.engines.torch.process_setup import configure_torch  # noqa: PLC0415
+
+        configure_torch(config.run)
+        return MegatronEngine(config, rank, store)
+
     def check(self, config: Config, model: Path) -> Iterator[str]:
         """Refuse models that Megatron-Core would compute differently, and layouts that cannot work."""
-        if config.trainer.megatron.ranks > 1 and transport_class(config).from_memory:
-            msg = (
-                f'weights.transport = "{config.weights.transport}" sends from the memory of the trainer\'s process, '
-                "but with trainer.megatron.ranks above 1 the weights are in the processes of the ranks; set "
-                'weights.transport = "store"'
-            )
-            raise ConfigError(msg)
+        if (ranks := config.trainer.megatron.ranks) > 1:
+            check_memory_transport(config, f"trainer.megatron.ranks = {ranks}")
         yield from _check("trainer", found := layout.Layout.of(config.trainer.megatron), model)
         if config.trainer.stream and not found.streams:
             yield (
@@ -76,14 +79,24 @@ class MegatronCriticBackend(CriticBackend):
         """Build the model in this process, or start the ranks."""
         config, settings = context.config, critic_section(context.config)
         if settings.megatron.ranks > 1:
-            from relax_actors.engines.megatron.group import MegatronCriticGroup  # noqa: PLC0415 its ranks import torch
-
-            return MegatronCriticGroup(config, settings)
+            return CriticGroup(config)
         from relax_actors.engines.megatron.mcore.critic import MegatronCritic  # noqa: PLC0415 imports torch
         from relax_actors.engines.torch.process_setup import configure_torch  # noqa: PLC0415
 
         configure_torch(config.run)
         return MegatronCritic(config, settings)
+
+    def ranks(self, config: Config) -> Ranks:
+        """Return the ranks of the layout."""
+        return _ranks(critic_section(config).megatron)
+
+    def build_rank(self, config: Config, rank: int, store: Store) -> RankCritic:
+        """Build the part of a rank."""
+        from relax_actors.engines.megatron.mcore.critic import MegatronCritic  # noqa: PLC0415 imports torch
+        from relax_actors.engines.torch.process_setup import configure_torch  # noqa: PLC0415
+
+        configure_torch(config.run)
+        return MegatronCritic(config, critic_section(config), rank, store)
 
     def check(self, config: Config, model: Path) -> Iterator[str]:
         """Refuse models that Megatron-Core would compute differently, and layouts that cannot work."""
@@ -118,6 +131,11 @@ class MegatronScoringBackend:
         installation.require(setting.removesuffix(".backend"))
         architecture.check(architecture.decoder_fields(_body(model)))
         yield from ()
+
+
+def _ranks(section: MegatronSection) -> Ranks:
+    found = layout.Layout.of(section)
+    return Ranks(section.ranks, section.remote_ranks, found.data if found.streams else None)
 
 
 def _footprint(config: Config, section: MegatronSection, ranks: int) -> Footprint:

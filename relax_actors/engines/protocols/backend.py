@@ -8,17 +8,38 @@ the protocol inherits what most backends answer.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from relax_actors.config import Config
-from relax_actors.engines.protocols.critic import CriticEngine
+from relax_actors.engines.protocols.critic import CriticEngine, RankCritic
 from relax_actors.engines.protocols.footprint import TRAINED_BYTES, Footprint, follower_bytes
 from relax_actors.engines.protocols.inference import InferenceEngine
 from relax_actors.engines.protocols.scoring import ScoringEngine
 from relax_actors.engines.protocols.server import ServerSpec
-from relax_actors.engines.protocols.training import TrainingEngine
+from relax_actors.engines.protocols.training import RankEngine, TrainingEngine
+from relax_actors.errors import ConfigError
 from relax_actors.runtime import Context
+from relax_actors.weights.transports import transport_class
+
+if TYPE_CHECKING:  # only ranks need torch
+    from torch._C._distributed_c10d import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Processes that share an engine.
+
+    Attributes:
+        count: how many; with 1 the engine is in the actor's process.
+        remote: how many of them are on other nodes, the last ones.
+        parts: calls of `accumulate` that they compute together; None if they wait for the whole step.
+    """
+
+    count: int = 1
+    remote: int = 0
+    parts: int | None = 1
 
 
 class Backend(Protocol):
@@ -42,6 +63,24 @@ class Backend(Protocol):
     def footprint(self, config: Config) -> Footprint:  # noqa: ARG002 of a protocol
         """Return what an actor needs; of a trainer without a reference and copies of weights for other actors."""
         return Footprint(parameter_bytes=TRAINED_BYTES)
+
+
+def check_memory_transport(config: Config, setting: str) -> None:
+    """Refuse to send weights from the memory of a trainer whose weights are in the processes of its ranks.
+
+    Args:
+        config: configuration of the run.
+        setting: what makes it several ranks.
+
+    Raises:
+        ConfigError: weights.transport does so.
+    """
+    if transport_class(config).from_memory:
+        msg = (
+            f'weights.transport = "{config.weights.transport}" sends from the memory of the trainer\'s process, but '
+            f'with {setting} the weights are in the processes of the ranks; set weights.transport = "store"'
+        )
+        raise ConfigError(msg)
 
 
 class InferenceBackend(Backend, Protocol):
@@ -76,6 +115,20 @@ class TrainingBackend(Backend, Protocol):
             ConfigError: the configuration cannot work on this node.
         """
 
+    def ranks(self, config: Config) -> Ranks:  # noqa: ARG002 of a protocol
+        """Return the processes that share the engine."""
+        return Ranks()
+
+    def build_rank(self, config: Config, rank: int, store: Store) -> RankEngine:
+        """Build the engine of a rank, in the rank's process; see `ranks`.
+
+        Args:
+            config: configuration of the run.
+            rank: number of the rank.
+            store: rendezvous of the ranks.
+        """
+        raise NotImplementedError
+
     def rank_footprint(self, config: Config) -> Footprint:  # noqa: ARG002 of a protocol
         """Return what an actor `trainer_rank` needs, with the rank that it hosts."""
         return Footprint()
@@ -90,6 +143,14 @@ class CriticBackend(Backend, Protocol):
         Raises:
             ConfigError: the configuration cannot work on this node.
         """
+
+    def ranks(self, config: Config) -> Ranks:  # noqa: ARG002 of a protocol
+        """Return the processes that share the engine."""
+        return Ranks()
+
+    def build_rank(self, config: Config, rank: int, store: Store) -> RankCritic:
+        """Build the engine of a rank, in the rank's process; see `TrainingBackend.build_rank`."""
+        raise NotImplementedError
 
 
 class ScoringBackend(Protocol):

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from relax_actors.engines.protocols.samples import TrainSample
-from relax_actors.engines.protocols.training import AccumulatesSteps, SavesState
+from relax_actors.engines.protocols.training import AccumulatesSteps, SavesState, SupportsAsyncSave
 
 
 class CriticEngine(AccumulatesSteps, SavesState, Protocol):
@@ -41,3 +41,7 @@ class CriticEngine(AccumulatesSteps, SavesState, Protocol):
 
     def export(self, folder: Path) -> None:
         """Write the critic as a Hugging Face folder, which critic.path can name."""
+
+
+class RankCritic(CriticEngine, SupportsAsyncSave, Protocol):
+    """Critic of one rank of several; see `RankEngine`."""

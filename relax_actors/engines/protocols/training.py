@@ -107,6 +107,14 @@ class SupportsAsyncSave(Protocol):
         """
 
 
+class RankEngine(TrainingEngine, SupportsScore, SupportsAsyncSave, Protocol):
+    """Engine of one rank of several.
+
+    Methods are collective: all ranks must call them in the same order with the same arguments. Metrics and log-probs
+    are the same on all ranks; fingerprints and deltas are those of rank 0.
+    """
+
+
 def train(
     engine: TrainingEngine, samples: Sequence[TrainSample], step: int, progress: Callable[[], None]
 ) -> StepResult:

@@ -115,7 +115,7 @@ class SglangEngine(GenerateMixin):
     def stage(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """Stage weights in the loader; see `WeightConsumer`."""
         named = to_checkpoint_names(tensors, self._settings.prefixes)
-        staged = StagedWeights(version, weights.fingerprint(named.items()))
+        staged = StagedWeights(version, weights.fingerprint(named))
         if staged != self._serving:
             self._loader.stage(staged, named)
         with self._changing:

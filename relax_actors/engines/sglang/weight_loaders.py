@@ -78,7 +78,7 @@ class DiskLoader:
     def load(self, server: Server, staged: StagedWeights) -> None:
         """Verify the file, which may have been written long before, and have the server read it."""
         folder = self._folder_of(staged)
-        found = weights.fingerprint(weights.load([folder / "model.safetensors"]).items())
+        found = weights.fingerprint(weights.load([folder / "model.safetensors"]))
         if found != staged.fingerprint:
             msg = f"{folder} holds weights with fingerprint {found}, not those of version {staged.version}"
             raise StoreError(msg)

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from relax_actors.config import Config
+from relax_actors.config.training import TorchSection
 from relax_actors.engines.backends import critic_section
 from relax_actors.engines.protocols import ScoringEngine, TrainingEngine
-from relax_actors.engines.protocols.backend import CriticBackend, TrainingBackend
-from relax_actors.engines.protocols.critic import CriticEngine
+from relax_actors.engines.protocols.backend import CriticBackend, Ranks, TrainingBackend, check_memory_transport
+from relax_actors.engines.protocols.critic import CriticEngine, RankCritic
+from relax_actors.engines.protocols.footprint import TRAINED_BYTES, Footprint
+from relax_actors.engines.protocols.training import RankEngine
+from relax_actors.engines.ranks.group import CriticGroup, start_trainer
 from relax_actors.engines.torch.architectures import check_architecture, check_value_head
 from relax_actors.errors import ConfigError
 from relax_actors.runtime import Context
+
+if TYPE_CHECKING:  # only ranks need torch
+    from torch._C._distributed_c10d import Store
 
 
 def check_recompute(config: Config) -> None:
@@ -30,21 +38,41 @@ def check_recompute(config: Config) -> None:
 
 
 class TorchTrainingBackend(TrainingBackend):
-    """Trains with torch in the process of the trainer; see `TrainingBackend`."""
+    """Trains with torch in the process of the trainer, or in ranks that share the model; see `TrainingBackend`."""
 
     def build(self, context: Context) -> TrainingEngine:
-        """Build the engine with its model and optimizer."""
+        """Build the engine with its model and optimizer, or start the ranks."""
+        if context.config.trainer.torch.ranks > 1:
+            return start_trainer(context)
         from relax_actors.engines.torch.engine import TorchEngine  # noqa: PLC0415 only a process that trains needs torch
         from relax_actors.engines.torch.process_setup import configure_torch  # noqa: PLC0415
 
         configure_torch(context.config.run)
         return TorchEngine(context.config)
 
+    def ranks(self, config: Config) -> Ranks:
+        """Return the ranks of [trainer.torch], which all train different sequences."""
+        return _ranks(config.trainer.torch)
+
+    def build_rank(self, config: Config, rank: int, store: Store) -> RankEngine:
+        """Build the part of a rank."""
+        from relax_actors.engines.torch.engine import TorchEngine  # noqa: PLC0415 only a process that trains needs torch
+        from relax_actors.engines.torch.process_setup import configure_torch  # noqa: PLC0415
+
+        configure_torch(config.run)
+        return TorchEngine(config, rank, store)
+
     def check(self, config: Config, model: Path) -> Iterator[str]:
         """Refuse models that transformers cannot build."""
         check_architecture(config, model)
         check_recompute(config)
-        yield from ()
+        if (ranks := config.trainer.torch.ranks) > 1:
+            check_memory_transport(config, f"trainer.torch.ranks = {ranks}")
+            yield f"the trainer has {ranks} ranks, each with 1/{ranks} of weights, gradients and optimizer state"
+
+    def footprint(self, config: Config) -> Footprint:
+        """Return what the trainer needs with its ranks, which share the model."""
+        return _footprint(config.trainer.torch)
 
 
 class TorchScoringBackend:
@@ -69,15 +97,45 @@ class TorchCriticBackend(CriticBackend):
     """Trains a critic with torch in the process of its actor; see `CriticBackend`."""
 
     def build(self, context: Context) -> CriticEngine:
-        """Build the engine with its model and optimizer."""
+        """Build the engine with its model and optimizer, or start the ranks."""
+        if critic_section(context.config).torch.ranks > 1:
+            return CriticGroup(context.config)
         from relax_actors.engines.torch.critic import TorchCritic  # noqa: PLC0415 only a process that trains needs torch
         from relax_actors.engines.torch.process_setup import configure_torch  # noqa: PLC0415
 
         configure_torch(context.config.run)
         return TorchCritic(context.config, critic_section(context.config))
 
+    def ranks(self, config: Config) -> Ranks:
+        """Return the ranks of [critic.torch]."""
+        return _ranks(critic_section(config).torch)
+
+    def build_rank(self, config: Config, rank: int, store: Store) -> RankCritic:
+        """Build the part of a rank."""
+        from relax_actors.engines.torch.critic import TorchCritic  # noqa: PLC0415 only a process that trains needs torch
+        from relax_actors.engines.torch.process_setup import configure_torch  # noqa: PLC0415
+
+        configure_torch(config.run)
+        return TorchCritic(config, critic_section(config), rank, store)
+
     def check(self, config: Config, model: Path) -> Iterator[str]:
         """Refuse models that transformers cannot build with a value head."""
         check_recompute(config)
         check_value_head(model)
-        yield from ()
+        if (ranks := critic_section(config).torch.ranks) > 1:
+            yield f"the critic has {ranks} ranks, each with 1/{ranks} of weights, gradients and optimizer state"
+
+    def footprint(self, config: Config) -> Footprint:
+        """Return what the critic needs with its ranks, which share the model."""
+        return _footprint(critic_section(config).torch)
+
+
+def _ranks(section: TorchSection) -> Ranks:
+    return Ranks(section.ranks, parts=section.ranks)
+
+
+def _footprint(section: TorchSection) -> Footprint:
+    if section.ranks == 1:
+        return Footprint(parameter_bytes=TRAINED_BYTES)
+    ranks = section.ranks
+    return Footprint(processes=ranks + 1, parameter_bytes=TRAINED_BYTES, gpus=ranks, computes_on_cpu=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 import transformers
 from numpy.typing import NDArray
 from torch import Tensor
+from torch._C._distributed_c10d import Store
+from transformers import PreTrainedModel
 
 from relax_actors.algorithms.schedules import scheduled_learning_rate
 from relax_actors.algorithms.values import measure_values, value_loss, value_metrics
@@ -17,10 +20,12 @@ from relax_actors.config.schema import Config
 from relax_actors.config.training import CriticSection
 from relax_actors.engines.protocols.samples import MicroBatchPlan, TrainSample
 from relax_actors.engines.protocols.training import StepResult
-from relax_actors.engines.torch.forward import Forward, device_of
+from relax_actors.engines.torch.background import run_in_background
+from relax_actors.engines.torch.devices import sharding_of
+from relax_actors.engines.torch.forward import Forward
 from relax_actors.engines.torch.host_memory import move_to_device, move_to_host
 from relax_actors.engines.torch.model import build_critic, copy_into, read_folder, save_critic, tensors_of
-from relax_actors.engines.torch.optimized_model import AdamW, OptimizedModel, begin_write_state, write_state
+from relax_actors.engines.torch.optimized_model import AdamW, OptimizedModel
 from relax_actors.engines.torch.recompute import recompute_layers
 from relax_actors.media.family import family_of
 from relax_actors.weights import files as weights
@@ -30,31 +35,38 @@ HEAD = "lm_head."
 
 
 class TorchCritic:
-    """Trains a value model in one process on one device; implements `CriticEngine`.
+    """One rank, alone or with others that share the value model; implements `CriticEngine` and `RankCritic`.
 
     The loss of an update is the mean over its tokens. Values are not divided by the sampling temperature.
 
     Args:
         config: configuration of the run.
         settings: section [critic] of it.
+        rank: number of this process.
+        store: rendezvous of the ranks; not needed with one rank.
 
     Raises:
         ConfigError: the model cannot be built.
     """
 
-    def __init__(self, config: Config, settings: CriticSection) -> None:
+    def __init__(self, config: Config, settings: CriticSection, rank: int = 0, store: Store | None = None) -> None:
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self._config, self._settings, self._path = config, settings, settings.path or config.model_path
-        device, trainer = device_of(settings.device), config.trainer
+        trainer = config.trainer
         # Of the policy: its processor files say how the features of media are normalised.
         precision, family = getattr(torch, trainer.precision), family_of(config.model_path)
-        self._forward = Forward(device, precision, 1.0, family, share_prefixes=trainer.share_prefixes)
+        self._sharding = sharding = sharding_of(settings.torch, settings.device, precision, rank, store)
+        shares = trainer.share_prefixes
+        self._forward = Forward(sharding.device, precision, 1.0, family, share_prefixes=shares, sharding=sharding)
         self._multimodal = family is not None
-        self._model = self._forward.prepare_critic(build_critic(self._path, seed=config.run.seed, device=device))
+        self._model = self._forward.prepare_critic(sharding.build(self._make, family))
         if trainer.recompute == "full":
             recompute_layers(self._model)
         self._max_tokens = trainer.max_tokens_per_microbatch
-        self._trained = OptimizedModel(self._model, AdamW.of_critic(settings, trainer))
+        self._trained = OptimizedModel(self._model, AdamW.of_critic(settings, trainer), sharding)
+
+    def _make(self, device: torch.device | None) -> PreTrainedModel:
+        return build_critic(self._path, seed=self._config.run.seed, device=device)
 
     def initialise(self, policy: Sequence[Path] | None) -> None:
         """Initialise the weights and the optimizer; see `CriticEngine`."""
@@ -63,7 +75,7 @@ class TorchCritic:
             tensors = read_folder(self._model, self._path)
             source = f"critic.path {self._path}"
         else:
-            heads = {name: torch.zeros_like(tensor) for name, tensor in own.items() if self._is_head(name)}
+            heads = {name: torch.zeros(tensor.shape) for name, tensor in own.items() if self._is_head(name)}
             tensors = {name: tensor for name, tensor in weights.load(policy).items() if name in own} | heads
             source = "version 0 of the policy"
         copy_into(self._model, tensors, source)
@@ -77,7 +89,7 @@ class TorchCritic:
     def values(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
         """Compute the value of the state before each trained token; see `CriticEngine`."""
         forward, model = self._forward, self._model
-        return forward.compute(lambda batch: forward.values(model, batch), samples, self._max_tokens, progress)
+        return forward.compute(model, lambda batch: forward.values(model, batch), samples, self._max_tokens, progress)
 
     def accumulate(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> None:
         """Accumulate the gradients of the value loss; see `AccumulatesSteps`."""
@@ -90,7 +102,8 @@ class TorchCritic:
             loss = value_loss(values, old, returns, clip=self._settings.value_clip)
             return loss.loss.masked_fill(~batch.mask, 0.0).sum(), measure_values(values, returns, loss, batch.mask)
 
-        self._trained.backward(forward.plan(samples, self._max_tokens), loss_of, progress)
+        plans = forward.plan(samples, self._max_tokens)
+        self._trained.backward(plans, forward.loss(self._model, loss_of), progress)
 
     def discard(self) -> None:
         """Discard the accumulated gradients; see `AccumulatesSteps`."""
@@ -109,25 +122,29 @@ class TorchCritic:
     def fingerprint(self) -> str:
         """Return the fingerprint of the weights."""
         with self._trained.moving:
-            return weights.fingerprint(tensors_of(self._model).items())
+            return weights.fingerprint(self._sharding.whole(tensors_of(self._model), torch.float32, keep=False))
 
     def release_memory(self) -> int:
         """Move weights, gradients and the optimizer's state to host memory; see `ReleasesMemory`."""
+        if not self._sharding.is_whole:
+            return 0  # offloaded: they are there between passes
         with self._trained.moving:
             return move_to_host(self._trained.tensors())
 
     def resume_memory(self) -> int:
         """Move them back; see `ReleasesMemory`."""
+        if not self._sharding.is_whole:
+            return 0
         with self._trained.moving:
             return move_to_device(self._trained.tensors(), self._forward.device)
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint; see `SavesState`."""
-        write_state("float32", folder, self._trained.state())
+        self._trained.writer("float32", self._trained.state())(folder)
 
     def begin_save(self, folder: Path) -> Callable[[], None]:
         """Write a copy of the state in the background; see `SupportsAsyncSave`."""
-        return begin_write_state("float32", folder, self._trained.state())
+        return run_in_background(partial(self._trained.writer("float32", self._trained.state(), unchanging=""), folder))
 
     def load(self, folder: Path) -> None:
         """Load a checkpoint; see `SavesState`."""
@@ -136,4 +153,5 @@ class TorchCritic:
     def export(self, folder: Path) -> None:
         """Write a folder that critic.path can name; see `CriticEngine`."""
         with self._trained.moving:
-            save_critic(self._model, folder)
+            if (model := self._sharding.unshared(self._model, torch.float32, self._make)) is not None:
+                save_critic(model, folder)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,26 +12,27 @@ import torch
 import transformers
 from numpy.typing import NDArray
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 from transformers import PreTrainedModel
 
 from relax_actors.algorithms.controllers import StepCoefficients
 from relax_actors.algorithms.losses import sft_loss
 from relax_actors.algorithms.schedules import scheduled_learning_rate
-from relax_actors.algorithms.sequence_records import StepFacts
 from relax_actors.config.schema import Config
 from relax_actors.engines.protocols.samples import MicroBatchPlan, TrainSample, by_row
 from relax_actors.engines.protocols.training import StepResult
 from relax_actors.engines.torch import coefficient_tensors, replay_metrics
+from relax_actors.engines.torch.background import run_in_background
+from relax_actors.engines.torch.devices import sharding_of
 from relax_actors.engines.torch.experts import Routers
-from relax_actors.engines.torch.forward import Forward, device_of
+from relax_actors.engines.torch.forward import Forward
 from relax_actors.engines.torch.frozen import freeze
 from relax_actors.engines.torch.host_memory import move_to_device, move_to_host
-from relax_actors.engines.torch.micro_batch import MicroBatch
 from relax_actors.engines.torch.model import build, copy_into, has_weights, read_folder, tensors_of
-from relax_actors.engines.torch.objective import ScoredTokens, StepObjective
-from relax_actors.engines.torch.optimized_model import AdamW, OptimizedModel, begin_write_state, write_state
+from relax_actors.engines.torch.objective import StepObjective
+from relax_actors.engines.torch.optimized_model import AdamW, OptimizedModel
+from relax_actors.engines.torch.passes import Passes
 from relax_actors.engines.torch.recompute import recompute_layers
-from relax_actors.engines.torch.step_facts import Records, loss_inputs, needs_records, record, step_facts
 from relax_actors.media.family import family_of
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.weights import files as weights
@@ -42,10 +43,12 @@ REFERENCE = "reference.safetensors"
 
 
 class TorchEngine:
-    """Trains in one process on one device; implements `TrainingEngine`.
+    """One rank, alone or with others that share the model with it; implements `TrainingEngine` and `RankEngine`.
 
     Args:
         config: configuration of the run.
+        rank: number of this process.
+        store: rendezvous of the ranks; not needed with one rank.
         replay_comparison_interval: steps between two comparisons with a pass without router replay; 0 for none. The
             comparison does not change the weights.
 
@@ -54,26 +57,39 @@ class TorchEngine:
             trainer.router_replay, or no layers for trainer.recompute.
     """
 
-    def __init__(self, config: Config, *, replay_comparison_interval: int = replay_metrics.COMPARISON_INTERVAL) -> None:
+    def __init__(
+        self,
+        config: Config,
+        rank: int = 0,
+        store: Store | None = None,
+        *,
+        replay_comparison_interval: int = replay_metrics.COMPARISON_INTERVAL,
+    ) -> None:
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self._config = config
         settings = config.trainer
-        self._device = device_of(settings.device)
         self._dtype = getattr(torch, settings.precision)
-        family = family_of(config.model_path)
+        self._sharding = sharding_of(settings.torch, settings.device, self._dtype, rank, store)
+        self._device = self._sharding.device
+        self._family = family = family_of(config.model_path)
         self._max_tokens = settings.max_tokens_per_microbatch
         temperature, shares = config.rollout.temperature, settings.share_prefixes
-        self._forward = Forward(self._device, self._dtype, temperature, family, share_prefixes=shares)
-        self._model = self._forward.prepare(build(config.model_path, seed=config.run.seed, device=self._device))
+        self._forward = Forward(
+            self._device, self._dtype, temperature, family, share_prefixes=shares, sharding=self._sharding
+        )
+        self._model = self._sharding.build(partial(self._make, config.run.seed), family)
         freeze(self._model, settings.freeze)
+        self._forward.prepare(self._model)
         self._routers = Routers(self._model) if settings.router_replay else None
         if settings.recompute == "full":
             recompute_layers(self._model, self._routers)
-        self._comparison_interval = replay_comparison_interval
-        self._steps_to_comparison = 0
         self._reference: PreTrainedModel | None = None
-        self._encoder = WeightEncoder(self._published, keep_base=config.publishes_deltas)
-        self._trained = OptimizedModel(self._model, AdamW.of_trainer(settings))
+        write = None if self._sharding.is_whole else self._write
+        self._encoder = WeightEncoder(self._published, keep_base=config.publishes_deltas, write=write)
+        self._trained = OptimizedModel(self._model, AdamW.of_trainer(settings), self._sharding)
+        self._passes = Passes(
+            self._forward, self._trained, self._sharding, self._routers, self._max_tokens, replay_comparison_interval
+        )
         self._coefficients = StepCoefficients(config.algorithm, settings)
         # Loss of the current update, and the sequences that it keeps until `step`.
         self._objective: StepObjective | None = None
@@ -83,6 +99,9 @@ class TorchEngine:
     def model(self) -> PreTrainedModel:
         """Model in training; every step changes its weights in place."""
         return self._model
+
+    def _make(self, seed: int | None, device: torch.device | None) -> PreTrainedModel:
+        return build(self._config.model_path, seed=seed, device=device)
 
     def initialise(self, seed: int) -> None:
         """Load the weights of the model folder, or initialise random ones; see `TrainingEngine`."""
@@ -107,20 +126,26 @@ class TorchEngine:
             loss = sft_loss(logprobs, batch.mask, tokens)
             return loss, {"loss": float(loss.detach())}
 
-        self._trained.backward(self._forward.plan(samples, self._max_tokens), loss_of, progress)
+        self._passes.backward(samples, loss_of, progress)
         return StepResult(self._update(learning_rate))
 
     def finish_warm_start(self) -> None:
         """Create a new optimizer, and the reference of the KL if the trainer computes it; see `TrainingEngine`."""
         self._trained.reset()
         if self._config.computes_reference:
-            self._set_reference({name: tensor.clone() for name, tensor in tensors_of(self._model).items()})
+            reference = self._built_reference()
+            with torch.no_grad():
+                trained = self._model.state_dict(keep_vars=True)
+                for name, weight in reference.state_dict(keep_vars=True).items():
+                    weight.copy_(trained[name])
 
-    def _set_reference(self, tensors: dict[str, Tensor]) -> None:
-        reference = self._forward.prepare(build(self._config.model_path, device=self._device))
-        reference.requires_grad_(False)
-        copy_into(reference, tensors, "reference")
-        self._reference = reference
+    def _built_reference(self) -> PreTrainedModel:
+        """Return the reference, with any weights."""
+        if self._reference is None:
+            reference = self._sharding.build(partial(self._make, None), self._family)
+            reference.requires_grad_(False)
+            self._reference = self._forward.prepare(reference)
+        return self._reference
 
     def accumulate(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> None:
         """Accumulate the gradients of sequences, or keep them until `step` if the loss needs the whole step."""
@@ -131,85 +156,11 @@ class TorchEngine:
             self._kept.append(samples)
             progress()
         else:
-            self._train(self._objective, [samples], progress, seed=0)
-
-    def _train(
-        self, objective: StepObjective, parts: Sequence[Sequence[TrainSample]], progress: Callable[[], None], seed: int
-    ) -> None:
-        """Run forward and backward for the parts of a step, after a forward pass if the loss needs one."""
-        samples = [sample for part in parts for sample in part]
-        facts = None
-        if needs_records(objective, samples):
-            facts = step_facts(objective, samples, self._record(objective, parts, progress), seed)
-        start = 0
-        for part in parts:
-            loss_of = partial(self._loss_of, objective, part, facts, start)
-            self._trained.backward(self._forward.plan(part, self._max_tokens), loss_of, progress)
-            start += len(part)
-
-    @torch.no_grad()
-    def _record(
-        self, objective: StepObjective, parts: Sequence[Sequence[TrainSample]], progress: Callable[[], None]
-    ) -> Records:
-        """Run the forward pass before the backward passes, in the same micro-batches."""
-        found, start = Records(), 0
-        for part in parts:
-            for plan in self._forward.plan(part, self._max_tokens):
-                batch, chosen = self._forward.micro_batch(part, plan), [part[index] for index in plan.indices]
-                scored = self._scored(batch, entropies=objective.top_entropy is not None)
-                inputs = loss_inputs(objective, chosen, scored, batch.mask, partial(self._padded, batch))
-                found |= record(objective, inputs, [start + index for index in plan.indices])
-                progress()
-            start += len(part)
-        if self._routers is not None:
-            self._routers.reroutes.take()
-        return found
-
-    def _loss_of(
-        self,
-        objective: StepObjective,
-        samples: Sequence[TrainSample],
-        facts: StepFacts | None,
-        start: int,
-        plan: MicroBatchPlan,
-    ) -> tuple[Tensor, dict[str, float]]:
-        """Compute the loss of a micro-batch; `start` is the position of the first of `samples` in the step's facts."""
-        batch, chosen = self._forward.micro_batch(samples, plan), [samples[index] for index in plan.indices]
-        rollout = self._padded(batch, [sample.masked("logprobs") for sample in chosen])
-        replay_measured = self._measure_without_replay(batch, rollout)
-        ids = None
-        if objective.needs_teacher and chosen[0].teacher_top_ids is not None:
-            ids = self._padded(batch, [sample.masked("teacher_top_ids") for sample in chosen])
-        scored = self._scored(batch, entropies=objective.trains_entropy, ids=ids)
-        if self._routers is not None:
-            replay_measured |= self._routers.reroutes.take()
-        padded, places = partial(self._padded, batch), [start + index for index in plan.indices]
-        inputs = loss_inputs(objective, chosen, scored, batch.mask, padded, facts=facts, indices=places)
-        loss, measured = objective.loss(inputs)
-        return loss, measured | replay_measured
-
-    def _scored(self, batch: MicroBatch, *, entropies: bool, ids: Tensor | None = None) -> ScoredTokens:
-        """Compute log-probs of the trained tokens, and their entropies and log-probs of other tokens if asked for."""
-        return self._forward.score_trained(self._model, batch, entropies=entropies, ids=ids, routers=self._routers)
-
-    def _padded(self, batch: MicroBatch, arrays: Sequence[NDArray[Any]]) -> Tensor:
-        return self._forward.padded(arrays, batch.width)
+            self._passes.train(self._objective, [samples], progress, seed=0)
 
     def score(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
         """Compute log-probs with the current weights; see `SupportsScore`."""
         return self._forward.score(self._model, samples, self._max_tokens, progress, self._routers)
-
-    @torch.no_grad()
-    def _measure_without_replay(self, batch: MicroBatch, rollout: Tensor) -> dict[str, float]:
-        """Measure a pass without replay, for the first micro-batch of a step, once per comparison interval."""
-        if self._routers is None or batch.experts is None or self._trained.measured:
-            return {}
-        if not self._comparison_interval or self._steps_to_comparison:
-            return {}
-        self._steps_to_comparison = self._comparison_interval
-        logprobs = self._forward.logprobs(self._model, batch, routers=self._routers, only_count=True)
-        counts = replay_metrics.unreplayed_counts(self._routers.reroutes.take())
-        return replay_metrics.unreplayed_mismatch(logprobs, rollout, batch.mask) | counts
 
     def discard(self) -> None:
         """Discard the accumulated gradients; see `TrainingEngine`."""
@@ -224,11 +175,13 @@ class TorchEngine:
             msg = f"no rows were accumulated for step {step}; call accumulate first"
             raise ValueError(msg)
         if self._kept:
-            self._train(objective, self._kept, progress, derive_seed(self._config.run.seed, "tokens", step))
+            self._passes.train(objective, self._kept, progress, derive_seed(self._config.run.seed, "tokens", step))
         rate = scheduled_learning_rate(self._config, step)
+        log_ratios = self._sharding.all_gather(objective.log_ratios)
+        objective.log_ratios = [array for part in log_ratios for array in part]
         measured = self._update(rate, objective.gradient_scale)
         self._coefficients.record(measured)
-        self._steps_to_comparison = max(0, self._steps_to_comparison - 1)
+        self._passes.end_step()
         progress()
         return StepResult(objective.metrics(measured) | {"learning_rate": rate})
 
@@ -254,12 +207,16 @@ class TorchEngine:
 
     def release_memory(self) -> int:
         """Move weights, gradients and the optimizer's state to host memory; see `ReleasesMemory`."""
+        if not self._sharding.is_whole:
+            return 0  # offloaded: they are there between passes
         with self._trained.moving:
             self._encoder.forget_tensors()
             return move_to_host(self._on_device())
 
     def resume_memory(self) -> int:
         """Move them back; see `ReleasesMemory`."""
+        if not self._sharding.is_whole:
+            return 0
         with self._trained.moving:
             return move_to_device(self._on_device(), self._device)
 
@@ -274,8 +231,9 @@ class TorchEngine:
         return self._encoder.write_full(path)
 
     def delta(self) -> Callable[[Path], str] | None:
-        """Return a function that writes the delta since `remember`; see `WeightProducer`."""
-        return self._encoder.delta_writer()
+        """Return a function that writes the delta since `remember`, on rank 0; see `WeightProducer`."""
+        write = self._encoder.delta_writer()
+        return write if self._sharding.rank == 0 else None
 
     def remember(self) -> None:
         """Make the current weights the base of the next delta; see `WeightProducer`."""
@@ -289,19 +247,25 @@ class TorchEngine:
         """Return the fingerprint of the published weights; see `WeightProducer`."""
         return self._encoder.fingerprint()
 
-    def _published(self) -> dict[str, Tensor]:
+    def _published(self) -> Mapping[str, Tensor]:
         with self._trained.moving:
-            return {name: tensor.detach().to(self._dtype) for name, tensor in tensors_of(self._model).items()}
+            keep = self._config.publishes_deltas
+            return self._sharding.whole(tensors_of(self._model), self._dtype, keep=keep)
+
+    def _write(self, path: Path) -> None:
+        tensors = {name: tensor.to(self._dtype) for name, tensor in tensors_of(self._model).items()}
+        self._sharding.writer(tensors)(path)
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint; see `TrainingEngine`."""
-        write_state(self._config.trainer.precision, folder, self._state())
+        self._trained.writer(self._config.trainer.precision, self._state())(folder)
 
     def begin_save(self, folder: Path) -> Callable[[], None]:
         """Write a copy of the state in the background; see `SupportsAsyncSave`."""
-        return begin_write_state(self._config.trainer.precision, folder, self._state(), unchanging=REFERENCE)
+        write = self._trained.writer(self._config.trainer.precision, self._state(), unchanging=REFERENCE)
+        return run_in_background(partial(write, folder))
 
-    def _state(self) -> dict[str, dict[str, Tensor]]:
+    def _state(self) -> dict[str, Mapping[str, Tensor]]:
         """Return the tensors of a checkpoint by file name."""
         coefficients = coefficient_tensors.to_tensors(self._coefficients.current)
         found = self._trained.state() | {coefficient_tensors.FILE: coefficients}
@@ -313,13 +277,14 @@ class TorchEngine:
         self._coefficients.restore(coefficient_tensors.from_tensors(weights.load([folder / coefficient_tensors.FILE])))
         self._encoder.invalidate()
         if (folder / REFERENCE).exists():
-            self._set_reference(weights.load([folder / REFERENCE]))
+            copy_into(self._built_reference(), weights.load([folder / REFERENCE]), "reference")
 
     def export(self, folder: Path) -> None:
         """Write a model folder; see `WeightProducer`."""
-        model = self._model
-        if self._dtype != torch.float32:
-            model = build(self._config.model_path, dtype=self._dtype)
-            copy_into(model, self._published(), "training")
-        with weights.disk_errors(folder):
-            model.save_pretrained(folder)
+
+        def make(device: torch.device | None) -> PreTrainedModel:
+            return build(self._config.model_path, dtype=self._dtype, device=device)
+
+        if (model := self._sharding.unshared(self._model, self._dtype, make)) is not None:
+            with weights.disk_errors(folder):
+                model.save_pretrained(folder)

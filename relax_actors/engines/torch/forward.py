@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,25 +18,22 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from relax_actors.algorithms.vocabulary import Head, score_tokens, score_top, squared_probabilities
-from relax_actors.devices.binding import own_device
-from relax_actors.engines.protocols.samples import MicroBatchPlan, TrainSample, input_lengths, plan_micro_batches
+from relax_actors.engines.protocols.samples import MicroBatchPlan, TrainSample, plan_micro_batches
 from relax_actors.engines.protocols.scoring import Scores
+from relax_actors.engines.ranks.shares import share_out
 from relax_actors.engines.torch import multimodal
 from relax_actors.engines.torch.barred import BarredIds
-from relax_actors.engines.torch.experts import Routers, pack_experts
+from relax_actors.engines.torch.experts import Routers
 from relax_actors.engines.torch.head import HeadForm
-from relax_actors.engines.torch.micro_batch import MicroBatch
-from relax_actors.engines.torch.multimodal import Placement
+from relax_actors.engines.torch.micro_batch import MicroBatch, padded
 from relax_actors.engines.torch.objective import ScoredTokens
 from relax_actors.engines.torch.packing import ATTENTION, Packing
+from relax_actors.engines.torch.sharding import Whole
 from relax_actors.media.family import Family
 
-
-def device_of(name: str) -> torch.device:
-    """Return the torch device of a setting; "auto" is CUDA where available, else the CPU."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(own_device(name))
+T = TypeVar("T")
+IDLE = MicroBatchPlan([], [])
+"""A rank computes with it while others still have sequences."""
 
 
 class Forward:
@@ -49,6 +45,7 @@ class Forward:
         temperature: divisor of the logits.
         family: family of the models; None if they read text only.
         share_prefixes: compute a prefix that sequences of a row share once in a micro-batch.
+        sharding: how ranks share the models, and thereby the micro-batches; by default there is one.
     """
 
     def __init__(
@@ -59,7 +56,9 @@ class Forward:
         family: Family | None = None,
         *,
         share_prefixes: bool = True,
+        sharding: Whole | None = None,
     ) -> None:
+        self._sharding = sharding or Whole(device)
         self.device, self._dtype, self._temperature, self._family = device, dtype, temperature, family
         self._share_prefixes = share_prefixes
         self._barred = BarredIds(family, device)
@@ -73,7 +72,10 @@ class Forward:
         """
         self.prepare_critic(model)
         text = None if self._family is not None else partial(self._hidden_states, model)
-        self._head_form = HeadForm.of(model, text)
+        # Ranks gather layers in the dtype of the computation.
+        casts = self._dtype != torch.float32 and not self._sharding.is_whole
+        with torch.no_grad(), torch.autocast(self.device.type, self._dtype, enabled=casts):
+            self._head_form = self._sharding.within(model, partial(HeadForm.of, model, text))
         return model
 
     def prepare_critic(self, model: PreTrainedModel) -> PreTrainedModel:
@@ -84,67 +86,67 @@ class Forward:
         return model
 
     def plan(self, samples: Sequence[TrainSample], max_tokens: int) -> list[MicroBatchPlan]:
-        """Split sequences into micro-batches of at most `max_tokens` tokens.
+        """Split sequences into micro-batches of at most `max_tokens` tokens; returns those of this rank.
+
+        All ranks get as many, which `IDLE` ones complete.
 
         Raises:
             ValueError: a sequence is empty, or longer than `max_tokens`.
         """
-        return plan_micro_batches(samples, max_tokens, share_prefixes=self._share_prefixes)
+        shares, plans = self._share_prefixes, []
+        if self._sharding.count == 1:
+            return plan_micro_batches(samples, max_tokens, share_prefixes=shares)
+        for share in share_out(samples, self._sharding.count, share_prefixes=shares):
+            own = plan_micro_batches([samples[i] for i in share], max_tokens, share_prefixes=shares)
+            plans.append([MicroBatchPlan([share[i] for i in plan.indices], plan.shared) for plan in own])
+        most, mine = max(map(len, plans)), plans[self._sharding.rank]
+        return mine + [IDLE] * (most - len(mine))
+
+    def loss(
+        self, model: PreTrainedModel, loss_of: Callable[[MicroBatchPlan], tuple[Tensor, dict[str, float]]]
+    ) -> Callable[[MicroBatchPlan], tuple[Tensor, dict[str, float]]]:
+        """Return a function that computes the loss of a micro-batch; that of an idle one is 0.
+
+        Args:
+            model: the model that `loss_of` computes with.
+            loss_of: computes the loss of a micro-batch with sequences, and measurements.
+        """
+
+        def compute(plan: MicroBatchPlan) -> tuple[Tensor, dict[str, float]]:
+            if not plan.indices:
+                return self._idle(model) + self._sharding.zero(model), {}
+            loss, measured = loss_of(plan)
+            return loss + self._sharding.zero(model, towers_only=True), measured
+
+        if self._sharding.is_whole:
+            return loss_of
+        return lambda plan: self._sharding.within(model, partial(compute, plan))
+
+    def without_loss(
+        self, model: PreTrainedModel, plan: MicroBatchPlan, compute: Callable[[MicroBatchPlan], T], nothing: T
+    ) -> T:
+        """Compute with the sequences of a micro-batch, without gradients; an idle one gives `nothing`."""
+
+        def run() -> T:
+            if plan.indices:
+                return compute(plan)
+            self._idle(model)
+            return nothing
+
+        return self._sharding.within(model, run) if plan.indices or not self._sharding.is_whole else nothing
+
+    def _idle(self, model: PreTrainedModel) -> Tensor:
+        """Compute layers and embeddings of one token; returns a 0 that depends on them."""
+        token = TrainSample.of_completion(np.zeros(1, np.int32), np.zeros(1, np.int32))
+        return 0.0 * self._scored_states(model, self.micro_batch([token], MicroBatchPlan.of([0]))).sum()
 
     def micro_batch(self, samples: Sequence[TrainSample], plan: MicroBatchPlan) -> MicroBatch:
         """Build the micro-batch of the sequences that a plan names."""
-        chosen, shared = [samples[index] for index in plan.indices], plan.shared
-        lengths = input_lengths(chosen)
-        packing = Packing.of(lengths, self.device, shared)
-        trained = [np.flatnonzero(sample.loss_mask) for sample in chosen]
-        counts = np.array([len(places) for places in trained])
-        mask = np.arange(counts.max()) < counts[:, None]
-        scored = [path[places - 1] for path, places in zip(packing.paths, trained, strict=True)]
-        targets = [sample.token_ids[places] for sample, places in zip(chosen, trained, strict=True)]
-        tokens = [s.token_ids[prefix:length] for s, prefix, length in zip(chosen, shared, lengths, strict=True)]
-        ids = [np.concatenate(arrays).astype(np.int64) for arrays in (tokens, scored, targets)]
-        on = [torch.from_numpy(array).to(self.device) for array in (*ids, np.flatnonzero(mask), mask)]
-        experts = self._experts(chosen, packing)
-        batch = MicroBatch(on[0][None], packing, on[1], on[2][:, None], on[3], on[4], experts)
-        return batch if self._family is None else self._with_media(batch, self._family, chosen, shared)
-
-    def _with_media(
-        self, batch: MicroBatch, family: Family, samples: Sequence[TrainSample], shared: Sequence[int]
-    ) -> MicroBatch:
-        """Add the rotary positions and the media of the sequences."""
-        positions = multimodal.positions_of([(s.inputs, s.media) for s in samples], shared)[:, None]
-        sequences = [(sample.token_ids, sample.media) for sample in samples]
-        placement = Placement.of(family, sequences, batch.packing.paths, self.device)
-        return replace(batch, positions=torch.from_numpy(positions).to(self.device), placement=placement)
-
-    def _experts(self, samples: Sequence[TrainSample], packing: Packing) -> Tensor | None:
-        """Lay out recorded experts; a sequence without any leaves its choices to the routers."""
-        known = [
-            (sample.routed_experts, path)
-            for path, sample in zip(packing.paths, samples, strict=True)
-            if sample.routed_experts is not None
-        ]
-        if not known:
-            return None
-        total = packing.positions.shape[1]
-        packed = pack_experts([experts for experts, _ in known], [path for _, path in known], total)
-        return torch.from_numpy(packed).to(self.device)
+        return MicroBatch.of(samples, plan, self.device, self._family)
 
     def padded(self, arrays: Sequence[NDArray[Any]], width: int) -> Tensor:
-        """Pad values of the trained tokens of each sequence with 0.
-
-        Args:
-            arrays: `[trained]` or `[trained, k]` of each sequence, numbers or token ids.
-            width: largest number of trained tokens.
-
-        Returns:
-            `[batch, width]` or `[batch, width, k]`, float32 or, for ids, int64.
-        """
-        dtype = np.int64 if arrays[0].dtype.kind == "i" else np.float32
-        out = np.zeros((len(arrays), width, *arrays[0].shape[1:]), dtype)
-        for row, array in enumerate(arrays):
-            out[row, : len(array)] = array
-        return torch.from_numpy(out).to(self.device)
+        """Pad values of trained tokens on the device; see `padded`."""
+        return padded(arrays, width).to(self.device)
 
     def logprobs(
         self,
@@ -274,11 +276,14 @@ class Forward:
         Raises:
             ValueError: a sequence is empty, or longer than `max_tokens`.
         """
-        return self.compute(lambda batch: self.logprobs(model, batch, routers=routers), samples, max_tokens, progress)
+        return self.compute(
+            model, lambda batch: self.logprobs(model, batch, routers=routers), samples, max_tokens, progress
+        )
 
     @torch.no_grad()
     def compute(
         self,
+        model: PreTrainedModel,
         compute: Callable[[MicroBatch], Tensor],
         samples: Sequence[TrainSample],
         max_tokens: int,
@@ -287,19 +292,27 @@ class Forward:
         """Compute a number for each trained token, micro-batch by micro-batch and without gradients; see `score`.
 
         Args:
+            model: the model that `compute` computes with.
             compute: returns the numbers of a micro-batch, `[batch, width] float32`.
             samples: the sequences.
             max_tokens: largest number of tokens of a micro-batch.
             progress: called after every micro-batch.
         """
-        found = [np.zeros(len(sample), np.float32) for sample in samples]
+
+        def numbers(plan: MicroBatchPlan) -> NDArray[Any]:
+            of_batch: NDArray[Any] = compute(self.micro_batch(samples, plan)).cpu().numpy()
+            return of_batch
+
+        own: list[tuple[int, NDArray[Any]]] = []
         for plan in self.plan(samples, max_tokens):
-            batch = self.micro_batch(samples, plan)
-            if batch.width:
-                scored = compute(batch).cpu().numpy()
-                for row, index in enumerate(plan.indices):
-                    found[index][samples[index].loss_mask] = scored[row, : samples[index].trained]
+            trained = plan if any(samples[index].trained for index in plan.indices) else IDLE
+            scored = self.without_loss(model, trained, numbers, np.zeros((0, 0), np.float32))
+            pairs = zip(trained.indices, scored, strict=True)
+            own += [(index, row[: samples[index].trained]) for index, row in pairs]
             progress()
+        found = [np.zeros(len(sample), np.float32) for sample in samples]
+        for index, row in (pair for part in self._sharding.all_gather(own) for pair in part):
+            found[index][samples[index].loss_mask] = row
         return found
 
     @torch.no_grad()

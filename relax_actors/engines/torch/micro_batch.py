@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from relax_actors.engines.protocols.samples import MicroBatchPlan, TrainSample, input_lengths
+from relax_actors.engines.torch import multimodal
+from relax_actors.engines.torch.experts import pack_experts
 from relax_actors.engines.torch.multimodal import Placement
 from relax_actors.engines.torch.packing import Packing
+from relax_actors.media.family import Family
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +47,66 @@ class MicroBatch:
     positions: Tensor | None = None
     placement: Placement | None = None
 
+    @classmethod
+    def of(
+        cls, samples: Sequence[TrainSample], plan: MicroBatchPlan, device: torch.device, family: Family | None = None
+    ) -> MicroBatch:
+        """Build the micro-batch of the sequences that a plan names; `family` is that of a multimodal model."""
+        chosen, shared = [samples[index] for index in plan.indices], plan.shared
+        lengths = input_lengths(chosen)
+        packing = Packing.of(lengths, device, shared)
+        trained = [np.flatnonzero(sample.loss_mask) for sample in chosen]
+        counts = np.array([len(places) for places in trained])
+        mask = np.arange(counts.max()) < counts[:, None]
+        scored = [path[places - 1] for path, places in zip(packing.paths, trained, strict=True)]
+        targets = [sample.token_ids[places] for sample, places in zip(chosen, trained, strict=True)]
+        tokens = [s.token_ids[prefix:length] for s, prefix, length in zip(chosen, shared, lengths, strict=True)]
+        ids = [np.concatenate(arrays).astype(np.int64) for arrays in (tokens, scored, targets)]
+        on = [torch.from_numpy(array).to(device) for array in (*ids, np.flatnonzero(mask), mask)]
+        batch = cls(on[0][None], packing, on[1], on[2][:, None], on[3], on[4], _experts(chosen, packing, device))
+        return batch if family is None else batch._with_media(family, chosen, shared, device)
+
+    def _with_media(
+        self, family: Family, samples: Sequence[TrainSample], shared: Sequence[int], device: torch.device
+    ) -> MicroBatch:
+        """Add the rotary positions and the media of the sequences."""
+        positions = multimodal.positions_of([(s.inputs, s.media) for s in samples], shared)[:, None]
+        sequences = [(sample.token_ids, sample.media) for sample in samples]
+        placement = Placement.of(family, sequences, self.packing.paths, device)
+        return replace(self, positions=torch.from_numpy(positions).to(device), placement=placement)
+
     @property
     def width(self) -> int:
         """Largest number of trained tokens of a sequence."""
         return self.mask.shape[1]
+
+
+def padded(arrays: Sequence[NDArray[Any]], width: int) -> Tensor:
+    """Pad values of the trained tokens of each sequence with 0.
+
+    Args:
+        arrays: `[trained]` or `[trained, k]` of each sequence, numbers or token ids.
+        width: largest number of trained tokens.
+
+    Returns:
+        `[batch, width]` or `[batch, width, k]`, float32 or, for ids, int64.
+    """
+    dtype = np.int64 if arrays[0].dtype.kind == "i" else np.float32
+    out = np.zeros((len(arrays), width, *arrays[0].shape[1:]), dtype)
+    for row, array in enumerate(arrays):
+        out[row, : len(array)] = array
+    return torch.from_numpy(out)
+
+
+def _experts(samples: Sequence[TrainSample], packing: Packing, device: torch.device) -> Tensor | None:
+    """Lay out recorded experts; a sequence without any leaves its choices to the routers."""
+    known = [
+        (sample.routed_experts, path)
+        for path, sample in zip(packing.paths, samples, strict=True)
+        if sample.routed_experts is not None
+    ]
+    if not known:
+        return None
+    total = packing.positions.shape[1]
+    packed = pack_experts([experts for experts, _ in known], [path for _, path in known], total)
+    return torch.from_numpy(packed).to(device)

@@ -31,7 +31,7 @@ def build(
     *,
     seed: int | None = None,
     dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
+    device: torch.device | str | None = "cpu",
     change: Callable[[PreTrainedConfig], PreTrainedConfig] = lambda config: config,
 ) -> PreTrainedModel:
     """Build the model of a folder's config.json with random weights, on the CPU, then move it to `device`.
@@ -40,7 +40,7 @@ def build(
         path: model folder.
         seed: seed of the random weights, the same on any device; None to leave torch's random state alone.
         dtype: dtype of the weights.
-        device: torch device.
+        device: torch device; None to leave the model where it was built.
         change: returns the config to build in place of the folder's.
 
     Raises:
@@ -59,7 +59,8 @@ def build(
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         msg = f"model.path {path} holds no model that transformers can build: {error}"
         raise ConfigError(msg) from error
-    model.to(device)  # type: ignore[arg-type]
+    if device is not None:
+        model.to(device)  # type: ignore[arg-type]
     return model
 
 
@@ -70,39 +71,41 @@ def _config(path: Path, **settings: Any) -> PreTrainedConfig:
     return thinker
 
 
-def build_critic(path: Path, *, seed: int, device: torch.device | str = "cpu") -> PreTrainedModel:
+def build_critic(path: Path, *, seed: int, device: torch.device | str | None = "cpu") -> PreTrainedModel:
     """Build the architecture of a model folder with a value head, one number a token, instead of the head for tokens.
 
     Args:
         path: folder of the policy's model or of a critic.
         seed: seed of the random weights.
-        device: torch device.
+        device: torch device; None to leave the model where it was built.
 
     Raises:
         ConfigError: transformers cannot build such a model from the folder.
     """
+    model: PreTrainedModel
     try:
         if family_of(path) is not None:
-            return _multimodal_critic(path, seed, device)
-        config = _config(path, num_labels=1)
-        torch.manual_seed(seed)
-        model: PreTrainedModel = AutoModelForTokenClassification.from_config(  # type: ignore[no-untyped-call]
-            config, attn_implementation="sdpa", dtype=torch.float32
-        )
+            model = _multimodal_critic(path, seed)
+        else:
+            config = _config(path, num_labels=1)
+            torch.manual_seed(seed)
+            model = AutoModelForTokenClassification.from_config(  # type: ignore[no-untyped-call]
+                config, attn_implementation="sdpa", dtype=torch.float32
+            )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         msg = f"critic: {path} holds no model that transformers can build with a value head: {error}"
         raise ConfigError(msg) from error
-    model.to(device)  # type: ignore[arg-type]
+    if device is not None:
+        model.to(device)  # type: ignore[arg-type]
     return model
 
 
-def _multimodal_critic(path: Path, seed: int, device: torch.device | str) -> PreTrainedModel:
+def _multimodal_critic(path: Path, seed: int) -> PreTrainedModel:
     """Build a multimodal model whose head computes one number; transformers has none with a value head."""
-    model = build(path, seed=seed)
+    model = build(path, seed=seed, device=None)
     model.config.tie_word_embeddings = False
     width = int(model.config.get_text_config().hidden_size)
     model.set_output_embeddings(torch.nn.Linear(width, 1, bias=False))  # type: ignore[no-untyped-call]
-    model.to(device)  # type: ignore[arg-type]
     return model
 
 
@@ -155,19 +158,35 @@ def tensors_of(model: PreTrainedModel) -> dict[str, Tensor]:
     """Return the weights by Hugging Face name; tied weights once, under their first name."""
     found: dict[str, Tensor] = {}
     seen: set[int] = set()
-    for name, tensor in model.state_dict().items():
-        if tensor.data_ptr() not in seen:
-            seen.add(tensor.data_ptr())
-            found[name] = tensor
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            found[name] = tensor.detach()
     return found
 
 
 @torch.no_grad()
 def copy_into(model: PreTrainedModel, tensors: Mapping[str, Tensor], source: str) -> None:
-    """Copy tensors into the weights of a model; errors as `check_fit`, which names `source`."""
-    known = check_fit(model, tensors, source)
+    """Copy tensors into the weights of a model, each read once; errors as `check_fit`, which names `source`.
+
+    A model that ranks share takes the rows of this rank.
+    """
+    known = _check_names(model, tensors, source)
     for name, tensor in tensors.items():
-        known[name].copy_(tensor)
+        _check_shape(name, tensor, known[name], source)
+        own: Any = known[name]
+        if hasattr(own, "device_mesh"):  # ranks share it; its class is not imported, which takes long
+            own.to_local().copy_(tensor[own_rows(own)])
+        else:
+            own.copy_(tensor)
+
+
+def own_rows(tensor: Any) -> slice:
+    """Return the rows of a shared tensor that this rank has: as many as the others, but the last ones fewer or none."""
+    rows, ranks = tensor.shape[0], tensor.device_mesh.size()
+    most = -(-rows // ranks)
+    first = min(rows, tensor.device_mesh.get_local_rank() * most)
+    return slice(first, min(rows, first + most))
 
 
 def check_fit(model: PreTrainedModel, tensors: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
@@ -184,19 +203,28 @@ def check_fit(model: PreTrainedModel, tensors: Mapping[str, Tensor], source: str
     Raises:
         ConfigError: a tensor is missing, unknown or of another shape; the error names it.
     """
-    own = tensors_of(model)
+    known = _check_names(model, tensors, source)
+    for name, tensor in tensors.items():
+        _check_shape(name, tensor, known[name], source)
+    return known
+
+
+def _check_names(model: PreTrainedModel, tensors: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
     known: dict[str, Tensor] = model.state_dict(keep_vars=True)
-    missing, unknown = own.keys() - tensors.keys(), tensors.keys() - known.keys()
+    unknown = tensors.keys() - known.keys()
     # Tied weights may be stored under another of their names.
-    missing -= {n for n in missing if any(known[t].data_ptr() == own[n].data_ptr() for t in tensors if t in known)}
+    given = {id(known[name]) for name in tensors if name in known}
+    missing = {name for name in tensors_of(model) if id(known[name]) not in given}
     if missing or unknown:
         msg = f"weights of {source} do not fit the model: missing {sorted(missing)[:5]}, unknown {sorted(unknown)[:5]}"
         raise ConfigError(msg)
-    for name, tensor in tensors.items():
-        if known[name].shape != tensor.shape:
-            msg = f"weights of {source}: {name} has shape {list(tensor.shape)}, not {list(known[name].shape)}"
-            raise ConfigError(msg)
     return known
+
+
+def _check_shape(name: str, tensor: Tensor, known: Tensor, source: str) -> None:
+    if known.shape != tensor.shape:
+        msg = f"weights of {source}: {name} has shape {list(tensor.shape)}, not {list(known.shape)}"
+        raise ConfigError(msg)
 
 
 def context_length(model: PreTrainedModel) -> int:

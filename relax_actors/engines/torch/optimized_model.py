@@ -9,7 +9,6 @@ import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,9 +18,9 @@ from transformers import PreTrainedModel
 from relax_actors.algorithms.losses import add_metrics
 from relax_actors.config.training import CriticSection, TrainerSection
 from relax_actors.engines.protocols.samples import MicroBatchPlan
-from relax_actors.engines.torch.background import run_in_background
 from relax_actors.engines.torch.model import copy_into, tensors_of
 from relax_actors.engines.torch.objective import check_gradient_norm
+from relax_actors.engines.torch.sharding import Whole
 from relax_actors.engines.torch.strict_backward import end_strict_backward
 from relax_actors.weights import files as weights
 
@@ -30,6 +29,7 @@ MODEL = "model.safetensors"
 
 LossOf = Callable[[MicroBatchPlan], tuple[Tensor, dict[str, float]]]
 """Return the loss of the sequences of a micro-batch, and measurements to combine with `add_metrics`."""
+Write = Callable[[Path], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +61,15 @@ class OptimizedModel:
     Args:
         model: the model; every update changes its weights in place.
         settings: settings of the optimizer.
+        sharding: how ranks share the model.
 
     Attributes:
-        measured: measurements of each micro-batch since the last update.
+        measured: measurements of each micro-batch of this rank since the last update.
         moving: held while tensors move between device and host, and by other threads that read them.
     """
 
-    def __init__(self, model: PreTrainedModel, settings: AdamW) -> None:
-        self.model, self._settings = model, settings
+    def __init__(self, model: PreTrainedModel, settings: AdamW, sharding: Whole) -> None:
+        self.model, self._settings, self._sharding = model, settings, sharding
         self.measured: list[dict[str, float]] = []
         self.moving = threading.Lock()
         self.reset()
@@ -113,12 +114,13 @@ class OptimizedModel:
         self._complete_gradients()
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
-        measured, count = add_metrics(self.measured), float(len(self.measured))
+        everyone = self._sharding.all_gather(self.measured)
+        measured, count = add_metrics(one for rank in everyone for one in rank), float(len(self.measured))
         if (scale := scale_of(measured)) != 1.0:
             for parameter in self.model.parameters():
                 if parameter.grad is not None:
                     parameter.grad.mul_(scale)
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.max_grad_norm))
+        norm = self._sharding.clip(self.model.parameters(), self._settings.max_grad_norm)
         check_gradient_norm(norm)
         self._optimizer.step()
         self.discard()
@@ -140,51 +142,41 @@ class OptimizedModel:
         for entry in self._optimizer.state.values():
             yield from (value for value in entry.values() if isinstance(value, Tensor))
 
-    def state(self) -> dict[str, dict[str, Tensor]]:
+    def state(self) -> dict[str, Mapping[str, Tensor]]:
         """Return the tensors of a checkpoint by file name."""
         state = self._optimizer.state_dict()["state"]
         flat = {f"{i}.{name}": value for i, entry in state.items() for name, value in entry.items()}
         return {MODEL: tensors_of(self.model), OPTIMIZER: flat}
+
+    def writer(self, precision: str, state: Mapping[str, Mapping[str, Tensor]], unchanging: str | None = None) -> Write:
+        """Return a function that writes the files of a checkpoint to a folder.
+
+        Args:
+            precision: precision of the published weights; those of the checkpoint are the optimizer's, in float32.
+            state: tensors by file name.
+            unchanging: copy the tensors now, but for those of this file, which never change; None for no copy.
+        """
+        copies, sharding = unchanging is not None, self._sharding
+        writers = {f: sharding.writer(held, copy=copies and f != unchanging) for f, held in state.items()}
+
+        def write(folder: Path) -> None:
+            for file, write_file in writers.items():
+                write_file(folder / file)
+            if sharding.rank == 0:
+                (folder / weights.ENGINE).write_text(json.dumps({"engine": "torch", "precision": precision}))
+
+        return write
 
     def load(self, folder: Path) -> None:
         """Load the files of a checkpoint."""
         copy_into(self.model, weights.load([folder / MODEL]), str(folder))
         self.reset()
         state: dict[int, dict[str, Tensor]] = {}
+        (group,) = self._optimizer.param_groups
         for key, value in weights.load([folder / OPTIMIZER]).items():
             index, _, name = key.partition(".")
-            state.setdefault(int(index), {})[name] = value.clone()
+            of_weight = value.shape == (weight := group["params"][int(index)]).shape and value.dim() > 0
+            state.setdefault(int(index), {})[name] = self._sharding.own(weight, value) if of_weight else value.clone()
         tree = self._optimizer.state_dict()
         tree["state"] = state
         self._optimizer.load_state_dict(tree)
-
-
-def write_state(precision: str, folder: Path, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Write the files of a checkpoint.
-
-    Args:
-        precision: precision of the published weights; those of the checkpoint are the optimizer's, in float32.
-        folder: folder to write to.
-        state: tensors by file name.
-    """
-    for file, tensors in state.items():
-        weights.save(tensors, folder / file)
-    (folder / weights.ENGINE).write_text(json.dumps({"engine": "torch", "precision": precision}))
-
-
-def begin_write_state(
-    precision: str, folder: Path, state: Mapping[str, Mapping[str, Tensor]], unchanging: str = ""
-) -> Callable[[], None]:
-    """Copy a state and write it in the background; return a function that waits for the files.
-
-    Args:
-        precision: see `write_state`.
-        folder: folder to write to.
-        state: tensors by file name.
-        unchanging: file whose tensors never change, and need no copy.
-    """
-    copied = {
-        file: held if file == unchanging else {n: t.detach().to("cpu", copy=True) for n, t in held.items()}
-        for file, held in state.items()
-    }
-    return run_in_background(partial(write_state, precision, folder, copied))

@@ -13,8 +13,9 @@ from torch import Tensor
 from relax_actors.config import Config
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.scoring import Scores
+from relax_actors.engines.torch.devices import device_of
 from relax_actors.engines.torch.experts import Routers
-from relax_actors.engines.torch.forward import Forward, device_of
+from relax_actors.engines.torch.forward import Forward
 from relax_actors.engines.torch.micro_batch import MicroBatch
 from relax_actors.engines.torch.model import copy_into, read_folder
 from relax_actors.engines.torch.swappable_model import SwappableModel
@@ -59,7 +60,7 @@ class TorchScorer(SwappableModel):
         def compute(batch: MicroBatch) -> Tensor:
             return self._forward.squares(self._model, batch, routers=self._routers)
 
-        return self._forward.compute(compute, samples, self._max_tokens, progress)
+        return self._forward.compute(self._model, compute, samples, self._max_tokens, progress)
 
     def score_top(self, samples: Sequence[TrainSample], top_k: int, progress: Callable[[], None]) -> list[Scores]:
         """Compute log-probs of each sequence and of the most likely tokens; see `TeacherEngine`."""

@@ -48,7 +48,7 @@ def fingerprint_of(path: Path) -> str:
     if (path / "config.json").is_file() and _is_converted(path, tensors):
         tensors = read_folder(build(path), path)
     dtype = getattr(torch, engine["precision"]) if "precision" in engine else None
-    return weights.fingerprint((name, t if dtype is None else t.to(dtype)) for name, t in tensors.items())
+    return weights.fingerprint({name: t if dtype is None else t.to(dtype) for name, t in tensors.items()})
 
 
 def _json(path: Path) -> dict[str, Any]:

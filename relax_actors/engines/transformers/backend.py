@@ -17,7 +17,7 @@ class TransformersBackend(InferenceBackend):
 
     def build(self, context: Context) -> InferenceEngine:
         """Load the model."""
-        from relax_actors.engines.torch.forward import device_of  # noqa: PLC0415 only a process that generates needs torch
+        from relax_actors.engines.torch.devices import device_of  # noqa: PLC0415 only a process that generates needs torch
         from relax_actors.engines.torch.process_setup import configure_torch  # noqa: PLC0415
         from relax_actors.engines.transformers.engine import TransformersEngine  # noqa: PLC0415
 

@@ -282,7 +282,7 @@ class GradientConformance(TrainingEngineConformance):
             assert write(tmp_path / "delta") == engine.fingerprint() == engine.publish(tmp_path / "whole")
             assert (tmp_path / "delta").stat().st_size < 0.5 * (tmp_path / "whole").stat().st_size
             deltas.apply(before, weights.load([tmp_path / "delta"]))
-            assert weights.fingerprint(before.items()) == engine.fingerprint()
+            assert weights.fingerprint(before) == engine.fingerprint()
 
     def test_half_precision_resumes_exactly_from_steps_that_it_cannot_represent(
         self, make: MakeEngine, tmp_path: Path
@@ -311,7 +311,7 @@ class GradientConformance(TrainingEngineConformance):
         train(engine, batch_of(0), 0, silent)
         engine.export(tmp_path / "model")
         loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-        assert weights.fingerprint(tensors_of(loaded).items()) == engine.fingerprint()
+        assert weights.fingerprint(tensors_of(loaded)) == engine.fingerprint()
         assert fingerprint_of(tmp_path / "model") == engine.fingerprint()
 
     def test_a_diverged_loss_is_an_error_and_not_a_step(self, engine: Any) -> None:

@@ -1,4 +1,4 @@
-"""Critic of one Megatron-Core rank, alone or as a member of `MegatronCriticGroup`."""
+"""Critic of one Megatron-Core rank, alone or as a member of `CriticGroup`."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from relax_actors.engines.megatron.mcore.rank_weights import RankWeights
 from relax_actors.engines.megatron.mcore.schedule import Schedule
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.training import StepResult
+from relax_actors.engines.ranks.collectives import all_gather_messages
 from relax_actors.engines.torch.model import build_critic, copy_into, save_critic
 from relax_actors.engines.torch.objective import ScoredTokens, check_gradient_norm
 from relax_actors.weights import files as weights
@@ -110,7 +111,7 @@ class MegatronCritic:
             msg = f"no rows were accumulated for step {step}; call accumulate first"
             raise ValueError(msg)
         own = self._measured if process_groups.reports_metrics() else []
-        measured = add_metrics(each for part in process_groups.all_gather_messages(own) for each in part)
+        measured = add_metrics(each for part in all_gather_messages(own) for each in part)
         rate = scheduled_learning_rate(self._config, step, self._settings.learning_rate)
         norm, count = self._optimizer.step(rate, 1.0 / max(measured["tokens"], 1.0)), float(self._micro_batches)
         self.discard()
@@ -124,7 +125,7 @@ class MegatronCritic:
         """Return the fingerprint of the weights, on rank 0; other ranks return an empty string."""
         if self._fingerprint is None:
             tensors = dict(self._weights.gather())
-            self._fingerprint = weights.fingerprint(tensors.items()) if self._rank == 0 else ""
+            self._fingerprint = weights.fingerprint(tensors) if self._rank == 0 else ""
         return self._fingerprint
 
     def save(self, folder: Path) -> None:

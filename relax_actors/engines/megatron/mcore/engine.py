@@ -1,4 +1,4 @@
-"""Training engine of one Megatron-Core rank, alone or as a member of `MegatronGroup`."""
+"""Training engine of one Megatron-Core rank, alone or as a member of `TrainerGroup`."""
 
 from __future__ import annotations
 

@@ -16,10 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from relax_actors.algorithms.micro_batches import Shared, group_work, micro_batches
+from relax_actors.algorithms.micro_batches import Shared, micro_batches
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore.batch_media import MicroBatchMedia
 from relax_actors.engines.protocols.samples import MicroBatchPlan, TrainSample, input_lengths, shared_work
+from relax_actors.engines.ranks.shares import share_out
 from relax_actors.engines.torch.experts import pack_experts
 from relax_actors.engines.torch.packing import Packing
 from relax_actors.media.family import Family
@@ -55,7 +56,7 @@ def plan_micro_batches(
         share_prefixes: whether a prefix that sequences of a row share counts once, without context parallelism.
     """
     lengths, packed = input_lengths(samples), layout.context == 1
-    shares = _shares(samples, layout.data, share_prefixes=share_prefixes and packed)
+    shares = share_out(samples, layout.data, share_prefixes=share_prefixes and packed)
     cuts = []
     for share in shares:
         own = [samples[i] for i in share]
@@ -73,55 +74,6 @@ def plan_micro_batches(
     rows = max(batch.rows for plan in plans for batch in plan)
     length = max(batch.length for plan in plans for batch in plan)
     return [[MicroBatch(batch.indices, rows, length, packed, batch.shared) for batch in plan] for plan in plans]
-
-
-def _shares(samples: Sequence[TrainSample], ranks: int, *, share_prefixes: bool) -> list[list[int]]:
-    """Sequences of each data-parallel rank, so that the rank with the most work has as little as possible.
-
-    Sequences that share work stay together, unless dealing them out one by one leaves less to the busiest rank.
-    """
-    lengths = input_lengths(samples)
-    dealt = _dealt(lengths, ranks)
-    shared = shared_work(samples, share_prefixes=share_prefixes)
-    if shared is None or ranks == 1:
-        return dealt
-
-    def busiest(shares: list[list[int]]) -> int:
-        return max(_work([samples[i] for i in share], share_prefixes=share_prefixes) for share in shares)
-
-    together = _together(lengths, ranks, shared)
-    return together if busiest(together) <= busiest(dealt) else dealt
-
-
-def _work(samples: Sequence[TrainSample], *, share_prefixes: bool) -> int:
-    shared = shared_work(samples, share_prefixes=share_prefixes)
-    lengths = input_lengths(samples)
-    return sum(lengths if shared is None else group_work(lengths, shared).values())
-
-
-def _dealt(lengths: Sequence[int], ranks: int) -> list[list[int]]:
-    """Sequences of each rank, dealt out longest first."""
-    shares: list[list[int]] = [[] for _ in range(ranks)]
-    for position, index in enumerate(sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))):
-        # Alternate the direction, so that the rank with the longest sequence of a round gets the shortest of the next.
-        rank, reverse = position % ranks, (position // ranks) % 2
-        shares[ranks - 1 - rank if reverse else rank].append(index)
-    return shares
-
-
-def _together(lengths: Sequence[int], ranks: int, shared: Shared) -> list[list[int]]:
-    """Sequences of each rank; each group goes to the rank with the least work, the largest group first."""
-    members: dict[int, list[int]] = {}
-    for index, group in enumerate(shared.groups):
-        members.setdefault(group, []).append(index)
-    work = group_work(lengths, shared)
-    shares: list[list[int]] = [[] for _ in range(ranks)]
-    loads = [0] * ranks
-    for group in sorted(members, key=lambda group: (-work[group], members[group][0])):
-        rank = loads.index(min(loads))
-        shares[rank] += members[group]
-        loads[rank] += work[group]
-    return shares
 
 
 def _cut(lengths: list[int], layout: Layout, max_tokens: int, longest: int, shared: Shared | None) -> list[list[int]]:

@@ -2,50 +2,28 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ipaddress import IPv4Address
 from typing import Any
 
-import numpy as np
 import torch
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from torch import distributed
 from torch._C._distributed_c10d import Store
 
-from broker.routes import interface_of
 from relax_actors.devices.binding import own_device
-from relax_actors.engines.megatron import wire
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore import ON_CPU
+from relax_actors.engines.ranks.collectives import all_gather_messages, join
 from relax_actors.errors import ConfigError
 
 _layout: Layout | None = None
-_gloo_group: Any = None
 
 
 def device() -> torch.device:
     """Device that this rank computes on."""
     return torch.device("cpu") if ON_CPU else torch.device("cuda", torch.cuda.current_device())
-
-
-def all_gather_messages(message: Any) -> list[Any]:
-    """Messages of all ranks, by rank; plain data and arrays, over gloo on GPUs as well.
-
-    Collective: every rank must call it.
-    """
-    data = np.frombuffer(wire.encode(message), np.uint8)
-    ranks = distributed.get_world_size(_gloo_group)
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(ranks)]
-    distributed.all_gather(sizes, torch.tensor([len(data)]), group=_gloo_group)
-    longest = max(int(size) for size in sizes)
-    padded = torch.zeros(longest, dtype=torch.uint8)
-    padded[: len(data)] = torch.from_numpy(data.copy())
-    received = [torch.empty(longest, dtype=torch.uint8) for _ in range(ranks)]
-    distributed.all_gather(received, padded, group=_gloo_group)
-    return [wire.decode(data[: int(size)].numpy().tobytes()) for data, size in zip(received, sizes, strict=True)]
 
 
 def reports_metrics() -> bool:
@@ -96,36 +74,6 @@ def check_device(name: str, setting: str) -> None:
         raise ConfigError(msg)
 
 
-def use(address: str, number: int) -> None:
-    """Choose the network and the GPU of this process, before `initialise`.
-
-    Args:
-        address: address of this machine by which it reaches the other ranks.
-        number: its GPU, among those that it sees.
-
-    Raises:
-        ConfigError: there are fewer GPUs, or no interface has the address.
-    """
-    is_loopback, interface = IPv4Address(address).is_loopback, interface_of(address)
-    if not interface and not is_loopback:
-        msg = (
-            f"no network interface has the address {address}, by which this machine reaches the other ranks, as its "
-            "primary one; set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to its interface"
-        )
-        if "GLOO_SOCKET_IFNAME" not in os.environ:
-            raise ConfigError(msg)
-    elif interface:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-        if not is_loopback:
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
-    if ON_CPU:
-        return
-    if torch.cuda.device_count() <= number:
-        msg = f"rank needs GPU {number}, and this process sees {torch.cuda.device_count()} GPUs; lower megatron.ranks"
-        raise ConfigError(msg)
-    torch.cuda.set_device(number)
-
-
 def initialise(layout: Layout, rank: int, store: Store) -> None:
     """Join the other ranks and create the process groups, which are global to the process.
 
@@ -137,17 +85,13 @@ def initialise(layout: Layout, rank: int, store: Store) -> None:
     Raises:
         ConfigError: this process already has another layout.
     """
-    global _layout, _gloo_group  # noqa: PLW0603 megatron-core's parallel_state is global as well
+    global _layout  # noqa: PLW0603 megatron-core's parallel_state is global as well
     if _layout is not None:
         if _layout != layout:
             msg = f"this process already has the parallel layout {_layout}; start {layout} in separate processes"
             raise ConfigError(msg)
         return
-    # By default gloo takes the address of the host name, which may not resolve to a reachable one.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    backend = "gloo" if ON_CPU else "nccl"
-    own = None if ON_CPU else device()
-    distributed.init_process_group(backend, store=store, rank=rank, world_size=layout.ranks, device_id=own)
+    join(rank, layout.ranks, store, device())
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
@@ -158,5 +102,4 @@ def initialise(layout: Layout, rank: int, store: Store) -> None:
     )
     # Training draws no random numbers, but layers look up named generators when they are built.
     model_parallel_cuda_manual_seed(1)
-    _gloo_group = distributed.new_group(backend="gloo")
     _layout = layout

@@ -12,8 +12,8 @@ from megatron.core import parallel_state
 from torch import Tensor, distributed
 
 from relax_actors.engines.megatron.conversion import Conversion, merge_shards, shard_axis, shard_of
-from relax_actors.engines.megatron.mcore.process_groups import all_gather_messages
 from relax_actors.engines.megatron.mcore.value_head import ValueHead
+from relax_actors.engines.ranks.collectives import all_gather_messages
 
 _LOCAL_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _LOCAL_EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(.+)")

@@ -31,6 +31,7 @@ from relax_actors.engines.megatron.mcore.micro_batches import MicroBatch, MicroB
 from relax_actors.engines.megatron.mcore.model_chunks import padded_vocabulary
 from relax_actors.engines.megatron.mcore.replay import Replay
 from relax_actors.engines.protocols.samples import TrainSample
+from relax_actors.engines.ranks.collectives import all_gather_messages
 from relax_actors.engines.torch.objective import ScoredTokens
 from relax_actors.media.family import family_of
 
@@ -217,7 +218,7 @@ class Schedule:
             for index, row in zip(batches[number].indices, values.cpu().numpy(), strict=False)
         ]
         found: list[NDArray[Any]] = [np.zeros(len(sample), np.float32) for sample in samples]
-        for part in process_groups.all_gather_messages(own if process_groups.reports_metrics() else []):
+        for part in all_gather_messages(own if process_groups.reports_metrics() else []):
             for index, values in part:
                 found[index][samples[index].loss_mask] = values
         return found

@@ -25,7 +25,7 @@ from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess, s
 from megatron.core.dist_checkpointing.utils import extract_sharded_base
 from torch import Tensor
 
-from relax_actors.engines.megatron import wire
+from relax_actors.engines.ranks import wire
 from relax_actors.weights import files as weights
 
 COMMON = "common.msgpack"

@@ -22,6 +22,7 @@ from relax_actors.engines.megatron.mcore.process_groups import reports_metrics
 from relax_actors.engines.megatron.mcore.replay import Replay
 from relax_actors.engines.megatron.mcore.schedule import LossFunction, Schedule, Score
 from relax_actors.engines.protocols.samples import TrainSample
+from relax_actors.engines.ranks.collectives import all_gather_messages
 from relax_actors.engines.torch import replay_metrics
 from relax_actors.engines.torch.objective import ScoredTokens, StepObjective
 from relax_actors.engines.torch.step_facts import (
@@ -171,7 +172,7 @@ class Update:
             if self._replay is not None:
                 self._replay.reroutes.take()
             start += len(part.samples)
-        messages = process_groups.all_gather_messages(pack_records(found) if reports_metrics() else [])
+        messages = all_gather_messages(pack_records(found) if reports_metrics() else [])
         return unpack_records([message for part in messages for message in part])
 
     def _loss_of(
@@ -225,7 +226,7 @@ class Update:
         Metrics of micro-batches are equal on the ranks that share them, so one of these ranks reports them.
         """
         shared = (self._shared, log_ratios) if reports_metrics() else ([], [])
-        gathered = process_groups.all_gather_messages([*shared, self._local])
+        gathered = all_gather_messages([*shared, self._local])
         metrics = add_metrics(part for shared, _, local in gathered for part in [*shared, *local])
         return metrics, [array for _, log_ratios, _ in gathered for array in log_ratios]
 

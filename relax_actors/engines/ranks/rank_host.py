@@ -20,8 +20,8 @@ import xxhash
 from broker.process import kill_group, spawn
 from relax_actors.config import Config
 from relax_actors.devices.inventory import VISIBLE
-from relax_actors.engines.megatron.rank_wire import keep, send_token, wait_for_end, wait_for_exit
-from relax_actors.engines.megatron.ranks import MODULE, OnRankExit
+from relax_actors.engines.ranks.rank_group import MODULE, OnRankExit
+from relax_actors.engines.ranks.rank_wire import keep, send_token, wait_for_end, wait_for_exit
 from relax_actors.messages.ranks import RankInvitation
 from relax_actors.runtime.code_version import rank_version
 

@@ -22,10 +22,10 @@ from nats.js.errors import NoStreamResponseError
 
 from broker.codec import decode, encode
 from broker.routes import local_address
-from relax_actors.engines.megatron.rank_host import rank_platform, settings_digest
-from relax_actors.engines.megatron.rank_wire import keep, receive_token
-from relax_actors.engines.megatron.ranks import JoinedRanks
-from relax_actors.engines.megatron.wire import Channel
+from relax_actors.engines.ranks.rank_group import JoinedRanks
+from relax_actors.engines.ranks.rank_host import rank_platform, settings_digest
+from relax_actors.engines.ranks.rank_wire import keep, receive_token
+from relax_actors.engines.ranks.wire import Channel
 from relax_actors.errors import CodecError, ConfigError, RelaxError
 from relax_actors.messages.ranks import RankAnswer, RankInvitation
 from relax_actors.runtime import Context

@@ -10,15 +10,26 @@ from typing import Any
 from numpy.typing import NDArray
 
 from relax_actors.config import Config
-from relax_actors.config.training import CriticSection
-from relax_actors.engines.megatron.layout import Layout
-from relax_actors.engines.megatron.ranks import NO_OTHERS, JoinedRanks, OnRankExit, RankGroup
-from relax_actors.engines.megatron.rpc import pack_samples
+from relax_actors.engines.backends import critic_backend, critic_section, training_backend
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.training import StepResult
+from relax_actors.engines.ranks.rank_group import NO_OTHERS, JoinedRanks, OnRankExit, RankGroup
+from relax_actors.engines.ranks.rpc import pack_samples
+from relax_actors.runtime import Context
 
 
-class MegatronGroup(RankGroup):
+def start_trainer(context: Context) -> TrainerGroup:
+    """Start the ranks of the trainer, on other nodes as well if the configuration says so."""
+    ranks = training_backend(context.config).ranks(context.config)
+    if not ranks.remote:
+        return TrainerGroup(context.config)
+    from relax_actors.engines.ranks.remote_ranks import RemoteRanks  # noqa: PLC0415 `relax check` needs no NATS
+
+    remote = RemoteRanks(context, ranks.count - ranks.remote, ranks.remote)
+    return TrainerGroup(context.config, join=remote.join)
+
+
+class TrainerGroup(RankGroup):
     """Training engine for more than one rank; see `RankGroup`.
 
     Args:
@@ -33,7 +44,7 @@ class MegatronGroup(RankGroup):
         on_rank_exit: OnRankExit | None = None,
         join: Callable[[], JoinedRanks] = lambda: NO_OTHERS,
     ) -> None:
-        super().__init__(config, "trainer", Layout.of(config.trainer.megatron), on_rank_exit, join)
+        super().__init__(config, "trainer", training_backend(config).ranks(config), on_rank_exit, join)
 
     def initialise(self, seed: int) -> None:
         """Load the model folder's weights, or draw random weights; see `TrainingEngine`."""
@@ -70,17 +81,16 @@ class MegatronGroup(RankGroup):
         return str(self._call("write_delta", str(path)))
 
 
-class MegatronCriticGroup(RankGroup):
+class CriticGroup(RankGroup):
     """Critic for more than one rank; implements `CriticEngine`. See `RankGroup`.
 
     Args:
         config: configuration of the run.
-        settings: section [critic] of it.
         on_rank_exit: by default this process ends like the rank.
     """
 
-    def __init__(self, config: Config, settings: CriticSection, on_rank_exit: OnRankExit | None = None) -> None:
-        super().__init__(config, "critic", Layout.of(settings.megatron), on_rank_exit)
+    def __init__(self, config: Config, on_rank_exit: OnRankExit | None = None) -> None:
+        super().__init__(config, "critic", critic_backend(critic_section(config)).ranks(config), on_rank_exit)
 
     def initialise(self, policy: Sequence[Path] | None) -> None:
         """Initialise the weights and the optimizer; see `CriticEngine`."""

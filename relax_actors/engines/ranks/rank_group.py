@@ -24,18 +24,18 @@ from typing import Any, NoReturn, TypeAlias
 
 from broker.process import kill_group, spawn
 from relax_actors.config import Config
-from relax_actors.engines.megatron.layout import Layout
-from relax_actors.engines.megatron.rank_wire import wait_for_end
-from relax_actors.engines.megatron.rpc import RankError, pack_samples, unpack_error
-from relax_actors.engines.megatron.turns import Turns
-from relax_actors.engines.megatron.wire import Channel
+from relax_actors.engines.protocols.backend import Ranks
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.training import StepResult
+from relax_actors.engines.ranks.rank_wire import wait_for_end
+from relax_actors.engines.ranks.rpc import RankError, pack_samples, unpack_error
+from relax_actors.engines.ranks.turns import Turns
+from relax_actors.engines.ranks.wire import Channel
 from relax_actors.runtime.exit_codes import EXIT_BLAMELESS, EXIT_PEER_LOST
 
 OnRankExit: TypeAlias = Callable[[int, int], None]
 """Called in a separate thread with the number and exit code of a rank that exited unexpectedly."""
-MODULE = "relax_actors.engines.megatron.mcore.rank"
+MODULE = "relax_actors.engines.ranks.rank"
 LOOPBACK = "127.0.0.1"
 """Address of ranks that are all on one node."""
 GRACE_SECONDS = 10.0
@@ -80,13 +80,13 @@ NO_OTHERS = JoinedRanks()
 class RankGroup:
     """Ranks of one role, and the methods that a policy and a critic share. Create it in the thread that uses it.
 
-    `accumulate` keeps sequences until there is a call's worth for each data-parallel rank, and with pipeline stages
-    until `step`. The ranks thus compute the same micro-batches whether or not the rows of a step arrive together.
+    `accumulate` keeps sequences until there are `Ranks.parts` calls' worth, by default one for each data-parallel rank,
+    or until `step`. The ranks thus compute the same micro-batches whether or not the rows of a step arrive together.
 
     Args:
         config: configuration of the run.
         role: "trainer" or "critic".
-        layout: of the ranks.
+        ranks: how many there are, and how they share a step.
         on_rank_exit: by default this process ends like the rank.
         join: has the last ranks, on other nodes, join; by default all are on this one.
     """
@@ -95,11 +95,11 @@ class RankGroup:
         self,
         config: Config,
         role: str,
-        layout: Layout,
+        ranks: Ranks,
         on_rank_exit: OnRankExit | None,
         join: Callable[[], JoinedRanks] = lambda: NO_OTHERS,
     ) -> None:
-        self._role, self._layout, self._closing = role, layout, threading.Event()
+        self._role, self._parts, self._closing = role, ranks.parts, threading.Event()
         self._on_rank_exit = on_rank_exit or partial(exit_like_rank, role)
         # One call at a time: the publisher's thread writes weights while the trainer's thread computes.
         self._turns = Turns()
@@ -111,7 +111,7 @@ class RankGroup:
         self._watchers: list[threading.Thread] = []
         joined = join()
         try:
-            for _ in range(layout.ranks - len(joined.channels)):
+            for _ in range(ranks.count - len(joined.channels)):
                 self._spawn(config.folder.absolute())
             self._start(config, joined)
         except BaseException:
@@ -256,7 +256,7 @@ class RankGroup:
         """Accumulate the gradients of sequences, or keep the sequences; see `AccumulatesSteps`."""
         self._kept.append(samples)
         progress()
-        if self._layout.streams and len(self._kept) == self._layout.data:
+        if len(self._kept) == self._parts:
             self._accumulate_kept(progress)
 
     def _accumulate_kept(self, progress: Callable[[], None]) -> None:

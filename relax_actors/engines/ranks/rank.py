@@ -1,7 +1,7 @@
 """Process of one rank: executes the calls that arrive on a socket until the socket closes.
 
-Started by `ranks`, or on another node by `rank_host`, as
-`python -m relax_actors.engines.megatron.mcore.rank <socket descriptor> <folder> <role> <rank>`.
+Started by `rank_group`, or on another node by `rank_host`, as
+`python -m relax_actors.engines.ranks.rank <socket descriptor> <folder> <role> <rank>`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from torch._C._distributed_c10d import Store, TCPStore
 from broker.routes import local_address
 from relax_actors.config import Config
 from relax_actors.config.load import validate
-from relax_actors.engines.megatron.mcore import process_groups
-from relax_actors.engines.megatron.mcore.critic import MegatronCritic
-from relax_actors.engines.megatron.mcore.engine import MegatronEngine
-from relax_actors.engines.megatron.rpc import pack_error, unpack_samples
-from relax_actors.engines.megatron.wire import Channel
+from relax_actors.devices.binding import own_device
+from relax_actors.engines.backends import critic_backend, critic_section, training_backend
+from relax_actors.engines.protocols.critic import RankCritic
+from relax_actors.engines.protocols.training import RankEngine
+from relax_actors.engines.ranks.collectives import use_gpu, use_network
+from relax_actors.engines.ranks.rpc import pack_error, unpack_samples
+from relax_actors.engines.ranks.wire import Channel
 from relax_actors.runtime.run_folder import RunFolder
 
 RENDEZVOUS_TIMEOUT = timedelta(seconds=120)
@@ -35,7 +37,7 @@ RENDEZVOUS_TIMEOUT = timedelta(seconds=120)
 class _DeltaCalls:
     """`delta` as two calls: whether there is a delta, and the path to write it to."""
 
-    def __init__(self, engine: MegatronEngine) -> None:
+    def __init__(self, engine: RankEngine) -> None:
         self._engine = engine
         self._write: Callable[[Path], str] | None = None
 
@@ -50,7 +52,7 @@ class _DeltaCalls:
 class _SaveCalls:
     """`begin_save` as two calls: begin, and finish."""
 
-    def __init__(self, engine: MegatronEngine | MegatronCritic) -> None:
+    def __init__(self, engine: RankEngine | RankCritic) -> None:
         self._engine = engine
         self._finish: Callable[[], None] = lambda: None
 
@@ -69,7 +71,7 @@ ToPath = Callable[[str], Path]
 """Returns a path of the trainer's node as seen on this node."""
 
 
-def _trainer_methods(engine: MegatronEngine, progress: Callable[[], None], path_of: ToPath) -> Methods:
+def _trainer_methods(engine: RankEngine, progress: Callable[[], None], path_of: ToPath) -> Methods:
     delta = _DeltaCalls(engine)
     return _shared_methods(engine, progress, path_of) | {
         "initialise": engine.initialise,
@@ -83,14 +85,14 @@ def _trainer_methods(engine: MegatronEngine, progress: Callable[[], None], path_
     }
 
 
-def _critic_methods(engine: MegatronCritic, progress: Callable[[], None], path_of: ToPath) -> Methods:
+def _critic_methods(engine: RankCritic, progress: Callable[[], None], path_of: ToPath) -> Methods:
     return _shared_methods(engine, progress, path_of) | {
         "initialise": lambda policy: engine.initialise(None if policy is None else [path_of(path) for path in policy]),
         "values": lambda samples: engine.values(unpack_samples(samples), progress),
     }
 
 
-def _shared_methods(engine: MegatronEngine | MegatronCritic, progress: Callable[[], None], path_of: ToPath) -> Methods:
+def _shared_methods(engine: RankEngine | RankCritic, progress: Callable[[], None], path_of: ToPath) -> Methods:
     saving = _SaveCalls(engine)
     return {
         "accumulate": lambda samples: engine.accumulate(unpack_samples(samples), progress),
@@ -141,18 +143,23 @@ def _path_of(roots: list[str], own: list[Path]) -> ToPath:
 
 def _begin(config: Config, start: dict[str, Any], channel: Channel) -> Methods:
     """Join the other ranks and build the engine of the role; returns its methods."""
-    rank, critic = start["rank"], config.critic if start["role"] == "critic" else None
-    ranks = (config.trainer if critic is None else critic).megatron.ranks
-    process_groups.use(local_address(start["host"]), start["device"])
-    store = _store(channel, start, ranks)
+    rank, is_critic = start["rank"], start["role"] == "critic"
+    section = critic_section(config) if is_critic else config.trainer
+    use_network(local_address(start["host"]))
+    if torch.cuda.is_available() and own_device(section.device) != "cpu":
+        use_gpu(start["device"])
     path_of = _path_of(start.get("roots", []), [config.store_path.absolute(), config.folder.absolute()])
 
     def progress() -> None:
         channel.send({"progress": True})
 
-    if critic is None:
-        return _trainer_methods(MegatronEngine(config, rank, store), progress, path_of)
-    return _critic_methods(MegatronCritic(config, critic, rank, store), progress, path_of)
+    if is_critic:
+        critic = critic_backend(critic_section(config))
+        store = _store(channel, start, critic.ranks(config).count)
+        return _critic_methods(critic.build_rank(config, rank, store), progress, path_of)
+    trainer = training_backend(config)
+    store = _store(channel, start, trainer.ranks(config).count)
+    return _trainer_methods(trainer.build_rank(config, rank, store), progress, path_of)
 
 
 def _config(start: dict[str, Any]) -> Config:
@@ -169,7 +176,6 @@ def main() -> None:
     try:
         start = channel.receive()
         config = _config(start)
-        torch.set_num_threads(config.run.threads)
         methods = _begin(config, start, channel)
         channel.send({"result": None})
         while True:

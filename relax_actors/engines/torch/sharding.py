@@ -1,0 +1,129 @@
+"""Who holds the weights of a torch model: this process all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from relax_actors.engines.torch.model import copy_into, tensors_of
+from relax_actors.media.family import Family
+from relax_actors.weights import files as weights
+
+T = TypeVar("T")
+Make = Callable[[torch.device | None], PreTrainedModel]
+"""Build a model on a device; None to leave it where it was built."""
+
+
+class Whole:
+    """Holds whole models in one process; `FullySharded` shares them with other ranks.
+
+    Methods are collective where there are other ranks: all must call them in the same order.
+
+    Args:
+        device: device of the models.
+
+    Attributes:
+        rank: number of this process.
+        count: number of ranks.
+    """
+
+    rank, count = 0, 1
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this process holds whole tensors."""
+        return True
+
+    def build(self, make: Make, family: Family | None) -> PreTrainedModel:
+        """Build a model; the weights of a shared one are arbitrary.
+
+        Args:
+            make: builds it.
+            family: family of the model; None if it reads text only.
+        """
+        del family
+        return make(self.device)
+
+    def within(self, model: PreTrainedModel, compute: Callable[[], T]) -> T:
+        """Call a function that reads the weights of a model."""
+        del model
+        return compute()
+
+    def zero(self, model: PreTrainedModel, *, towers_only: bool = False) -> Tensor | float:
+        """Return a 0 whose gradient with respect to weights is 0.
+
+        Ranks add up gradients of the same weights only, so each needs one of weights that it did not read.
+
+        Args:
+            model: the model.
+            towers_only: with respect to those of the towers; else to all but those of the layers.
+        """
+        del model, towers_only
+        return 0.0
+
+    def all_gather(self, message: Any) -> list[Any]:
+        """Return the messages of all ranks, plain data and arrays, by rank."""
+        return [message]
+
+    def clip(self, parameters: Iterable[nn.Parameter], max_norm: float) -> float:
+        """Clip gradients to a norm, and return the norm that they had."""
+        return float(nn.utils.clip_grad_norm_(parameters, max_norm))
+
+    def whole(self, tensors: Mapping[str, Tensor], dtype: torch.dtype, *, keep: bool) -> Mapping[str, Tensor]:
+        """Return whole tensors in a dtype.
+
+        Ranks gather a tensor when it is read, to rank 0: all must read the same ones in the same order. The others
+        read tensors without elements.
+
+        Args:
+            tensors: weights of a model.
+            dtype: dtype to return.
+            keep: gather all of them now; ranks but the first return none.
+        """
+        del keep
+        return {name: tensor.detach().to(dtype) for name, tensor in tensors.items()}
+
+    def unshared(self, model: PreTrainedModel, dtype: torch.dtype, make: Make) -> PreTrainedModel | None:
+        """Return a whole model with the weights of one, on rank 0; None on other ranks.
+
+        Args:
+            model: the model, with weights in float32.
+            dtype: dtype of the weights to return.
+            make: builds a model of this dtype.
+        """
+        if self.is_whole and dtype == torch.float32:
+            return model
+        tensors = self.whole(tensors_of(model), dtype, keep=False)
+        if self.rank:
+            for name in tensors:
+                tensors[name]
+            return None
+        found = make(None)
+        copy_into(found, tensors, "training")
+        return found
+
+    def writer(self, tensors: Mapping[str, Tensor], *, copy: bool = False) -> Callable[[Path], None]:
+        """Return a function that writes tensors to a safetensors file, in any thread and without other ranks.
+
+        The file is complete when it has returned on all ranks.
+
+        Args:
+            tensors: weights or state of an optimizer.
+            copy: copy them now, so that they may change before they are written.
+        """
+        held = {n: t.detach().to("cpu", copy=True) for n, t in tensors.items()} if copy else tensors
+        return partial(weights.save, held)
+
+    def own(self, like: Tensor, whole: Tensor) -> Tensor:
+        """Return a copy of a whole tensor, shared as another one is."""
+        del like
+        return whole.clone()

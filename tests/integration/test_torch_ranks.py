@@ -1,0 +1,296 @@
+"""Ranks of the torch engine share a model and train what one process trains."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoModelForCausalLM
+
+from relax_actors.config.training import CriticSection, TorchSection
+from relax_actors.engines.protocols import TrainSample, train
+from relax_actors.engines.ranks import rank_group
+from relax_actors.engines.ranks.group import CriticGroup, TrainerGroup
+from relax_actors.engines.ranks.rpc import RankError
+from relax_actors.engines.torch.critic import TorchCritic
+from relax_actors.engines.torch.engine import TorchEngine
+from relax_actors.engines.torch.model import tensors_of
+from relax_actors.engines.torch.stored_weights import fingerprint_of
+from relax_actors.weights import files as weights
+from tests.conformance.base.critic_engine import policy_of, updated
+from tests.support.batches import answers, batch_of, parts_of, routed
+from tests.support.media_batches import media_batch
+from tests.support.models import QWEN3, qwen3_moe, request_of
+from tests.support.tiny_media_models import architecture_of
+from tests.support.torch_ranks import nothing, ranks_config, ranks_of, trained
+from tests.support.trained_engines import max_difference, started, weights_of
+
+UNTIED = QWEN3 | {"tie_word_embeddings": False}
+MOE = qwen3_moe(QWEN3)
+LIMIT = 1e-5
+Figures = tuple[list[dict[str, float]], dict[str, Any]]
+
+
+class Pair:
+    """Two ranks for several tests, which share a model with experts, and one process with the same model."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.ranks = TrainerGroup(self.config(2), lambda *_: None)
+
+    def config(self, ranks: int) -> Any:
+        """Configuration with a number of ranks."""
+        return ranks_config(self._folder, MOE, ranks, router_replay=True)
+
+    def alone(self) -> Any:
+        """The one process."""
+        return TorchEngine(self.config(1))
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    made = Pair(tmp_path_factory.mktemp("pair"))
+    yield made
+    made.ranks.close()
+
+
+def replayed(step: int) -> list[TrainSample]:
+    """Sequences of which a share replays recorded experts."""
+    batch = batch_of(step)
+    return [*routed(batch[:6], step, MOE), *batch[6:]]
+
+
+def assert_close(one: Figures, other: Figures) -> None:
+    """Compare metrics of steps and the weights after them.
+
+    Micro-batches are counted for each rank, and the first one of a step is compared with a pass without router replay.
+    """
+    for ours, theirs in zip(one[0], other[0], strict=True):
+        sides = [
+            {name: value for name, value in side.items() if not name.startswith(("micro_batches", "unreplayed"))}
+            for side in (ours, theirs)
+        ]
+        assert sides[0] == pytest.approx(sides[1], rel=LIMIT, abs=LIMIT)
+    assert max_difference(one[1], other[1]) < LIMIT
+
+
+def test_two_ranks_train_and_score_what_one_process_does(pair: Pair, tmp_path: Path) -> None:
+    both = []
+    for engine in (started(pair.ranks), started(pair.alone())):
+        scored = engine.score(replayed(9), nothing)
+        figures = trained(engine, batches=replayed), weights_of(engine, tmp_path / f"{len(both)}")
+        both.append((figures, scored))
+    assert_close(both[0][0], both[1][0])
+    for one, other in zip(both[0][1], both[1][1], strict=True):
+        np.testing.assert_allclose(one, other, atol=LIMIT)
+
+
+def test_two_ranks_give_the_same_bits_after_discarded_rows(pair: Pair) -> None:
+    prints = []
+    for discards in (False, True, False):
+        engine = started(pair.ranks)
+        for step in range(2):
+            for _ in range(2 if discards else 1):
+                engine.discard()
+                for row in parts_of(replayed(step)):  # as a trainer that streams gets them
+                    engine.accumulate(row, nothing)
+            engine.step(step, nothing)
+        prints.append(engine.fingerprint())
+    assert len(set(prints)) == 1
+
+
+def test_a_checkpoint_of_two_ranks_goes_on_with_two_and_with_one(pair: Pair, tmp_path: Path) -> None:
+    engine, alone = started(pair.ranks), pair.alone()
+    trained(engine, range(2), replayed)
+    now, later, back = (tmp_path / name for name in ("now", "later", "back"))
+    for folder in (now, later, back):
+        folder.mkdir()
+    engine.save(now)
+    finish = engine.begin_save(later)
+    at = engine.fingerprint()
+    went_on = trained(engine, range(2, 4), replayed), weights_of(engine, tmp_path / "on")
+    finish()
+    assert fingerprint_of(now) == fingerprint_of(later) == at
+    assert {f.name: f.read_bytes() for f in now.iterdir()} == {f.name: f.read_bytes() for f in later.iterdir()}
+    engine.load(later)
+    assert engine.fingerprint() == at
+    assert trained(engine, range(2, 4), replayed) == went_on[0]
+    assert engine.fingerprint() == weights.fingerprint(went_on[1])
+    alone.load(now)
+    assert alone.fingerprint() == at
+    assert_close((trained(alone, range(2, 4), replayed), weights_of(alone, tmp_path / "alone")), went_on)
+    alone.save(back)
+    engine.load(back)
+    assert engine.fingerprint() == alone.fingerprint()
+
+
+def test_two_ranks_publish_and_export_whole_weights(pair: Pair, tmp_path: Path) -> None:
+    engine = started(pair.ranks)
+    path, folder = tmp_path / "published", tmp_path / "model"
+    assert engine.publish(path) == engine.fingerprint() == weights.fingerprint(weights.load([path]))
+    engine.export(folder)
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
+    assert weights.fingerprint(tensors_of(loaded)) == engine.fingerprint()
+
+
+def test_an_error_of_all_ranks_leaves_them_usable(pair: Pair, tmp_path: Path) -> None:
+    engine = started(pair.ranks)
+    before = engine.fingerprint()
+    tokens = np.ones(60, np.int32)
+    with pytest.raises(ValueError, match="holds at most 40"):
+        train(engine, [TrainSample.of_completion(tokens[:1], tokens[1:])], 0, nothing)
+    engine.discard()
+    with pytest.raises(OSError, match="nowhere"):
+        engine.publish(tmp_path / "nowhere" / "weights")
+    assert engine.fingerprint() == before
+    train(engine, replayed(0), 0, nothing)
+    assert engine.fingerprint() != before
+
+
+def test_fewer_sequences_than_ranks_train(pair: Pair, tmp_path: Path) -> None:
+    both = []
+    for engine in (started(pair.ranks), started(pair.alone())):
+        metrics = trained(engine, range(1), lambda step: batch_of(step, samples=4)[:1])
+        both.append((metrics, weights_of(engine, tmp_path / f"{len(both)}")))
+    assert_close(*both)
+
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "tied": (QWEN3, {}),
+    "untied": (UNTIED, {}),
+    "experts": (MOE, {}),
+    "recomputed": (MOE, {"recompute": "full"}),
+    "whole step": (QWEN3, {"algorithm": {"entropy": {"quantile": 0.5}}}),
+    "frozen": (UNTIED, {"freeze": ["model.embed_tokens.*", "*.0.*"]}),
+    "offloaded": (QWEN3, {"offload": True}),
+}
+WIDE = ("tied", "experts")
+"""Cases that train with four ranks as well."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_several_ranks_train_what_one_process_trains(tmp_path: Path, name: str) -> None:
+    architecture, settings = CASES[name]
+    found = []
+    for ranks in (1, 2, 4) if name in WIDE else (1, 2):
+        with ranks_of(ranks_config(tmp_path / str(ranks), architecture, ranks, **settings)) as engine:
+            engine.initialise(5)
+            warm = dict(engine.warm_start(answers([request_of("12>", 0).tokens], [3, 4, 11]), 1e-3, nothing).metrics)
+            engine.finish_warm_start()
+            found.append(([warm, *trained(engine)], weights_of(engine, tmp_path / f"weights{ranks}")))
+    for several in found[1:]:
+        assert_close(several, found[0])
+
+
+@pytest.mark.slow
+def test_ranks_in_half_precision_train_what_one_process_trains(tmp_path: Path) -> None:
+    found = []
+    for ranks in (1, 2):
+        config = ranks_config(tmp_path / str(ranks), QWEN3, ranks, precision="bfloat16")
+        with ranks_of(config) as engine:
+            metrics = trained(started(engine))
+            engine.remember()
+            train(engine, batch_of(7), 7, nothing)
+            delta = engine.delta()
+            if delta is not None:
+                assert delta(tmp_path / f"delta{ranks}") == engine.fingerprint()
+            found.append((metrics, weights_of(engine, tmp_path / f"weights{ranks}")))
+    for one, other in zip(found[0][0], found[1][0], strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], abs=1e-2)
+        assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=3e-2)
+    assert max_difference({n: t.float() for n, t in found[0][1].items()}, found[1][1]) < 1e-2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", ["qwen3_vl", "qwen2_5_omni_thinker"])
+def test_two_ranks_train_media_that_one_of_them_does_not_have(tmp_path: Path, model_type: str) -> None:
+    # An update of AdamW is learning_rate * g / (|g| + epsilon), so that weights differ as gradients do.
+    settings = {"learning_rate": 1.0, "epsilon": 1.0, "max_grad_norm": 1e9, "max_tokens_per_microbatch": 120}
+    found = []
+    for ranks in (1, 2):
+        config = ranks_config(tmp_path / str(ranks), architecture_of(model_type), ranks, **settings)
+        samples = media_batch(config)
+        mixed = [*samples[:2], *(replace(sample, row=sample.row + 100) for sample in batch_of(3))]
+        with ranks_of(config) as engine:
+            started(engine)
+            metrics = [dict(train(engine, batch, step, nothing).metrics) for step, batch in enumerate((samples, mixed))]
+            found.append((metrics, weights_of(engine, tmp_path / f"weights{ranks}")))
+    assert_close(found[1], found[0])
+
+
+@pytest.mark.slow
+def test_two_ranks_of_a_critic_train_what_one_process_trains(tmp_path: Path) -> None:
+    found = []
+    for ranks in (1, 2):
+        config = ranks_config(tmp_path / str(ranks), QWEN3, 1)
+        settings = CriticSection(learning_rate=1e-3, value_clip=0.05, torch=TorchSection(ranks=ranks))
+        if ranks == 1:
+            critic: Any = TorchCritic(config, settings)
+        else:
+            critic = CriticGroup(config.model_copy(update={"critic": settings}), lambda *_: None)
+        critic.initialise(policy_of(config, tmp_path))
+        metrics = [dict(updated(critic, step)) for step in range(3)]
+        (folder := tmp_path / f"checkpoint{ranks}").mkdir()
+        critic.begin_save(folder)()
+        kept = critic.fingerprint()
+        updated(critic, 3)
+        last = critic.fingerprint()
+        critic.load(folder)
+        assert critic.fingerprint() == kept
+        updated(critic, 3)
+        assert critic.fingerprint() == last
+        critic.export(exported := tmp_path / f"critic{ranks}")
+        found.append((metrics, weights.load([exported / "model.safetensors"]), critic.values(batch_of(9), nothing)))
+        if ranks > 1:
+            critic.close()
+    assert_close(found[1][:2], found[0][:2])
+    for one, other in zip(found[0][2], found[1][2], strict=True):
+        np.testing.assert_allclose(one, other, atol=LIMIT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_a_checkpoint_goes_on_with_another_number_of_ranks(tmp_path: Path, ranks: int) -> None:
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    with ranks_of(ranks_config(tmp_path / "2", UNTIED, 2)) as engine:
+        trained(started(engine), range(2))
+        engine.save(folder)
+        expected = trained(engine, range(2, 4)), weights_of(engine, tmp_path / "expected")
+    with ranks_of(ranks_config(tmp_path / "other", UNTIED, ranks)) as engine:
+        engine.load(folder)
+        assert_close((trained(engine, range(2, 4)), weights_of(engine, tmp_path / "found")), expected)
+
+
+@pytest.mark.slow
+def test_a_killed_rank_ends_the_call_and_the_others(tmp_path: Path) -> None:
+    ended: list[tuple[int, int]] = []
+    group = TrainerGroup(ranks_config(tmp_path, QWEN3, 2), lambda *end: ended.append(end))
+    try:
+        started(group)
+        os.kill(group.pids[1], signal.SIGKILL)
+        with pytest.raises(RankError, match="rank 1"):
+            train(group, batch_of(0), 0, nothing)
+        assert ended == [(1, -signal.SIGKILL)]
+    finally:
+        group.close()
+
+
+@pytest.mark.slow
+def test_ranks_train_and_save_without_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_group, "MODULE", "tests.support.unpickled_rank")
+    with ranks_of(ranks_config(tmp_path, QWEN3, 2)) as engine:
+        folder = tmp_path / "checkpoint"
+        folder.mkdir()
+        trained(started(engine))
+        engine.save(folder)
+        engine.load(folder)
+        engine.publish(tmp_path / "weights")
+    assert {path.suffix for path in folder.iterdir()} == {".json", ".safetensors"}
