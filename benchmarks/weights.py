@@ -10,9 +10,6 @@ comparison; the rollout's reads the delta into its copy in host memory, verifies
 (in a run in the background), and then swaps. The pause is the swap alone. At the end the serving model must have the
 trainer's fingerprint.
 
-A second process gets the same from the trainer's memory over torch.distributed, and applies and verifies it like a
-rollout with `weights.transport = "torch"`: the delta to its current copy, and the full set like a late joiner.
-
 Forward and backward are in float32, since few CPUs have fast bfloat16 arithmetic; the published weights are bfloat16.
 
 Not measured: the network or disk between two machines (files are in the page cache), and the weights of a trained
@@ -28,7 +25,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,11 +43,8 @@ from relax_actors.weights import files as weights
 from relax_actors.weights.encoder import WeightEncoder
 from relax_actors.weights.host_copy import HostCopy
 from relax_actors.weights.protocols import WeightUpdate
-from relax_actors.weights.transports.torch_transport.receiver import TorchReceiver
-from relax_actors.weights.transports.torch_transport.sender import Address, TorchSender
 
 T = TypeVar("T")
-COPIES = ("current", "late")
 RATES = ("1e-06", "1e-05")
 SECONDS = 1800.0
 
@@ -100,46 +93,6 @@ def batch_of(step: int, vocabulary: int) -> list[TrainSample]:
     ]
 
 
-class FromMemory:
-    """The sender in this process, and a receiving process."""
-
-    def __init__(self) -> None:
-        self._sender = TorchSender("127.0.0.1", SECONDS)
-        address = json.dumps(asdict(self._sender.address))
-        command = [sys.executable, __file__, "--receive", address]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def seconds(self, version: int, sender: WeightEncoder) -> dict[str, float]:
-        """Seconds until the receiver's two copies have what was published last, verified, by `COPIES`."""
-        self._sender.offer(sender.fingerprint(), sender.payloads())
-        if self._process.stdin is None or self._process.stdout is None:
-            raise RuntimeError
-        print(json.dumps([version, sender.fingerprint()]), file=self._process.stdin, flush=True)
-        found: dict[str, float] = json.loads(self._process.stdout.readline())
-        return found
-
-    def close(self) -> None:
-        """Stop the receiving process and the sender."""
-        self._process.kill()
-        self._process.wait()
-        self._sender.close()
-
-
-def receive(address: Address) -> None:
-    """Update two copies to each input line `[version, fingerprint]`: from the previous version, and from nothing."""
-    torch.set_num_threads(1)
-    receiver, follower = TorchReceiver(SECONDS), HostCopy()
-    for line in sys.stdin:
-        version, wanted = json.loads(line)
-        found = {}
-        for name, copy in zip(COPIES, (follower, HostCopy()), strict=True):
-            began = time.perf_counter()
-            content = receiver.fetch(address, wanted, copy.fingerprint, 1 << 40)
-            copy.apply([WeightUpdate(version, wanted, [], content)])
-            found[name] = time.perf_counter() - began
-        print(json.dumps(found), flush=True)
-
-
 def measure(folder: Path, layers: int, rate: str, steps: int) -> dict[str, Any]:
     """Step and transfer the weights; return the figures of the last step and the longest pause of all swaps."""
     torch.set_num_threads(1)
@@ -155,8 +108,6 @@ def measure(folder: Path, layers: int, rate: str, steps: int) -> dict[str, Any]:
     copy.apply([WeightUpdate(0, sender.fingerprint(), [whole])])
     rollout.stage(0, copy.tensors)
     rollout.swap()
-    memory = FromMemory()
-    memory.seconds(0, sender)
     found: dict[str, Any] = {"parameters": sum(t.numel() for t in own.values())}
     pauses = []
     for step in range(steps):
@@ -169,8 +120,6 @@ def measure(folder: Path, layers: int, rate: str, steps: int) -> dict[str, Any]:
         if write is None:
             sys.exit(f"at rate {rate} the delta is larger than half of the full set")
         found["delta_write_seconds"], _ = timed(lambda write=write: write(delta))
-        received = memory.seconds(step + 1, sender)
-        found["delta_memory_seconds"], found["whole_memory_seconds"] = received["current"], received["late"]
         sender.set_base()
         found["whole_read_seconds"], _ = timed(lambda f=fingerprint: HostCopy().apply([WeightUpdate(0, f, [whole])]))
         way = [WeightUpdate(step + 1, fingerprint, [delta])]
@@ -182,7 +131,6 @@ def measure(folder: Path, layers: int, rate: str, steps: int) -> dict[str, Any]:
         found |= {"whole_bytes": sizes[0], "delta_bytes": sizes[1], "share": sizes[1] / sizes[0]}
         if weights.fingerprint(tensors_of(rollout.model).items()) != fingerprint:
             sys.exit(f"at rate {rate}, step {step}: the serving model differs from the trained model")
-    memory.close()
     return found | {"pause_ms": max(pauses)}
 
 
@@ -212,8 +160,6 @@ def report(results: dict[str, dict[str, Any]], console: Console) -> None:
         "encode and write delta, s": lambda r: f"{r['delta_encode_seconds'] + r['delta_write_seconds']:.2f}",
         "read and verify full set, s": lambda r: f"{r['whole_read_seconds']:.2f}",
         "read, apply and verify delta, s": lambda r: f"{r['delta_read_seconds']:.2f}",
-        "full set from memory and verify, s": lambda r: f"{r['whole_memory_seconds']:.2f}",
-        "delta from memory, apply and verify, s": lambda r: f"{r['delta_memory_seconds']:.2f}",
         "stage, s": lambda r: f"{r['stage_seconds']:.2f}",
         "longest pause of a swap, ms": lambda r: f"{r['pause_ms']:.2f}",
     }
@@ -229,11 +175,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--rate", help="measure only this learning rate, in this process")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--receive", help="run as the process that receives from this address")
     arguments = parser.parse_args()
-    if arguments.receive:
-        receive(Address(**json.loads(arguments.receive)))
-        return
     if arguments.rate:
         with tempfile.TemporaryDirectory(prefix="weights-") as folder:
             print(json.dumps(measure(Path(folder), arguments.layers, arguments.rate, arguments.steps)))

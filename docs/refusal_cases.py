@@ -168,16 +168,6 @@ ENGINES = (
     Case("settings of another backend", ("trainer.megatron.ranks=8",)),
     Case("recomputed attention with torch", ("trainer.recompute=selective",)),
     Case("settings of another critic", ("critic.megatron.tensor_parallel=2",), PPO),
-    Case(
-        "weights in the memory of ranks",
-        (
-            "trainer.backend=megatron",
-            "trainer.megatron.ranks=2",
-            "trainer.megatron.tensor_parallel=2",
-            "weights.transport=torch",
-            "trainer.device=cpu",
-        ),
-    ),
     Case("a reference that nothing reads", ("roles.reference.replicas=1",)),
     Case("log-probs that nothing reads", ("roles.actor_fwd.replicas=1",)),
     Case("log-probs that nothing computes", ("algorithm.proximal=actor_fwd",)),

@@ -16,7 +16,6 @@ from relax_actors.engines.protocols.footprint import WEIGHT_BYTES, Footprint, fo
 from relax_actors.errors import ConfigError
 from relax_actors.roles import replicas, spec_of
 from relax_actors.roles.gpus import device_of_role
-from relax_actors.weights.transports import transport_class
 
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """Files with the memory limit of a container."""
@@ -105,8 +104,7 @@ def copied_bytes(config: Config, role: str, facts: ModelFacts) -> int:
     if role != "trainer":
         return 0
     published = WEIGHT_BYTES[config.trainer.precision]
-    # Deltas are computed between two versions. Weights sent from memory must not change while training goes on.
-    copies = 2 if config.publishes_deltas else int(transport_class(config).from_memory)
+    copies = 2 if config.publishes_deltas else 0  # deltas are computed between two versions
     return facts.parameters * copies * published
 
 

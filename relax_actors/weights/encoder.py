@@ -10,7 +10,6 @@ from torch import Tensor
 
 from relax_actors.weights import deltas
 from relax_actors.weights import files as weights
-from relax_actors.weights.protocols import WeightPayload
 
 MAX_DELTA_SHARE = 0.5
 """A delta larger than this share of the full set is not worth the work of applying it."""
@@ -30,11 +29,10 @@ class WeightEncoder:
         self._current: dict[str, Tensor] | None = None
         self._fingerprint: str | None = None
         self._base: tuple[str, dict[str, Tensor]] | None = None
-        self._delta: WeightPayload | None = None
 
     def invalidate(self) -> None:
         """Forget what was read of the model; call it whenever its weights have changed."""
-        self._current = self._fingerprint = self._delta = None
+        self._current = self._fingerprint = None
 
     def copies(self) -> list[Tensor]:
         """Return the copies of weights that it keeps for the next delta, on the device of the model."""
@@ -78,18 +76,7 @@ class WeightEncoder:
 
     def _write_delta(self, delta: dict[str, Tensor], base: str, path: Path) -> str:
         weights.save(delta, path, base)
-        self._delta = WeightPayload(base, delta)
         return self.fingerprint()
-
-    def payloads(self) -> list[WeightPayload]:
-        """Return the delta, if one was written, and the full weights.
-
-        No later step changes the tensors.
-        """
-        # With `keep_base` the tensors are a copy already, kept for the next delta.
-        current = self._tensors if self._keep_base else {name: t.clone() for name, t in self._tensors.items()}
-        full = WeightPayload(None, current)
-        return [full] if self._delta is None else [self._delta, full]
 
     def set_base(self) -> None:
         """Make the current weights the base of the next delta."""

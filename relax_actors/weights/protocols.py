@@ -5,32 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
-
-
-@dataclass(frozen=True, slots=True)
-class WeightPayload:
-    """Content of a weight file, in memory.
-
-    `base` is the fingerprint of the weights that `tensors` are a delta to; None for a full set.
-    """
-
-    base: str | None
-    tensors: Mapping[str, Any]
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
 class WeightUpdate:
-    """One published version: the full set, or a delta to the update before it.
-
-    The tensors are in the safetensors files `shards`, or in `payload` if they came from the sender's memory; the files
-    are then not read.
-    """
+    """One published version: the full set, or a delta to the update before it, in safetensors files."""
 
     version: int
     fingerprint: str
     shards: Sequence[Path]
-    payload: WeightPayload | None = None
 
 
 class WeightCopy(Protocol):
@@ -122,14 +106,3 @@ class WeightProducer(Protocol):
 
     def export(self, folder: Path) -> None:
         """Write a model folder that `AutoModelForCausalLM.from_pretrained` loads."""
-
-
-@runtime_checkable
-class PayloadProducer(Protocol):
-    """An engine whose weights can be sent from memory."""
-
-    def payloads(self) -> Sequence[WeightPayload]:
-        """Return the delta written last, if there is one, followed by the full current weights.
-
-        Tensors have Hugging Face names, may be on any device, and are not changed by later steps.
-        """

@@ -17,7 +17,6 @@ from relax_actors.engines.protocols.critic import CriticEngine
 from relax_actors.engines.protocols.footprint import STATE_BYTES, WEIGHT_BYTES, Footprint
 from relax_actors.errors import ConfigError
 from relax_actors.runtime import Context
-from relax_actors.weights.transports import transport_class
 
 
 class MegatronTrainingBackend(TrainingBackend):
@@ -44,13 +43,6 @@ class MegatronTrainingBackend(TrainingBackend):
 
     def check(self, config: Config, model: Path) -> Iterator[str]:
         """Refuse models that Megatron-Core would compute differently, and layouts that cannot work."""
-        if config.trainer.megatron.ranks > 1 and transport_class(config).from_memory:
-            msg = (
-                f'weights.transport = "{config.weights.transport}" sends from the memory of the trainer\'s process, '
-                "but with trainer.megatron.ranks above 1 the weights are in the processes of the ranks; set "
-                'weights.transport = "store"'
-            )
-            raise ConfigError(msg)
         yield from _check("trainer", found := layout.Layout.of(config.trainer.megatron), model)
         if config.trainer.stream and not found.streams:
             yield (

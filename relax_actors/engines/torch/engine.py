@@ -36,7 +36,6 @@ from relax_actors.media.family import family_of
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.weights import files as weights
 from relax_actors.weights.encoder import WeightEncoder
-from relax_actors.weights.protocols import WeightPayload
 
 REFERENCE = "reference.safetensors"
 
@@ -280,10 +279,6 @@ class TorchEngine:
     def remember(self) -> None:
         """Make the current weights the base of the next delta; see `WeightProducer`."""
         self._encoder.set_base()
-
-    def payloads(self) -> list[WeightPayload]:
-        """Return the weights in memory; see `PayloadProducer`."""
-        return self._encoder.payloads()
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the published weights; see `WeightProducer`."""

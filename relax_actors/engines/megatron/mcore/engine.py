@@ -32,7 +32,6 @@ from relax_actors.engines.torch.model import build, copy_into, has_weights, tens
 from relax_actors.engines.torch.objective import check_gradient_norm
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.weights.encoder import WeightEncoder
-from relax_actors.weights.protocols import WeightPayload
 
 
 class MegatronEngine:
@@ -169,10 +168,6 @@ class MegatronEngine:
         self._gather_weights()
         if self._rank == 0:
             self._encoder.set_base()
-
-    def payloads(self) -> list[WeightPayload]:
-        """Weights in memory; see `PayloadProducer`."""
-        return self._encoder.payloads()
 
     def fingerprint(self) -> str:
         """Fingerprint of the weights, on rank 0; see `WeightProducer`."""
