@@ -175,6 +175,8 @@ ENGINES = (
 LAYOUTS = (
     Layout("layers of stages", {"ranks": 2, "pipeline_parallel": 2, "virtual_pipeline": 4}),
     Layout("stages", {"ranks": 3, "pipeline_parallel": 3}),
+    Layout("layers of the last stage", {"ranks": 2, "pipeline_parallel": 2, "last_stage_layers": 4}),
+    Layout("uneven virtual stages", {"ranks": 1, "first_stage_layers": 2}),
     Layout("experts of a dense model", {"ranks": 2, "expert_parallel": 2}),
     Layout("experts without sequence parallelism", {"ranks": 2, "tensor_parallel": 2}, MIXTURE),
     Layout(

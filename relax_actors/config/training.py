@@ -44,6 +44,10 @@ class MegatronSection(Section):
     """Ranks that share each layer."""
     pipeline_parallel: Positive = 1
     """Stages that the layers are divided into. The towers of a model with media are on the first one."""
+    first_stage_layers: Positive | None = None
+    """Layers of the first stage, if it has more or fewer than the others; not with `virtual_pipeline`."""
+    last_stage_layers: Positive | None = None
+    """Layers of the last stage, which has the output head; as `first_stage_layers`."""
     virtual_pipeline: Positive = 1
     """Stages of the pipeline on each of its ranks (interleaved schedule)."""
     context_parallel: Positive = 1
