@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import safetensors.numpy
@@ -25,6 +26,8 @@ class SimulatedTraining:
         config: the run's.
         devices: the run's.
     """
+
+    shards: ClassVar = 1
 
     def __init__(self, config: Config, devices: Devices) -> None:
         self._devices, self._seed = devices, config.run.seed
@@ -87,10 +90,10 @@ class SimulatedTraining:
         data: bytes = safetensors.numpy.save(tensors)
         return data
 
-    def publish(self, path: Path) -> str:
+    def publish(self, *paths: Path) -> str:
         """Write the weights; takes the time of `simulate.phases.publish`."""
         self._devices.elapse_phase(PUBLISH, self._seed + self._steps, lambda: None)
-        path.write_bytes(self._bytes())
+        paths[0].write_bytes(self._bytes())
         return self.fingerprint()
 
     def remember(self) -> None:

@@ -87,22 +87,31 @@ class WeightConsumer(Protocol):
 
 
 class WeightProducer(Protocol):
-    """An engine whose weights are published version by version."""
+    """An engine whose weights are published version by version, in one file or in several."""
 
-    def publish(self, path: Path) -> str:
-        """Write the full weights to `path`, with Hugging Face names; return their fingerprint."""
+    @property
+    def shards(self) -> int:
+        """Number of files that the engine writes at once, each with tensors of its own."""
+
+    def publish(self, *paths: Path) -> str:
+        """Write the full weights, with Hugging Face names; return their fingerprint.
+
+        Args:
+            paths: files that hold the weights together; as many as `shards`, or as those of a version that another
+                layout has published.
+        """
 
     def remember(self) -> None:
         """Make the current weights the base of the next delta."""
 
-    def delta(self) -> Callable[[Path], str] | None:
-        """Return a function that writes the delta since `remember`, as `publish` does.
+    def delta(self) -> Callable[..., str] | None:
+        """Return a function that writes the delta since `remember` to as many files as `shards`, as `publish` does.
 
         None if the delta is too large to pay off.
         """
 
     def fingerprint(self) -> str:
-        """Return the fingerprint of the weights as `publish` would write them."""
+        """Return the fingerprint of the weights as `publish` would write them; it does not depend on `shards`."""
 
     def export(self, folder: Path) -> None:
         """Write a model folder that `AutoModelForCausalLM.from_pretrained` loads."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import transformers
@@ -35,7 +35,7 @@ from relax_actors.engines.torch.step_facts import Records, loss_inputs, needs_re
 from relax_actors.media.family import family_of
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.weights import files as weights
-from relax_actors.weights.encoder import WeightEncoder
+from relax_actors.weights.encoder import LocalSource, WeightEncoder
 
 REFERENCE = "reference.safetensors"
 
@@ -52,6 +52,8 @@ class TorchEngine:
         ConfigError: the model cannot be built, trainer.freeze does not match it, or it has no supported router for
             trainer.router_replay, or no layers for trainer.recompute.
     """
+
+    shards: ClassVar = 1
 
     def __init__(self, config: Config, *, replay_comparison_interval: int = replay_metrics.COMPARISON_INTERVAL) -> None:
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -71,8 +73,9 @@ class TorchEngine:
         self._comparison_interval = replay_comparison_interval
         self._steps_to_comparison = 0
         self._reference: PreTrainedModel | None = None
-        self._encoder = WeightEncoder(self._published, keep_base=config.publishes_deltas)
         self._trained = OptimizedModel(self._model, AdamW.of_trainer(settings))
+        source = LocalSource(partial(tensors_of, self._model), self._dtype, self._trained.moving)
+        self._encoder = WeightEncoder(source, keep_base=config.publishes_deltas)
         self._coefficients = StepCoefficients(config.algorithm, settings)
         # Loss of the current update, and the sequences that it keeps until `step`.
         self._objective: StepObjective | None = None
@@ -254,7 +257,6 @@ class TorchEngine:
     def release_memory(self) -> int:
         """Move weights, gradients and the optimizer's state to host memory; see `ReleasesMemory`."""
         with self._trained.moving:
-            self._encoder.forget_tensors()
             return move_to_host(self._on_device())
 
     def resume_memory(self) -> int:
@@ -268,11 +270,11 @@ class TorchEngine:
         if self._reference is not None:
             yield from self._reference.parameters()
 
-    def publish(self, path: Path) -> str:
+    def publish(self, *paths: Path) -> str:
         """Write the full weights; see `WeightProducer`."""
-        return self._encoder.write_full(path)
+        return self._encoder.write_full(*paths)
 
-    def delta(self) -> Callable[[Path], str] | None:
+    def delta(self) -> Callable[..., str] | None:
         """Return a function that writes the delta since `remember`; see `WeightProducer`."""
         return self._encoder.delta_writer()
 
@@ -283,10 +285,6 @@ class TorchEngine:
     def fingerprint(self) -> str:
         """Return the fingerprint of the published weights; see `WeightProducer`."""
         return self._encoder.fingerprint()
-
-    def _published(self) -> dict[str, Tensor]:
-        with self._trained.moving:
-            return {name: tensor.detach().to(self._dtype) for name, tensor in tensors_of(self._model).items()}
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint; see `TrainingEngine`."""
@@ -315,6 +313,7 @@ class TorchEngine:
         model = self._model
         if self._dtype != torch.float32:
             model = build(self._config.model_path, dtype=self._dtype)
-            copy_into(model, self._published(), "training")
+            with self._trained.moving:
+                copy_into(model, tensors_of(self._model), "training")
         with weights.disk_errors(folder):
             model.save_pretrained(folder)

@@ -98,7 +98,7 @@ def build_critic(path: Path, *, seed: int, device: torch.device | str = "cpu") -
 
 def _multimodal_critic(path: Path, seed: int, device: torch.device | str) -> PreTrainedModel:
     """Build a multimodal model whose head computes one number; transformers has none with a value head."""
-    model = build(path, seed=seed)
+    model = build(path, seed=seed, device=device)
     model.config.tie_word_embeddings = False
     width = int(model.config.get_text_config().hidden_size)
     model.set_output_embeddings(torch.nn.Linear(width, 1, bias=False))  # type: ignore[no-untyped-call]

@@ -74,7 +74,7 @@ class StoreReceiver:
                 return None
             updates.insert(0, WeightUpdate(cell.version, cell.fingerprint, shards))
             # A lost delta may have been rewritten as a full set.
-            if cell.base_version is None or _is_full_set(shards[0]):
+            if cell.base_version is None or all(map(_is_full_set, shards)):
                 return updates
             cell = fetch_published(self._table, cell.base_version)
         return updates if cell is not None else None
