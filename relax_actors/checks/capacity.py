@@ -100,12 +100,12 @@ def host_bytes(config: Config, role: str) -> int:
 
 
 def copied_bytes(config: Config, role: str, facts: ModelFacts) -> int:
-    """Return the bytes of memory, outside of GPUs, of the copies of published weights that a trainer keeps."""
-    if role != "trainer":
-        return 0
+    """Return the bytes of memory, outside of GPUs, of the copies of published weights that ranks of a trainer keep."""
+    megatron = config.trainer.megatron
+    ranks = {"trainer": megatron.own_ranks, "trainer_rank": 1}.get(role, 0)
     published = WEIGHT_BYTES[config.trainer.precision]
     copies = 2 if config.publishes_deltas else 0  # deltas are computed between two versions
-    return facts.parameters * copies * published
+    return facts.parameters * copies * published * ranks // megatron.ranks
 
 
 def on_cpu(device: str) -> bool:

@@ -24,12 +24,8 @@ from tests.support.weight_ends import DELTAS, ReceiverEnd, TrainerEnd
 
 skip_if_missing()
 
-RANKS = (
-    "model.architecture.num_key_value_heads=2",
-    "trainer.backend=megatron",
-    "trainer.megatron.ranks=2",
-    "trainer.megatron.tensor_parallel=2",
-)
+ONE = (*DELTAS, "model.architecture.num_key_value_heads=2")
+TWO = (*ONE, "trainer.backend=megatron", "trainer.megatron.ranks=2", "trainer.megatron.tensor_parallel=2")
 WIDE = DENSE | {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8, "head_dim": 64}
 MIB = 1 << 20
 
@@ -51,9 +47,9 @@ def group_of() -> Iterator[Callable[..., MegatronGroup]]:
 def test_versions_of_two_ranks_are_followed_repaired_and_taken_over_by_one(
     make_context: MakeContext, group_of: Callable[..., MegatronGroup]
 ) -> None:
-    context = make_context("trainer", *DELTAS, *RANKS)
+    context = make_context("trainer", *TWO)
     group = group_of(context.config)
-    trainer, receiver = TrainerEnd(context, group), ReceiverEnd(make_context("rollout", *DELTAS))
+    trainer, receiver = TrainerEnd(context, group), ReceiverEnd(make_context("rollout", *ONE))
     for version in range(6):
         if version:
             trainer.step()
@@ -70,23 +66,23 @@ def test_versions_of_two_ranks_are_followed_repaired_and_taken_over_by_one(
     content[-1] ^= 1
     second.write_bytes(content)
     with pytest.raises(StoreError, match="published was"):
-        ReceiverEnd(make_context("rollout", *DELTAS)).bring(trainer, 5)
+        ReceiverEnd(make_context("rollout", *ONE)).bring(trainer, 5)
     second.unlink()  # as the stager of a rollout does
-    assert not ReceiverEnd(make_context("rollout", *DELTAS)).bring(trainer, 5)
+    assert not ReceiverEnd(make_context("rollout", *ONE)).bring(trainer, 5)
     trainer.publisher.repair()
-    assert ReceiverEnd(make_context("rollout", *DELTAS)).bring(trainer, 5)
+    assert ReceiverEnd(make_context("rollout", *ONE)).bring(trainer, 5)
 
     # The next incarnation is one process, and finds a version 0 of two files of which one is lost.
-    one = TorchEngine(make_context("trainer", *DELTAS, RANKS[0]).config)
+    one = TorchEngine(make_context("trainer", *ONE).config)
     store.path(trainer.cell(0).shards[1].path).unlink(missing_ok=True)
     alone = TrainerEnd(replace(context, incarnation=2), one)
     assert alone.cell(0).fingerprint == alone.engine.fingerprint()
-    assert ReceiverEnd(make_context("rollout", *DELTAS)).bring(alone, 0)
+    assert ReceiverEnd(make_context("rollout", *ONE)).bring(alone, 0)
     # The one after it has two ranks again.
     for shard in alone.cell(0).shards:
         store.path(shard.path).unlink()
     again = TrainerEnd(replace(context, incarnation=3), group)
-    assert ReceiverEnd(make_context("rollout", *DELTAS)).bring(again, 0)
+    assert ReceiverEnd(make_context("rollout", *ONE)).bring(again, 0)
 
 
 @pytest.mark.slow
@@ -104,8 +100,9 @@ def test_a_version_of_one_file_and_of_three_holds_what_two_ranks_hold(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("model", [DENSE, MOE], ids=["dense", "experts"])
+@pytest.mark.parametrize(
+    ("model", "precision"), [(DENSE, "float32"), (MOE, "bfloat16")], ids=["dense", "experts in half precision"]
+)
 def test_the_model_folder_of_two_ranks_is_loaded_by_transformers(
     tmp_path: Path, group_of: Callable[..., MegatronGroup], model: dict[str, object], precision: str
 ) -> None:

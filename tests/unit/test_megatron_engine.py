@@ -214,3 +214,12 @@ def test_patch_reads_and_sets_cpu_random_state() -> None:
     drawn = torch.rand(3)
     random._set_cuda_rng_state(state)
     assert torch.equal(torch.rand(3), drawn)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="NCCL computes with it")
+def test_a_layout_that_gloo_cannot_compute_is_refused() -> None:
+    from relax_actors.engines.megatron.layout import Layout
+    from relax_actors.engines.megatron.mcore import process_groups
+
+    with pytest.raises(ConfigError, match=r"expert_tensor_parallel = 2 needs GPUs.*set expert_tensor_parallel = 1"):
+        process_groups.check_backend(Layout(4, 2, 1, 1, 1, 2, 2, sequence=True))

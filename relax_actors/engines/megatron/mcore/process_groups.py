@@ -96,6 +96,20 @@ def check_device(name: str, setting: str) -> None:
         raise ConfigError(msg)
 
 
+def check_backend(layout: Layout) -> None:
+    """Refuse a layout that ranks without GPUs cannot compute with.
+
+    Raises:
+        ConfigError: gloo lacks an operation that the layout needs.
+    """
+    if ON_CPU and layout.expert > 1 and layout.expert_tensor > 1:
+        msg = (
+            f"expert_parallel = {layout.expert} with expert_tensor_parallel = {layout.expert_tensor} needs GPUs: gloo "
+            "does not gather unequal numbers of tokens; set expert_tensor_parallel = 1"
+        )
+        raise ConfigError(msg)
+
+
 def use(address: str, number: int) -> None:
     """Choose the network and the GPU of this process, before `initialise`.
 
@@ -135,7 +149,7 @@ def initialise(layout: Layout, rank: int, store: Store) -> None:
         store: rendezvous of the ranks.
 
     Raises:
-        ConfigError: this process already has another layout.
+        ConfigError: this process already has another layout; or see `check_backend`.
     """
     global _layout, _gloo_group  # noqa: PLW0603 megatron-core's parallel_state is global as well
     if _layout is not None:
@@ -143,6 +157,7 @@ def initialise(layout: Layout, rank: int, store: Store) -> None:
             msg = f"this process already has the parallel layout {_layout}; start {layout} in separate processes"
             raise ConfigError(msg)
         return
+    check_backend(layout)
     # By default gloo takes the address of the host name, which may not resolve to a reachable one.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     backend = "gloo" if ON_CPU else "nccl"
