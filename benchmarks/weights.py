@@ -2,6 +2,7 @@
 
     python benchmarks/weights.py                       # 0.5 B parameters, 16 GB of memory, some minutes
     python benchmarks/weights.py --layers 2 --json     # a small model
+    python benchmarks/weights.py --ranks 1,2,4         # versions that ranks of Megatron-Core write, each its share
 
 A model of the shape of Qwen2.5-0.5B (494 M parameters, random weights of standard deviation 0.02, bfloat16 on the way,
 float32 in the optimizer) takes `--steps` real steps of AdamW on random tokens at each learning rate, each rate in a
@@ -10,10 +11,11 @@ comparison; the rollout's reads the delta into its copy in host memory, verifies
 (in a run in the background), and then swaps. The pause is the swap alone. At the end the serving model must have the
 trainer's fingerprint.
 
-A second process gets the same from the trainer's memory over torch.distributed, and applies and verifies it like a
-rollout with `weights.transport = "torch"`: the delta to its current copy, and the full set like a late joiner.
-
 Forward and backward are in float32, since few CPUs have fast bfloat16 arithmetic; the published weights are bfloat16.
+
+With `--ranks`, groups of ranks train a smaller model (48 M parameters) and publish it: bytes and seconds of a version,
+of the model folder and of a reader, and by how much the memory of a rank grows meanwhile, at most. Two ranks share
+tensors, four share tensors and layers.
 
 Not measured: the network or disk between two machines (files are in the page cache), and the weights of a trained
 model, whose distribution may differ from that of random weights.
@@ -28,7 +30,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,18 +43,16 @@ from rich.table import Table
 from relax_actors.config import validate
 from relax_actors.data.model_folder import prepare
 from relax_actors.engines.protocols import TrainSample, train
+from relax_actors.engines.ranks.group import TrainerGroup
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.torch.model import tensors_of
 from relax_actors.engines.transformers.engine import TransformersEngine
 from relax_actors.weights import files as weights
-from relax_actors.weights.encoder import WeightEncoder
+from relax_actors.weights.encoder import LocalSource, WeightEncoder
 from relax_actors.weights.host_copy import HostCopy
 from relax_actors.weights.protocols import WeightUpdate
-from relax_actors.weights.transports.torch_transport.receiver import TorchReceiver
-from relax_actors.weights.transports.torch_transport.sender import Address, TorchSender
 
 T = TypeVar("T")
-COPIES = ("current", "late")
 RATES = ("1e-06", "1e-05")
 SECONDS = 1800.0
 
@@ -100,53 +101,13 @@ def batch_of(step: int, vocabulary: int) -> list[TrainSample]:
     ]
 
 
-class FromMemory:
-    """The sender in this process, and a receiving process."""
-
-    def __init__(self) -> None:
-        self._sender = TorchSender("127.0.0.1", SECONDS)
-        address = json.dumps(asdict(self._sender.address))
-        command = [sys.executable, __file__, "--receive", address]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def seconds(self, version: int, sender: WeightEncoder) -> dict[str, float]:
-        """Seconds until the receiver's two copies have what was published last, verified, by `COPIES`."""
-        self._sender.offer(sender.fingerprint(), sender.payloads())
-        if self._process.stdin is None or self._process.stdout is None:
-            raise RuntimeError
-        print(json.dumps([version, sender.fingerprint()]), file=self._process.stdin, flush=True)
-        found: dict[str, float] = json.loads(self._process.stdout.readline())
-        return found
-
-    def close(self) -> None:
-        """Stop the receiving process and the sender."""
-        self._process.kill()
-        self._process.wait()
-        self._sender.close()
-
-
-def receive(address: Address) -> None:
-    """Update two copies to each input line `[version, fingerprint]`: from the previous version, and from nothing."""
-    torch.set_num_threads(1)
-    receiver, follower = TorchReceiver(SECONDS), HostCopy()
-    for line in sys.stdin:
-        version, wanted = json.loads(line)
-        found = {}
-        for name, copy in zip(COPIES, (follower, HostCopy()), strict=True):
-            began = time.perf_counter()
-            content = receiver.fetch(address, wanted, copy.fingerprint, 1 << 40)
-            copy.apply([WeightUpdate(version, wanted, [], content)])
-            found[name] = time.perf_counter() - began
-        print(json.dumps(found), flush=True)
-
-
 def measure(folder: Path, layers: int, rate: str, steps: int) -> dict[str, Any]:
     """Step and transfer the weights; return the figures of the last step and the longest pause of all swaps."""
     torch.set_num_threads(1)
     config = config_of(folder, layers, rate)
     trainer = TorchEngine(config)
     own = tensors_of(trainer.model)
-    sender = WeightEncoder(lambda: {name: t.detach().bfloat16() for name, t in own.items()}, keep_base=True)
+    sender = WeightEncoder(LocalSource(lambda: own, torch.bfloat16, nullcontext()), keep_base=True)
     rollout = TransformersEngine(config.model_path, dtype=torch.bfloat16)
     whole, delta = folder / "whole.safetensors", folder / "delta.safetensors"
     sender.write_full(whole)
@@ -155,8 +116,6 @@ def measure(folder: Path, layers: int, rate: str, steps: int) -> dict[str, Any]:
     copy.apply([WeightUpdate(0, sender.fingerprint(), [whole])])
     rollout.stage(0, copy.tensors)
     rollout.swap()
-    memory = FromMemory()
-    memory.seconds(0, sender)
     found: dict[str, Any] = {"parameters": sum(t.numel() for t in own.values())}
     pauses = []
     for step in range(steps):
@@ -169,8 +128,6 @@ def measure(folder: Path, layers: int, rate: str, steps: int) -> dict[str, Any]:
         if write is None:
             sys.exit(f"at rate {rate} the delta is larger than half of the full set")
         found["delta_write_seconds"], _ = timed(lambda write=write: write(delta))
-        received = memory.seconds(step + 1, sender)
-        found["delta_memory_seconds"], found["whole_memory_seconds"] = received["current"], received["late"]
         sender.set_base()
         found["whole_read_seconds"], _ = timed(lambda f=fingerprint: HostCopy().apply([WeightUpdate(0, f, [whole])]))
         way = [WeightUpdate(step + 1, fingerprint, [delta])]
@@ -182,7 +139,6 @@ def measure(folder: Path, layers: int, rate: str, steps: int) -> dict[str, Any]:
         found |= {"whole_bytes": sizes[0], "delta_bytes": sizes[1], "share": sizes[1] / sizes[0]}
         if weights.fingerprint(tensors_of(rollout.model)) != fingerprint:
             sys.exit(f"at rate {rate}, step {step}: the serving model differs from the trained model")
-    memory.close()
     return found | {"pause_ms": max(pauses)}
 
 
@@ -212,8 +168,6 @@ def report(results: dict[str, dict[str, Any]], console: Console) -> None:
         "encode and write delta, s": lambda r: f"{r['delta_encode_seconds'] + r['delta_write_seconds']:.2f}",
         "read and verify full set, s": lambda r: f"{r['whole_read_seconds']:.2f}",
         "read, apply and verify delta, s": lambda r: f"{r['delta_read_seconds']:.2f}",
-        "full set from memory and verify, s": lambda r: f"{r['whole_memory_seconds']:.2f}",
-        "delta from memory, apply and verify, s": lambda r: f"{r['delta_memory_seconds']:.2f}",
         "stage, s": lambda r: f"{r['stage_seconds']:.2f}",
         "longest pause of a swap, ms": lambda r: f"{r['pause_ms']:.2f}",
     }
@@ -222,17 +176,133 @@ def report(results: dict[str, dict[str, Any]], console: Console) -> None:
     console.print(table)
 
 
+LAYOUTS: dict[int, dict[str, int]] = {
+    1: {},
+    2: {"tensor_parallel": 2},
+    4: {"tensor_parallel": 2, "pipeline_parallel": 2},
+}
+"""Layouts of `--ranks`."""
+WIDE = {
+    "model_type": "qwen3",
+    "hidden_size": 512,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "vocab_size": 32768,
+    "tie_word_embeddings": True,
+}
+
+
+def kib(pid: int, field: str) -> int:
+    """Read a field of the memory of a process."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field))
+
+
+def growth_mb(pids: list[int], work: Callable[[], T]) -> tuple[float, float, T]:
+    """Return the seconds of a call, the most by which a process grew meanwhile, and the result of the call."""
+    before = {}
+    for pid in pids:
+        Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak begins anew
+        before[pid] = kib(pid, "VmRSS")
+    seconds, result = timed(work)
+    return seconds, max((kib(pid, "VmHWM") - before[pid]) * 1024 / 1e6 for pid in pids), result
+
+
+def trained_group(folder: Path, ranks: int, delta: str) -> tuple[TrainerGroup, list[Path], HostCopy]:
+    """Train two steps after a version; return the ranks, the files of the next one, and a copy of this one."""
+    sections = {
+        "run": {"folder": str(folder / delta)},
+        "model": {"architecture": WIDE, "tokenizer": {"alphabet": "0123456789#"}},
+        "data": {"kind": "python", "function": "nothing"},
+        "weights": {"delta": delta},
+        "trainer": {"backend": "megatron", "precision": "bfloat16", "learning_rate": 1e-6}
+        | {"megatron": {"ranks": ranks, **LAYOUTS[ranks]}},
+    }
+    config = validate(sections, "benchmark")
+    prepare(config, config.model_path)
+    group = TrainerGroup(config)
+    group.initialise(5)
+    group.finish_warm_start()
+    base, paths = ([folder / f"{delta}.{version}.{n}" for n in range(group.shards)] for version in (0, 1))
+    copy = HostCopy()
+    copy.apply([WeightUpdate(0, group.publish(*base), base)])
+    group.remember()
+    for step in range(2):
+        train(group, batch_of(step, WIDE["vocab_size"]), step, lambda: None)
+    return group, paths, copy
+
+
+def measure_ranks(folder: Path, ranks: int) -> dict[str, Any]:
+    """Publish a delta, then without deltas a full set and a model folder."""
+    found: dict[str, Any] = {}
+    group, paths, copy = trained_group(folder, ranks, "auto")
+    found["delta_encode_seconds"], write = timed(group.delta)
+    if write is None:
+        sys.exit("the delta is larger than half of the full set")
+    found["delta_write_seconds"], fingerprint = timed(partial(write, *paths))
+    found["delta_bytes"] = [path.stat().st_size for path in paths]
+    found["delta_read_seconds"], _ = timed(partial(copy.apply, [WeightUpdate(1, fingerprint, paths)]))
+    group.close()
+    group, paths, copy = trained_group(folder, ranks, "off")
+    whole = growth_mb(group.pids, partial(group.publish, *paths))
+    found["publish_seconds"], found["publish_growth_mb"], found["fingerprint"] = whole
+    found["whole_bytes"] = [path.stat().st_size for path in paths]
+    found["whole_read_seconds"], _ = timed(partial(copy.apply, [WeightUpdate(1, found["fingerprint"], paths)]))
+    export = growth_mb(group.pids, partial(group.export, folder / "model"))
+    found["export_seconds"], found["export_growth_mb"], _ = export
+    group.close()
+    return found
+
+
+def report_ranks(results: dict[int, dict[str, Any]], console: Console) -> None:
+    """Print the figures of `--ranks`."""
+    table = Table(title="versions of 48 M parameters in bfloat16, written by ranks")
+    for column in ("", *(f"{ranks} ranks" for ranks in results)):
+        table.add_column(column)
+    rows = {
+        "full set, MB": lambda r: f"{sum(r['whole_bytes']) / 1e6:.1f}",
+        "largest file of it, MB": lambda r: f"{max(r['whole_bytes']) / 1e6:.1f}",
+        "assemble, fingerprint and write it, s": lambda r: f"{r['publish_seconds']:.2f}",
+        "growth of a rank meanwhile, MB": lambda r: f"{r['publish_growth_mb']:.1f}",
+        "read and verify it, s": lambda r: f"{r['whole_read_seconds']:.2f}",
+        "delta, MB": lambda r: f"{sum(r['delta_bytes']) / 1e6:.1f}",
+        "assemble, fingerprint, encode and write it, s": lambda r: (
+            f"{r['delta_encode_seconds'] + r['delta_write_seconds']:.2f}"
+        ),
+        "read, apply and verify it, s": lambda r: f"{r['delta_read_seconds']:.2f}",
+        "write the model folder, s": lambda r: f"{r['export_seconds']:.2f}",
+        "growth of a rank meanwhile, MB ": lambda r: f"{r['export_growth_mb']:.1f}",
+    }
+    for name, shown in rows.items():
+        table.add_row(name, *(shown(result) for result in results.values()))
+    console.print(table)
+
+
+def compare_ranks(counts: list[int], *, as_json: bool) -> None:
+    """Measure and report each number of ranks."""
+    results = {}
+    for ranks in counts:
+        with tempfile.TemporaryDirectory(prefix="weights-") as folder:
+            results[ranks] = measure_ranks(Path(folder), ranks)
+    report_ranks(results, Console(stderr=as_json))
+    if as_json:
+        print(json.dumps(results))
+
+
 def main() -> None:
     """Measure each rate and report."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--rate", help="measure only this learning rate, in this process")
+    parser.add_argument("--ranks", help="numbers of ranks of Megatron-Core to compare, such as 1,2,4")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--receive", help="run as the process that receives from this address")
     arguments = parser.parse_args()
-    if arguments.receive:
-        receive(Address(**json.loads(arguments.receive)))
+    if arguments.ranks:
+        compare_ranks([int(count) for count in arguments.ranks.split(",")], as_json=arguments.json)
         return
     if arguments.rate:
         with tempfile.TemporaryDirectory(prefix="weights-") as folder:

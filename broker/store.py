@@ -15,7 +15,7 @@ import shutil
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count, islice
@@ -149,22 +149,29 @@ class Store:
         Raises:
             StoreFullError: no space is left, and `on_full` gave up.
         """
-        path = self.path(uri)
+        return self.write_together([uri], save)
+
+    def write_together(self, uris: Sequence[str], save: Callable[..., T]) -> T:
+        """Write several files like `write`; `save` takes a path for each. None is visible before all are written."""
+        paths = [self.path(uri) for uri in uris]
         # Two incarnations of one actor may write the same segment at once, so the temporary name contains the pid.
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        temporary = [path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in paths]
 
         def attempt() -> T:
-            if not path.parent.is_dir():
-                path.parent.mkdir(parents=True, exist_ok=True)
+            for path in paths:
+                if not path.parent.is_dir():
+                    path.parent.mkdir(parents=True, exist_ok=True)
             try:
-                result = save(temporary)
-                temporary.rename(path)
+                result = save(*temporary)
+                for written, path in zip(temporary, paths, strict=True):
+                    written.rename(path)
             except BaseException:
-                temporary.unlink(missing_ok=True)
+                for path in temporary:
+                    path.unlink(missing_ok=True)
                 raise
             return result
 
-        return retry_when_full(attempt, self.root, f"segment {uri}", self.on_full)
+        return retry_when_full(attempt, self.root, f"segment {uris[0]}", self.on_full)
 
     def write_parts(self, uri: str, parts: list[Any]) -> None:
         """Write buffers one after the other to a file, atomically.

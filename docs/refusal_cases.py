@@ -168,20 +168,6 @@ ENGINES = (
     Case("settings of another backend", ("trainer.megatron.ranks=8",)),
     Case("recomputed attention with torch", ("trainer.recompute=selective",)),
     Case("settings of another critic", ("critic.megatron.tensor_parallel=2",), PPO),
-    Case(
-        "weights in the memory of ranks",
-        (
-            "trainer.backend=megatron",
-            "trainer.megatron.ranks=2",
-            "trainer.megatron.tensor_parallel=2",
-            "weights.transport=torch",
-            "trainer.device=cpu",
-        ),
-    ),
-    Case(
-        "weights in the memory of torch's ranks",
-        ("trainer.torch.ranks=2", "weights.transport=torch", "trainer.device=cpu"),
-    ),
     Case("a reference that nothing reads", ("roles.reference.replicas=1",)),
     Case("log-probs that nothing reads", ("roles.actor_fwd.replicas=1",)),
     Case("log-probs that nothing computes", ("algorithm.proximal=actor_fwd",)),
@@ -189,6 +175,8 @@ ENGINES = (
 LAYOUTS = (
     Layout("layers of stages", {"ranks": 2, "pipeline_parallel": 2, "virtual_pipeline": 4}),
     Layout("stages", {"ranks": 3, "pipeline_parallel": 3}),
+    Layout("layers of the last stage", {"ranks": 2, "pipeline_parallel": 2, "last_stage_layers": 4}),
+    Layout("uneven virtual stages", {"ranks": 1, "first_stage_layers": 2}),
     Layout("experts of a dense model", {"ranks": 2, "expert_parallel": 2}),
     Layout("experts without sequence parallelism", {"ranks": 2, "tensor_parallel": 2}, MIXTURE),
     Layout(

@@ -17,7 +17,6 @@ from relax_actors.engines.protocols.footprint import WEIGHT_BYTES, Footprint, fo
 from relax_actors.errors import ConfigError
 from relax_actors.roles import replicas, spec_of
 from relax_actors.roles.gpus import device_of_role
-from relax_actors.weights.transports import transport_class
 
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """Files with the memory limit of a container."""
@@ -116,13 +115,12 @@ def host_bytes(config: Config, role: str) -> int:
 
 
 def copied_bytes(config: Config, role: str, facts: ModelFacts) -> int:
-    """Return the bytes of memory, outside of GPUs, of the copies of published weights that a trainer keeps."""
-    if role != "trainer":
-        return 0
+    """Return the bytes of memory, outside of GPUs, of the copies of published weights that ranks of a trainer keep."""
+    megatron = config.trainer.megatron
+    ranks = {"trainer": megatron.own_ranks, "trainer_rank": 1}.get(role, 0)
     published = WEIGHT_BYTES[config.trainer.precision]
-    # Deltas are computed between two versions. Weights sent from memory must not change while training goes on.
-    copies = 2 if config.publishes_deltas else int(transport_class(config).from_memory)
-    return facts.parameters * copies * published
+    copies = 2 if config.publishes_deltas else 0  # deltas are computed between two versions
+    return facts.parameters * copies * published * ranks // megatron.ranks
 
 
 def on_cpu(device: str) -> bool:

@@ -8,8 +8,13 @@ from typing import Annotated
 import typer
 
 
-def fingerprint(path: Annotated[Path, typer.Argument(help="Checkpoint, model folder or safetensors file.")]) -> None:
+def fingerprint(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(help="Checkpoint, model folder, or safetensors files that hold a set of weights together."),
+    ],
+) -> None:
     """Print the fingerprint of weights; equal fingerprints mean equal weights."""
     from relax_actors.engines.torch.stored_weights import fingerprint_of
 
-    typer.echo(fingerprint_of(path))
+    typer.echo(fingerprint_of(*paths))

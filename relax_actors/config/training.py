@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from relax_actors.config.sections import (
     Fraction,
@@ -56,6 +55,10 @@ class MegatronSection(Section):
     """Ranks that share each layer."""
     pipeline_parallel: Positive = 1
     """Stages that the layers are divided into. The towers of a model with media are on the first one."""
+    first_stage_layers: Positive | None = None
+    """Layers of the first stage, if it has more or fewer than the others; not with `virtual_pipeline`."""
+    last_stage_layers: Positive | None = None
+    """Layers of the last stage, which has the output head; as `first_stage_layers`."""
     virtual_pipeline: Positive = 1
     """Stages of the pipeline on each of its ranks (interleaved schedule)."""
     context_parallel: Positive = 1
@@ -251,21 +254,4 @@ class WeightsSection(Section):
     full_every: Positive = 16
     """Maximum versions between full sets of weights; a late joiner reads at most this many files."""
     transport: Annotated[str, Named(WEIGHT_TRANSPORTS)] = "store"
-    """How actors receive weights: `store` reads the files; `torch` receives them from the trainer's memory over
-    torch.distributed (gloo), and reads the files if that fails. The files are written in either case."""
-    listen: str = "127.0.0.1"
-    """IPv4 address of the trainer's machine that `transport = "torch"` listens on; the connection is not encrypted."""
-    patience: Annotated[float, Field(gt=0, le=20)] = 10.0
-    """Seconds after which an actor reads the file instead, with `transport = "torch"`."""
-
-    @field_validator("listen")
-    @classmethod
-    def _address(cls, value: str) -> str:
-        try:
-            unusable = IPv4Address(value).is_unspecified
-        except ValueError:
-            unusable = True
-        if unusable:
-            msg = f"weights.listen = {value!r} is not an IPv4 address that other machines can connect to"
-            raise ValueError(msg)
-        return value
+    """How actors receive weights: `store` reads the files."""

@@ -136,9 +136,8 @@ WEIGHT_TRANSPORTS: Registry[Any] = Registry(
     "relax_actors.weight_transports",
     {
         "store": "relax_actors.weights.transports.store:StoreTransport",
-        "torch": "relax_actors.weights.transports.torch:TorchTransport",
     },
-    attributes=("make_sender", "make_receiver", "check", "from_memory"),
+    attributes=("make_sender", "make_receiver", "check"),
 )
 
 ALL: tuple[Registry[Any], ...] = (

@@ -244,7 +244,6 @@ class Rollout(Role):
             "model_cpu_seconds": round(self._policy.model_seconds, 3),
             "version": -1 if version is None else version,
             "swap_seconds": round(self._stager.swap_seconds, 6),
-            "weights_from_memory": self._stager.received_from_memory,
             **({} if self._service is None else self._service.metrics()),
             **self._engine.metrics(),
             **self._tokenizer.replaced,

@@ -35,7 +35,6 @@ from relax_actors.training.step_rows import StepReader, StepRows, columns_to_tra
 from relax_actors.training.warm_start import warm_start
 from relax_actors.weights.publisher import Publisher
 from relax_actors.weights.publisher_actor import Export, Publications, Publish, Repair, Restore
-from relax_actors.weights.transports.base import ADDRESS_KEY
 
 if TYPE_CHECKING:
     from broker.table import Cell
@@ -51,7 +50,6 @@ class Trainer(StatefulRole):
         reads=("prompt", "dropped", "quarantined", "advantage"),
         writes=("dropped", "quarantined"),
         numbered={"batch": Batch, "weights": Weights, "checkpoint": Checkpoint},
-        notes=(ADDRESS_KEY,),
         requests=("trainer_rank",),
         removes=True,
         device=True,

@@ -38,8 +38,6 @@ OPERATIONAL = (
     "trainer.keep_checkpoints",
     "trainer.async_checkpoints",
     "weights.transport",
-    "weights.listen",
-    "weights.patience",
 )
 """Settings that do not change what is trained."""
 MOVABLE = ("data.path", "model.path", "eval.data.path")

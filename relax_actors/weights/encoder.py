@@ -3,74 +3,182 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any, Protocol, TypeAlias
 
+import torch
 from torch import Tensor
 
 from relax_actors.weights import deltas
 from relax_actors.weights import files as weights
-from relax_actors.weights.protocols import WeightPayload
 
 MAX_DELTA_SHARE = 0.5
 """A delta larger than this share of the full set is not worth the work of applying it."""
 
 
-class WeightEncoder:
-    """Fingerprints, full sets and deltas of one model.
+Take: TypeAlias = Callable[[str, Tensor], None]
+"""Takes a tensor with its name, which it may use until it returns."""
+
+
+class WeightSource(Protocol):
+    """Current weights of a model in the published dtype, by their Hugging Face names.
+
+    The ranks of an engine share them: each writes a file with the tensors that it owns. Methods are collective.
+    """
+
+    rank: int
+    """Number of this rank."""
+    ranks: int
+
+    def forms(self, files: int) -> Mapping[str, weights.TensorForm]:
+        """Return the forms of the tensors that this rank owns, where the first `files` ranks write a file."""
+
+    def visit(self, take: Take, files: int) -> str:
+        """Pass each tensor to `take` of the rank that owns it, and return the fingerprint of all tensors.
+
+        If `take` raises on a rank, all tensors are visited nonetheless, so that no rank waits for this one.
+        """
+
+    def total(self, number: int) -> int:
+        """Return the sum of a number over all ranks."""
+
+
+class LocalSource:
+    """Weights of a model that is in one process; implements `WeightSource`.
 
     Args:
-        read: returns the current weights in the published dtype, by their Hugging Face names.
+        tensors: returns the weights of the model.
+        dtype: in which they are published.
+        lock: held while they are read.
+    """
+
+    rank, ranks = 0, 1
+
+    def __init__(
+        self, tensors: Callable[[], Mapping[str, Tensor]], dtype: torch.dtype, lock: AbstractContextManager[Any]
+    ) -> None:
+        self._read, self._dtype, self._lock = tensors, dtype, lock
+
+    def forms(self, files: int) -> Mapping[str, weights.TensorForm]:  # noqa: ARG002 one rank writes all
+        """Return the forms of all tensors."""
+        return {name: weights.TensorForm(self._dtype, tuple(tensor.shape)) for name, tensor in self._read().items()}
+
+    def visit(self, take: Take, files: int) -> str:  # noqa: ARG002 one rank writes all
+        """Pass each tensor to `take`; see `WeightSource`."""
+        with self._lock:
+            left = {name: tensor.detach().to(self._dtype) for name, tensor in self._read().items()}
+        found = weights.Fingerprint()
+        for name in sorted(left):
+            tensor = left.pop(name)
+            found.add(name, tensor)
+            take(name, tensor)
+        return found.hexdigest()
+
+    def total(self, number: int) -> int:
+        """Return the number."""
+        return number
+
+
+def ignore(_: str, __: Tensor) -> None:
+    """Take no tensor of `WeightSource.visit`."""
+
+
+def visit_into(source: WeightSource, open_file: Callable[[ExitStack], Take], files: int) -> str:
+    """Visit all tensors, and return their fingerprint; the other ranks need those of one that cannot open its file.
+
+    Args:
+        source: of the tensors.
+        open_file: opens the file of this rank; returns the function that takes its tensors.
+        files: as in `WeightSource.visit`.
+
+    Raises:
+        OSError: this rank cannot write its file.
+    """
+    failure: OSError | None = None
+    with ExitStack() as stack:
+        try:
+            take = open_file(stack)
+        except OSError as error:
+            failure, take = error, ignore
+        found = source.visit(take, files)
+    if failure is not None:
+        raise failure
+    return found
+
+
+class WeightEncoder:
+    """Fingerprints, full sets and deltas of one model, of which each rank encodes its share. Methods are collective.
+
+    Args:
+        source: the current weights.
         keep_base: whether to keep a copy of the last published weights, on their device, to compute deltas.
         write: writes the current weights to a file; by default what `read` returns is written.
     """
 
-    def __init__(
-        self, read: Callable[[], Mapping[str, Tensor]], *, keep_base: bool, write: Callable[[Path], None] | None = None
-    ) -> None:
-        self._read = read
-        self._write = write or self._write_current
-        self._keep_base = keep_base
-        self._current: Mapping[str, Tensor] | None = None
+    def __init__(self, source: WeightSource, *, keep_base: bool) -> None:
+        self._source, self._keep_base = source, keep_base
+        # With `keep_base` the tensors of this rank.
+        self._current: dict[str, Tensor] | None = None
         self._fingerprint: str | None = None
-        self._base: tuple[str, Mapping[str, Tensor]] | None = None
-        self._delta: WeightPayload | None = None
+        self._base: tuple[str, dict[str, Tensor]] | None = None
 
     def invalidate(self) -> None:
         """Forget what was read of the model; call it whenever its weights have changed."""
-        self._current = self._fingerprint = self._delta = None
+        self._current = self._fingerprint = None
 
     def copies(self) -> list[Tensor]:
         """Return the copies of weights that it keeps for the next delta, on the device of the model."""
         base = {} if self._base is None else self._base[1]
-        return [*base.values(), *(self._current or {}).values()] if self._keep_base else []
+        return [*base.values(), *(self._current or {}).values()]
 
-    def forget_tensors(self) -> None:
-        """Forget the tensors that it read of the model, unless they are kept for the next delta."""
-        if not self._keep_base:
-            self._current = None
-
-    @property
-    def _tensors(self) -> Mapping[str, Tensor]:
+    def _tensors(self) -> dict[str, Tensor]:
+        """Return a copy of the tensors of this rank."""
         if self._current is None:
-            self._current = self._read()
+            current: dict[str, Tensor] = {}
+
+            def keep(name: str, tensor: Tensor) -> None:
+                current[name] = tensor.detach().clone()
+
+            self._fingerprint = self._source.visit(keep, self._source.ranks)
+            self._current = current
         return self._current
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the current weights in the published dtype."""
         if self._fingerprint is None:
-            self._fingerprint = weights.fingerprint(self._tensors)
+            if self._keep_base:
+                self._tensors()
+            else:
+                self._fingerprint = self._source.visit(ignore, self._source.ranks)
+        assert self._fingerprint is not None  # noqa: S101 set by the visit
         return self._fingerprint
 
-    def write_full(self, path: Path) -> str:
-        """Write all weights to `path`; return their fingerprint."""
-        self._write(path)
-        return self.fingerprint()
+    def write_full(self, *paths: Path) -> str:
+        """Write all weights, each rank its file; return their fingerprint.
 
-    def _write_current(self, path: Path) -> None:
-        weights.save(self._tensors, path)
+        Args:
+            paths: a file for each rank. Of a version that was published by more or fewer ranks there are as many files:
+                those beyond the ranks are empty, and ranks beyond the files write none.
+        """
+        source = self._source
+        if self._keep_base and len(paths) == source.ranks:
+            weights.save(self._tensors(), paths[source.rank])
+            return self.fingerprint()
+        files = min(len(paths), source.ranks)
 
-    def delta_writer(self) -> Callable[[Path], str] | None:
+        def open_file(stack: ExitStack) -> Take:
+            for path in paths[files:] if source.rank == 0 else ():
+                weights.save({}, path)
+            if source.rank >= files:
+                return ignore
+            return stack.enter_context(weights.TensorFile(paths[source.rank], source.forms(files))).write
+
+        self._fingerprint = visit_into(source, open_file, files)
+        return self._fingerprint
+
+    def delta_writer(self) -> Callable[..., str] | None:
         """Return a function that writes the delta to the base, as `write_full` does.
 
         None if there is no base, or if the delta is too large to pay off.
@@ -78,27 +186,15 @@ class WeightEncoder:
         if self._base is None:
             return None
         fingerprint, base = self._base
-        delta = deltas.encode(base, self._tensors)
-        if deltas.nbytes(delta) > MAX_DELTA_SHARE * deltas.nbytes(self._tensors):
-            return None
-        return partial(self._write_delta, delta, fingerprint)
+        delta = deltas.encode(base, self._tensors())
+        size, whole = (self._source.total(deltas.nbytes(tensors)) for tensors in (delta, self._tensors()))
+        return None if size > MAX_DELTA_SHARE * whole else partial(self._write_delta, delta, fingerprint)
 
-    def _write_delta(self, delta: dict[str, Tensor], base: str, path: Path) -> str:
-        weights.save(delta, path, base)
-        self._delta = WeightPayload(base, delta)
+    def _write_delta(self, delta: dict[str, Tensor], base: str, *paths: Path) -> str:
+        weights.save(delta, paths[self._source.rank], base)
         return self.fingerprint()
-
-    def payloads(self) -> list[WeightPayload]:
-        """Return the delta, if one was written, and the full weights.
-
-        No later step changes the tensors.
-        """
-        # With `keep_base` the tensors are a copy already, kept for the next delta.
-        current = self._tensors if self._keep_base else {name: t.clone() for name, t in self._tensors.items()}
-        full = WeightPayload(None, current)
-        return [full] if self._delta is None else [self._delta, full]
 
     def set_base(self) -> None:
         """Make the current weights the base of the next delta."""
         if self._keep_base:
-            self._base = self.fingerprint(), self._tensors
+            self._base = self.fingerprint(), self._tensors()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import safetensors
 import torch
 import xxhash
-from safetensors.torch import save_file
 from torch import Tensor
 
 from relax_actors.errors import StoreError
@@ -23,14 +24,107 @@ DELTA_BASE_KEY = "delta_of"
 """Metadata key of a delta file: fingerprint of the weights that the delta applies to."""
 
 
-def fingerprint(tensors: Mapping[str, Tensor]) -> str:
-    """Return the xxh3-128 hex digest of names, dtypes, shapes and bytes; reads one tensor after the other, by name."""
-    hasher = xxhash.xxh3_128()
-    for name in sorted(tensors):
-        data = tensors[name].detach().contiguous().cpu()
-        hasher.update(f"{name}|{data.dtype}|{tuple(data.shape)}|".encode())
-        hasher.update(data.reshape(-1).view(torch.uint8).numpy().data)
-    return hasher.hexdigest()
+_CODES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""Data types in the header of a safetensors file."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorForm:
+    """Data type and shape of a tensor."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> TensorForm:
+        """Return the form of a tensor, which may be on the device "meta"."""
+        return cls(tensor.dtype, tuple(tensor.shape))
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        count = 1
+        for length in self.shape:
+            count *= length
+        return count * self.dtype.itemsize
+
+
+class Fingerprint:
+    """xxh3-128 digest of names, dtypes, shapes and bytes of tensors that are added in the order of their names."""
+
+    def __init__(self) -> None:
+        self._hasher = xxhash.xxh3_128()
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Add the next tensor, on any device."""
+        data = tensor.detach().contiguous().cpu()
+        self._hasher.update(f"{name}|{data.dtype}|{tuple(data.shape)}|".encode())
+        self._hasher.update(_bytes_of(data))
+
+    def hexdigest(self) -> str:
+        """Return the digest of the tensors so far."""
+        return self._hasher.hexdigest()
+
+
+def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """Return the digest of a set of weights; see `Fingerprint`."""
+    found = Fingerprint()
+    for name, tensor in sorted(tensors, key=lambda item: item[0]):
+        found.add(name, tensor)
+    return found.hexdigest()
+
+
+def _bytes_of(data: Tensor) -> Any:
+    return data.reshape(-1).view(torch.uint8).numpy().data
+
+
+class TensorFile:
+    """Safetensors file whose tensors are written one at a time, in any order; closed when `with` ends.
+
+    Args:
+        path: file to write.
+        forms: of all tensors, by name.
+        metadata: of the file.
+
+    Raises:
+        OSError: the file cannot be written; errno is ENOSPC if the disk is full.
+    """
+
+    def __init__(self, path: Path, forms: Mapping[str, TensorForm], metadata: Mapping[str, str] | None = None) -> None:
+        header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
+        end = 0
+        # Every tensor is aligned to its elements if the wider ones come first.
+        for name, form in sorted(forms.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])):
+            begin, end = end, end + form.nbytes
+            header[name] = {"dtype": _CODES[form.dtype], "shape": form.shape, "data_offsets": (begin, end)}
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        self._begin = 8 + len(text)
+        self._offsets = {name: header[name]["data_offsets"][0] for name in forms}
+        self._file = path.open("wb")
+        self._file.write(len(text).to_bytes(8, "little") + text)
+
+    def write(self, name: str, tensor: Tensor) -> None:
+        """Write a tensor, on any device."""
+        self._file.seek(self._begin + self._offsets[name])
+        self._file.write(_bytes_of(tensor.detach().contiguous().cpu()))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
 
 
 def save(tensors: Mapping[str, Tensor], path: Path, base: str | None = None) -> None:
@@ -44,9 +138,10 @@ def save(tensors: Mapping[str, Tensor], path: Path, base: str | None = None) -> 
     Raises:
         OSError: the file cannot be written; errno is ENOSPC if the disk is full.
     """
-    plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
-    with disk_errors(path):
-        save_file(plain, path, metadata=None if base is None else {DELTA_BASE_KEY: base})
+    forms = {name: TensorForm.of(tensor) for name, tensor in tensors.items()}
+    with TensorFile(path, forms, None if base is None else {DELTA_BASE_KEY: base}) as file:
+        for name, tensor in tensors.items():
+            file.write(name, tensor)
 
 
 @contextmanager

@@ -31,12 +31,11 @@ class HostCopy:
         tensors, base = self.tensors, self.fingerprint
         self.version, self.fingerprint, self.tensors = None, "", {}
         for update in updates:
-            payload = update.payload
-            bases = {payload.base} if payload else {weights.delta_base(shard) for shard in update.shards}
+            bases = {weights.delta_base(shard) for shard in update.shards}
             if bases == {None}:
-                tensors = _tensors_of(update)
+                tensors = weights.load(update.shards)
             elif bases == {base}:
-                deltas.apply(tensors, _tensors_of(update))
+                deltas.apply(tensors, weights.load(update.shards))
             else:
                 wanted = sorted(map(str, bases))
                 held = base or "nothing"
@@ -48,7 +47,3 @@ class HostCopy:
             msg = f"weights {last.version} have fingerprint {found}, published was {last.fingerprint}; not loaded"
             raise StoreError(msg)
         self.version, self.fingerprint, self.tensors = last.version, last.fingerprint, tensors
-
-
-def _tensors_of(update: WeightUpdate) -> dict[str, Tensor]:
-    return weights.load(update.shards) if update.payload is None else dict(update.payload.tensors)

@@ -5,32 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
-
-
-@dataclass(frozen=True, slots=True)
-class WeightPayload:
-    """Content of a weight file, in memory.
-
-    `base` is the fingerprint of the weights that `tensors` are a delta to; None for a full set.
-    """
-
-    base: str | None
-    tensors: Mapping[str, Any]
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
 class WeightUpdate:
-    """One published version: the full set, or a delta to the update before it.
-
-    The tensors are in the safetensors files `shards`, or in `payload` if they came from the sender's memory; the files
-    are then not read.
-    """
+    """One published version: the full set, or a delta to the update before it, in safetensors files."""
 
     version: int
     fingerprint: str
     shards: Sequence[Path]
-    payload: WeightPayload | None = None
 
 
 class WeightCopy(Protocol):
@@ -103,33 +87,31 @@ class WeightConsumer(Protocol):
 
 
 class WeightProducer(Protocol):
-    """An engine whose weights are published version by version."""
+    """An engine whose weights are published version by version, in one file or in several."""
 
-    def publish(self, path: Path) -> str:
-        """Write the full weights to `path`, with Hugging Face names; return their fingerprint."""
+    @property
+    def shards(self) -> int:
+        """Number of files that the engine writes at once, each with tensors of its own."""
+
+    def publish(self, *paths: Path) -> str:
+        """Write the full weights, with Hugging Face names; return their fingerprint.
+
+        Args:
+            paths: files that hold the weights together; as many as `shards`, or as those of a version that another
+                layout has published.
+        """
 
     def remember(self) -> None:
         """Make the current weights the base of the next delta."""
 
-    def delta(self) -> Callable[[Path], str] | None:
-        """Return a function that writes the delta since `remember`, as `publish` does.
+    def delta(self) -> Callable[..., str] | None:
+        """Return a function that writes the delta since `remember` to as many files as `shards`, as `publish` does.
 
         None if the delta is too large to pay off.
         """
 
     def fingerprint(self) -> str:
-        """Return the fingerprint of the weights as `publish` would write them."""
+        """Return the fingerprint of the weights as `publish` would write them; it does not depend on `shards`."""
 
     def export(self, folder: Path) -> None:
         """Write a model folder that `AutoModelForCausalLM.from_pretrained` loads."""
-
-
-@runtime_checkable
-class PayloadProducer(Protocol):
-    """An engine whose weights can be sent from memory."""
-
-    def payloads(self) -> Sequence[WeightPayload]:
-        """Return the delta written last, if there is one, followed by the full current weights.
-
-        Tensors have Hugging Face names, may be on any device, and are not changed by later steps.
-        """

@@ -100,12 +100,17 @@ class Publisher:
         """Write the weight file of a version: a delta where that pays off, else the full set."""
         base = self._base
         write_delta = None if base is None or self._needs_full_set(base) else self._engine.delta()
-        # The incarnation in the name keeps a replaced trainer from overwriting the files of its successor.
-        uri = f"weights/{version}.{self.context.incarnation}.safetensors"
-        fingerprint, nbytes = self._write_file(uri, write_delta or self._engine.publish)
-        shard = Shard(uri, nbytes, fingerprint)
+        fingerprint, shards = self._write_files(self._uris(version), write_delta or self._engine.publish)
         base_version = base.version if write_delta is not None and base is not None else None
-        return Weights(version, fingerprint, [shard], self.context.incarnation, base_version)
+        return Weights(version, fingerprint, shards, self.context.incarnation, base_version)
+
+    def _uris(self, version: int) -> list[str]:
+        """Return the names of the files of a version.
+
+        The incarnation in the name keeps a replaced trainer from overwriting the files of its successor.
+        """
+        name, count = f"weights/{version}.{self.context.incarnation}", self._engine.shards
+        return [f"{name}.safetensors"] if count == 1 else [f"{name}.{n}.safetensors" for n in range(count)]
 
     def _needs_full_set(self, base: Weights) -> bool:
         """Whether a late joiner would read too much if the next version were a delta to `base`."""
@@ -161,16 +166,20 @@ class Publisher:
 
         They may have held a delta before: each file says which it is.
         """
-        written = [self._write_file(shard.path, self._engine.publish) for shard in known.shards]
-        shards = [replace(shard, nbytes=nbytes) for shard, (_, nbytes) in zip(known.shards, written, strict=True)]
+        _, shards = self._write_files([shard.path for shard in known.shards], self._engine.publish)
         self._latest = replace(known, shards=shards)
 
-    def _write_file(self, uri: str, write: Callable[[Path], str]) -> tuple[str, int]:
-        """Write a file into the store; return the result of `write` and the size in bytes.
+    def _write_files(self, uris: list[str], write: Callable[..., str]) -> tuple[str, list[Shard]]:
+        """Write the files of a version into the store; return its fingerprint, and the files.
 
-        The size is read before the file gets its final name: after that a receiver may remove it.
+        Sizes are read before the files get their final names: after that a receiver may remove them.
         """
-        return self.context.table.store.write(uri, lambda path: (write(path), path.stat().st_size))
+
+        def save(*paths: Path) -> tuple[str, list[Shard]]:
+            fingerprint, sizes = write(*paths), [path.stat().st_size for path in paths]
+            return fingerprint, [Shard(uri, size, fingerprint) for uri, size in zip(uris, sizes, strict=True)]
+
+        return self.context.table.store.write_together(uris, save)
 
     def _collect(self, version: int) -> None:
         """Remove old versions, except the last few, versions to evaluate, and the bases of both."""

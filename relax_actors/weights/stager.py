@@ -52,11 +52,6 @@ class Stager(EngineWeights):
         self._receiver = make_transport(context).make_receiver(follows=follows)
         self._actor = StagerActor.start(context, self, engine.empty_copy, self._receiver, follows=follows)
 
-    @property
-    def received_from_memory(self) -> int:
-        """Number of versions received from the trainer's memory."""
-        return self._receiver.received
-
     def start(self) -> None:
         """Begin to stage published versions in the background."""
         if not self._follows:

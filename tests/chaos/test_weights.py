@@ -1,15 +1,14 @@
-"""Deltas and transports do not change the served weights, whichever actor is killed."""
+"""Deltas do not change the served weights, whichever actor is killed."""
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 
 import pytest
 
 from relax_actors.messages import Trajectory, Weights
 from tests.chaos.test_crash_equivalence import ON_POLICY, kill_at, written
-from tests.support.faults import hit, story_of
+from tests.support.faults import story_of
 from tests.support.running import Run, wait_until
 
 MakeRun = Callable[..., Run]
@@ -43,33 +42,3 @@ def test_run_with_deltas_and_kills_ends_with_the_weights_of_a_run_without(make_r
     assert served.items() <= {version: cell.fingerprint for version, cell in published.items() if cell}.items()
     story = story_of(run)
     assert story.of("replay_diverged") == story.of("weights_corrupt") == []
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_run_with_torch_transport_and_kills_ends_with_the_weights_of_the_store_transport(make_run: MakeRun) -> None:
-    by_files = make_run("files", *SMALL_STEPS).complete()["weights_fingerprint"]
-    run = make_run("memory", *SMALL_STEPS, "weights.transport=torch", "weights.patience=2").start()
-    kill_at(run, "rollout.0", "weights.2")
-    kill_at(run, "trainer.0", "weights.3")  # while the rollout requests it
-    kill_at(run, "trainer.0", "batch.4")
-    table = run.table
-    # Published by the trainer's third incarnation: SIGSTOP below must not hit a starting one, whose deadline is longer.
-    wait_until(
-        lambda: [
-            version
-            for version in range(5, 7)
-            if (cell := table.fetch(table.subjects.numbered("weights", version), Weights)) and cell.incarnation > 2
-        ],
-        "weights of the third incarnation",
-        120,
-    )
-    hit(run, "trainer.0", signal.SIGSTOP)  # until its supervisor kills it
-    kill_at(run, "rollout.0", "weights.7")
-    run.disconnect()
-    code, result, said = run.finish()
-    assert code == 0, said
-    assert result["weights_fingerprint"] == by_files
-    story = story_of(run)
-    assert story.of("replay_diverged") == story.of("weights_corrupt") == []
-    assert max(metric.get("weights_from_memory", 0) for metric in story.metrics) > 0

@@ -1,4 +1,4 @@
-"""Both weight transports bring the same bits."""
+"""The weight transport brings the bits that were published."""
 
 from __future__ import annotations
 
@@ -8,10 +8,3 @@ from tests.conformance.base.weight_transport import WeightTransportConformance
 class TestStoreTransport(WeightTransportConformance):
     implements = "store"
     settings = ("weights.transport=store",)
-    from_memory = False
-
-
-class TestTorchTransport(WeightTransportConformance):
-    implements = "torch"
-    settings = ("weights.transport=torch", "weights.patience=5")
-    from_memory = True

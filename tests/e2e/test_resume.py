@@ -82,8 +82,7 @@ def test_changed_settings_of_a_run_that_has_trained_are_accepted_or_refused_by_n
         "[roles.<name>], data.path, model.path, run.folder, broker.*, store.*, supervision.*, prompts.*, *.replicas, "
         "*.deadline, *.memory_limit_mib, *.secrets, *.isolation, *.readable, *.max_processes, media.folders, "
         "media.max_concurrent_rows, media.urls.*, placement.patience, "
-        "trainer.checkpoint_every, trainer.keep_checkpoints, trainer.async_checkpoints, weights.transport, "
-        "weights.listen, weights.patience\n"
+        "trainer.checkpoint_every, trainer.keep_checkpoints, trainer.async_checkpoints, weights.transport\n"
     )
     code, result, said = run.start("run.steps=12", "rollout.replicas=2", "trainer.checkpoint_every=5").finish()
     assert (code, result["steps"] >= 12) == (0, True), said

@@ -89,7 +89,7 @@ WRITERS: dict[str, set[str]] = {
     f"{KV}.lease.node.4": {"node"},
     f"{KV}.lease.root.4": {"node"},
     f"{KV}.lease.owner.trainer": {"node"},
-    f"{KV}.note.weights_sender": {"trainer"},
+    f"{KV}.note.address": set(),
     f"{KV}.run": set(),
     **{f"$JS.ACK.{TABLE}.{role}.1.1.1.0.0": {role, "node"} for role in POOLS},
     **{f"$JS.API.CONSUMER.DURABLE.CREATE.{TABLE}.{name}": set() for name in CONSUMERS},

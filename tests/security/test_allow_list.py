@@ -92,7 +92,7 @@ KEYS = (
     "failure.rollout.group.0.0.0",
     "lease.node",
     "lease.node.1.1",
-    "note.weights_sender",
+    "note.address",
 )
 
 

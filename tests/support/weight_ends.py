@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from broker.table import Table
-from relax_actors.engines.protocols import train
+from relax_actors.engines.protocols import TrainingEngine, train
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.torch.model import tensors_of
 from relax_actors.engines.transformers.engine import TransformersEngine
@@ -25,11 +25,16 @@ DELTAS = ("staleness.max=0", "trainer.precision=bfloat16", "trainer.learning_rat
 
 
 class TrainerEnd:
-    """One incarnation of a trainer, without its rows. It has published version 0."""
+    """One incarnation of a trainer, without its rows. It has published version 0.
 
-    def __init__(self, context: Context) -> None:
+    Args:
+        context: of the trainer.
+        engine: with the weights of a seed; by default one with torch.
+    """
+
+    def __init__(self, context: Context, engine: TrainingEngine | None = None) -> None:
         self.context = context
-        self.engine = TorchEngine(context.config)
+        self.engine = TorchEngine(context.config) if engine is None else engine
         self.engine.initialise(5)
         self.publisher = Publisher(context, self.engine)
         self.version = 0

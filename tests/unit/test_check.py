@@ -233,10 +233,6 @@ def test_a_folder_that_cannot_be_written_is_refused(setting: str, tmp_path: Path
             "broker.credentials /nowhere does not exist; create credentials with `relax keys`, or correct the path",
         ),
         (
-            ["weights.transport=torch", "weights.listen=203.0.113.9"],
-            "weights.listen = '203.0.113.9' is no address of this machine; set an address of the trainer's machine",
-        ),
-        (
             ["rollout.max_tokens=64"],
             (
                 "rollout.max_tokens = 64 leaves no room for a prompt in the model's context "

@@ -142,8 +142,7 @@ def test_an_unknown_key_suggests_a_close_one(write: Write, more: str, key: str, 
         ("algorithm.correction.high=0.9", "algorithm.correction.high", "greater than or equal to 1"),
         ("algorithm.reject.low=1.1", "algorithm.reject.low", "less than or equal to 1"),
         ("staleness.policy=correct", None, "set algorithm.correction.kind (with algorithm.proximal)"),
-        ("weights.patience=21", "weights.patience", "less than or equal to 20"),
-        ("weights.transport=nccl", "weights.transport", "torch"),
+        ("weights.transport=nccl", "weights.transport", "store"),
         ("prompts.replicas=2", None, "prompts.replicas must be 1: one actor owns the admission of rows"),
     ],
 )
@@ -413,43 +412,6 @@ def test_a_tree_is_validated_under_the_name_of_its_source() -> None:
     with pytest.raises(ConfigError, match="somewhere: model: is missing; add it"):
         validate({}, "somewhere")
     assert isinstance(validate({"model": {"path": "m"}, "data": {"kind": "jsonl"}}, "x"), Config)
-
-
-@pytest.mark.parametrize("listen", ["0.0.0.0", "::1", "localhost"])  # noqa: S104 refused
-def test_a_listen_address_that_is_not_reachable_is_refused(write: Write, listen: str) -> None:
-    text = refusal(write(), "weights.transport=torch", f"weights.listen={listen}")
-    assert f"weights.listen = '{listen}' is not an IPv4 address that other machines can connect to" in text
-
-
-def test_simulated_engines_have_no_weights_to_send() -> None:
-    simulated = Path(__file__).parents[1] / "support" / "cluster.toml"
-    (error,) = examine(load_config(simulated, ["weights.transport=torch"])).errors
-    assert 'weights.transport = "torch": simulated engines have no tensors to send; set "store"' in error
-
-
-@pytest.mark.parametrize("setting", ["weights.patience=1", "weights.listen=127.0.0.2"])
-def test_settings_of_a_sender_are_refused_without_one(setting: str) -> None:
-    (error,) = examine(load_config(DEMO, [setting])).errors
-    assert error.startswith(setting.partition("=")[0])
-    assert 'has no effect without weights.transport = "torch"' in error
-
-
-def test_ranks_of_megatron_cannot_send_weights_from_memory() -> None:
-    wide = ["trainer.backend=megatron", "trainer.megatron.ranks=2", "weights.transport=torch"]
-    (error,) = examine(load_config(DEMO, wide)).errors
-    assert "the weights are in the processes of the ranks; set weights.transport" in error
-
-
-def test_the_memory_transport_is_saved_and_counted_as_memory(write: Write) -> None:
-    for more in ((), ("weights.listen=10.0.0.1", "weights.patience=3")):
-        config = load_config(DEMO, ["weights.transport=torch", *more])
-        assert validate(config.model_dump(mode="json"), "saved") == config
-    wide = ["model.architecture.hidden_size=512", "model.architecture.intermediate_size=4096"]
-    needs = [
-        int(next(note for note in examine(load_config(DEMO, settings)).notes if note.startswith("memory: ")).split()[2])
-        for settings in ([*wide, "weights.transport=store"], [*wide, "weights.transport=torch"])
-    ]
-    assert needs[0] < needs[1]
 
 
 @pytest.mark.usefixtures("asks_transformers_here")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from broker.errors import StoreError
 from relax_actors.weights import deltas
 from relax_actors.weights import files as weights
-from relax_actors.weights.encoder import WeightEncoder
+from relax_actors.weights.encoder import LocalSource, WeightEncoder
 from relax_actors.weights.host_copy import HostCopy
 from relax_actors.weights.protocols import WeightUpdate
 
@@ -120,7 +121,8 @@ class TinyPublisher:
         self.folder = folder
         self.generator = torch.Generator().manual_seed(5)
         self.master = {name: 0.02 * torch.randn(4000, generator=self.generator) for name in ("a", "b")}
-        self.encoder = WeightEncoder(self.read, keep_base=keep_base)
+        source = LocalSource(lambda: self.master, torch.bfloat16, nullcontext())
+        self.encoder = WeightEncoder(source, keep_base=keep_base)
         self.updates: list[WeightUpdate] = []
 
     def read(self) -> dict[str, Tensor]:

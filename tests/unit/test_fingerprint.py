@@ -38,5 +38,9 @@ def test_what_holds_no_full_set_of_weights_is_refused(tmp_path: Path) -> None:
 def test_the_command_prints_the_fingerprint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tensors = {"a": torch.arange(4).float()}
     weights.save(tensors, tmp_path / "model.safetensors")
-    fingerprint(tmp_path)
-    assert capsys.readouterr().out.strip() == weights.fingerprint(tensors)
+    parts = [tmp_path / "a.0", tmp_path / "a.1"]
+    weights.save({"b": torch.ones(2)}, parts[0])
+    weights.save(tensors, parts[1])
+    for paths, held in (([tmp_path], tensors), (parts, tensors | {"b": torch.ones(2)})):
+        fingerprint(paths)
+        assert capsys.readouterr().out.strip() == weights.fingerprint(held.items())

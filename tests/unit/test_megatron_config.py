@@ -23,6 +23,18 @@ IMPOSSIBLE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (DENSE, {"ranks": 4, "tensor_parallel": 4}, "num_key_value_heads = 2"),
     (DENSE, {"ranks": 3, "pipeline_parallel": 3}, "does not divide the model's num_hidden_layers = 4"),
     (DENSE, {"ranks": 2, "pipeline_parallel": 2, "virtual_pipeline": 4}, "virtual_pipeline = 8 does not divide"),
+    (DENSE, {"ranks": 2, "pipeline_parallel": 2, "first_stage_layers": 4}, "no equal shares"),
+    (
+        DENSE,
+        {"ranks": 4, "pipeline_parallel": 4, "last_stage_layers": 2},
+        "with last_stage_layers = 2, the others of 4",
+    ),
+    (DENSE, {"first_stage_layers": 2}, "first_stage_layers = 2 needs pipeline_parallel > 1, which is 1"),
+    (
+        DENSE,
+        {"ranks": 2, "pipeline_parallel": 2, "virtual_pipeline": 2, "last_stage_layers": 2},
+        "virtual_pipeline = 1, which is 2",
+    ),
     (DENSE, {"ranks": 2, "expert_parallel": 2}, "the model has no experts"),
     (DENSE, {"ranks": 2, "tensor_parallel": 2, "expert_tensor_parallel": 1}, "the model has no experts"),
     (MOE, {"ranks": 8, "expert_parallel": 8}, "does not divide the model's num_experts = 4"),
@@ -38,6 +50,9 @@ POSSIBLE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (DENSE, {}),
     (DENSE, {"ranks": 2, "tensor_parallel": 2, "sequence_parallel": True}),
     (DENSE, {"ranks": 2, "pipeline_parallel": 2, "virtual_pipeline": 2}),
+    (DENSE, {"ranks": 2, "pipeline_parallel": 2, "first_stage_layers": 1}),
+    (DENSE, {"ranks": 3, "pipeline_parallel": 3, "first_stage_layers": 1, "last_stage_layers": 1}),
+    (DENSE, {"ranks": 2, "pipeline_parallel": 2, "first_stage_layers": 3, "last_stage_layers": 1}),
     (DENSE, {"ranks": 8, "tensor_parallel": 2, "context_parallel": 2}),
     (MOE, {"ranks": 2, "expert_parallel": 2}),
     (
@@ -87,7 +102,8 @@ NO_CONTEXT = (
 )
 NO_DEEPSTACK = (
     "the towers of the model add features to its first 3 layers (deepstack_visual_indexes), and the first of 2 "
-    "pipeline stages, which holds the towers, has 2 of 4 layers; lower pipeline_parallel or virtual_pipeline"
+    "pipeline stages, which holds the towers, has 2 of 4 layers; set first_stage_layers, or lower pipeline_parallel or "
+    "virtual_pipeline"
 )
 
 

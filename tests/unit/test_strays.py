@@ -150,7 +150,7 @@ def test_evaluations_with_a_result_go_except_the_last() -> None:
 
 KEYS = (
     "run",
-    "note.weights_sender",
+    "note.address",
     "lease.node.0",
     "lease.owner.trainer",
     "lease.rollout.8191",

@@ -12,7 +12,7 @@ from relax_actors.config.training import MegatronSection
 from relax_actors.engines.backends import critic_section
 from relax_actors.engines.megatron import architecture, installation, layout
 from relax_actors.engines.protocols import ScoringEngine, TrainingEngine
-from relax_actors.engines.protocols.backend import CriticBackend, Ranks, TrainingBackend, check_memory_transport
+from relax_actors.engines.protocols.backend import CriticBackend, Ranks, TrainingBackend
 from relax_actors.engines.protocols.critic import CriticEngine, RankCritic
 from relax_actors.engines.protocols.footprint import STATE_BYTES, WEIGHT_BYTES, Footprint
 from relax_actors.engines.protocols.training import RankEngine
@@ -52,8 +52,6 @@ class MegatronTrainingBackend(TrainingBackend):
 
     def check(self, config: Config, model: Path) -> Iterator[str]:
         """Refuse models that Megatron-Core would compute differently, and layouts that cannot work."""
-        if (ranks := config.trainer.megatron.ranks) > 1:
-            check_memory_transport(config, f"trainer.megatron.ranks = {ranks}")
         yield from _check("trainer", found := layout.Layout.of(config.trainer.megatron), model)
         if config.trainer.stream and not found.streams:
             yield (

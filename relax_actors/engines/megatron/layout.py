@@ -27,6 +27,8 @@ class Layout:
     expert: int
     expert_tensor: int
     sequence: bool
+    first_layers: int | None = None
+    last_layers: int | None = None
 
     @classmethod
     def of(cls, section: MegatronSection) -> Layout:
@@ -40,6 +42,8 @@ class Layout:
             expert=section.expert_parallel,
             expert_tensor=section.expert_tensor_parallel or section.tensor_parallel,
             sequence=section.sequence_parallel,
+            first_layers=section.first_stage_layers,
+            last_layers=section.last_stage_layers,
         )
 
     @property
@@ -64,6 +68,19 @@ class Layout:
             "context": self.context,
             "expert": self.expert,
         }
+
+    def stage_layers(self, layers: int) -> list[int] | None:
+        """Layers of each stage; None if the stages in the middle cannot have equally many, or one has none."""
+        first, last = self.first_layers, self.last_layers
+        if self.pipeline == 1:
+            return [layers] if first is last is None else None
+        others = self.pipeline * self.virtual - (first is not None) - (last is not None)
+        left = layers - (first or 0) - (last or 0)
+        share = left // others if others else 0
+        if share * others != left or (others and not share):
+            return None
+        ends = [[] if size is None else [size] for size in (first, last)]
+        return [*ends[0], *[share] * others, *ends[1]]
 
     @property
     def length_multiple(self) -> int:
@@ -108,13 +125,13 @@ def check_towers(layout: Layout, body: Mapping[str, Any], section: str = "traine
             f"context_parallel = {layout.context} with a multimodal model is not supported: the ranks would share the "
             "placeholders of a medium; set context_parallel = 1, and use tensor_parallel or sequence_parallel"
         )
-    layers, stages = decoder_fields(body).get("num_hidden_layers"), layout.pipeline * layout.virtual
-    deepstack = len(deepstack_indexes(body))
-    if layers is not None and deepstack > (first := int(layers) // stages):
+    layers, deepstack = decoder_fields(body).get("num_hidden_layers"), len(deepstack_indexes(body))
+    stages = None if layers is None else layout.stage_layers(int(layers))
+    if stages is not None and deepstack > stages[0]:
         problems.append(
             f"the towers of the model add features to its first {deepstack} layers (deepstack_visual_indexes), and "
-            f"the first of {stages} pipeline stages, which holds the towers, has {first} of {layers} layers; lower "
-            "pipeline_parallel or virtual_pipeline"
+            f"the first of {len(stages)} pipeline stages, which holds the towers, has {stages[0]} of {layers} layers; "
+            "set first_stage_layers, or lower pipeline_parallel or virtual_pipeline"
         )
     if problems:
         raise ConfigError("\n".join(f"{section}: {text}" for text in problems))
@@ -144,11 +161,20 @@ def _dense_problems(layout: Layout, model: Mapping[str, Any]) -> Iterator[str]:
     for name, size in sizes.items():
         if size is not None and int(size) % layout.tensor:
             yield f"tensor_parallel = {layout.tensor} does not divide the model's {name} = {size}; lower it"
-    layers, stages = model.get("num_hidden_layers"), layout.pipeline * layout.virtual
-    if layers is not None and int(layers) % stages:
+    layers, ends = model.get("num_hidden_layers"), {"first": layout.first_layers, "last": layout.last_layers}
+    uneven = " and ".join(f"{end}_stage_layers = {size}" for end, size in ends.items() if size is not None)
+    if uneven and (layout.pipeline == 1 or layout.virtual > 1):
         yield (
-            f"pipeline_parallel x virtual_pipeline = {stages} does not divide the model's num_hidden_layers = "
-            f"{layers}; lower one of them"
+            f"{uneven} needs pipeline_parallel > 1, which is {layout.pipeline}, and virtual_pipeline = 1, which is "
+            f"{layout.virtual}; leave it out"
+        )
+    elif layers is not None and layout.stage_layers(int(layers)) is None:
+        yield (
+            f"with {uneven}, the others of {layout.pipeline} stages have no equal shares of the model's "
+            f"num_hidden_layers = {layers}; choose other numbers"
+            if uneven
+            else f"pipeline_parallel x virtual_pipeline = {layout.pipeline * layout.virtual} does not divide the "
+            f"model's num_hidden_layers = {layers}; lower one of them, or set first_stage_layers or last_stage_layers"
         )
 
 

@@ -19,9 +19,7 @@ from relax_actors.engines.protocols.inference import InferenceEngine
 from relax_actors.engines.protocols.scoring import ScoringEngine
 from relax_actors.engines.protocols.server import ServerSpec
 from relax_actors.engines.protocols.training import RankEngine, TrainingEngine
-from relax_actors.errors import ConfigError
 from relax_actors.runtime import Context
-from relax_actors.weights.transports import transport_class
 
 if TYPE_CHECKING:  # only ranks need torch
     from torch._C._distributed_c10d import Store
@@ -63,24 +61,6 @@ class Backend(Protocol):
     def footprint(self, config: Config) -> Footprint:  # noqa: ARG002 of a protocol
         """Return what an actor needs; of a trainer without a reference and copies of weights for other actors."""
         return Footprint(parameter_bytes=TRAINED_BYTES)
-
-
-def check_memory_transport(config: Config, setting: str) -> None:
-    """Refuse to send weights from the memory of a trainer whose weights are in the processes of its ranks.
-
-    Args:
-        config: configuration of the run.
-        setting: what makes it several ranks.
-
-    Raises:
-        ConfigError: weights.transport does so.
-    """
-    if transport_class(config).from_memory:
-        msg = (
-            f'weights.transport = "{config.weights.transport}" sends from the memory of the trainer\'s process, but '
-            f'with {setting} the weights are in the processes of the ranks; set weights.transport = "store"'
-        )
-        raise ConfigError(msg)
 
 
 class InferenceBackend(Backend, Protocol):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,20 +64,25 @@ class TrainerGroup(RankGroup):
         """Compute log-probs with the current weights; see `SupportsScore`."""
         return list(self._call("score", pack_samples(samples), progress=progress))
 
-    def publish(self, path: Path) -> str:
+    @property
+    def shards(self) -> int:
+        """Files of a version, one for each rank; see `WeightProducer`."""
+        return self._layout.ranks
+
+    def publish(self, *paths: Path) -> str:
         """Write the weights; see `WeightProducer`."""
-        return str(self._call("publish", str(path)))
+        return str(self._call("publish", *map(str, paths)))
 
     def remember(self) -> None:
         """Keep the weights as the base of the next delta; see `WeightProducer`."""
         self._call("remember")
 
-    def delta(self) -> Callable[[Path], str] | None:
+    def delta(self) -> Callable[..., str] | None:
         """Writer of the change since `remember`; see `WeightProducer`."""
-        return partial(self._write_delta) if self._call("delta") else None
+        return self._write_delta if self._call("delta") else None
 
-    def _write_delta(self, path: Path) -> str:
-        return str(self._call("write_delta", str(path)))
+    def _write_delta(self, *paths: Path) -> str:
+        return str(self._call("write_delta", *map(str, paths)))
 
 
 class CriticGroup(RankGroup):

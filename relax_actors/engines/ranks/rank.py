@@ -35,18 +35,18 @@ RENDEZVOUS_TIMEOUT = timedelta(seconds=120)
 
 
 class _DeltaCalls:
-    """`delta` as two calls: whether there is a delta, and the path to write it to."""
+    """`delta` as two calls: whether there is a delta, and the paths to write it to."""
 
     def __init__(self, engine: RankEngine) -> None:
         self._engine = engine
-        self._write: Callable[[Path], str] | None = None
+        self._write: Callable[..., str] | None = None
 
     def find(self) -> bool:
         self._write = self._engine.delta()
         return self._write is not None
 
-    def write(self, path: Path) -> str:
-        return self._write(path) if self._write is not None else ""
+    def write(self, *paths: Path) -> str:
+        return self._write(*paths) if self._write is not None else ""
 
 
 class _SaveCalls:
@@ -78,10 +78,10 @@ def _trainer_methods(engine: RankEngine, progress: Callable[[], None], path_of: 
         "warm_start": lambda samples, rate: dict(engine.warm_start(unpack_samples(samples), rate, progress).metrics),
         "finish_warm_start": engine.finish_warm_start,
         "score": lambda samples: engine.score(unpack_samples(samples), progress),
-        "publish": lambda path: engine.publish(path_of(path)),
+        "publish": lambda *paths: engine.publish(*map(path_of, paths)),
         "remember": engine.remember,
         "delta": delta.find,
-        "write_delta": lambda path: delta.write(path_of(path)),
+        "write_delta": lambda *paths: delta.write(*map(path_of, paths)),
     }
 
 

@@ -10,7 +10,7 @@ from relax_actors.config import Config
 from relax_actors.config.training import TorchSection
 from relax_actors.engines.backends import critic_section
 from relax_actors.engines.protocols import ScoringEngine, TrainingEngine
-from relax_actors.engines.protocols.backend import CriticBackend, Ranks, TrainingBackend, check_memory_transport
+from relax_actors.engines.protocols.backend import CriticBackend, Ranks, TrainingBackend
 from relax_actors.engines.protocols.critic import CriticEngine, RankCritic
 from relax_actors.engines.protocols.footprint import TRAINED_BYTES, Footprint
 from relax_actors.engines.protocols.training import RankEngine
@@ -67,7 +67,6 @@ class TorchTrainingBackend(TrainingBackend):
         check_architecture(config, model)
         check_recompute(config)
         if (ranks := config.trainer.torch.ranks) > 1:
-            check_memory_transport(config, f"trainer.torch.ranks = {ranks}")
             yield f"the trainer has {ranks} ranks, each with 1/{ranks} of weights, gradients and optimizer state"
 
     def footprint(self, config: Config) -> Footprint:

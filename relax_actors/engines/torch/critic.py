@@ -20,6 +20,7 @@ from relax_actors.config.schema import Config
 from relax_actors.config.training import CriticSection
 from relax_actors.engines.protocols.samples import MicroBatchPlan, TrainSample
 from relax_actors.engines.protocols.training import StepResult
+from relax_actors.engines.ranks.model_folder import write_shared
 from relax_actors.engines.torch.background import run_in_background
 from relax_actors.engines.torch.devices import sharding_of
 from relax_actors.engines.torch.forward import Forward
@@ -29,6 +30,7 @@ from relax_actors.engines.torch.optimized_model import AdamW, OptimizedModel
 from relax_actors.engines.torch.recompute import recompute_layers
 from relax_actors.media.family import family_of
 from relax_actors.weights import files as weights
+from relax_actors.weights.encoder import ignore
 
 HEAD = "lm_head."
 """Beginning of the names of a multimodal critic's value head."""
@@ -64,6 +66,7 @@ class TorchCritic:
             recompute_layers(self._model)
         self._max_tokens = trainer.max_tokens_per_microbatch
         self._trained = OptimizedModel(self._model, AdamW.of_critic(settings, trainer), sharding)
+        self._source = sharding.source(partial(tensors_of, self._model), torch.float32, self._trained.moving)
 
     def _make(self, device: torch.device | None) -> PreTrainedModel:
         return build_critic(self._path, seed=self._config.run.seed, device=device)
@@ -121,8 +124,7 @@ class TorchCritic:
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the weights."""
-        with self._trained.moving:
-            return weights.fingerprint(self._sharding.whole(tensors_of(self._model), torch.float32, keep=False))
+        return self._source.visit(ignore, self._sharding.count)
 
     def release_memory(self) -> int:
         """Move weights, gradients and the optimizer's state to host memory; see `ReleasesMemory`."""
@@ -152,6 +154,8 @@ class TorchCritic:
 
     def export(self, folder: Path) -> None:
         """Write a folder that critic.path can name; see `CriticEngine`."""
+        if not self._sharding.is_whole:
+            write_shared(folder, self._make, self._source, "float32")
+            return
         with self._trained.moving:
-            if (model := self._sharding.unshared(self._model, torch.float32, self._make)) is not None:
-                save_critic(model, folder)
+            save_critic(self._model, folder)

@@ -21,6 +21,7 @@ from relax_actors.algorithms.schedules import scheduled_learning_rate
 from relax_actors.config.schema import Config
 from relax_actors.engines.protocols.samples import MicroBatchPlan, TrainSample, by_row
 from relax_actors.engines.protocols.training import StepResult
+from relax_actors.engines.ranks.model_folder import write_shared
 from relax_actors.engines.torch import coefficient_tensors, replay_metrics
 from relax_actors.engines.torch.background import run_in_background
 from relax_actors.engines.torch.devices import sharding_of
@@ -37,7 +38,6 @@ from relax_actors.media.family import family_of
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.weights import files as weights
 from relax_actors.weights.encoder import WeightEncoder
-from relax_actors.weights.protocols import WeightPayload
 
 REFERENCE = "reference.safetensors"
 
@@ -84,12 +84,12 @@ class TorchEngine:
         if settings.recompute == "full":
             recompute_layers(self._model, self._routers)
         self._reference: PreTrainedModel | None = None
-        write = None if self._sharding.is_whole else self._write
-        self._encoder = WeightEncoder(self._published, keep_base=config.publishes_deltas, write=write)
         self._trained = OptimizedModel(self._model, AdamW.of_trainer(settings), self._sharding)
         self._passes = Passes(
             self._forward, self._trained, self._sharding, self._routers, self._max_tokens, replay_comparison_interval
         )
+        self._source = self._sharding.source(partial(tensors_of, self._model), self._dtype, self._trained.moving)
+        self._encoder = WeightEncoder(self._source, keep_base=config.publishes_deltas)
         self._coefficients = StepCoefficients(config.algorithm, settings)
         # Loss of the current update, and the sequences that it keeps until `step`.
         self._objective: StepObjective | None = None
@@ -210,7 +210,6 @@ class TorchEngine:
         if not self._sharding.is_whole:
             return 0  # offloaded: they are there between passes
         with self._trained.moving:
-            self._encoder.forget_tensors()
             return move_to_host(self._on_device())
 
     def resume_memory(self) -> int:
@@ -226,35 +225,26 @@ class TorchEngine:
         if self._reference is not None:
             yield from self._reference.parameters()
 
-    def publish(self, path: Path) -> str:
-        """Write the full weights; see `WeightProducer`."""
-        return self._encoder.write_full(path)
+    @property
+    def shards(self) -> int:
+        """Files of a version, one for each rank; see `WeightProducer`."""
+        return self._sharding.count
 
-    def delta(self) -> Callable[[Path], str] | None:
-        """Return a function that writes the delta since `remember`, on rank 0; see `WeightProducer`."""
-        write = self._encoder.delta_writer()
-        return write if self._sharding.rank == 0 else None
+    def publish(self, *paths: Path) -> str:
+        """Write the full weights; see `WeightProducer`."""
+        return self._encoder.write_full(*paths)
+
+    def delta(self) -> Callable[..., str] | None:
+        """Return a function that writes the delta since `remember`; see `WeightProducer`."""
+        return self._encoder.delta_writer()
 
     def remember(self) -> None:
         """Make the current weights the base of the next delta; see `WeightProducer`."""
         self._encoder.set_base()
 
-    def payloads(self) -> list[WeightPayload]:
-        """Return the weights in memory; see `PayloadProducer`."""
-        return self._encoder.payloads()
-
     def fingerprint(self) -> str:
         """Return the fingerprint of the published weights; see `WeightProducer`."""
         return self._encoder.fingerprint()
-
-    def _published(self) -> Mapping[str, Tensor]:
-        with self._trained.moving:
-            keep = self._config.publishes_deltas
-            return self._sharding.whole(tensors_of(self._model), self._dtype, keep=keep)
-
-    def _write(self, path: Path) -> None:
-        tensors = {name: tensor.to(self._dtype) for name, tensor in tensors_of(self._model).items()}
-        self._sharding.writer(tensors)(path)
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint; see `TrainingEngine`."""
@@ -281,10 +271,13 @@ class TorchEngine:
 
     def export(self, folder: Path) -> None:
         """Write a model folder; see `WeightProducer`."""
-
-        def make(device: torch.device | None) -> PreTrainedModel:
-            return build(self._config.model_path, dtype=self._dtype, device=device)
-
-        if (model := self._sharding.unshared(self._model, self._dtype, make)) is not None:
-            with weights.disk_errors(folder):
-                model.save_pretrained(folder)
+        if not self._sharding.is_whole:
+            write_shared(folder, partial(build, self._config.model_path), self._source, self._config.trainer.precision)
+            return
+        model = self._model
+        if self._dtype != torch.float32:
+            model = build(self._config.model_path, dtype=self._dtype)
+            with self._trained.moving:
+                copy_into(model, tensors_of(self._model), "training")
+        with weights.disk_errors(folder):
+            model.save_pretrained(folder)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,12 +31,15 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from relax_actors.engines.ranks.collectives import all_gather_messages, join
+from relax_actors.engines.ranks.dealing import Entry, deal
 from relax_actors.engines.torch.model import own_rows
 from relax_actors.engines.torch.multimodal import decoder_of
 from relax_actors.engines.torch.sharding import Make, Whole
 from relax_actors.errors import ConfigError
 from relax_actors.media.family import Family
+from relax_actors.weights import files as weights
 from relax_actors.weights import part_files
+from relax_actors.weights.encoder import Take, WeightSource
 from relax_actors.weights.part_files import Part
 
 T = TypeVar("T")
@@ -165,27 +168,23 @@ class FullySharded(Whole):
                 gradient.mul_(max_norm / (norm + 1e-6))
         return norm
 
-    def whole(self, tensors: Mapping[str, Tensor], dtype: torch.dtype, *, keep: bool) -> Mapping[str, Tensor]:
-        """Return whole tensors, on rank 0; see `Whole`."""
-        lazy = _Gathered(tensors, dtype, self)
-        if not keep:
-            return lazy
-        gathered = {name: lazy[name] for name in lazy}
-        return gathered if self.rank == 0 else {}
+    def source(
+        self, read: Callable[[], Mapping[str, Tensor]], dtype: torch.dtype, lock: AbstractContextManager[Any]
+    ) -> WeightSource:
+        """Return the weights that are published, each rank its share; see `Whole`."""
+        del lock  # what is shared moves nowhere between passes
+        return SharedSource(read, dtype, self)
 
     def gather(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return a whole tensor in a dtype on rank 0; other ranks return one without elements."""
+        """Return a whole tensor in a dtype; collective."""
         if not isinstance(tensor, DTensor):
-            return tensor.detach().to(dtype) if self.rank == 0 else torch.empty(0, dtype=dtype)
+            return tensor.detach().to(dtype)
         most = -(-tensor.shape[0] // self.count)
         own = torch.zeros((most, *tensor.shape[1:]), dtype=dtype, device=self.device)
-        local = _local(tensor)
+        local = _local(tensor).detach()
         own[: len(local)] = local
-        if self.rank:
-            distributed.gather(own, dst=0)
-            return torch.empty(0, dtype=dtype)
         found = torch.empty((most * self.count, *tensor.shape[1:]), dtype=dtype, device=self.device)
-        distributed.gather(own, list(found.chunk(self.count)), dst=0)
+        distributed.all_gather_into_tensor(found, own)
         return found[: tensor.shape[0]]
 
     def writer(self, tensors: Mapping[str, Tensor], *, copy: bool = False) -> Callable[[Path], None]:
@@ -210,20 +209,57 @@ class FullySharded(Whole):
         )
 
 
-class _Gathered(Mapping[str, Tensor]):
-    """Weights that are gathered when they are read."""
+class SharedSource:
+    """Weights of a model whose rows are on several ranks; implements `WeightSource`.
 
-    def __init__(self, tensors: Mapping[str, Tensor], dtype: torch.dtype, ranks: FullySharded) -> None:
-        self._tensors, self._dtype, self._ranks = tensors, dtype, ranks
+    All ranks gather one tensor after the other; the rank that owns it keeps it.
 
-    def __getitem__(self, name: str) -> Tensor:
-        return self._ranks.gather(self._tensors[name], self._dtype)
+    Args:
+        read: returns the weights of the model.
+        dtype: in which they are published.
+        ranks: who shares them.
+    """
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
+    def __init__(self, read: Callable[[], Mapping[str, Tensor]], dtype: torch.dtype, ranks: FullySharded) -> None:
+        self._read, self._dtype, self._sharding = read, dtype, ranks
+        self.rank, self.ranks = ranks.rank, ranks.count
 
-    def __len__(self) -> int:
-        return len(self._tensors)
+    def _owners(self, files: int) -> dict[str, int]:
+        tensors = self._read()
+        entries = [Entry(tensor.numel(), range(self.ranks)) for tensor in tensors.values()]
+        return dict(zip(tensors, deal(entries, files), strict=True))
+
+    def forms(self, files: int) -> Mapping[str, weights.TensorForm]:
+        """Return the forms of the tensors that this rank owns; see `WeightSource`."""
+        owners = self._owners(files)
+        return {
+            name: weights.TensorForm(self._dtype, tuple(tensor.shape))
+            for name, tensor in self._read().items()
+            if owners[name] == self.rank
+        }
+
+    @torch.no_grad()
+    def visit(self, take: Take, files: int) -> str:
+        """Gather each tensor, and pass it to `take` of the rank that owns it; see `WeightSource`."""
+        owners, digest = self._owners(files), weights.Fingerprint()
+        failure: Exception | None = None
+        for name, tensor in sorted(self._read().items()):
+            whole = self._sharding.gather(tensor, self._dtype)
+            if self.rank == 0:
+                digest.add(name, whole)
+            if self.rank == owners[name] and failure is None:
+                try:
+                    take(name, whole)
+                except Exception as error:  # noqa: BLE001 raised below: the other ranks need this one until then
+                    failure = error
+        (found, *_) = self._sharding.all_gather(digest.hexdigest())
+        if failure is not None:
+            raise failure
+        return str(found)
+
+    def total(self, number: int) -> int:
+        """Return the sum of a number over all ranks."""
+        return sum(self._sharding.all_gather(number))
 
 
 def _local(tensor: Tensor) -> Tensor:

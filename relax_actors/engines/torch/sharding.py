@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from relax_actors.engines.torch.model import copy_into, tensors_of
 from relax_actors.media.family import Family
 from relax_actors.weights import files as weights
+from relax_actors.weights.encoder import LocalSource, WeightSource
 
 T = TypeVar("T")
 Make = Callable[[torch.device | None], PreTrainedModel]
@@ -78,38 +79,17 @@ class Whole:
         """Clip gradients to a norm, and return the norm that they had."""
         return float(nn.utils.clip_grad_norm_(parameters, max_norm))
 
-    def whole(self, tensors: Mapping[str, Tensor], dtype: torch.dtype, *, keep: bool) -> Mapping[str, Tensor]:
-        """Return whole tensors in a dtype.
-
-        Ranks gather a tensor when it is read, to rank 0: all must read the same ones in the same order. The others
-        read tensors without elements.
-
-        Args:
-            tensors: weights of a model.
-            dtype: dtype to return.
-            keep: gather all of them now; ranks but the first return none.
-        """
-        del keep
-        return {name: tensor.detach().to(dtype) for name, tensor in tensors.items()}
-
-    def unshared(self, model: PreTrainedModel, dtype: torch.dtype, make: Make) -> PreTrainedModel | None:
-        """Return a whole model with the weights of one, on rank 0; None on other ranks.
+    def source(
+        self, read: Callable[[], Mapping[str, Tensor]], dtype: torch.dtype, lock: AbstractContextManager[Any]
+    ) -> WeightSource:
+        """Return the weights that are published.
 
         Args:
-            model: the model, with weights in float32.
-            dtype: dtype of the weights to return.
-            make: builds a model of this dtype.
+            read: returns the weights of the model.
+            dtype: in which they are published.
+            lock: held while they are read.
         """
-        if self.is_whole and dtype == torch.float32:
-            return model
-        tensors = self.whole(tensors_of(model), dtype, keep=False)
-        if self.rank:
-            for name in tensors:
-                tensors[name]
-            return None
-        found = make(None)
-        copy_into(found, tensors, "training")
-        return found
+        return LocalSource(read, dtype, lock)
 
     def writer(self, tensors: Mapping[str, Tensor], *, copy: bool = False) -> Callable[[Path], None]:
         """Return a function that writes tensors to a safetensors file, in any thread and without other ranks.

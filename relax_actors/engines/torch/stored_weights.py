@@ -15,7 +15,7 @@ from relax_actors.media.family import family_of
 from relax_actors.weights import files as weights
 
 
-def fingerprint_of(path: Path) -> str:
+def fingerprint_of(path: Path, *more: Path) -> str:
     """Return the fingerprint of published weights.
 
     A checkpoint of the torch engine holds the float32 weights of the optimizer: they are rounded to the precision of
@@ -24,12 +24,13 @@ def fingerprint_of(path: Path) -> str:
 
     Args:
         path: safetensors file with a full set of weights, model folder, or checkpoint.
+        more: other files of the set, if its first one does not hold all of it.
 
     Raises:
         ConfigError: there are no weights, or no full set.
         StoreError: a file cannot be read.
     """
-    shards = [path] if path.is_file() else sorted(path.glob("model*.safetensors"))
+    shards = [path, *more] if path.is_file() else sorted(path.glob("model*.safetensors"))
     engine = _json(path / weights.ENGINE)
     if not shards and engine:
         msg = (

@@ -1,7 +1,7 @@
 """Transports of published weights from the trainer to other actors.
 
-The weight files in the store are written with every transport. They are the durable copy, and each receiver falls back
-to them. All transports end in the same verified host copy.
+The weight files in the store are written with every transport, as the durable copy. All transports end in the same
+verified host copy.
 """
 
 from __future__ import annotations

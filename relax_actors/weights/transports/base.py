@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from relax_actors.config import Config
 from relax_actors.messages import Weights
 from relax_actors.weights.protocols import WeightCopy, WeightProducer, WeightUpdate
-
-ADDRESS_KEY = "note.weights_sender"
-"""Key of the sender's address in the run's bucket, which only the trainer may write.
-
-The address is not part of a publication, because publications outlive their sender.
-"""
 
 
 class Sender(Protocol):
@@ -28,9 +22,6 @@ class Sender(Protocol):
 
 class Receiver(Protocol):
     """An actor's end of a transport; used by one thread at a time."""
-
-    received: int
-    """Versions received from the sender's memory."""
 
     def update(self, copy: WeightCopy, target: Weights) -> bool:
         """Advance a copy to a published version; return False if it is not available (yet).
@@ -55,9 +46,6 @@ class WeightTransport(Protocol):
     The module of a transport imports no torch: `relax check` loads it. A subclass inherits what most transports need.
     """
 
-    from_memory: ClassVar[bool] = False
-    """Whether it sends from a copy of the weights in the memory of the trainer's process."""
-
     @staticmethod
     def check(config: Config, here: Collection[str]) -> Iterator[str]:  # noqa: ARG004 of a protocol
         """Check the configuration before a run starts.
@@ -78,13 +66,12 @@ class WeightTransport(Protocol):
         """Return the trainer's end.
 
         Raises:
-            ConfigError: the engine cannot send, or the configured address cannot be listened on.
+            ConfigError: the engine cannot send.
         """
 
     def make_receiver(self, *, follows: bool) -> Receiver:
         """Return an actor's end.
 
         Args:
-            follows: whether the actor follows the newest version. If not, it asks for versions that the trainer no
-                longer holds in memory.
+            follows: whether the actor follows the newest version. If not, it asks for single, older ones.
         """

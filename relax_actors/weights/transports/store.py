@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from relax_actors.config import Config
-from relax_actors.errors import CodecError, ConfigError
+from relax_actors.errors import CodecError
 from relax_actors.messages import Weights
 from relax_actors.runtime import Context
 from relax_actors.weights.protocols import WeightCopy, WeightProducer, WeightUpdate
@@ -27,16 +25,6 @@ class StoreTransport(WeightTransport):
 
     def __init__(self, context: Context) -> None:
         self._table = context.table
-
-    @staticmethod
-    def check(config: Config, here: Collection[str]) -> Iterator[str]:
-        """Refuse settings of a sender."""
-        del here
-        for name in ("listen", "patience"):
-            if getattr(config.weights, name) != type(config.weights).model_fields[name].default:
-                msg = f'weights.{name} has no effect without weights.transport = "torch"; set that, or remove it'
-                raise ConfigError(msg)
-        yield from ()
 
     def make_sender(self, engine: WeightProducer) -> StoreSender:
         """Return a sender that does nothing."""
@@ -68,7 +56,6 @@ class StoreReceiver:
 
     def __init__(self, table: Table) -> None:
         self._table = table
-        self.received = 0
 
     def update(self, copy: WeightCopy, target: Weights) -> bool:
         """Advance a copy by reading files; see `Receiver`."""
@@ -87,7 +74,7 @@ class StoreReceiver:
                 return None
             updates.insert(0, WeightUpdate(cell.version, cell.fingerprint, shards))
             # A lost delta may have been rewritten as a full set.
-            if cell.base_version is None or _is_full_set(shards[0]):
+            if cell.base_version is None or all(map(_is_full_set, shards)):
                 return updates
             cell = fetch_published(self._table, cell.base_version)
         return updates if cell is not None else None

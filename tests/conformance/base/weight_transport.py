@@ -49,8 +49,6 @@ class WeightTransportConformance:
     implements: str
     """Name in the registry."""
     settings: tuple[str, ...]
-    from_memory: bool
-    """Whether the newest version comes from the trainer's memory."""
 
     @pytest.fixture
     def ends(self, make_context: MakeContext) -> Iterator[Ends]:
@@ -66,7 +64,6 @@ class WeightTransportConformance:
             assert receiver.bring(trainer, version)
             assert receiver.copy.fingerprint == trainer.engine.fingerprint()
         assert trainer.bases() == [None, 0, 1, 2, None, 4, 5]
-        assert receiver.receiver.received == (7 if self.from_memory else 0)
 
     def test_an_engine_serves_every_version_that_is_published(self, ends: Ends) -> None:
         trainer, rollout = ends.trainer(), ends.rollout()
@@ -77,7 +74,6 @@ class WeightTransportConformance:
             assert rollout.engine.version == version
             assert rollout.stager.serving == trainer.cell(version)
             assert rollout.serves() == trainer.cell(version).fingerprint == trainer.engine.fingerprint()
-        assert rollout.stager.received_from_memory == (7 if self.from_memory else 0)
         sizes = [sum(shard.nbytes for shard in trainer.cell(version).shards) for version in (4, 5, 6)]
         assert max(sizes[1:]) < sizes[0] / 2
 
@@ -87,7 +83,6 @@ class WeightTransportConformance:
             trainer.step(last - trainer.version)
             late = ends.receiver()
             assert late.bring(trainer, last)
-            assert late.receiver.received == (1 if self.from_memory else 0)
 
     def test_a_receiver_that_was_away_for_long_gets_a_whole_set(self, ends: Ends) -> None:
         trainer, receiver = ends.trainer(), ends.receiver()
@@ -108,7 +103,6 @@ class WeightTransportConformance:
         second.step()
         assert second.bases() == [None, 0, 1, 2]
         assert receiver.bring(second, 3)
-        assert receiver.receiver.received == (2 if self.from_memory else 0)
 
     def test_an_older_version_is_brought_exactly_and_then_the_newest(self, ends: Ends) -> None:
         trainer = ends.trainer(*EVALUATED)
@@ -128,7 +122,6 @@ class WeightTransportConformance:
         trainer.engine.initialise(77)
         assert trainer.engine.fingerprint() != published
         assert receiver.bring(trainer, 1)
-        assert receiver.receiver.received == (2 if self.from_memory else 0)
 
     def test_versions_whose_files_are_gone_are_not_brought(self, ends: Ends) -> None:
         trainer = ends.trainer("weights.delta=off")

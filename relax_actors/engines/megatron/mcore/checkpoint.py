@@ -4,36 +4,55 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from megatron.core import parallel_state
+import torch
 from torch import distributed
 
 from relax_actors.algorithms.controllers import Coefficients
 from relax_actors.engines.megatron.layout import Layout
-from relax_actors.engines.megatron.mcore import shard_files
 from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks
 from relax_actors.engines.megatron.mcore.optimizer import Optimizer
+from relax_actors.engines.megatron.mcore.rank_weights import RankWeights, local_shards
+from relax_actors.engines.megatron.mcore.shard_files import Piece, stored_pieces, writer
 from relax_actors.engines.torch.background import run_in_background
-from relax_actors.errors import ConfigError
 from relax_actors.weights import files as weights
 
-STATE = "state"
-REFERENCE = "reference."
-"""Prefix of the reference's tensor names, which would otherwise equal the model's."""
+STATE, REFERENCE, PARAMETER = "state", "reference", "param"
 
 
-def save(
-    folder: Path,
-    layout: Layout,
-    optimizer: Optimizer,
-    reference: ModelChunks | None = None,
-    coefficients: Coefficients | None = None,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """State of this rank's part of a model: weights, optimizer, and the reference of the KL penalty."""
+
+    layout: Layout
+    weights: RankWeights
+    optimizer: Optimizer
+    reference: ModelChunks | None = None
+
+    def pieces(self) -> Iterator[Piece]:
+        """Pieces that this rank writes. All ranks together write every number once."""
+        mine = self.weights
+        for slot in self.optimizer.slots():
+            key = mine.key_of(slot.parameter)
+            if mine.is_first_copy(key) if slot.is_shared_out else mine.keeps(key):
+                state = {name: tensor for name, tensor in slot.state.items() if name != "step"}
+                step = float(slot.state["step"]) if "step" in slot.state else None
+                yield Piece(key, mine.local[key], slot.span.start, {PARAMETER: slot.main, **state}, step)
+        for key, local in mine.local.items():
+            if not local.parameter.requires_grad and mine.keeps(key):
+                yield Piece(key, local, 0, {PARAMETER: local.parameter})
+        if self.reference is not None:
+            for key, local in local_shards(self.reference.bare).items():
+                if mine.keeps(key):
+                    yield Piece(key, local, 0, {REFERENCE: local.parameter})
+
+
+def save(folder: Path, state: RankState, coefficients: Coefficients | None = None) -> None:
     """Write weights, optimizer state and reference to a folder; every rank must call it.
 
     The checkpoint is complete when all ranks have returned.
@@ -41,17 +60,11 @@ def save(
     Raises:
         OSError: writing failed; errno is ENOSPC if the disk is full.
     """
-    write = shard_files.writer(_sharded(optimizer, reference, is_loading=False), distributed.get_rank())
-    write(_prepare(folder, layout, reference, coefficients))
+    write = writer(state.pieces(), distributed.get_rank(), copies=False)
+    write(_prepare(folder, state, coefficients))
 
 
-def begin_save(
-    folder: Path,
-    layout: Layout,
-    optimizer: Optimizer,
-    reference: ModelChunks | None = None,
-    coefficients: Coefficients | None = None,
-) -> Callable[[], None]:
+def begin_save(folder: Path, state: RankState, coefficients: Coefficients | None = None) -> Callable[[], None]:
     """Copy the state and write it in a background thread; every rank must call it.
 
     Returns:
@@ -60,24 +73,25 @@ def begin_save(
     Raises:
         OSError: as in `save`; also raised by the returned function.
     """
-    write = shard_files.writer(_sharded(optimizer, reference, is_loading=False), distributed.get_rank())
-    return run_in_background(partial(write, _prepare(folder, layout, reference, coefficients)))
+    write = writer(state.pieces(), distributed.get_rank(), copies=True)
+    return run_in_background(partial(write, _prepare(folder, state, coefficients)))
 
 
-def _prepare(folder: Path, layout: Layout, reference: ModelChunks | None, coefficients: Coefficients | None) -> Path:
-    state = folder / STATE
+def _prepare(folder: Path, state: RankState, coefficients: Coefficients | None) -> Path:
+    target = folder / STATE
     if distributed.get_rank() == 0:
-        shutil.rmtree(state, ignore_errors=True)
-        state.mkdir(parents=True)
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir(parents=True)
         metadata = {
             "engine": "megatron",
-            "layout": asdict(layout),
-            "reference": reference is not None,
+            "layout": asdict(state.layout),
+            "reference": state.reference is not None,
+            "group_step": state.optimizer.group_step,
             "coefficients": None if coefficients is None else asdict(coefficients),
         }
         (folder / weights.ENGINE).write_text(json.dumps(metadata))
     distributed.barrier()
-    return state
+    return target
 
 
 def has_reference(folder: Path) -> bool:
@@ -90,48 +104,32 @@ def coefficients_of(folder: Path) -> Coefficients:
     return Coefficients(**_metadata(folder)["coefficients"])
 
 
-def load(folder: Path, layout: Layout, optimizer: Optimizer, reference: ModelChunks | None = None) -> None:
-    """Load what `save` wrote, with any layout; every rank must call it.
+@torch.no_grad()
+def load(folder: Path, state: RankState) -> None:
+    """Load what `save` wrote, with any layout.
 
     Raises:
-        ConfigError: this layout cannot load the checkpoint.
         ValueError: the checkpoint lacks a part of this model.
     """
-    written = int(_metadata(folder)["layout"]["expert"])
-    if (written > 1) != (layout.expert > 1):
-        msg = (
-            f"checkpoint {folder} was written with expert_parallel = {written} and cannot be read with "
-            f"{layout.expert}: only with expert_parallel > 1 the optimizer state of the experts is separate; "
-            f"set expert_parallel = {written}"
-        )
-        raise ConfigError(msg)
-    state = shard_files.read(_sharded(optimizer, reference, is_loading=True), folder / STATE)
-    for number, model in enumerate(optimizer.models):
-        model.module.load_state_dict(state[f"model{number}"])
-    for number, model in enumerate(reference.wrapped if reference is not None else []):
-        model.load_state_dict({k.removeprefix(REFERENCE): v for k, v in state[f"reference{number}"].items()})
-    optimizer.inner.load_state_dict(state["optimizer"])
+    mine = state.weights
+    with stored_pieces(folder / STATE) as stored:
+        for key, local in mine.local.items():
+            local.parameter.copy_(stored.read(PARAMETER, mine.stored_key(key), local).view_as(local.parameter))
+        for slot in state.optimizer.slots():
+            key = mine.key_of(slot.parameter)
+            local, name = mine.local[key], mine.stored_key(key)
+            read = partial(stored.read, key=name, local=local, span=slot.span)
+            slot.main.copy_(read(PARAMETER).view_as(slot.main))
+            slot.state.clear()
+            for moment in ("exp_avg", "exp_avg_sq"):
+                if stored.has(moment, name):
+                    slot.state[moment] = read(moment).to(slot.main.device).view_as(slot.main).clone()
+            if (step := stored.step(name)) is not None:
+                slot.state["step"] = torch.tensor(step)
+        for key, local in local_shards(state.reference.bare if state.reference else []).items():
+            local.parameter.copy_(stored.read(REFERENCE, mine.stored_key(key), local).view_as(local.parameter))
+    state.optimizer.group_step = _metadata(folder)["group_step"]
 
 
 def _metadata(folder: Path) -> Any:
     return json.loads((folder / weights.ENGINE).read_text())
-
-
-def _sharded(optimizer: Optimizer, reference: ModelChunks | None, *, is_loading: bool) -> dict[str, Any]:
-    """Tensors of this rank with their positions in the whole model."""
-    metadata = {
-        "distrib_optim_sharding_type": "fully_reshardable",
-        "chained_optim_avoid_prefix": True,
-        "singleton_local_shards": False,
-        "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
-    }
-    models = {
-        f"model{number}": model.module.sharded_state_dict(metadata=metadata)
-        for number, model in enumerate(optimizer.models)
-    }
-    state = optimizer.inner.sharded_state_dict(models, is_loading=is_loading, metadata=metadata)
-    frozen = {
-        f"reference{number}": model.sharded_state_dict(prefix=REFERENCE, metadata=metadata)
-        for number, model in enumerate(reference.wrapped if reference is not None else [])
-    }
-    return models | frozen | {"optimizer": state}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +32,17 @@ from relax_actors.engines.megatron.mcore.schedule import Schedule
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.training import StepResult
 from relax_actors.engines.ranks.collectives import all_gather_messages
-from relax_actors.engines.torch.model import build_critic, copy_into, save_critic
+from relax_actors.engines.ranks.model_folder import write_shared
+from relax_actors.engines.torch.model import build_critic
 from relax_actors.engines.torch.objective import ScoredTokens, check_gradient_norm
-from relax_actors.weights import files as weights
+from relax_actors.weights.encoder import ignore
 
 
 class MegatronCritic:
     """One rank with its part of a value model; implements `CriticEngine`.
 
-    Methods are collective: all ranks must call them in the same order with the same arguments. Only rank 0 exports;
-    metrics and values are the same on all ranks.
+    Methods are collective: all ranks must call them in the same order with the same arguments. Metrics and values are
+    the same on all ranks.
 
     Args:
         config: configuration of the run.
@@ -122,33 +124,32 @@ class MegatronCritic:
         return StepResult(value_metrics(measured | metrics))
 
     def fingerprint(self) -> str:
-        """Return the fingerprint of the weights, on rank 0; other ranks return an empty string."""
+        """Return the fingerprint of the weights."""
         if self._fingerprint is None:
-            tensors = dict(self._weights.gather())
-            self._fingerprint = weights.fingerprint(tensors) if self._rank == 0 else ""
+            self._fingerprint = self._weights.visit(ignore, self._layout.ranks)
         return self._fingerprint
+
+    def _state(self) -> checkpoint.RankState:
+        return checkpoint.RankState(self._layout, self._weights, self._optimizer)
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint, each rank its shards; see `SavesState`."""
-        checkpoint.save(folder, self._layout, self._optimizer)
+        checkpoint.save(folder, self._state())
 
     def begin_save(self, folder: Path) -> Callable[[], None]:
         """Write a checkpoint in the background, each rank its shards; see `SupportsAsyncSave`."""
-        return checkpoint.begin_save(folder, self._layout, self._optimizer)
+        return checkpoint.begin_save(folder, self._state())
 
     def load(self, folder: Path) -> None:
         """Load a checkpoint that any layout wrote; see `SavesState`."""
-        checkpoint.load(folder, self._layout, self._optimizer)
+        checkpoint.load(folder, self._state())
         self.discard()
         self._fingerprint = None
 
     def export(self, folder: Path) -> None:
-        """Write a folder that critic.path can name, on rank 0; see `CriticEngine`."""
-        tensors = dict(self._weights.gather())
-        if self._rank == 0:
-            model = build_critic(self._path, seed=0).to(getattr(torch, self._config.trainer.precision))
-            copy_into(model, tensors, "the critic")
-            save_critic(model, folder)
+        """Write a folder that critic.path can name, each rank its share; see `CriticEngine`."""
+        make = partial(build_critic, self._path, seed=0)
+        write_shared(folder, make, self._weights, self._config.trainer.precision)
 
 
 def _with_settings(config: Config, settings: CriticSection) -> Config:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 from numpy.typing import NDArray
-from torch import Tensor
 from torch._C._distributed_c10d import HashStore, Store
 
 from relax_actors.algorithms.controllers import StepCoefficients
@@ -28,18 +27,18 @@ from relax_actors.engines.megatron.mcore.schedule import Schedule
 from relax_actors.engines.megatron.mcore.update import Update
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.training import StepResult
-from relax_actors.engines.torch.model import build, copy_into, has_weights, tensors_of
+from relax_actors.engines.ranks.model_folder import write_shared
+from relax_actors.engines.torch.model import build, has_weights, tensors_of
 from relax_actors.engines.torch.objective import check_gradient_norm
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.weights.encoder import WeightEncoder
-from relax_actors.weights.protocols import WeightPayload
 
 
 class MegatronEngine:
     """One rank with its part of the model.
 
-    Methods are collective: all ranks must call them in the same order with the same arguments. Only rank 0 writes
-    published weights and exports; step metrics are the same on all ranks.
+    Methods are collective: all ranks must call them in the same order with the same arguments. Step metrics are the
+    same on all ranks.
 
     Args:
         config: configuration of the run.
@@ -66,8 +65,7 @@ class MegatronEngine:
             recomputed = config.trainer.recompute == "full"
             self._replay = Replay(self._chunks.bare, recomputed=recomputed, sequence_parallel=layout.sequence)
         self._update = Update(config, self._optimizer.models, self._schedule, self._replay)
-        self._encoder = WeightEncoder(self._gather_weights, keep_base=config.publishes_deltas)
-        self._published: dict[str, Tensor] | None = None
+        self._encoder = WeightEncoder(self._weights, keep_base=config.publishes_deltas)
         self._coefficients = StepCoefficients(config.algorithm, config.trainer)
 
     def initialise(self, seed: int) -> None:
@@ -77,7 +75,7 @@ class MegatronEngine:
         self.discard()
         self._optimizer.reset()
         self._coefficients = StepCoefficients(self._config.algorithm, self._config.trainer)
-        self._weights_changed()
+        self._encoder.invalidate()
 
     def finish_warm_start(self) -> None:
         """Reset the optimizer and set the reference; see `TrainingEngine`."""
@@ -88,6 +86,7 @@ class MegatronEngine:
                 frozen.load_state_dict(trained.state_dict())
 
     def _new_reference(self) -> ModelChunks:
+        """Build a reference, with arbitrary weights."""
         reference = self._update.reference = ModelChunks(self._config, self._architecture, self._layout)
         for model in reference.wrapped:
             model.train(mode=False)
@@ -141,65 +140,51 @@ class MegatronEngine:
         norm = self._optimizer.step(rate, factor)
         self.discard()
         check_gradient_norm(norm)
-        self._weights_changed()
+        self._encoder.invalidate()
         return norm
 
-    def _weights_changed(self) -> None:
-        self._published = None
-        self._encoder.invalidate()
+    @property
+    def shards(self) -> int:
+        """Files of a version, one for each rank; see `WeightProducer`."""
+        return self._layout.ranks
 
-    def _gather_weights(self) -> dict[str, Tensor]:
-        """Weights to publish, on rank 0. Collective if the weights have changed since the last call."""
-        if self._published is None:
-            self._published = dict(self._weights.gather())
-        return self._published
+    def publish(self, *paths: Path) -> str:
+        """Write the weights, each rank its share, and return their fingerprint; see `WeightProducer`."""
+        return self._encoder.write_full(*paths)
 
-    def publish(self, path: Path) -> str:
-        """Write the weights and return their fingerprint, on rank 0; other ranks return "". See `WeightProducer`."""
-        self._gather_weights()
-        return self._encoder.write_full(path) if self._rank == 0 else ""
-
-    def delta(self) -> Callable[[Path], str] | None:
-        """Writer of the change since `remember`, on rank 0; see `WeightProducer`."""
-        self._gather_weights()
-        return self._encoder.delta_writer() if self._rank == 0 else None
+    def delta(self) -> Callable[..., str] | None:
+        """Writer of the change since `remember`, each rank its share; see `WeightProducer`."""
+        return self._encoder.delta_writer()
 
     def remember(self) -> None:
         """Keep the weights as the base of the next delta; see `WeightProducer`."""
-        self._gather_weights()
-        if self._rank == 0:
-            self._encoder.set_base()
-
-    def payloads(self) -> list[WeightPayload]:
-        """Weights in memory; see `PayloadProducer`."""
-        return self._encoder.payloads()
+        self._encoder.set_base()
 
     def fingerprint(self) -> str:
-        """Fingerprint of the weights, on rank 0; see `WeightProducer`."""
-        self._gather_weights()
-        return self._encoder.fingerprint() if self._rank == 0 else ""
+        """Fingerprint of the weights; see `WeightProducer`."""
+        return self._encoder.fingerprint()
+
+    def _state(self) -> checkpoint.RankState:
+        return checkpoint.RankState(self._layout, self._weights, self._optimizer, self._update.reference)
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint, each rank its shards; see `TrainingEngine`."""
-        checkpoint.save(folder, self._layout, self._optimizer, self._update.reference, self._coefficients.current)
+        checkpoint.save(folder, self._state(), self._coefficients.current)
 
     def begin_save(self, folder: Path) -> Callable[[], None]:
         """Write a checkpoint in the background, each rank its shards; see `SupportsAsyncSave`."""
-        reference, coefficients = self._update.reference, self._coefficients.current
-        return checkpoint.begin_save(folder, self._layout, self._optimizer, reference, coefficients)
+        return checkpoint.begin_save(folder, self._state(), self._coefficients.current)
 
     def load(self, folder: Path) -> None:
         """Load a checkpoint that any layout wrote; see `TrainingEngine`."""
-        reference = self._new_reference() if checkpoint.has_reference(folder) else None
-        checkpoint.load(folder, self._layout, self._optimizer, reference)
+        if checkpoint.has_reference(folder):
+            self._new_reference()
+        checkpoint.load(folder, self._state())
         self._coefficients.restore(checkpoint.coefficients_of(folder))
         self.discard()
-        self._weights_changed()
+        self._encoder.invalidate()
 
     def export(self, folder: Path) -> None:
-        """Write a model folder on rank 0; see `WeightProducer`."""
-        tensors = self._gather_weights()
-        if self._rank == 0:
-            model = build(self._config.model_path, dtype=getattr(torch, self._config.trainer.precision))
-            copy_into(model, tensors, "training")
-            model.save_pretrained(folder)
+        """Write a model folder, each rank its share; see `WeightProducer`."""
+        make = partial(build, self._config.model_path)
+        write_shared(folder, make, self._weights, self._config.trainer.precision)

@@ -48,6 +48,8 @@ def transformer_config(config: Config, architecture: Architecture, layout: Layou
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
         virtual_pipeline_model_parallel_size=layout.virtual if layout.virtual > 1 else None,
+        num_layers_in_first_pipeline_stage=layout.first_layers,
+        num_layers_in_last_pipeline_stage=layout.last_layers,
         context_parallel_size=layout.context,
         expert_model_parallel_size=layout.expert,
         expert_tensor_parallel_size=layout.expert_tensor,

@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from relax_actors.config.schema import Config
 from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks
 from relax_actors.engines.megatron.mcore.process_groups import plain_object_gathering
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What the optimizer keeps of a parameter on this rank.
+
+    Attributes:
+        parameter: of the model.
+        span: part of the flattened parameter.
+        main: weights that the optimizer updates.
+        state: tensors of the optimizer by name; empty before the first step.
+        is_shared_out: whether the data-parallel ranks have other parts of it, instead of the same.
+    """
+
+    parameter: torch.Tensor
+    span: range
+    main: torch.Tensor
+    state: dict[str, Any]
+    is_shared_out: bool
 
 
 class Optimizer:
@@ -92,3 +113,36 @@ class Optimizer:
     def values(self) -> list[torch.Tensor]:
         """Tensors of the optimizer state."""
         return [value for part in self.parts for state in part.optimizer.state.values() for value in state.values()]
+
+    def slots(self) -> Iterator[Slot]:
+        """State of each parameter that is trained."""
+        for part in self.parts:
+            if isinstance(part, DistributedOptimizer):
+                for parameter, (group, index) in part.model_param_group_index_map.items():
+                    own = part._get_model_param_range_map(parameter)["param"]  # noqa: SLF001 there is no public way
+                    main = part.optimizer.param_groups[group]["params"][index]
+                    state = part.optimizer.state[main]
+                    yield Slot(parameter, range(own.start, own.end), main, state, is_shared_out=True)
+                continue
+            halves = zip(
+                *(getattr(part, name, []) for name in ("fp32_from_float16_groups", "float16_groups")), strict=True
+            )
+            parameters = {
+                id(main): model for mains, models in halves for main, model in zip(mains, models, strict=True)
+            }
+            for main in (main for group in part.optimizer.param_groups for main in group["params"]):
+                parameter, state = parameters.get(id(main), main), part.optimizer.state[main]
+                yield Slot(parameter, range(main.numel()), main, state, is_shared_out=False)
+
+    @property
+    def group_step(self) -> int | None:
+        """Step that fused optimizers count for all parameters together; None if each has a count of its own."""
+        counts = [group["step"] for part in self.parts for group in part.optimizer.param_groups if "step" in group]
+        return int(counts[0]) if counts else None
+
+    @group_step.setter
+    def group_step(self, step: int | None) -> None:
+        for group in (group for part in self.parts for group in part.optimizer.param_groups):
+            group.pop("step", None)
+            if step is not None:
+                group["step"] = step

@@ -74,6 +74,20 @@ def check_device(name: str, setting: str) -> None:
         raise ConfigError(msg)
 
 
+def check_backend(layout: Layout) -> None:
+    """Refuse a layout that ranks without GPUs cannot compute with.
+
+    Raises:
+        ConfigError: gloo lacks an operation that the layout needs.
+    """
+    if ON_CPU and layout.expert > 1 and layout.expert_tensor > 1:
+        msg = (
+            f"expert_parallel = {layout.expert} with expert_tensor_parallel = {layout.expert_tensor} needs GPUs: gloo "
+            "does not gather unequal numbers of tokens; set expert_tensor_parallel = 1"
+        )
+        raise ConfigError(msg)
+
+
 def initialise(layout: Layout, rank: int, store: Store) -> None:
     """Join the other ranks and create the process groups, which are global to the process.
 
@@ -83,7 +97,7 @@ def initialise(layout: Layout, rank: int, store: Store) -> None:
         store: rendezvous of the ranks.
 
     Raises:
-        ConfigError: this process already has another layout.
+        ConfigError: this process already has another layout; or see `check_backend`.
     """
     global _layout  # noqa: PLW0603 megatron-core's parallel_state is global as well
     if _layout is not None:
@@ -91,6 +105,7 @@ def initialise(layout: Layout, rank: int, store: Store) -> None:
             msg = f"this process already has the parallel layout {_layout}; start {layout} in separate processes"
             raise ConfigError(msg)
         return
+    check_backend(layout)
     join(rank, layout.ranks, store, device())
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tensor,

@@ -1,39 +1,51 @@
-"""Weights of a rank group: each rank loads its shards, rank 0 gathers all of them."""
+"""Weights of a rank group: each rank loads its shards, and publishes the tensors that it owns."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from math import prod
 from typing import Any
 
 import torch
 from megatron.core import parallel_state
 from torch import Tensor, distributed
 
-from relax_actors.engines.megatron.conversion import Conversion, merge_shards, shard_axis, shard_of
+from relax_actors.engines.megatron.conversion import (
+    EMBEDDING,
+    OUTPUT,
+    Conversion,
+    merge_shards,
+    shard_axis,
+    shard_of,
+)
+from relax_actors.engines.megatron.mcore.shard_files import LocalShard
 from relax_actors.engines.megatron.mcore.value_head import ValueHead
 from relax_actors.engines.ranks.collectives import all_gather_messages
+from relax_actors.engines.ranks.dealing import Entry, deal, nearest
+from relax_actors.weights.encoder import Take
+from relax_actors.weights.files import Fingerprint, TensorForm
 
 _LOCAL_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _LOCAL_EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(.+)")
 
 
-@dataclass(frozen=True, slots=True)
-class LocalShard:
-    """Parameter of this rank: shard number `shard` of `shards`."""
+@dataclass(slots=True)
+class _Part:
+    """Shard of a parameter: its shape, and the ranks that hold it."""
 
-    parameter: Tensor
-    shards: int
-    shard: int
-
-
-@dataclass(frozen=True, slots=True)
-class ShardOwner:
-    """Rank that sends a shard, and the shard's shape."""
-
-    rank: int
     shape: tuple[int, ...]
+    holders: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A Hugging Face tensor: number of its entry in `Conversion.entries`, and its form."""
+
+    entry: int
+    form: TensorForm
 
 
 def local_shards(models: Sequence[Any]) -> dict[str, LocalShard]:
@@ -64,26 +76,34 @@ def _key(model: Any, name: str) -> str:
 
 
 class RankWeights:
-    """Weights of this rank. Methods are collective: all ranks must call them in the same order.
+    """Weights of this rank; implements `WeightSource`.
+
+    Methods of `WeightSource` are collective: all ranks must call them in the same order.
 
     Args:
         models: model chunks of this rank.
         conversion: between megatron-core and Hugging Face.
+
+    Attributes:
+        local: parameters of this rank by key.
     """
 
     def __init__(self, models: Sequence[Any], conversion: Conversion) -> None:
-        self._shards, self._conversion = local_shards(models), conversion
-        held = {key: (local.shard, tuple(local.parameter.shape)) for key, local in self._shards.items()}
-        # Replicated shards are sent by the lowest rank that holds them.
-        self._owners: dict[str, dict[int, ShardOwner]] = {}
+        self.rank, self.ranks = distributed.get_rank(), distributed.get_world_size()
+        self.local, self._conversion = local_shards(models), conversion
+        self._entries = list(conversion.entries())
+        held = {key: (local.shard, tuple(local.parameter.shape)) for key, local in self.local.items()}
+        self._parts: dict[str, dict[int, _Part]] = {}
         for rank, message in enumerate(all_gather_messages(held)):
             for key, (shard, shape) in message.items():
-                self._owners.setdefault(key, {}).setdefault(shard, ShardOwner(rank, tuple(shape)))
+                self._parts.setdefault(key, {}).setdefault(shard, _Part(tuple(shape), [])).holders.append(rank)
+        self._like = next(iter(self.local.values())).parameter
+        self._dealt: dict[int, list[int]] = {}
 
     @property
     def parameters(self) -> Mapping[str, Tensor]:
         """Parameters of this rank by key."""
-        return {key: local.parameter for key, local in self._shards.items()}
+        return {key: local.parameter for key, local in self.local.items()}
 
     def shards(self, source: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Shards of this rank from whole Hugging Face weights, one key at a time.
@@ -91,7 +111,7 @@ class RankWeights:
         Raises:
             ConfigError: `source` lacks a tensor, or a tensor has an unexpected shape.
         """
-        for key, local in self._shards.items():
+        for key, local in self.local.items():
             whole = self._conversion.from_hugging_face(key, source)
             yield key, shard_of(key, whole, local.shards, local.shard)
 
@@ -99,34 +119,132 @@ class RankWeights:
     def load(self, source: Mapping[str, Tensor]) -> None:
         """Copy Hugging Face weights into this rank's parameters."""
         for key, shard in self.shards(source):
-            self._shards[key].parameter.copy_(shard)
+            self.local[key].parameter.copy_(shard)
+
+    @cached_property
+    def _keys(self) -> dict[int, str]:
+        return {id(local.parameter): key for key, local in self.local.items()}
+
+    def key_of(self, parameter: Tensor) -> str:
+        """Key of a parameter of this rank."""
+        return self._keys[id(parameter)]
+
+    def stored_key(self, key: str) -> str:
+        """Key under which a checkpoint holds a parameter: the last pipeline stage has a copy of tied embeddings."""
+        return EMBEDDING if key == OUTPUT and self._conversion.architecture.tied_embeddings else key
+
+    def is_first_copy(self, key: str) -> bool:
+        """Whether this is the one tensor-parallel rank that saves a parameter which all of them hold."""
+        if self.stored_key(key) != key:
+            return False
+        return shard_axis(key) is not None or parallel_state.get_tensor_model_parallel_rank() == 0
+
+    @cached_property
+    def _keepers(self) -> dict[tuple[str, int], int]:
+        """Rank that saves each shard which it holds in full, by key and number."""
+        places = [(key, number) for keys in self._entries for key in keys for number, _ in self._parts_of(key)]
+        parts = [self._parts[key][number] for key, number in places]
+        return dict(
+            zip(places, deal([Entry(prod(part.shape), part.holders) for part in parts], self.ranks), strict=True)
+        )
+
+    def keeps(self, key: str) -> bool:
+        """Whether this rank saves its shard of a parameter, of those that hold it."""
+        return self._keepers.get((key, self.local[key].shard)) == self.rank
+
+    @cached_property
+    def _places(self) -> dict[str, _Place]:
+        """All Hugging Face tensors, ordered by name."""
+        found = {}
+        for number, keys in enumerate(self._entries):
+            wholes = [
+                merge_shards(key, [self._like.new_empty(part.shape, device="meta") for _, part in self._parts_of(key)])
+                for key in keys
+            ]
+            for name, tensor in self._conversion.to_hugging_face(keys, wholes):
+                found[name] = _Place(number, TensorForm.of(tensor))
+        return dict(sorted(found.items()))
+
+    def _parts_of(self, key: str) -> list[tuple[int, _Part]]:
+        return sorted(self._parts[key].items())
+
+    def _owners(self, writers: int) -> list[int]:
+        """Rank that writes each entry."""
+        if writers not in self._dealt:
+            parts = [[part for key in keys for part in self._parts[key].values()] for keys in self._entries]
+            sizes = [sum(prod(part.shape) for part in each) for each in parts]
+            holders = [sorted({rank for part in each for rank in part.holders}) for each in parts]
+            self._dealt[writers] = deal([Entry(*each) for each in zip(sizes, holders, strict=True)], writers)
+        return self._dealt[writers]
+
+    def forms(self, files: int) -> Mapping[str, TensorForm]:
+        """Forms of the tensors that this rank owns; see `WeightSource`."""
+        owners = self._owners(files)
+        return {name: place.form for name, place in self._places.items() if owners[place.entry] == self.rank}
+
+    def total(self, number: int) -> int:
+        """Sum of a number over all ranks."""
+        return sum(all_gather_messages(number))
 
     @torch.no_grad()
-    def gather(self) -> Iterator[tuple[str, Tensor]]:
-        """Copies of all weights by Hugging Face name, on rank 0; nothing on other ranks."""
-        for keys in self._conversion.entries():
-            wholes = [self._gather_key(key) for key in keys]
-            if distributed.get_rank() == 0:
-                merged = [whole for whole in wholes if whole is not None]
-                for name, tensor in self._conversion.to_hugging_face(keys, merged):
-                    yield name, tensor.clone(memory_format=torch.contiguous_format)
+    def visit(self, take: Take, files: int) -> str:
+        """Assemble each tensor on the rank that owns it, one after the other; see `WeightSource`.
 
-    def _gather_key(self, key: str) -> Tensor | None:
-        """Whole parameter on rank 0; other ranks send the shards that they own and return None."""
-        rank, owners = distributed.get_rank(), self._owners[key]
-        if rank != 0:
-            for owner in owners.values():
-                if owner.rank == rank:
-                    distributed.send(self._shards[key].parameter.detach().contiguous(), 0)
-            return None
-        shards = []
-        for number in sorted(owners):
-            owner = owners[number]
-            if owner.rank == 0:
-                shards.append(self._shards[key].parameter.detach())
-            else:
-                like = next(iter(self._shards.values())).parameter
-                tensor = torch.empty(owner.shape, dtype=like.dtype, device=like.device)
-                distributed.recv(tensor, owner.rank)
-                shards.append(tensor)
-        return merge_shards(key, shards)
+        Rank 0 computes the fingerprint, whose bytes have one order: it gets each tensor too, and keeps none.
+        """
+        owners, found = self._owners(files), Fingerprint()
+        failure: Exception | None = None
+        open_entries: dict[int, dict[str, Tensor]] = {}
+        for name, place in self._places.items():
+            owner = owners[place.entry]
+            if place.entry not in open_entries:
+                open_entries[place.entry] = self._assemble(place.entry, owner)
+            tensor = open_entries[place.entry].pop(name, None)
+            if tensor is not None and self.rank == owner and failure is None:
+                try:
+                    take(name, tensor)
+                except Exception as error:  # noqa: BLE001 raised below: the other ranks need this one until then
+                    failure = error
+            if not self._first_has(place.entry, owner):
+                tensor = self._passed(tensor, place.form, owner, 0)
+            if tensor is not None and self.rank == 0:
+                found.add(name, tensor)
+        (digest, *_) = all_gather_messages(found.hexdigest())
+        if failure is not None:
+            raise failure
+        return str(digest)
+
+    def _first_has(self, entry: int, owner: int) -> bool:
+        """Whether rank 0 has all of an entry without a message from its owner."""
+        parts = (part for key in self._entries[entry] for part in self._parts[key].values())
+        return owner == 0 or all(0 in part.holders for part in parts)
+
+    def _assemble(self, entry: int, owner: int) -> dict[str, Tensor]:
+        """Hugging Face tensors of an entry, on its owner and on rank 0 if that has all parts; else empty.
+
+        A rank that holds a part which the owner lacks sends it.
+        """
+        is_here = self.rank == owner or (self.rank == 0 and self._first_has(entry, owner))
+        wholes = []
+        for key in self._entries[entry]:
+            shards = []
+            for _, part in self._parts_of(key):
+                own = self.local[key].parameter.detach() if self.rank in part.holders else None
+                form = TensorForm(self._like.dtype, part.shape)
+                found = self._passed(own, form, nearest(part.holders, owner), owner)
+                if is_here and found is not None:
+                    shards.append(found)
+            if is_here:
+                wholes.append(merge_shards(key, shards))
+        return dict(self._conversion.to_hugging_face(self._entries[entry], wholes)) if is_here else {}
+
+    def _passed(self, tensor: Tensor | None, form: TensorForm, sender: int, receiver: int) -> Tensor | None:
+        """Send a tensor from one rank to another; return it where it is then."""
+        if sender == receiver or self.rank not in (sender, receiver):
+            return tensor
+        if tensor is not None and self.rank == sender:
+            distributed.send(tensor.contiguous(), receiver)
+            return tensor
+        received = torch.empty(form.shape, dtype=form.dtype, device=self._like.device)
+        distributed.recv(received, sender)
+        return received

@@ -1,162 +1,173 @@
-"""Files of a sharded checkpoint: safetensors and msgpack, written by each rank for itself, readable by any layout.
+"""Files of a sharded checkpoint: safetensors and JSON, written by each rank for itself, readable by any layout.
 
-megatron-core says which part of which whole tensor a rank holds (`ShardedTensor`). Its own writer and reader exchange
-and store pickles, so they are not used.
-
-`rank.<n>.safetensors` holds the parts of a rank, `rank.<n>.json` their positions in the whole tensors, and
-`common.msgpack` the state that is the same on all ranks, written by rank 0.
+`rank.<n>.safetensors` holds flat pieces of tensors, `rank.<n>.json` says of which: the parameter's key in the whole
+model, the shard of it under the layout of the writer, and where the piece begins in the shard. megatron-core's own
+checkpoints gather the optimizer state of data-parallel ranks, and exchange and store pickles, so they are not used.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import safetensors
 import torch
-from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace, merge, nested_values
-from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factory_merges, is_main_replica
-from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess, save_preprocess
-from megatron.core.dist_checkpointing.utils import extract_sharded_base
 from torch import Tensor
 
-from relax_actors.engines.ranks import wire
+from relax_actors.engines.megatron.conversion import EMBEDDING, OUTPUT, merge_shards, shard_of
 from relax_actors.weights import files as weights
-
-COMMON = "common.msgpack"
-_TENSOR = "__tensor__"
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """Part of a whole tensor: `file` holds it as `name`, at `offset`, with `shape`."""
+class LocalShard:
+    """Parameter of this rank: shard number `shard` of `shards`."""
 
-    file: Any
-    name: str
-    offset: tuple[int, ...]
-    shape: tuple[int, ...]
+    parameter: Tensor
+    shards: int
+    shard: int
 
 
-def writer(sharded: dict[str, Any], rank: int) -> Callable[[Path], None]:
-    """Copy the parts of this rank; return a function that writes them to a folder, in any thread.
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """State of a part of a shard.
+
+    Attributes:
+        key: of the parameter.
+        local: shard.
+        start: of the part, in the flattened shard.
+        tensors: flat tensors by what they are.
+        step: of the optimizer; None if it has no state, or none of its own.
+    """
+
+    key: str
+    local: LocalShard
+    start: int
+    tensors: Mapping[str, Tensor]
+    step: float | None = None
+
+
+def writer(pieces: Iterable[Piece], rank: int, *, copies: bool) -> Callable[[Path], None]:
+    """Return a function that writes pieces to a folder.
 
     Args:
-        sharded: sharded state dict of this rank; changed in place.
+        pieces: of this rank.
         rank: number of this process.
+        copies: whether to copy them first, for a function that is called while training continues.
     """
-    parts, common = save_preprocess(sharded, validate_access_integrity=False)
-    owned = [part for part in _tensors(parts) if is_main_replica(part.replica_id)]
-    copied = {str(i): _whole_axes(part).to("cpu", copy=True).contiguous() for i, part in enumerate(owned)}
-    index = [{"key": part.key, "offset": list(part.global_offset)} for part in owned]
-    plain = wire.encode(_map(common, _pack)) if rank == 0 else b""
+    tensors: dict[str, Tensor] = {}
+    index: list[dict[str, Any]] = []
+    for piece in pieces:
+        local = piece.local
+        entry: dict[str, Any] = {"key": piece.key, "shards": local.shards, "shard": local.shard, "step": piece.step}
+        entry |= {"shape": list(local.parameter.shape), "start": piece.start, "tensors": sorted(piece.tensors)}
+        for name, tensor in piece.tensors.items():
+            kept = tensor.detach().reshape(-1)
+            tensors[f"{len(index)}.{name}"] = kept.to("cpu", copy=True) if copies else kept
+        index.append(entry)
 
     def write(folder: Path) -> None:
-        weights.save(copied, folder / f"rank.{rank}.safetensors")
+        weights.save(tensors, folder / f"rank.{rank}.safetensors")
         (folder / f"rank.{rank}.json").write_text(json.dumps(index))
-        if rank == 0:
-            (folder / COMMON).write_bytes(plain)
 
     return write
 
 
-def read(sharded: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Read what `writer` wrote under any layout, as a state dict with this rank's parts.
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """Piece in a file."""
+
+    file: Any
+    name: str
+    shards: int
+    shard: int
+    shape: tuple[int, ...]
+    start: int
+    length: int
+
+
+class StoredPieces:
+    """Pieces of all ranks, each read on access.
 
     Args:
-        sharded: sharded state dict of this rank, whose tensors say which parts to read.
-        folder: folder with the files of all ranks.
-
-    Raises:
-        ValueError: a tensor is not in the checkpoint, or not all of it.
+        folder: with the files of all ranks.
+        stack: closes the files.
     """
-    state: dict[str, Any] = _map(wire.decode((folder / COMMON).read_bytes()), _unpack)
-    wanted, nonpersistent, factories = load_preprocess(sharded)
-    merge(state, nonpersistent)
-    parts, _ = extract_sharded_base(wanted)
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._stored: dict[tuple[str, str], list[_Stored]] = {}
+        self._steps: dict[str, float | None] = {}
+        for path in sorted(folder.glob("rank.*.safetensors")):
+            file: Any = stack.enter_context(safetensors.safe_open(path, framework="pt"))
+            for number, entry in enumerate(json.loads(path.with_suffix(".json").read_text())):
+                place = entry["shards"], entry["shard"], tuple(entry["shape"]), entry["start"]
+                if entry["tensors"] != ["reference"]:
+                    self._steps[entry["key"]] = entry["step"]
+                for name in entry["tensors"]:
+                    (length,) = file.get_slice(f"{number}.{name}").get_shape()
+                    found = _Stored(file, f"{number}.{name}", *place, length)
+                    self._stored.setdefault((name, entry["key"]), []).append(found)
+
+    def step(self, key: str) -> float | None:
+        """Step of the optimizer for a parameter."""
+        return self._steps.get(key)
+
+    def has(self, name: str, key: str) -> bool:
+        """Whether there is such a tensor of a parameter."""
+        return (name, key) in self._stored
+
+    def read(self, name: str, key: str, local: LocalShard, span: range | None = None) -> Tensor:
+        """Read a part of a shard, flat; the layout that wrote it may have been another one.
+
+        Args:
+            name: what to read.
+            key: of the parameter.
+            local: shard of this layout.
+            span: part of the flattened shard; all of it if not given.
+
+        Raises:
+            ValueError: it is not in the checkpoint, or not all of it.
+        """
+        shape, stored = tuple(local.parameter.shape), self._stored.get((name, key), [])
+        span = range(local.parameter.numel()) if span is None else span
+        if all((piece.shards, piece.shape) == (local.shards, shape) for piece in stored):
+            return _joined(name, key, [piece for piece in stored if piece.shard == local.shard], span)
+        shards = []
+        for number in range(stored[0].shards):
+            pieces = [piece for piece in stored if piece.shard == number]
+            shards.append(_joined(name, key, pieces, range(_count(pieces[0].shape))).reshape(pieces[0].shape))
+        whole = merge_shards(key, shards)
+        if key in (EMBEDDING, OUTPUT):  # padded to a multiple of the tensor-parallel size
+            rows = shape[0] * local.shards
+            padding = whole.new_zeros(max(0, rows - len(whole)), *whole.shape[1:])
+            whole = torch.cat([whole[:rows], padding])
+        return shard_of(key, whole, local.shards, local.shard).reshape(-1)[span.start : span.stop]
+
+
+@contextmanager
+def stored_pieces(folder: Path) -> Iterator[StoredPieces]:
+    """Open the files of all ranks."""
     with ExitStack() as stack:
-        stored = _stored(folder, stack)
-        dict_list_map_inplace(lambda part: _assembled(part, stored) if isinstance(part, ShardedTensor) else None, parts)
-    merge(state, parts)
-    found: dict[str, Any] = apply_factory_merges(state, factories)
-    return found
+        yield StoredPieces(folder, stack)
 
 
-def _tensors(parts: dict[str, Any]) -> Iterator[ShardedTensor]:
-    """Sharded tensors; layers also have an `_extra_state`, which is None but for number formats that are not used."""
-    for part in nested_values(parts):
-        if isinstance(part, ShardedTensor):
-            yield part
-        elif part.data is not None:
-            msg = f"{part.key} of the model's state is a {type(part.data).__name__}; only tensors can be saved"
-            raise TypeError(msg)
+def _count(shape: tuple[int, ...]) -> int:
+    return torch.Size(shape).numel()
 
 
-def _whole_axes(part: ShardedTensor) -> Tensor:
-    """Tensor with all axes of the whole one."""
-    assert part.data is not None  # noqa: S101 only a plan to read lacks data
-    found: Tensor = part.data.detach().reshape(_shape(part))
-    return found
-
-
-def _shape(part: ShardedTensor) -> tuple[int, ...]:
-    return (*[1] * part.prepend_axis_num, *part.local_shape)
-
-
-def _stored(folder: Path, stack: ExitStack) -> dict[str, list[_Part]]:
-    """Parts in the files of all ranks, by key."""
-    found: dict[str, list[_Part]] = {}
-    for path in sorted(folder.glob("rank.*.safetensors")):
-        file = stack.enter_context(safetensors.safe_open(path, framework="pt"))
-        for name, entry in enumerate(json.loads(path.with_suffix(".json").read_text())):
-            shape = tuple(file.get_slice(str(name)).get_shape())
-            found.setdefault(entry["key"], []).append(_Part(file, str(name), tuple(entry["offset"]), shape))
-    return found
-
-
-def _assembled(wanted: ShardedTensor, stored: dict[str, list[_Part]]) -> Tensor:
-    """Copy a part from the stored parts that it overlaps.
-
-    A tensor whose padding depends on the layout may be partly missing; the missing part is 0.
-    """
-    shape, offset = _shape(wanted), tuple(wanted.global_offset)
-    out, copied = torch.zeros(shape, dtype=wanted.dtype), 0
-    for part in stored.get(wanted.key, ()):
-        bounds = list(_overlap(offset, shape, part))
-        if all(low < high for low, high in bounds):
-            source = tuple(slice(a - b, z - b) for (a, z), b in zip(bounds, part.offset, strict=True))
-            target = tuple(slice(a - b, z - b) for (a, z), b in zip(bounds, offset, strict=True))
-            found = part.file.get_slice(part.name)[source] if source else part.file.get_tensor(part.name)
-            out[target] = found
-            copied += found.numel()
-    if copied != out.numel() and not (copied and wanted.allow_shape_mismatch):
-        msg = f"the checkpoint holds {copied} of {out.numel()} numbers of {wanted.key} at {list(offset)}"
+def _joined(name: str, key: str, pieces: list[_Stored], span: range) -> Tensor:
+    """Read a part of one shard from the pieces that it overlaps."""
+    found = sorted(pieces, key=lambda piece: piece.start)
+    parts, reached = [], span.start
+    for piece in found:
+        end = min(piece.start + piece.length, span.stop)
+        if piece.start <= reached < end:
+            parts.append(piece.file.get_slice(piece.name)[reached - piece.start : end - piece.start])
+            reached = end
+    if reached != span.stop:
+        msg = f"the checkpoint holds {reached - span.start} of {len(span)} numbers of {name} of {key}"
         raise ValueError(msg)
-    out = out.reshape(tuple(wanted.local_shape))
-    return out if wanted.data is None else out.to(wanted.data.device)
-
-
-def _overlap(offset: tuple[int, ...], shape: tuple[int, ...], part: _Part) -> Iterator[tuple[int, int]]:
-    for begin, size, other, length in zip(offset, shape, part.offset, part.shape, strict=True):
-        yield max(begin, other), min(begin + size, other + length)
-
-
-def _map(tree: Any, change: Callable[[Any], Any]) -> Any:
-    """Apply `change` to a tree of dicts and lists, to the leaves first."""
-    if isinstance(tree, dict):
-        return change({key: _map(value, change) for key, value in tree.items()})
-    if isinstance(tree, list | tuple):
-        return [_map(value, change) for value in tree]
-    return change(tree)
-
-
-def _pack(value: Any) -> Any:
-    return {_TENSOR: value.detach().cpu().numpy()} if isinstance(value, Tensor) else value
-
-
-def _unpack(value: Any) -> Any:
-    return torch.from_numpy(np.array(value[_TENSOR])) if isinstance(value, dict) and _TENSOR in value else value
+    return torch.cat(parts) if len(parts) > 1 else parts[0]

@@ -1,1 +1,0 @@
-"""Sends tensors between two processes over torch.distributed (gloo), without files."""
