@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,11 +77,11 @@ class Fingerprint:
         return self._hasher.hexdigest()
 
 
-def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """Return the digest of a set of weights; see `Fingerprint`."""
+def fingerprint(tensors: Mapping[str, Tensor]) -> str:
+    """Return the digest of a set of weights, of which one after the other is read; see `Fingerprint`."""
     found = Fingerprint()
-    for name, tensor in sorted(tensors, key=lambda item: item[0]):
-        found.add(name, tensor)
+    for name in sorted(tensors):
+        found.add(name, tensors[name])
     return found.hexdigest()
 
 

@@ -96,7 +96,7 @@ def test_a_version_of_one_file_and_of_three_holds_what_two_ranks_hold(
     for files in (1, 2, 3):
         paths = [tmp_path / f"{files}.{n}" for n in range(files)]
         assert group.publish(*paths) == group.fingerprint()
-        assert weights.fingerprint(weights.load(paths).items()) == group.fingerprint()
+        assert weights.fingerprint(weights.load(paths)) == group.fingerprint()
 
 
 @pytest.mark.slow
@@ -119,7 +119,7 @@ def test_the_model_folder_of_two_ranks_is_loaded_by_transformers(
     ]
     loaded = AutoModelForCausalLM.from_pretrained(folder)
     assert {tensor.dtype for tensor in tensors_of(loaded).values()} == {getattr(torch, precision)}
-    assert weights.fingerprint(tensors_of(loaded).items()) == group.fingerprint() == fingerprint_of(folder)
+    assert weights.fingerprint(tensors_of(loaded)) == group.fingerprint() == fingerprint_of(folder)
 
 
 def kib(pid: int, field: str) -> int:

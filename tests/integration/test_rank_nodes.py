@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,6 +42,13 @@ skip_if_missing()
 from relax_actors.engines.megatron.mcore.engine import MegatronEngine  # noqa: E402 not before the check
 
 LAYOUTS = {"tp2": {"tensor_parallel": 2}, "dp2": {}}
+FOUR = {
+    "tp2 pp2": (DENSE, {"tensor_parallel": 2, "pipeline_parallel": 2}),
+    "dp2 cp2": (DENSE, {"context_parallel": 2}),
+    "dp4": (DENSE, {}),
+    "dp2 pp2 uneven": (DENSE, {"pipeline_parallel": 2, "first_stage_layers": 1}),
+}
+"""Layouts of four ranks, of which two are on another node."""
 ACTOR = "relax_actors.supervision.actor_process"
 
 
@@ -54,8 +62,8 @@ class Nodes:
         self.ended: list[tuple[int, int]] = []
         """Ranks of groups that ended by themselves, with their exit codes."""
 
-    def configured(self, section: dict[str, object]) -> Config:
-        config = configured(self._tmp_path, DENSE, {**section, "local_ranks": 1})
+    def configured(self, section: dict[str, Any], model: dict[str, Any] = DENSE, ranks: int = 2) -> Config:
+        config = configured(self._tmp_path, model, {**section, "local_ranks": ranks // 2}, ranks)
         run = config.run.model_copy(update={"name": self._table.subjects.run})
         return config.model_copy(update={"run": run})
 
@@ -80,7 +88,8 @@ class Nodes:
         return replace(context, config=config)
 
     def group(self, config: Config, incarnation: int = 1) -> TrainerGroup:
-        remote = RemoteRanks(self.context(config, incarnation), 1, 1)
+        megatron = config.trainer.megatron
+        remote = RemoteRanks(self.context(config, incarnation), megatron.own_ranks, megatron.remote_ranks)
         self._groups.append(TrainerGroup(config, lambda *end: self.ended.append(end), remote.join))
         return self._groups[-1]
 
@@ -106,6 +115,27 @@ def test_ranks_on_two_nodes_train_what_one_process_trains(spread: Nodes, tmp_pat
     spread.add_actor(config)
     alone = begun(MegatronEngine(configured(tmp_path, DENSE, {}, ranks=1)))
     check_same_training(begun(spread.group(config)), alone, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", FOUR)
+def test_four_ranks_on_two_nodes_train_what_one_process_trains(spread: Nodes, tmp_path: Path, name: str) -> None:
+    model, section = FOUR[name]
+    config = spread.configured(section, model, ranks=4)
+    for _ in range(config.trainer.megatron.remote_ranks):
+        spread.add_actor(config)
+    alone = begun(MegatronEngine(configured(tmp_path, model, {}, ranks=1)))
+    group = begun(spread.group(config))
+    check_same_training(group, alone, tmp_path)
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    group.save(folder)
+    back = MegatronEngine(configured(tmp_path, model, {}, ranks=1))
+    back.load(folder)
+    assert back.fingerprint() == group.fingerprint()
+    losses = [train(engine, batch_of(7), 7, lambda: None).metrics["loss"] for engine in (back, group)]
+    assert losses[0] == pytest.approx(losses[1], abs=5e-5)
 
 
 @pytest.mark.slow

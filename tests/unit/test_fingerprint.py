@@ -43,4 +43,4 @@ def test_the_command_prints_the_fingerprint(tmp_path: Path, capsys: pytest.Captu
     weights.save(tensors, parts[1])
     for paths, held in (([tmp_path], tensors), (parts, tensors | {"b": torch.ones(2)})):
         fingerprint(paths)
-        assert capsys.readouterr().out.strip() == weights.fingerprint(held.items())
+        assert capsys.readouterr().out.strip() == weights.fingerprint(held)
