@@ -21,6 +21,7 @@ from broker.address import Address
 from broker.routes import interface_of, local_address
 from broker.table import Table
 from relax_actors.config import Config
+from relax_actors.engines.protocols import train
 from relax_actors.engines.ranks.group import TrainerGroup
 from relax_actors.engines.ranks.rank_host import RankHost, rank_platform, settings_digest
 from relax_actors.engines.ranks.rank_wire import keep, receive_token, send_token, wait_for_end
