@@ -67,7 +67,7 @@ class TrainerGroup(RankGroup):
     @property
     def shards(self) -> int:
         """Files of a version, one for each rank; see `WeightProducer`."""
-        return self._layout.ranks
+        return len(self._channels)
 
     def publish(self, *paths: Path) -> str:
         """Write the weights; see `WeightProducer`."""
