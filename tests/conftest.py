@@ -130,7 +130,7 @@ def make_guarded(tmp_path: Path) -> Iterator[MakeGuarded]:
     def make(settings: list[str], config: Path = TINY) -> Guarded:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            made.append(Guarded(tmp_path / f"keys{len(made)}", probe.getsockname()[1], settings, config=config))
+            made.append(Guarded(tmp_path / f"keys{len(made)}", probe.getsockname()[1], settings, toml=config))
         return made[-1]
 
     yield make

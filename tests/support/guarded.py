@@ -38,7 +38,7 @@ class Guarded:
     process: subprocess.Popen[bytes] | None = None
     scheme: str = "nats"
     websocket: int = 0
-    config: Path = TINY
+    toml: Path = TINY
 
     @property
     def url(self) -> str:
@@ -50,7 +50,7 @@ class Guarded:
 
     def make(self, settings: Settings | None = None) -> None:
         chosen = settings or Settings()
-        make_keys(str(self.config), self.keys, self.settings, replace(chosen, listen=self.listen))
+        make_keys(str(self.toml), self.keys, self.settings, replace(chosen, listen=self.listen))
         self.scheme = "tls" if chosen.tls else "nats"
 
     def admit(self, folder: Path, settings: list[str], chosen: Settings | None = None) -> None:
@@ -69,7 +69,7 @@ class Guarded:
         self.make()
         self.start()
         with closing(Connection(self.address(OPERATOR), "root")) as operator:
-            operator.call(ensure_run_streams(operator, load_config(self.config, self.settings)), 60)
+            operator.call(ensure_run_streams(operator, load_config(self.toml, self.settings)), 60)
 
     def greets(self, host: str = "127.0.0.1") -> bool:
         with suppress(OSError), socket.create_connection((host, self.port), 1) as connection:
