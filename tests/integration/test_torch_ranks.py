@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -132,11 +133,32 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_two_and_with_one(pair: Pair, tmp
 
 def test_two_ranks_publish_and_export_whole_weights(pair: Pair, tmp_path: Path) -> None:
     engine = started(pair.ranks)
-    path, folder = tmp_path / "published", tmp_path / "model"
+    path, folder, shares = tmp_path / "published", tmp_path / "model", [tmp_path / "share0", tmp_path / "share1"]
     assert engine.publish(path) == engine.fingerprint() == weights.fingerprint(weights.load([path]))
+    assert engine.publish(*shares) == engine.fingerprint() == weights.fingerprint(weights.load(shares))
+    assert max(share.stat().st_size for share in shares) < 0.7 * path.stat().st_size
     engine.export(folder)
     loaded = AutoModelForCausalLM.from_pretrained(folder)
     assert weights.fingerprint(tensors_of(loaded)) == engine.fingerprint()
+
+
+def test_a_shared_model_is_published_while_the_next_step_computes(tmp_path: Path) -> None:
+    engine = started(TorchEngine(ranks_config(tmp_path, QWEN3, 1, offload=True)))
+    prints, done = set(), threading.Event()
+
+    def publish() -> None:
+        while not done.is_set():
+            prints.add(engine.publish(tmp_path / "published"))
+
+    publisher = threading.Thread(target=publish)
+    before = engine.fingerprint()
+    publisher.start()
+    for _ in range(4):
+        engine.accumulate(batch_of(0), nothing)
+        engine.discard()
+    done.set()
+    publisher.join(60)
+    assert prints == {before}
 
 
 def test_an_error_of_all_ranks_leaves_them_usable(pair: Pair, tmp_path: Path) -> None:

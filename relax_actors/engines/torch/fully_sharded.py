@@ -143,10 +143,14 @@ class FullySharded(Whole):
         With gradients it must return a loss as its only tensor that needs one.
         """
         root = self._sharded[id(model)].root
-        found: T = root(compute)
+        try:
+            result: T = root(compute)
+        except BaseException:
+            _forget_pass(root)
+            raise
         if not torch.is_grad_enabled():
             _forget_pass(root)
-        return found
+        return result
 
     def zero(self, model: PreTrainedModel, *, towers_only: bool = False) -> Tensor | float:
         """Return a 0 whose gradient with respect to weights is 0; see `Whole`. Only within `within`."""
@@ -173,7 +177,7 @@ class FullySharded(Whole):
     ) -> WeightSource:
         """Return the weights that are published, each rank its share; see `Whole`."""
         del lock  # what is shared moves nowhere between passes
-        return SharedSource(read, dtype, self)
+        return SharedSource(read(), dtype, self)
 
     def gather(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         """Return a whole tensor in a dtype; collective."""
@@ -212,29 +216,29 @@ class FullySharded(Whole):
 class SharedSource:
     """Weights of a model whose rows are on several ranks; implements `WeightSource`.
 
-    All ranks gather one tensor after the other; the rank that owns it keeps it.
+    All ranks gather one tensor after the other; the rank that owns it keeps it. The weights are looked up once, before
+    any pass: within one, FSDP2 would stop it to shard the model again. Training changes them in place.
 
     Args:
-        read: returns the weights of the model.
+        tensors: weights of the model, by name.
         dtype: in which they are published.
         ranks: who shares them.
     """
 
-    def __init__(self, read: Callable[[], Mapping[str, Tensor]], dtype: torch.dtype, ranks: FullySharded) -> None:
-        self._read, self._dtype, self._sharding = read, dtype, ranks
+    def __init__(self, tensors: Mapping[str, Tensor], dtype: torch.dtype, ranks: FullySharded) -> None:
+        self._tensors, self._dtype, self._sharding = dict(sorted(tensors.items())), dtype, ranks
         self.rank, self.ranks = ranks.rank, ranks.count
 
     def _owners(self, files: int) -> dict[str, int]:
-        tensors = self._read()
-        entries = [Entry(tensor.numel(), range(self.ranks)) for tensor in tensors.values()]
-        return dict(zip(tensors, deal(entries, files), strict=True))
+        entries = [Entry(tensor.numel(), range(self.ranks)) for tensor in self._tensors.values()]
+        return dict(zip(self._tensors, deal(entries, files), strict=True))
 
     def forms(self, files: int) -> Mapping[str, weights.TensorForm]:
         """Return the forms of the tensors that this rank owns; see `WeightSource`."""
         owners = self._owners(files)
         return {
             name: weights.TensorForm(self._dtype, tuple(tensor.shape))
-            for name, tensor in self._read().items()
+            for name, tensor in self._tensors.items()
             if owners[name] == self.rank
         }
 
@@ -243,7 +247,7 @@ class SharedSource:
         """Gather each tensor, and pass it to `take` of the rank that owns it; see `WeightSource`."""
         owners, digest = self._owners(files), weights.Fingerprint()
         failure: Exception | None = None
-        for name, tensor in sorted(self._read().items()):
+        for name, tensor in self._tensors.items():
             whole = self._sharding.gather(tensor, self._dtype)
             if self.rank == 0:
                 digest.add(name, whole)
@@ -268,7 +272,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _forget_pass(root: Any) -> None:
-    """Free what a pass without gradients left gathered: no backward pass does."""
+    """Free what a pass without gradients, or one that failed, left gathered: no backward pass does."""
     if hasattr(root, "reset_iter_state"):
         root.reset_iter_state()
     else:  # before torch 2.13

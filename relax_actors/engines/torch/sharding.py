@@ -1,4 +1,4 @@
-"""Who holds the weights of a torch model: this process all of them."""
+"""How ranks share a torch model; `Whole` is the case of one process."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Whole:
     def zero(self, model: PreTrainedModel, *, towers_only: bool = False) -> Tensor | float:
         """Return a 0 whose gradient with respect to weights is 0.
 
-        Ranks add up gradients of the same weights only, so each needs one of weights that it did not read.
+        Gradients are reduced over ranks, so each rank needs one for every weight, also for those that it did not read.
 
         Args:
             model: the model.
@@ -104,6 +104,6 @@ class Whole:
         return partial(weights.save, held)
 
     def own(self, like: Tensor, whole: Tensor) -> Tensor:
-        """Return a copy of a whole tensor, shared as another one is."""
+        """Return a copy of a whole tensor, sharded like another one."""
         del like
         return whole.clone()
