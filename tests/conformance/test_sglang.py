@@ -34,6 +34,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
 
 class TestSglangEngine(LanguageModelConformance, RowsJoin, FollowsGrammars):
     implements = "sglang"
+    runs_ahead = True
     long = replace(LanguageModelConformance.long, max_tokens=450)
 
     @pytest.fixture
