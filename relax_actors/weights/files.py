@@ -24,7 +24,7 @@ DELTA_BASE_KEY = "delta_of"
 """Metadata key of a delta file: fingerprint of the weights that the delta applies to."""
 
 
-_CODES = {
+DTYPE_CODES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.bfloat16: "BF16",
@@ -107,7 +107,7 @@ class TensorFile:
         # Every tensor is aligned to its elements if the wider ones come first.
         for name, form in sorted(forms.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])):
             begin, end = end, end + form.nbytes
-            header[name] = {"dtype": _CODES[form.dtype], "shape": form.shape, "data_offsets": (begin, end)}
+            header[name] = {"dtype": DTYPE_CODES[form.dtype], "shape": form.shape, "data_offsets": (begin, end)}
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         self._begin = 8 + len(text)

@@ -16,19 +16,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-"""Names of dtypes in the header."""
+from relax_actors.weights.files import DTYPE_CODES
+
 _ALIGNMENT = 8
 
 
@@ -66,7 +55,7 @@ def save(parts: Mapping[str, Part], path: Path) -> None:
         starts[name], size = end, math.prod(part.shape) * part.rows.element_size()
         end += size
         offsets = [starts[name], end]
-        header[name] = {"dtype": _NAMES[part.rows.dtype], "shape": list(part.shape), "data_offsets": offsets}
+        header[name] = {"dtype": DTYPE_CODES[part.rows.dtype], "shape": list(part.shape), "data_offsets": offsets}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     head = len(text).to_bytes(8, "little") + text
