@@ -1,6 +1,6 @@
 """Check every path that computes on a GPU, and measure what it gives; no network, at most 25 minutes on one GPU.
 
-    python benchmarks/gpu_check.py                    # all checks that this machine can run
+    python benchmarks/gpu_check.py                    # all checks
     python benchmarks/gpu_check.py --short            # small sizes, without timings that need a GPU
     python benchmarks/gpu_check.py --only attention replay_torch
     python benchmarks/gpu_check.py --list
@@ -42,7 +42,7 @@ def has_gpu() -> bool:
 
 
 def run_all(names: list[str], options: argparse.Namespace, scratch: Path, console: Console) -> list[Outcome]:
-    """Run checks: first several at once, then one by one those that must be alone; write the report after each."""
+    """Run the checks, those that need the machine for themselves last; write the report after each."""
     began, found = time.monotonic(), dict[str, Outcome]()
     logs: Path = options.out / "logs"
     logs.mkdir(parents=True, exist_ok=True)

@@ -37,6 +37,18 @@ def pss_mib(process: int) -> float:
     return 0.0
 
 
+def resident_mib(process: int, *, peak: bool = False) -> float:
+    """Resident memory of one process in MiB: now, or the largest since `reset_peak`."""
+    field = "VmHWM" if peak else "VmRSS"
+    lines = (PROC / str(process) / "status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
+
+
+def reset_peak(process: int) -> None:
+    """Reset the peak memory that the kernel has recorded of a process."""
+    (PROC / str(process) / "clear_refs").write_text("5")
+
+
 class PeakMemory(threading.Thread):
     """Samples the PSS of a process tree until stopped; `peak` is the largest sum in MiB."""
 

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from process_memory import reset_peak
 from recompute import sequences
 from training_workload import DENSE, config_of
 
@@ -28,17 +29,6 @@ from relax_actors.engines.torch.engine import TorchEngine
 
 STEPS, LENGTH = 3, 64
 MIB = 1 << 20
-
-
-def peak(process: int) -> float:
-    """Return the largest resident memory of a process since `forget_peak` in MiB."""
-    lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
-
-
-def forget_peak(process: int) -> None:
-    """Let the peak of a process be its present memory."""
-    Path(f"/proc/{process}/clear_refs").write_text("5")
 
 
 def start(ranks: int, folder: Path, shape: dict[str, Any], tokens: int) -> tuple[Any, list[int]]:
@@ -58,18 +48,18 @@ def measure(ranks: int, chosen: argparse.Namespace) -> dict[str, Any]:
         engine, processes = start(ranks, Path(folder), shape, chosen.tokens)
         engine.initialise(1)
         engine.finish_warm_start()
-        starting = max(map(peak, processes))
+        starting = max(resident_mib(pid, peak=True) for pid in processes)
         batch, metrics, began = sequences(chosen.tokens, LENGTH), [], 0.0
         for step in range(STEPS):
             if step == 1:  # the first one creates the state of the optimizer
                 for process in processes:
-                    forget_peak(process)
+                    reset_peak(process)
                 began = time.perf_counter()
             metrics.append(train(engine, batch, step, lambda: None).metrics)
         seconds = (time.perf_counter() - began) / (STEPS - 1)
         published = Path(folder) / "published"
         engine.publish(published)
-        stepping = max(map(peak, processes))
+        stepping = max(resident_mib(pid, peak=True) for pid in processes)
         state = published.stat().st_size / 4 * TRAINED_BYTES / ranks / MIB  # published weights are in float32
         if ranks > 1:
             engine.close()

@@ -37,6 +37,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from process_memory import reset_peak, resident_mib
 from rich.console import Console
 from rich.table import Table
 
@@ -195,20 +196,14 @@ WIDE = {
 }
 
 
-def kib(pid: int, field: str) -> int:
-    """Read a field of the memory of a process."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field))
-
-
 def growth_mb(pids: list[int], work: Callable[[], T]) -> tuple[float, float, T]:
     """Return the seconds of a call, the most by which a process grew meanwhile, and the result of the call."""
     before = {}
     for pid in pids:
-        Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak begins anew
-        before[pid] = kib(pid, "VmRSS")
+        reset_peak(pid)
+        before[pid] = resident_mib(pid)
     seconds, result = timed(work)
-    return seconds, max((kib(pid, "VmHWM") - before[pid]) * 1024 / 1e6 for pid in pids), result
+    return seconds, max((resident_mib(pid, peak=True) - before[pid]) * 2**20 / 1e6 for pid in pids), result
 
 
 def trained_group(folder: Path, ranks: int, delta: str) -> tuple[TrainerGroup, list[Path], HostCopy]:

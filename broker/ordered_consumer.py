@@ -159,7 +159,11 @@ class OrderedConsumer:
                 await asyncio.sleep(0.05)
 
     async def read_all(self, *, caught_up: bool = True) -> list[Msg]:
-        """Return the messages that the stream has, and close; `caught_up`: those that come meanwhile, too."""
+        """Return the messages of the stream, and close.
+
+        Args:
+            caught_up: also return those that arrive while it reads.
+        """
         found: list[Msg] = []
         try:
             async for messages in self.batches(tick=0.5):

@@ -241,7 +241,7 @@ async def open_bucket(connection: Connection, subjects: Subjects, deadline: floa
 async def find_consumer(
     connection: Connection, stream: str, name: str, deadline: float | None = CONSUMER_SECONDS
 ) -> ConsumerInfo | None:
-    """Return the state of a consumer; None if there is none.
+    """Return the state of a consumer, or None if it does not exist.
 
     Raises:
         BrokerUnreachableError: no answer within `deadline` seconds.

@@ -95,7 +95,7 @@ class Killer(threading.Thread):
         """Kill each victim once."""
         source = random.Random(1)  # noqa: S311
         for victim in self._victims:
-            time.sleep(self._pause * source.uniform(0.7, 1.3))  # so that each meets the run in another moment
+            time.sleep(self._pause * source.uniform(0.7, 1.3))  # kills at different moments
             wait_for(partial(self._is_over_or_has, victim), f"process of {victim}", SECONDS)
             for pid in self._pids(victim)[:1]:
                 os.kill(pid, signal.SIGKILL)

@@ -103,10 +103,9 @@ class TrainerSection(PoolSection):
     """[trainer]: the optimizer and its steps."""
 
     backend: Annotated[str, Named(TRAINING_ENGINES)] = "torch"
-    """Training engine: `torch`, in the processes that [trainer.torch] says; `megatron`, Megatron-Core in those that
-    [trainer.megatron] says
-    (`make megatron` installs it); `simulated`, which takes the time that [simulate] says; or an engine of another
-    package."""
+    """Training engine: `torch`, with the ranks of [trainer.torch]; `megatron`, Megatron-Core with the ranks of
+    [trainer.megatron] (`make megatron` installs it); `simulated`, which takes the time that [simulate] says; or an
+    engine of another package."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Settings of a training engine of another package; the built-in engines take none."""
     prompts_per_step: Positive = 16
@@ -210,8 +209,8 @@ class CriticSection(PoolSection):
     """
 
     backend: Annotated[str, Named(CRITIC_ENGINES)] = "torch"
-    """Engine of the critic: `torch`, in the processes that [critic.torch] says; `megatron`, Megatron-Core in those that
-    [critic.megatron] says; or an engine of another package."""
+    """Engine of the critic: `torch`, with the ranks of [critic.torch]; `megatron`, Megatron-Core with the ranks of
+    [critic.megatron]; or an engine of another package."""
     path: Path | None = None
     """Folder of a token-classification model with one label, such as a run exports to `critic`: a critic to start from.
     By default the critic starts from version 0 of the policy, with a value head of zeros."""

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.equivalence import final_weights
-from tests.support.faults import story_of
-from tests.support.killed_ranks import kill_ranks
-from tests.support.running import IMAGES, ON_POLICY, TINY, Run, processes_of
+from tests.support.killed_ranks import Moments, check_killed_ranks
+from tests.support.running import IMAGES, ON_POLICY, TINY, Run
 from tests.support.tiny_megatron import skip_if_missing
 
 skip_if_missing()
@@ -54,22 +52,9 @@ CRITIC_MOMENTS = (("critic.0", 0), ("batch.1", 1), ("critic_checkpoint.3", None)
     ids=["dense", "experts replayed", "in a streamed step", "images"],
 )
 def test_killed_ranks_do_not_change_the_weights(
-    make_run: Callable[..., Run], more: tuple[str, ...], moments: tuple[tuple[str, int | None], ...], config: Path
+    make_run: Callable[..., Run], more: tuple[str, ...], moments: Moments, config: Path
 ) -> None:
-    alone = make_run("calm", *RANKS, *more, config=config).complete()["weights_fingerprint"]
-    run = make_run("killed", *RANKS, *more, config=config).start()
-    kill_ranks(run, "trainer", moments)
-    run.disconnect()
-    code, result, said = run.finish()
-    assert code == 0, said
-    assert result["weights_fingerprint"] == alone
-    assert (result["dropped"], result["quarantined"], result["in_flight"]) == (0, 0, 0)
-    story = story_of(run)
-    assert story.of("replay_diverged") == []
-    crashed = [event for event in story.of("crashed") if event["role"] == "trainer"]
-    assert len(crashed) == 4
-    assert all("SIGKILL" in event["reason"] for event in crashed)
-    assert processes_of(run.folder.root) == []
+    story = check_killed_ranks(make_run, (*RANKS, *more), "trainer", moments, config)
     if more == STREAMED:
         early = [metric["early_seconds"] for metric in story.metrics if "early_seconds" in metric]
         assert max(early) > 0
@@ -78,18 +63,4 @@ def test_killed_ranks_do_not_change_the_weights(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_killed_ranks_of_the_critic_change_neither_policy_nor_critic(make_run: Callable[..., Run]) -> None:
-    calm = make_run("calm", *CRITIC)
-    alone = final_weights(calm, calm.complete())
-    run = make_run("killed", *CRITIC).start()
-    kill_ranks(run, "critic", CRITIC_MOMENTS)
-    run.disconnect()
-    code, result, said = run.finish()
-    assert code == 0, said
-    assert final_weights(run, result) == alone
-    assert (result["dropped"], result["quarantined"], result["in_flight"]) == (0, 0, 0)
-    story = story_of(run)
-    assert story.of("replay_diverged") == []
-    crashed = [event for event in story.of("crashed") if event["role"] == "critic"]
-    assert len(crashed) == len(CRITIC_MOMENTS)
-    assert all("SIGKILL" in event["reason"] for event in crashed)
-    assert processes_of(run.folder.root) == []
+    check_killed_ranks(make_run, CRITIC, "critic", CRITIC_MOMENTS)

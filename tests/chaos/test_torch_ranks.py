@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.equivalence import final_weights
-from tests.support.faults import story_of
-from tests.support.killed_ranks import kill_ranks
-from tests.support.running import IMAGES, ON_POLICY, TINY, Run, processes_of
+from tests.support.killed_ranks import check_killed_ranks
+from tests.support.running import IMAGES, ON_POLICY, TINY, Run
 
 RANKS = ("trainer.torch.ranks=2", *ON_POLICY)
 EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
@@ -43,34 +41,10 @@ CRITIC_MOMENTS = (("critic.0", 0), ("critic_checkpoint.3", None), ("batch.3", 1)
 def test_killed_ranks_do_not_change_the_weights(
     make_run: Callable[..., Run], more: tuple[str, ...], config: Path
 ) -> None:
-    settings = (*RANKS, "run.steps=6", *more)
-    alone = make_run("calm", *settings, config=config).complete()["weights_fingerprint"]
-    run = make_run("killed", *settings, config=config).start()
-    kill_ranks(run, "trainer", MOMENTS)
-    run.disconnect()
-    code, result, said = run.finish()
-    assert code == 0, said
-    assert result["weights_fingerprint"] == alone
-    assert (result["dropped"], result["quarantined"], result["in_flight"]) == (0, 0, 0)
-    story = story_of(run)
-    assert story.of("replay_diverged") == []
-    crashed = [event for event in story.of("crashed") if event["role"] == "trainer"]
-    assert len(crashed) == len(MOMENTS)
-    assert all("SIGKILL" in event["reason"] for event in crashed)
-    assert processes_of(run.folder.root) == []
+    check_killed_ranks(make_run, (*RANKS, "run.steps=6", *more), "trainer", MOMENTS, config)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_killed_ranks_of_the_critic_change_neither_policy_nor_critic(make_run: Callable[..., Run]) -> None:
-    calm = make_run("calm", *CRITIC)
-    alone = final_weights(calm, calm.complete())
-    run = make_run("killed", *CRITIC).start()
-    kill_ranks(run, "critic", CRITIC_MOMENTS)
-    run.disconnect()
-    code, result, said = run.finish()
-    assert code == 0, said
-    assert final_weights(run, result) == alone
-    crashed = [event for event in story_of(run).of("crashed") if event["role"] == "critic"]
-    assert len(crashed) == len(CRITIC_MOMENTS)
-    assert processes_of(run.folder.root) == []
+    check_killed_ranks(make_run, CRITIC, "critic", CRITIC_MOMENTS)

@@ -1,13 +1,16 @@
-"""Kills ranks of a trainer or critic in a run."""
+"""Runs whose ranks, of a trainer or critic, are killed."""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from tests.support.running import Run, processes_of, wait_until
+from tests.chaos.equivalence import final_weights
+from tests.support.faults import Story, story_of
+from tests.support.running import TINY, Run, processes_of, wait_until
 
 
 def rank_of(run: Run, rank: int, role: str = "trainer") -> int | None:
@@ -22,7 +25,11 @@ def rank_of(run: Run, rank: int, role: str = "trainer") -> int | None:
     return None
 
 
-def kill_ranks(run: Run, role: str, moments: tuple[tuple[str, int | None], ...]) -> None:
+Moments = tuple[tuple[str, int | None], ...]
+"""Cells after which a rank is killed, or the actor for None."""
+
+
+def kill_ranks(run: Run, role: str, moments: Moments) -> None:
     """Kill ranks of a role, or its actor, one after the other."""
     for cell, rank in moments:
         wait_until(partial(run.table.get, f"relax.{run.name}.{cell}"), cell, 180)
@@ -31,3 +38,25 @@ def kill_ranks(run: Run, role: str, moments: tuple[tuple[str, int | None], ...])
         else:
             pid = wait_until(partial(rank_of, run, rank, role), f"rank {rank}")
             os.kill(pid, signal.SIGKILL)
+
+
+def check_killed_ranks(
+    make_run: Callable[..., Run], settings: Sequence[str], role: str, moments: Moments, config: Path = TINY
+) -> Story:
+    """Compare the weights of a run whose ranks are killed with those of a calm run; return what happened in it."""
+    calm = make_run("calm", *settings, config=config)
+    expected = final_weights(calm, calm.complete())
+    run = make_run("killed", *settings, config=config).start()
+    kill_ranks(run, role, moments)
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert final_weights(run, result) == expected
+    assert (result["dropped"], result["quarantined"], result["in_flight"]) == (0, 0, 0)
+    story = story_of(run)
+    assert story.of("replay_diverged") == []
+    crashed = [event for event in story.of("crashed") if event["role"] == role]
+    assert len(crashed) == len(moments)
+    assert all("SIGKILL" in event["reason"] for event in crashed)
+    assert processes_of(run.folder.root) == []
+    return story
