@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from process_memory import reset_peak
+from process_memory import reset_peak, resident_mib
 from recompute import sequences
 from training_workload import DENSE, config_of
 
