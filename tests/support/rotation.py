@@ -51,7 +51,8 @@ class Skipped:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        self._names.update(node.workeroutput.get(OUTPUT, ()))
+        # A worker that crashed has none.
+        self._names.update(getattr(node, "workeroutput", {}).get(OUTPUT, ()))
 
     def pytest_sessionfinish(self) -> None:
         self._file.write_text("".join(f"{name}\n" for name in sorted(self._names)))
