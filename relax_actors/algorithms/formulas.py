@@ -51,15 +51,23 @@ def needs(algorithm: AlgorithmSection) -> list[str]:
         ("state across steps", advantage.running_mean),
         ("teacher", algorithm.distil.place != "none"),
         ("reward components", algorithm.components == "decoupled"),
-        ("on-policy data", spec_of_loss(algorithm).ratio == "none" and algorithm.correction.kind == "none"),
+        ("on-policy data", _is_score(algorithm)),
+        (f"{algorithm.rows} in the data", algorithm.rows != "sampled"),
     ]
     return [name for name, is_needed in inputs if is_needed]
+
+
+def _is_score(algorithm: AlgorithmSection) -> bool:
+    """Whether the loss of sampled rows has neither a ratio nor a correction."""
+    no_ratio = algorithm.rows == "sampled" and spec_of_loss(algorithm).ratio == "none"
+    return no_ratio and algorithm.correction.kind == "none"
 
 
 def formulas(algorithm: AlgorithmSection) -> Iterator[Formula]:
     """Yield the formulas of an algorithm, part by part; a function of the user is named by its dotted path."""
     yield from _rewards(algorithm)
-    yield from _advantages(algorithm)
+    if algorithm.rows == "sampled":
+        yield from _advantages(algorithm)
     yield from _losses(algorithm)
 
 

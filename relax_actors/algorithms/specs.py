@@ -118,6 +118,8 @@ class LossSpec(FunctionSpec):
     ratio: FormulaRatio = ""
     """Ratio R of its formula: that of `algorithm.ratio`; of each token to the rollout; of the whole sample; or none, so
     that data of older weights need a correction. Empty if it is not known, or computed by the function."""
+    rows: str = "sampled"
+    """Rows that it is a loss of, a value of `algorithm.rows`."""
     whole_step: bool = False
     """Whether it reads `PolicyInputs.step_sum`: its backward pass starts when all rows of the step are there."""
     over_sample: OverSample = ""

@@ -26,6 +26,10 @@ class AlgorithmSection(Section):
     """Preset, e.g. "gspo": fills the settings of [algorithm] that are not set. Without one, the defaults below hold:
     GRPO with the loss averaged over tokens."""
 
+    rows: Literal["sampled", "examples", "pairs"] = "sampled"
+    """What a row of the run is: samples that the policy generates for a prompt, with rewards; or from the data an
+    example, or a pair of a chosen and a rejected answer. The preset sets it, and the policy loss must be one for such
+    rows."""
     advantage: Annotated[str, Named(ADVANTAGES)] = "group"
     """Advantage estimator, or the dotted path of your own function. With `environment.credit = "turn"` or "branch",
     `turn` takes the place of `group`."""

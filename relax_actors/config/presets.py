@@ -31,6 +31,7 @@ class Preset:
 CLIP: dict[str, Any] = {"ratio": "token", "surrogate": "clip", "clip_low": 0.2, "clip_high": 0.2}
 GROUP: dict[str, Any] = {"advantage": "group", "scale": "group_std"}
 SCORE: dict[str, Any] = {"scale": "none", "ratio": "none", "surrogate": "score", "aggregate": "token_mean"}
+EXAMPLES: dict[str, Any] = {"rows": "examples", "advantage": "none", "scale": "none", "ratio": "none"}
 TOKENS = {"aggregate": "token_mean"}
 SAMPLES = {"aggregate": "sample_mean_of_means"}
 KL_IN_REWARD = {"kl": {"place": "reward", "kind": "k1"}}
@@ -204,6 +205,8 @@ PRESETS: dict[str, Preset] = {
             **KL_IN_REWARD,
         },
     ),
+    "sft": Preset("Supervised fine-tuning", "2203.02155", {**EXAMPLES, "surrogate": "nll", **TOKENS}),
+    "dft": Preset("Dynamic fine-tuning", "2508.05629", {**EXAMPLES, "surrogate": "dft", **TOKENS}),
     "opd": Preset(
         "On-policy distillation",
         "2306.13649",

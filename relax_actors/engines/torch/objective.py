@@ -146,8 +146,11 @@ class StepObjective:
         """
         algorithm, mask = self._algorithm, inputs.mask
         logprobs, rollout = inputs.logprobs, inputs.rollout
-        measured = mismatch_metrics(logprobs, rollout, mask)
-        self.log_ratios.append((logprobs.detach() - rollout)[mask].cpu().numpy())
+        if algorithm.rows == "sampled":
+            measured = mismatch_metrics(logprobs, rollout, mask)
+            self.log_ratios.append((logprobs.detach() - rollout)[mask].cpu().numpy())
+        else:
+            measured = {"tokens": float(mask.sum())}
         per_token = self._policy_term(inputs, measured)
         for term in self._other_terms(inputs, measured):
             per_token = per_token + term
@@ -308,7 +311,8 @@ class StepObjective:
             loss["kl_coefficient"] = self._coefficients.kl
         if self._algorithm.entropy.target is not None:
             loss["entropy_coefficient"] = self._coefficients.entropy
-        return with_replay_shares(rest) | means | loss | ratio_quantiles(self.log_ratios)
+        ratios = ratio_quantiles(self.log_ratios) if self._algorithm.rows == "sampled" else {}
+        return with_replay_shares(rest) | means | loss | ratios
 
 
 def check_gradient_norm(norm: float) -> None:
