@@ -19,6 +19,7 @@ from relax_actors.algorithms.losses import AGGREGATES
 from relax_actors.algorithms.named_functions import readers, spec_of_advantage, spec_of_loss
 from relax_actors.algorithms.policy import RATIOS, ROLLOUT_RATIO
 from relax_actors.algorithms.specs import advantage_spec
+from relax_actors.algorithms.surrogates.preference import FORMULAS
 from relax_actors.algorithms.surrogates.weighted import DIVERGENCES
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.registry.catalog import POLICY_LOSSES
@@ -46,7 +47,7 @@ def needs(algorithm: AlgorithmSection) -> list[str]:
     """List what an algorithm needs beyond rewards: a reference, a critic, a teacher, reward components and so on."""
     advantage = spec_of_advantage(algorithm)
     inputs = [
-        ("reference", algorithm.kl.place != "none"),
+        ("reference", algorithm.needs_reference),
         *((name, need in advantage.needs) for need, name in _NEEDS.items()),
         ("state across steps", advantage.running_mean),
         ("teacher", algorithm.distil.place != "none"),
@@ -147,6 +148,9 @@ def _losses(algorithm: AlgorithmSection) -> Iterator[Formula]:
         yield Formula("ratio", *ratio)
     spec = spec_of_loss(algorithm)
     yield Formula("loss", spec.formula or name, spec.latex or rf"\text{{{name}}}")
+    for loss, weight in algorithm.pairs.losses.items() if name in readers(POLICY_LOSSES, "pairs") else ():
+        plain, latex, source = FORMULAS[loss]
+        yield Formula(loss, f"{weight:g} x {plain} (arXiv {source})", rf"{weight:g} \cdot {latex}")
     if name in readers(POLICY_LOSSES, "divergence"):
         plain, latex = DIVERGENCES[algorithm.divergence]
         yield Formula("dropped", f"tokens with {plain}", latex)

@@ -49,6 +49,11 @@ def _rows(config: Config) -> Iterator[str]:
         )
     if not config.from_data:
         return
+    if algorithm.rows == "pairs" and algorithm.aggregate != "sample_mean_of_sums":
+        yield (
+            f'algorithm.aggregate = "{algorithm.aggregate}" would weigh pairs by their length; set '
+            'algorithm.aggregate = "sample_mean_of_sums"'
+        )
     sampled_only = {
         f'advantage = "{algorithm.advantage}"': algorithm.advantage != "none",
         f'correction.kind = "{algorithm.correction.kind}"': algorithm.correction.kind != "none",

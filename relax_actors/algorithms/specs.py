@@ -125,6 +125,8 @@ class LossSpec(FunctionSpec):
     over_sample: OverSample = ""
     """How a token's loss depends on all tokens of its sample, whatever `algorithm.ratio` is: by sums, by a mean, or not
     at all. With `algorithm.entropy.quantile` a mean is over the tokens of the highest entropies."""
+    over_row: bool = False
+    """Whether it reads `PolicyInputs.row_sum`: a token's loss depends on all samples of its row."""
     clips_ratio: bool = False
     """Whether `clip_low` and `clip_high` are distances of R from 1."""
     choose: Callable[..., Any] | None = None

@@ -12,6 +12,7 @@ from relax_actors.config.algorithm_parts import (
     DistilSection,
     EntropySection,
     KlSection,
+    PairsSection,
     RejectSection,
     ShapingSection,
 )
@@ -111,6 +112,7 @@ class AlgorithmSection(Section):
     correction: CorrectionSection = CorrectionSection()
     reject: RejectSection = RejectSection()
     distil: DistilSection = DistilSection()
+    pairs: PairsSection = PairsSection()
     shaping: ShapingSection = ShapingSection()
 
     @model_validator(mode="before")
@@ -132,4 +134,14 @@ class AlgorithmSection(Section):
     @property
     def needs_reference(self) -> bool:
         """Whether log-probs of the reference model are needed."""
-        return self.kl.place != "none"
+        return self.kl.place != "none" or self.loss_reads_reference
+
+    @property
+    def loss_reads_reference(self) -> bool:
+        """Whether the loss reads log-probs of the reference model, for a KL or for pairs."""
+        return self.kl.place == "loss" or (self.rows == "pairs" and self.pairs.needs_reference)
+
+    @property
+    def pairs_need_whole_step(self) -> bool:
+        """Whether a loss of pairs needs numbers of the whole step."""
+        return self.rows == "pairs" and "sft" in self.pairs.losses

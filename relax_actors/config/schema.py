@@ -295,7 +295,7 @@ class Config(Section):
     @property
     def computes_reference(self) -> bool:
         """Whether the trainer itself computes the reference's log-probs, for a KL in the loss without the role."""
-        return self.algorithm.kl.place == "loss" and "reference" not in self.roles
+        return self.algorithm.loss_reads_reference and "reference" not in self.roles
 
     @property
     def publishes_deltas(self) -> bool:

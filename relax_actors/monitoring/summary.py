@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from broker.table import Table
 from relax_actors.errors import CodecError
 from relax_actors.messages import Batch, Checkpoint, Evaluation, Weights
-from relax_actors.monitoring.recorded import read_metrics
 from relax_actors.runtime.cells import is_oversized
 from relax_actors.training.ledger import Account, Ledger, ledger_of
 
@@ -117,6 +116,8 @@ def read_curves(table: Table, ledger: Ledger, *, from_data: bool) -> Curves:
             evaluations.append(table.read(cell.data, Evaluation, subject=cell.subject))
     by_step = {step: batch.reward for step, batch in ledger.batches.items()}
     if from_data:
+        from relax_actors.monitoring.recorded import read_metrics  # noqa: PLC0415 imports pydantic
+
         by_step = {int(body["step"]): float(body["reward"]) for body in read_metrics(table, "trainer", "step")}
     rewards = sorted(by_step.items())
     return Curves(rewards, sorted((e.version, e.reward) for e in evaluations if e.rows))

@@ -88,7 +88,9 @@ def _check_log_probs(config: Config, produced: Collection[str], read: Collection
         "squares": "squares" in read,
     }
     remedies = {
-        "reference": 'algorithm.kl.place is "none"; set it to "loss" or "reward", or remove the section',
+        "reference": 'algorithm.kl.place is "none"; set it to "loss" or "reward", or remove the section'
+        if algorithm.rows != "pairs"
+        else "the losses of algorithm.pairs need none; remove the section",
         "actor_fwd": f'algorithm.proximal is "{algorithm.proximal}"; set it to "actor_fwd", or remove the section',
         "squares": f'algorithm.advantage is "{algorithm.advantage}"; set it to '
         f"{advantages_with(lambda spec: 'squares' in spec.needs)}, or remove the section",
@@ -109,7 +111,8 @@ def _check_log_probs(config: Config, produced: Collection[str], read: Collection
         raise ConfigError(msg)
     if wanted["reference"]:
         where = "by the role reference, from version 0" if "reference" in config.roles else "inside the trainer"
-        yield f'log-probs of the reference, for the KL (algorithm.kl.place = "{algorithm.kl.place}"): computed {where}'
+        why = f'the KL (algorithm.kl.place = "{algorithm.kl.place}")' if algorithm.kl.place != "none" else "pairs"
+        yield f"log-probs of the reference, for {why}: computed {where}"
     if config.from_data:
         return
     proximal = {

@@ -173,7 +173,7 @@ def columns_to_train(config: Config) -> tuple[str, ...]:
     """Return the columns that a step needs besides trajectories and advantages."""
     needed = {
         PROXIMAL: config.algorithm.proximal == PROXIMAL,
-        REFERENCE: config.algorithm.kl.place == "loss" and not config.computes_reference,
+        REFERENCE: config.algorithm.loss_reads_reference and not config.computes_reference,
         TEACHER: config.algorithm.distil.place != "none",
         VALUES: config.critic is not None,
     }

@@ -98,6 +98,8 @@ class RowValidator:
         if trajectory.is_sampled != (self._rows == "sampled"):
             who = "a policy" if trajectory.is_sampled else "no policy"
             return f"{who} sampled its tokens, and algorithm.rows = {self._rows!r}"
+        if self._rows != "sampled" and (n := len(trajectory.texts)) != (wanted := 2 if self._rows == "pairs" else 1):
+            return f"it has {n} samples, and algorithm.rows = {self._rows!r} needs {wanted}"
         if not (logprobs <= MAX_LOGPROB).all() or not (logprobs > np.finfo(np.float32).min).all():
             return "a log-prob is positive or not finite"
         if versions.min() < -1 or int(versions.max()) > step:

@@ -93,14 +93,25 @@ class Forward:
         Raises:
             ValueError: a sequence is empty, or longer than `max_tokens`.
         """
+        plans = self._plans(samples, max_tokens)
+        most, mine = max(map(len, plans)), plans[self._sharding.rank]
+        return mine + [IDLE] * (most - len(mine))
+
+    def keeps_rows(self, samples: Sequence[TrainSample], max_tokens: int) -> bool:
+        """Whether all sequences of each row are in one micro-batch of one rank."""
+        batches = [plan for plans in self._plans(samples, max_tokens) for plan in plans]
+        rows = [row for plan in batches for row in {samples[index].row for index in plan.indices}]
+        return len(rows) == len(set(rows))
+
+    def _plans(self, samples: Sequence[TrainSample], max_tokens: int) -> list[list[MicroBatchPlan]]:
+        """Return the micro-batches of each rank."""
         shares, plans = self._share_prefixes, []
         if self._sharding.count == 1:
-            return plan_micro_batches(samples, max_tokens, share_prefixes=shares)
+            return [plan_micro_batches(samples, max_tokens, share_prefixes=shares)]
         for share in share_out(samples, self._sharding.count, share_prefixes=shares):
             own = plan_micro_batches([samples[i] for i in share], max_tokens, share_prefixes=shares)
             plans.append([MicroBatchPlan([share[i] for i in plan.indices], plan.shared) for plan in own])
-        most, mine = max(map(len, plans)), plans[self._sharding.rank]
-        return mine + [IDLE] * (most - len(mine))
+        return plans
 
     def loss(
         self, model: PreTrainedModel, loss_of: Callable[[MicroBatchPlan], tuple[Tensor, dict[str, float]]]
