@@ -124,8 +124,22 @@ class DistilSection(Section):
 
 
 PairLoss = Literal[
-    *("sigmoid", "hinge", "ipo", "robust", "exo_pair", "nca_pair", "apo_zero", "apo_down", "sppo_hard", "bco_pair"),
-    *("discopop", "sigmoid_norm", "sft", "cpo", "simpo", "odds_ratio"),
+    "sigmoid",
+    "hinge",
+    "ipo",
+    "robust",
+    "exo_pair",
+    "nca_pair",
+    "apo_zero",
+    "apo_down",
+    "sppo_hard",
+    "bco_pair",
+    "discopop",
+    "sigmoid_norm",
+    "sft",
+    "cpo",
+    "simpo",
+    "odds_ratio",
 ]
 WITHOUT_REFERENCE = ("sft", "cpo", "simpo", "odds_ratio")
 """Losses of pairs that read no log-probs of a reference."""
@@ -134,7 +148,7 @@ WITHOUT_REFERENCE = ("sft", "cpo", "simpo", "odds_ratio")
 class PairsSection(Section):
     """[algorithm.pairs]: the loss of pairs of a chosen and a rejected answer."""
 
-    losses: dict[PairLoss, PositiveFloat] = Field(default_factory=lambda: {"sigmoid": 1.0}, min_length=1)
+    losses: dict[PairLoss, PositiveFloat] = Field({"sigmoid": 1.0}, min_length=1)
     """Losses of a pair with their weights, which are added up; several are a mixed preference optimisation (arXiv
     2411.10442). `cpo`, `simpo`, `odds_ratio` and `sft` need no reference."""
     beta: PositiveFloat = 0.1

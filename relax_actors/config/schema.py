@@ -201,7 +201,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _rows(self) -> Config:
-        if problem := foreign_section(self):
+        if problem := foreign_section(self, self.algorithm.rows):
             raise ValueError(problem)
         return self
 

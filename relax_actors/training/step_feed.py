@@ -215,11 +215,11 @@ SUMS = ("tokens", "micro_batches", "rejected", "opsm_dropped")
 def minibatches(rows: int, parts: int, epochs: int, seed: int, step: int) -> Iterator[list[int]]:
     """Yield the rows of each update, as ascending positions in the batch.
 
-    Every epoch draws new parts of equal size, from the run's seed, the step and the epoch alone, so a replay makes the
-    same updates.
+    Every epoch draws new parts of equal size, as far as a short last step allows, from the run's seed, the step and the
+    epoch alone, so a replay makes the same updates.
 
     Args:
-        rows: rows of the batch; a multiple of `parts`.
+        rows: rows of the batch; in all steps but the last one a multiple of `parts`.
         parts: minibatches of an epoch.
         epochs: passes over the batch.
         seed: seed of the run.
@@ -228,7 +228,7 @@ def minibatches(rows: int, parts: int, epochs: int, seed: int, step: int) -> Ite
     for epoch in range(epochs):
         generator = np.random.Generator(np.random.Philox(key=derive_seed(seed, "minibatches", step, epoch)))
         order = generator.permutation(rows)
-        for part in np.array_split(order, parts):
+        for part in np.array_split(order, min(parts, rows)):
             yield sorted(part.tolist())
 
 

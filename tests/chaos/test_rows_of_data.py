@@ -15,6 +15,12 @@ from tests.support.running import SUPPORT, Run, wait_until
 
 EXAMPLES = SUPPORT / "tiny_examples.toml"
 KILLS = 10
+PAIRS = ("algorithm.name=dpo", "data.function=tiny_tasks.pairs", "roles.reference.replicas=1", "run.deterministic=true")
+STAGES = {
+    "examples": ((), ("trainer.0", "examples.0", "prompts.0")),
+    "pairs": (PAIRS, ("trainer.0", "reference.0", "examples.0")),
+}
+"""Settings and victims by the rows of a run."""
 FAST = ("supervision.intensity=100000", "supervision.backoff_max=0.2", "supervision.ack_wait=1")
 
 
@@ -26,15 +32,16 @@ def trained_tasks(run: Run) -> Counter[int]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_killed_run_on_examples_ends_with_the_same_bits(make_run: Callable[..., Run]) -> None:
-    calm = make_run("calm", "run.epochs=6", config=EXAMPLES).complete()
+@pytest.mark.parametrize("rows", STAGES)
+def test_killed_run_on_rows_of_data_ends_with_the_same_bits(make_run: Callable[..., Run], rows: str) -> None:
+    settings, victims = STAGES[rows]
+    calm = make_run("calm", "run.epochs=6", *settings, config=EXAMPLES).complete()
     # 180 rows in steps of 8: the last step has 4.
     assert (calm["steps"], calm["trained"], calm["admitted"]) == (23, 180, 180)
-    run = make_run("killed", "run.epochs=6", *FAST, config=EXAMPLES).start()
-    victims = cycle(["trainer.0", "examples.0", "prompts.0"])
-    for n in range(KILLS):
+    run = make_run("killed", "run.epochs=6", *settings, *FAST, config=EXAMPLES).start()
+    for n, victim in zip(range(KILLS), cycle(victims), strict=False):
         wait_until(lambda n=n: run.table.get(f"relax.killed.batch.{2 * n}"), f"batch.{2 * n}", 120)
-        hit(run, next(victims))
+        hit(run, victim)
     run.disconnect()
     code, result, said = run.finish()
     assert code == 0, said

@@ -111,19 +111,19 @@ def preference(inputs: PolicyInputs, *, pairs: PairsSection) -> PolicyLoss:
         return [inputs.row_sum(f"{half}_{name}", values * member) for half, member in halves.items()]
 
     chosen, rejected = (own.clone().requires_grad_() for own in sums("logprobs", logprobs))
-    tokens = sums("tokens", ones)
+    tokens, references = [own.clamp(min=1) for own in sums("tokens", ones)], sums("reference", reference)
     of_samples = ones / inputs.sample_tokens.clamp(min=1).unsqueeze(-1)
     samples = inputs.row_sum("samples", of_samples)
     share: Tensor | float = 0.0
     if "sft" in pairs.losses:
         taught = inputs.step_sum("taught", is_chosen.to(logprobs.dtype)).clamp(min=1)
         share = (inputs.step_sum("all_samples", of_samples) / taught).to(logprobs.dtype) / samples
-    given = PairSums(chosen, rejected, *sums("reference", reference), *(n.clamp(min=1) for n in tokens), share)
+    given = PairSums(chosen, rejected, references[0], references[1], tokens[0], tokens[1], share)
     with torch.enable_grad():
         loss = torch.stack([weight * PAIR_LOSSES[name](given, pairs) for name, weight in pairs.losses.items()]).sum(0)
         slopes = torch.autograd.grad(loss.sum(), (chosen, rejected), allow_unused=True, materialize_grads=True)
-    slope = torch.where(is_chosen, *slopes)
-    value = (loss.detach() / (tokens[0] + tokens[1])).expand_as(logprobs)
+    slope = torch.where(is_chosen, slopes[0], slopes[1])
+    value = (loss.detach() / inputs.row_sum("all_tokens", ones)).expand_as(logprobs)
     margin = given.difference.detach().squeeze(-1)
     return PolicyLoss(
         samples * (value + slope * (inputs.logprobs - logprobs)),

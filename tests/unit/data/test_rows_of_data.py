@@ -10,10 +10,12 @@ import pytest
 
 from relax_actors.config import Config, load_config
 from relax_actors.data.examples import ExampleMaker, row_of
+from relax_actors.data.fields import RowFields, task_of
 from relax_actors.data.task import Task
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import RowError
 from relax_actors.messages import Trajectory
+from relax_actors.training.samples import sign_of_samples
 from tests.support.chat_folder import make_chat_folder
 from tests.support.chat_templates import SMOLLM2
 
@@ -124,3 +126,51 @@ def test_long_example_is_refused_or_cut_off(tmp_path: Path) -> None:
 def test_conversation_that_ends_with_the_user_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RowError, match="ends with a message of the role 'user'"):
         Made(tmp_path).row(TALK[:3])
+
+
+def test_pair_shares_its_prompt_and_has_signs_by_order(tmp_path: Path) -> None:
+    made = Made(tmp_path, "algorithm.name=dpo", "data.chat=false")
+    row = made.row("2 + 2 =", chosen=" 4", rejected=" 22")
+    assert made.tokenizer.decode(row.prompt_tokens) == "2 + 2 ="
+    assert row.texts == [" 4", " 22"]
+    assert sign_of_samples(row).values.tolist() == [1, -1]
+
+
+def test_answers_of_a_pair_may_be_messages_or_whole_conversations(tmp_path: Path) -> None:
+    made = Made(tmp_path, "algorithm.name=dpo")
+    texts = made.row("one", chosen="two", rejected="three")
+    messages = {"chosen": [{"role": "assistant", "content": "two"}], "rejected": "three"}
+    assert made.text(made.row("one", **messages)) == made.text(texts)
+    whole = {"chosen": TALK[:2], "rejected": [TALK[0], TALK[1] | {"content": "three"}]}
+    assert made.text(made.row("ignored", **whole)) == made.text(texts)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"chosen": "4"}, "no field 'rejected'"),
+        ({"chosen": "4", "rejected": "4"}, "are the same"),
+        ({"chosen": "4", "rejected": 5}, "neither a text nor a list of messages"),
+        ({"chosen": "4" * 300, "rejected": "5"}, "half of which is for the other answer"),
+    ],
+)
+def test_bad_pair_is_refused_with_the_reason(tmp_path: Path, fields: dict[str, Any], said: str) -> None:
+    settings = ("algorithm.name=dpo", "data.chat=false", "trainer.max_tokens_per_microbatch=500")
+    with pytest.raises(RowError, match=said):
+        Made(tmp_path, *settings).row("2 + 2 =", **fields)
+
+
+def test_tools_and_their_calls_reach_the_template(tmp_path: Path) -> None:
+    template = (
+        "{% if tools %}<|im_start|>tools {{ tools[0].name }}<|im_end|>{% endif %}{% for m in messages %}"
+        "<|im_start|>{{ m.role }} {{ m.content }}{% for c in m.tool_calls or [] %}call {{ c.name }}{% endfor %}"
+        "<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant {% endif %}"
+    )
+    call = {"role": "assistant", "tool_calls": [{"name": "add"}], "train": True}
+    task = task_of({"prompt": [TALK[0], call], "tools": [{"name": "add"}]}, "line 1", RowFields("prompt", "", tmp_path))
+    made = Made(tmp_path, template=template)
+    row = made.maker.make(row_of(task, seed=0, min_version=0))
+    assert made.text(row) == (
+        "<|im_start|>tools add<|im_end|><|im_start|>user one<|im_end|><|im_start|>assistant call add<|im_end|>"
+    )
+    assert row.texts == ["call add"]
