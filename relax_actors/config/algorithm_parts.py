@@ -148,7 +148,7 @@ WITHOUT_REFERENCE = ("sft", "cpo", "simpo", "odds_ratio")
 class PairsSection(Section):
     """[algorithm.pairs]: the loss of pairs of a chosen and a rejected answer."""
 
-    losses: dict[PairLoss, PositiveFloat] = Field({"sigmoid": 1.0}, min_length=1)
+    losses: dict[PairLoss, PositiveFloat] = Field(default={"sigmoid": 1.0}, min_length=1)
     """Losses of a pair with their weights, which are added up; several are a mixed preference optimisation (arXiv
     2411.10442). `cpo`, `simpo`, `odds_ratio` and `sft` need no reference."""
     beta: PositiveFloat = 0.1
