@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -55,7 +56,7 @@ def check(
     for error in findings.errors:
         typer.echo(printable_lines(f"error: {error}"), err=True)
     for note in findings.notes:
-        typer.echo(printable_lines(f"note: {note}"), err=True)
+        typer.echo(_coloured(printable_lines(f"note: {note}")), err=True)
     if cluster and findings.facts is not None:
         placed = place_on_nodes(loaded, cluster, findings.facts).actors
         for line in placement_lines(loaded, cluster, placed):
@@ -71,6 +72,15 @@ def check(
     if resolved:
         typer.echo(json.dumps(resolved_settings(loaded), indent=1))
     raise typer.Exit(2 if findings.errors else 0)
+
+
+def _coloured(line: str) -> str:
+    """Return a line with trained text in green, for a terminal."""
+    from relax_actors.data.example_check import CLOSE, OPEN
+
+    if not sys.stderr.isatty():
+        return line
+    return line.replace(OPEN, f"{OPEN}\x1b[32m").replace(CLOSE, f"\x1b[0m{CLOSE}")
 
 
 def resolved_settings(config: Config) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from relax_actors.config import Config
 from relax_actors.config.data import DataSection
 from relax_actors.data.fields import checked_prompt
+from relax_actors.data.prompt_maker import MAX_SECONDS, check_size
 from relax_actors.data.task import Task
 from relax_actors.data.template_spans import has_generation_tags, message_spans, tagged_spans
 from relax_actors.data.time_limit import call_within
@@ -28,8 +29,6 @@ Message = dict[str, Any]
 ASSISTANT = "assistant"
 PAIR = ("chosen", "rejected")
 """Fields of the answers of a pair: a text, the messages of an answer, or whole conversations."""
-MAX_SECONDS = 10.0
-"""Time to format and tokenize one row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,11 @@ def row_of(task: Task, **fields: Any) -> Prompt:
     Args:
         task: its task.
         fields: further fields of the cell, such as seed and min_version.
+
+    Raises:
+        RowError: the row is too large for a cell.
     """
+    check_size(task, task.prompt)
     text, messages = (task.prompt, []) if isinstance(task.prompt, str) else ("", task.prompt)
     return Prompt(text, np.zeros(0, np.int32), task.answer, task.metadata, messages=messages, **fields)
 

@@ -123,6 +123,11 @@ def test_long_example_is_refused_or_cut_off(tmp_path: Path) -> None:
         made.row("2 + 2 + 2 + 2 =", " 8")
 
 
+def test_row_that_no_cell_holds_is_refused() -> None:
+    with pytest.raises(RowError, match=r"line 3.*bytes, more than"):
+        row_of(Task("1", "2" * (4 << 20), origin="line 3"), seed=0, min_version=0)
+
+
 def test_conversation_that_ends_with_the_user_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RowError, match="ends with a message of the role 'user'"):
         Made(tmp_path).row(TALK[:3])
