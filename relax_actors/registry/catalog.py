@@ -21,6 +21,7 @@ ROLES: Registry[type] = Registry(
     {
         "prompts": "relax_actors.roles.prompts:PromptSource",
         "media": "relax_actors.roles.media:MediaRole",
+        "examples": "relax_actors.roles.examples:Examples",
         "rollout": "relax_actors.roles.rollout:Rollout",
         "environment": "relax_actors.roles.environment:EnvironmentRole",
         "gateway": "relax_actors.roles.gateway:GatewayRole",
@@ -31,6 +32,7 @@ ROLES: Registry[type] = Registry(
         "trainer_rank": "relax_actors.roles.trainer_rank:TrainerRank",
         "critic": "relax_actors.roles.critic:Critic",
         "evaluator": "relax_actors.roles.evaluator:Evaluator",
+        "held_out": "relax_actors.roles.held_out:HeldOut",
         "reference": "relax_actors.roles.scorer:Reference",
         "actor_fwd": "relax_actors.roles.scorer:ActorFwd",
         "squares": "relax_actors.roles.scorer:Squares",
@@ -47,7 +49,10 @@ ADVANTAGES: Registry[Callable[..., Any]] = Registry(
 POLICY_LOSSES: Registry[Callable[..., Any]] = Registry(
     "policy loss",
     "relax_actors.policy_losses",
-    modules=[f"relax_actors.algorithms.surrogates.{name}" for name in ("clipped", "smooth", "weighted", "covariance")],
+    modules=[
+        f"relax_actors.algorithms.surrogates.{name}"
+        for name in ("clipped", "smooth", "weighted", "covariance", "supervised", "preference")
+    ],
 )
 CORRECTIONS: Registry[Callable[..., Any]] = Registry(
     "off-policy correction",

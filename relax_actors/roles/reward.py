@@ -45,7 +45,7 @@ class RewardRole(Role):
     writes: ClassVar = "reward"
     kinds: ClassVar = ("group", "eval")
     max_concurrent_rows: ClassVar = 16
-    spec: ClassVar = RoleSpec(section="reward", start_order=10)
+    spec: ClassVar = RoleSpec(section="reward", rows="sampled", start_order=10)
 
     def check(self, run: CheckedRun) -> Iterator[str]:
         """Check that the reward functions import; those for a sandbox are imported in it only."""

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from relax_actors.algorithms.vocabulary import Head, score_tokens, score_top, squared_probabilities
 from relax_actors.engines.protocols.samples import MicroBatchPlan, TrainSample, plan_micro_batches
 from relax_actors.engines.protocols.scoring import Scores
-from relax_actors.engines.ranks.shares import share_out
+from relax_actors.engines.ranks.shares import rows_are_whole, share_out
 from relax_actors.engines.torch import multimodal
 from relax_actors.engines.torch.barred import BarredIds
 from relax_actors.engines.torch.experts import Routers
@@ -45,6 +45,7 @@ class Forward:
         temperature: divisor of the logits.
         family: family of the models; None if they read text only.
         share_prefixes: compute a prefix that sequences of a row share once in a micro-batch.
+        keeps_rows: one rank computes all sequences of a row.
         sharding: how ranks share the models, and thereby the micro-batches; by default there is one.
     """
 
@@ -56,11 +57,12 @@ class Forward:
         family: Family | None = None,
         *,
         share_prefixes: bool = True,
+        keeps_rows: bool = False,
         sharding: Whole | None = None,
     ) -> None:
         self._sharding = sharding or Whole(device)
         self.device, self._dtype, self._temperature, self._family = device, dtype, temperature, family
-        self._share_prefixes = share_prefixes
+        self._share_prefixes, self._keeps_rows = share_prefixes, keeps_rows
         self._barred = BarredIds(family, device)
         self._head_form = HeadForm()
 
@@ -86,21 +88,27 @@ class Forward:
         return model
 
     def plan(self, samples: Sequence[TrainSample], max_tokens: int) -> list[MicroBatchPlan]:
-        """Split sequences into micro-batches of at most `max_tokens` tokens; returns those of this rank.
-
-        All ranks get as many, which `IDLE` ones complete.
+        """Return this rank's micro-batches, of at most `max_tokens` tokens; with `IDLE` ones all ranks have as many.
 
         Raises:
             ValueError: a sequence is empty, or longer than `max_tokens`.
         """
+        plans = self._plans(samples, max_tokens)
+        return plans[self._sharding.rank] + [IDLE] * (max(map(len, plans)) - len(plans[self._sharding.rank]))
+
+    def keeps_rows(self, samples: Sequence[TrainSample], max_tokens: int) -> bool:
+        """Whether all sequences of each row are in one micro-batch of one rank."""
+        return rows_are_whole(samples, [plan.indices for plans in self._plans(samples, max_tokens) for plan in plans])
+
+    def _plans(self, samples: Sequence[TrainSample], max_tokens: int) -> list[list[MicroBatchPlan]]:
+        """Return the micro-batches of each rank."""
         shares, plans = self._share_prefixes, []
         if self._sharding.count == 1:
-            return plan_micro_batches(samples, max_tokens, share_prefixes=shares)
-        for share in share_out(samples, self._sharding.count, share_prefixes=shares):
+            return [plan_micro_batches(samples, max_tokens, share_prefixes=shares)]
+        for share in share_out(samples, self._sharding.count, share_prefixes=shares, keeps_rows=self._keeps_rows):
             own = plan_micro_batches([samples[i] for i in share], max_tokens, share_prefixes=shares)
             plans.append([MicroBatchPlan([share[i] for i in plan.indices], plan.shared) for plan in own])
-        most, mine = max(map(len, plans)), plans[self._sharding.rank]
-        return mine + [IDLE] * (most - len(mine))
+        return plans
 
     def loss(
         self, model: PreTrainedModel, loss_of: Callable[[MicroBatchPlan], tuple[Tensor, dict[str, float]]]
