@@ -137,9 +137,8 @@ builtins.__build_class__ = None
 @pytest.mark.parametrize("program", HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_program_gets_no_reward(kind: str, program: str) -> None:
     before = time.monotonic()
-    assert reward(program, {"tests": TESTS[kind]}, seconds=2.0, memory_mib=256) == 0.0
+    assert reward(program, {"tests": TESTS[kind]}, seconds=1.0, memory_mib=256) == 0.0
     assert time.monotonic() - before < 30
-    assert reward(RIGHT[kind], {"tests": TESTS[kind]}) == 1.0
 
 
 def test_nothing_is_left_of_programs_that_ran() -> None:
@@ -148,7 +147,9 @@ def test_nothing_is_left_of_programs_that_ran() -> None:
         return children, len(list(Path("/proc/self/fd").iterdir()))
 
     before = left()
-    reward(HOSTILE["double-forked daemon"], {"tests": ADD}, seconds=2.0)
+    for kind in TESTS:
+        reward(HOSTILE["double-forked daemon"], {"tests": TESTS[kind]}, seconds=2.0)
+        assert reward(RIGHT[kind], {"tests": TESTS[kind]}) == 1.0
     assert left() == before
 
 
