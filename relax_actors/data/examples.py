@@ -35,8 +35,8 @@ PAIR = ("chosen", "rejected")
 class Part:
     """A part of an example's text, and whether its tokens are trained.
 
-    `is_answer` says that a stop token ends it: added to plain text; in a conversation the last one that the template
-    writes, and what follows that is not trained.
+    `is_answer` says that a stop token ends it: added to plain text; in a conversation the first one that the template
+    writes, and what follows that is not trained, since no generation reaches it.
     """
 
     text: str
@@ -161,7 +161,7 @@ class ExampleMaker:
             own = self._tokenizer.encode(part.text, special=False)
             mask = np.full(len(own), part.trained)
             if part.is_answer and len(stops := np.flatnonzero(np.isin(own, list(self._tokenizer.stop_ids)))):
-                mask[stops[-1] + 1 :] = False
+                mask[stops[0] + 1 :] = False
             ids.append(own)
             masks.append(mask)
         return Example(np.concatenate(ids).astype(np.int32), np.concatenate(masks))

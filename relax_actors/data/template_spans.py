@@ -43,15 +43,27 @@ def tagged_spans(tokenizer: Tokenizer, messages: Sequence[Message], tools: objec
         reason = f"{type(error).__name__}: {str(error)[:300]}"
         msg = f"the chat template raised {reason}; correct the messages"
         raise TemplateError(msg, reason) from error
-    marked = iter(found[0])
+    marks = _joined(found[0])
+    marked = iter(marks)
     answers = sum(message["role"] == "assistant" for message in messages)
-    if len(found[0]) != answers:
+    if len(marks) != answers:
         msg = (
-            f"the chat template marks {len(found[0])} answers with {{% generation %}}, but the conversation has "
+            f"the chat template marks {len(marks)} answers with {{% generation %}}, but the conversation has "
             f"{answers}; correct the template, or remove its tags"
         )
         raise RowError(msg)
     return str(texts[0]), [next(marked) if message["role"] == "assistant" else None for message in messages]
+
+
+def _joined(marks: Sequence[Span]) -> list[Span]:
+    """Join marks without text between them: some templates mark the end of the text apart from the last answer."""
+    found: list[Span] = []
+    for begin, end in marks:
+        if found and found[-1][1] == begin:
+            found[-1] = found[-1][0], end
+        else:
+            found.append((begin, end))
+    return found
 
 
 def message_spans(
@@ -81,6 +93,8 @@ def message_spans(
         asks = message["role"] == "assistant"
         before = tokenizer.chat(list(messages[:i]), asks=asks, tools=tools) if i else ""
         after = tokenizer.chat(list(messages[: i + 1]), asks=False, tools=tools)
+        if not whole.startswith(after):  # some templates write the end of the text behind the last answer
+            after = after.removesuffix(tokenizer.formatter.eos_token or "")
         if not after.startswith(before) or not whole.startswith(after):
             msg = (
                 f"the chat template does not keep the beginning of a conversation as it is: it writes message {i + 1} "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,16 @@ TALK: list[dict[str, Any]] = [
 class Made:
     """An example maker over a tokenizer of characters, with what it trains as text."""
 
-    def __init__(self, folder: Path, *settings: str, template: str = SMOLLM2, context: int = 500) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *settings: str,
+        template: str = SMOLLM2,
+        context: int = 500,
+        stops: Sequence[str] = ("<|im_end|>",),
+    ) -> None:
         config: Config = load_config(SFT, list(settings))
-        self.tokenizer = Tokenizer(make_chat_folder(folder, template, ["<|im_end|>"]))
+        self.tokenizer = Tokenizer(make_chat_folder(folder, template, stops))
         self.maker = ExampleMaker(config, config.data, self.tokenizer, context)
 
     def row(self, prompt: str | list[dict[str, Any]], answer: str = "", **metadata: Any) -> Trajectory:
