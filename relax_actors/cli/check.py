@@ -51,7 +51,8 @@ def check(
     folder = config.resolve().parent if calls else None
     given, first = settings or [], None
     passed = True
-    for stage in stages_of(config, given) or [None]:
+    stages: list[str | None] = [*stages_of(config, given)]
+    for stage in stages or [None]:
         own = given if stage is None else [*given, f"run.stage={stage}"]
         loaded = with_epochs(load_config(config, own))
         if stage is not None:
