@@ -27,6 +27,9 @@ class RunSection(Section):
     """Rows to train in a run with `epochs`, which follow from the data; not to be set."""
     folder: Path | None = None
     """Folder for everything that the run writes; `runs/<name>` if not set."""
+    stage: str | None = None
+    """Stage of a file with `[[stages]]`, whose name is appended to `name` and `folder`. Without it, `relax up` trains
+    all stages, one after the other."""
     threads: Positive = 1
     """CPU threads of each actor's process. More than cores / busy actors slows all of them down."""
     deterministic: bool = False

@@ -147,9 +147,9 @@ def test_nothing_is_left_of_programs_that_ran() -> None:
         return children, len(list(Path("/proc/self/fd").iterdir()))
 
     before = left()
-    for kind in TESTS:
-        reward(HOSTILE["double-forked daemon"], {"tests": TESTS[kind]}, seconds=2.0)
-        assert reward(RIGHT[kind], {"tests": TESTS[kind]}) == 1.0
+    for kind, tests in TESTS.items():
+        reward(HOSTILE["double-forked daemon"], {"tests": tests}, seconds=2.0)
+        assert reward(RIGHT[kind], {"tests": tests}) == 1.0
     assert left() == before
 
 
