@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -46,6 +46,7 @@ class Forward:
         family: family of the models; None if they read text only.
         share_prefixes: compute a prefix that sequences of a row share once in a micro-batch.
         sharding: how ranks share the models, and thereby the micro-batches; by default there is one.
+        head_dtype: dtype of the computation of logits; that of the rest by default.
     """
 
     def __init__(
@@ -57,11 +58,12 @@ class Forward:
         *,
         share_prefixes: bool = True,
         sharding: Whole | None = None,
+        head_dtype: torch.dtype | None = None,
     ) -> None:
         self._sharding = sharding or Whole(device)
         self.device, self._dtype, self._temperature, self._family = device, dtype, temperature, family
         self._share_prefixes = share_prefixes
-        self._barred = BarredIds(family, device)
+        self._barred, self._head_dtype = BarredIds(family, device), head_dtype or dtype
         self._head_form = HeadForm()
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
@@ -114,9 +116,9 @@ class Forward:
 
         def compute(plan: MicroBatchPlan) -> tuple[Tensor, dict[str, float]]:
             if not plan.indices:
-                return self._idle(model) + self._sharding.zero(model), {}
+                return self._idle(model) + self._sharding.zero(model, "rest"), {}
             loss, measured = loss_of(plan)
-            return loss + self._sharding.zero(model, towers_only=True), measured
+            return loss + self._sharding.zero(model, "towers"), measured
 
         if self._sharding.is_whole:
             return loss_of
@@ -136,9 +138,11 @@ class Forward:
         return self._sharding.within(model, run) if plan.indices or not self._sharding.is_whole else nothing
 
     def _idle(self, model: PreTrainedModel) -> Tensor:
-        """Compute layers and embeddings of one token; returns a 0 that depends on them."""
+        """Compute embeddings and layers of one token; returns a 0 that depends on them and on the head."""
         token = TrainSample.of_completion(np.zeros(1, np.int32), np.zeros(1, np.int32))
-        return 0.0 * self._scored_states(model, self.micro_batch([token], MicroBatchPlan.of([0]))).sum()
+        hidden = self._scored_states(model, self.micro_batch([token], MicroBatchPlan.of([0])))
+        zero = partial(self._sharding.zero, model, "head")
+        return self._sharding.at_head(model, hidden, lambda states: 0.0 * states.sum() + zero())
 
     def micro_batch(self, samples: Sequence[TrainSample], plan: MicroBatchPlan) -> MicroBatch:
         """Build the micro-batch of the sequences that a plan names."""
@@ -168,8 +172,8 @@ class Forward:
         """
         divisor = self._temperature if temperature is None else temperature
         hidden = self._scored_states(model, batch, routers, only_count=only_count)
-        scores = score_tokens(hidden, batch.targets, divisor, head=self._head(model))
-        return self._in_padded_layout(scores.logprobs[:, 0], batch)
+        logprobs, _ = self._scores(model, hidden, batch.targets, divisor)
+        return self._in_padded_layout(logprobs[:, 0], batch)
 
     def score_trained(
         self,
@@ -193,20 +197,36 @@ class Forward:
         if ids is not None:
             tokens = torch.cat([tokens, ids.flatten(0, 1)[batch.places]], -1)
         hidden = self._scored_states(model, batch, routers)
-        scores = score_tokens(hidden, tokens, self._temperature, head=self._head(model), entropies=entropies)
+        logprobs, of_vocabulary = self._scores(model, hidden, tokens, self._temperature, entropies=entropies)
         return ScoredTokens(
-            self._in_padded_layout(scores.logprobs[:, 0], batch),
-            None if scores.entropies is None else self._in_padded_layout(scores.entropies, batch),
-            None if ids is None else self._in_padded_layout(scores.logprobs[:, 1:], batch),
+            self._in_padded_layout(logprobs[:, 0], batch),
+            None if of_vocabulary is None else self._in_padded_layout(of_vocabulary, batch),
+            None if ids is None else self._in_padded_layout(logprobs[:, 1:], batch),
         )
+
+    def _scores(
+        self, model: PreTrainedModel, hidden: Tensor, ids: Tensor, temperature: float, *, entropies: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Compute log-probs of tokens, `[trained, k]`, and entropies, `[trained]`, if they are asked for."""
+
+        def score(states: Tensor) -> tuple[Tensor | None, ...]:
+            scores = score_tokens(states, ids, temperature, head=self._head(model), entropies=entropies)
+            return scores.logprobs, scores.entropies
+
+        logprobs, of_vocabulary = self._sharding.at_head(model, hidden, score)
+        return cast("Tensor", logprobs), of_vocabulary
 
     def squares(self, model: PreTrainedModel, batch: MicroBatch, *, routers: Routers | None = None) -> Tensor:
         """Compute the sum of squared probabilities at the trained tokens, `[batch, width] float32`, as `logprobs`."""
         hidden = self._scored_states(model, batch, routers)
-        return self._in_padded_layout(squared_probabilities(hidden, self._temperature, head=self._head(model)), batch)
+
+        def square(states: Tensor) -> Tensor:
+            return squared_probabilities(states, self._temperature, head=self._head(model))
+
+        return self._in_padded_layout(self._sharding.at_head(model, hidden, square), batch)
 
     def _head(self, model: PreTrainedModel) -> Head:
-        return self._head_form.head(model, self._barred.ids, self._dtype)
+        return self._head_form.head(model, self._barred.ids, self._head_dtype)
 
     def _scored_states(
         self, model: PreTrainedModel, batch: MicroBatch, routers: Routers | None = None, *, only_count: bool = False
