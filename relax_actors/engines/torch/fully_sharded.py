@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MethodType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
@@ -23,7 +23,6 @@ from torch._C._distributed_c10d import Store
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
-    FSDPModule,
     MixedPrecisionPolicy,
     OffloadPolicy,
     fully_shard,
@@ -116,7 +115,7 @@ class FullySharded(Whole):
         """
         with without_memory():
             model = make(None)
-        decoder = model.base_model if family is None else decoder_of(model)
+        decoder: Any = model.base_model if family is None else decoder_of(model)
         layers = [module for module in decoder.modules() if isinstance(module, GradientCheckpointingLayer)]
         if not layers:
             msg = (
@@ -138,7 +137,7 @@ class FullySharded(Whole):
         self._sharded[id(model)] = _Sharded(root, own, {"rest": rest, "towers": towers, "head": of_head})
         return model
 
-    def _share_ends(self, embeddings: nn.Module, head: nn.Module | None) -> list[nn.Module]:
+    def _share_ends(self, embeddings: Any, head: Any) -> list[nn.Module]:
         """Share embeddings and output head one by one, unless they are the same weight, which both ends then keep.
 
         A value head is small, and computes outside of `at_head`.
@@ -150,7 +149,7 @@ class FullySharded(Whole):
         for unit in units:
             self._share(unit, self._head_settings if unit is head else self._settings)
         if embeddings in units:
-            cast("FSDPModule", embeddings).set_unshard_in_backward(False)  # the gradient needs no weight
+            embeddings.set_unshard_in_backward(False)  # the gradient needs no weight
         if head in units:
             head.read = MethodType(_read, head)
             register_fsdp_forward_method(head, "read")

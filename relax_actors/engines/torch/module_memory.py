@@ -71,7 +71,7 @@ def draw(make: Callable[[], PreTrainedModel], part: Callable[[Tensor], Tensor]) 
         drawing.initialise(module, partial(initialise, model, module, *arguments))
 
     handle = register_module_module_registration_hook(drawing.shrink)
-    PreTrainedModel._initialize_weights = initialise_alone  # type: ignore[method-assign]  # noqa: SLF001
+    PreTrainedModel._initialize_weights = initialise_alone  # type: ignore[method-assign,assignment]  # noqa: SLF001
     try:
         model = make()
     finally:
