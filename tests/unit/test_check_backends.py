@@ -150,3 +150,14 @@ def test_models_without_named_layers_are_refused_where_layers_are_needed(setting
     with pytest.raises(ConfigError, match="names no layers of the model ctrl") as refused:
         list(TorchTrainingBackend().check(load_config(DEMO, [setting]), tmp_path))
     assert str(refused.value).startswith(setting.partition("=")[0])
+
+
+def test_quantisation_that_an_update_of_weights_would_break_is_refused() -> None:
+    for arguments in ("['--quantization', 'fp8']", "['--quantization=fp8']"):
+        (error,) = errors(*URLS, f"rollout.sglang.arguments={arguments}")
+        assert "--quantization" in error
+
+
+def test_external_servers_are_told_to_compute_logits_in_float32() -> None:
+    notes = examine(load_config(DEMO, [*URLS, "model.fp32_lm_head=true"])).notes
+    assert any("--enable-fp32-lm-head" in note for note in notes)
