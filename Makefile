@@ -15,6 +15,7 @@
 #   compose-test    test docker-compose.yml; needs a Docker engine with compose
 #   omni            train small models that see and hear on four tasks, about five minutes each
 #   agents          train small models that act by turns, call tools (calculator, zoom), and play solver and critic
+#   sequence        train a small model in three stages: on examples, on preferences, with a reward; about two minutes
 #   smollm2         train a 135M-parameter model on arithmetic
 #   media           install the packages for models that take images, video and sound
 #   megatron        install the packages for trainer.backend = "megatron"
@@ -33,7 +34,7 @@ export OMP_NUM_THREADS = 1
 # Runs and tests start many processes; without cached byte code each compiles the code anew, for up to a second.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: gpu-check demo install media megatron sglang test test-all chaos fuzz compose-test lint lock audit docs bench bench-recovery omni agents smollm2 clean
+.PHONY: gpu-check demo install media megatron sglang test test-all chaos fuzz compose-test lint lock audit docs bench bench-recovery omni agents sequence smollm2 clean
 .DELETE_ON_ERROR:
 
 # Written by deploy/install.py, which removes it while it changes the environment.
@@ -139,6 +140,9 @@ agents: $(VENV)/.omni
 	@for task in $(TASKS); do \
 		$(BIN)/relax up examples/agents/$$task.toml $(SETTINGS) || exit 1; \
 	done
+
+sequence: $(VENV)/.base
+	$(BIN)/relax up examples/sequence/sequence.toml $(SETTINGS)
 
 smollm2: $(VENV)/.smollm2
 	$(BIN)/python examples/smollm2/prepare.py

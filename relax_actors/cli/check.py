@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +12,9 @@ from relax_actors.cli.options import ConfigPath, Gpus, Overrides, SimulateGpus
 from relax_actors.printable import printable_lines
 
 if TYPE_CHECKING:
+    from relax_actors.checks import Findings
     from relax_actors.config import Config
+    from relax_actors.devices.inventory import Inventory
 
 
 def check(
@@ -37,24 +40,45 @@ def check(
     Findings go to stderr, the resolved configuration to stdout. Exit code 0 if the configuration can be run, 2 if not.
     """
     from relax_actors.checks import examine
-    from relax_actors.checks.cluster import place_on_nodes, placement_lines
-    from relax_actors.cli.algorithms import algorithm_lines
     from relax_actors.config import load_config
-    from relax_actors.config.load import set_by
+    from relax_actors.config.load import set_by, stages_of
+    from relax_actors.data.epochs import with_epochs
     from relax_actors.devices.cluster import simulated_nodes
     from relax_actors.devices.inventory import GpuRequest
 
     cluster = simulated_nodes(nodes) if nodes else []
     inventory = GpuRequest(gpus, simulate_gpus).inventory() if not cluster else cluster[0]
-    loaded = load_config(config, settings or [])
-    spelled = set_by(config, settings or [])
     chosen = None if roles is None else [role for role in roles.split(",") if role]
     folder = config.resolve().parent if calls else None
-    findings = examine(loaded, chosen, spelled, calls=folder, inventory=inventory, nodes=cluster)
+    given, first = settings or [], None
+    passed = True
+    stages: list[str | None] = [*stages_of(config, given)]
+    for stage in stages or [None]:
+        own = given if stage is None else [*given, f"run.stage={stage}"]
+        loaded = with_epochs(load_config(config, own))
+        if stage is not None:
+            typer.echo(f"stage {stage}", err=True)
+            first = first or loaded
+            if first is not loaded and loaded.model.path is not None and not loaded.model.path.exists():
+                # What the stage before will have trained has the shape of the model that the first one begins with.
+                loaded = loaded.model_copy(update={"model": first.model})
+        spelled = set_by(config, own)
+        findings = examine(loaded, chosen, spelled, calls=folder, inventory=inventory, nodes=cluster)
+        _print_findings(loaded, spelled, findings, cluster)
+        passed = passed and not findings.errors
+        if resolved:
+            typer.echo(json.dumps(resolved_settings(loaded), indent=1))
+    raise typer.Exit(0 if passed else 2)
+
+
+def _print_findings(loaded: Config, spelled: dict[str, str], findings: Findings, cluster: list[Inventory]) -> None:
+    from relax_actors.checks.cluster import place_on_nodes, placement_lines
+    from relax_actors.cli.algorithms import algorithm_lines
+
     for error in findings.errors:
         typer.echo(printable_lines(f"error: {error}"), err=True)
     for note in findings.notes:
-        typer.echo(printable_lines(f"note: {note}"), err=True)
+        typer.echo(_coloured(printable_lines(f"note: {note}")), err=True)
     if cluster and findings.facts is not None:
         placed = place_on_nodes(loaded, cluster, findings.facts).actors
         for line in placement_lines(loaded, cluster, placed):
@@ -67,9 +91,15 @@ def check(
         typer.echo(f"failed: {them} before `relax up`", err=True)
     else:
         typer.echo("ok: this configuration can be run", err=True)
-    if resolved:
-        typer.echo(json.dumps(resolved_settings(loaded), indent=1))
-    raise typer.Exit(2 if findings.errors else 0)
+
+
+def _coloured(line: str) -> str:
+    """Return a line with trained text in green, for a terminal."""
+    from relax_actors.data.example_check import CLOSE, OPEN
+
+    if not sys.stderr.isatty():
+        return line
+    return line.replace(OPEN, f"{OPEN}\x1b[32m").replace(CLOSE, f"\x1b[0m{CLOSE}")
 
 
 def resolved_settings(config: Config) -> dict[str, Any]:

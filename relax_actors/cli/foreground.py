@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,10 @@ from rich.table import Table
 from broker.files import write_private
 from relax_actors.checks import require
 from relax_actors.config import Config, load_config, validate
-from relax_actors.config.load import set_by
+from relax_actors.config.load import set_by, stages_of
 from relax_actors.config.masking import masked_argument
 from relax_actors.config.notes import shortened
+from relax_actors.data.epochs import with_epochs
 from relax_actors.devices.inventory import NO_REQUEST, GpuRequest
 from relax_actors.errors import ConfigError
 from relax_actors.isolation.orphans import become_subreaper
@@ -75,22 +77,68 @@ class Request:
 
 
 def train(request: Request) -> int:
-    """Start or resume a run, wait for its end, and return the exit code.
+    """Start or resume a run, or the stages of a file, wait for the end, and return the exit code.
 
     Raises:
         ConfigError: the configuration cannot work, or the folder holds a run with other settings.
     """
     logs.configure()
     console = Screen(stderr=request.as_json)
-    config = load_config(request.path, list(request.settings))
+    if stages := stages_of(request.path, list(request.settings)):
+        return _train_stages(request, console, stages)
+    config = with_epochs(load_config(request.path, list(request.settings)))
+    return _train_run(request, console, config, replace_finished=request.fresh)
+
+
+def _train_stages(request: Request, console: Screen, names: Sequence[str]) -> int:
+    """Train the first stage that is not finished, and go on as a new process; return the exit code of the last one.
+
+    The stages themselves are all that is remembered of their sequence, so the same command goes on after any end.
+
+    Raises:
+        ConfigError: as `train`; or a stage has steps to train although a later one has begun with its model.
+    """
+    configs = [load_config(request.path, [*request.settings, f"run.stage={name}"]) for name in names]
+    folders = [RunFolder(config.folder) for config in configs]
+    if request.fresh and (used := [str(folder.root) for folder in folders if folder.saved_config() is not None]):
+        msg = f"--fresh removes one run, not stages; remove {', '.join(used)} to start from nothing"
+        raise ConfigError(msg)
+    finished: dict[str, Summary] = {}
+    for k, (name, folder) in enumerate(zip(names, folders, strict=True)):
+        config = with_epochs(configs[k])
+        if (earlier := _finished_before(folder, config)) is not None:
+            finished[name] = earlier[0]
+            continue
+        begun = [later for later, other in zip(names[k + 1 :], folders[k + 1 :], strict=True) if other.saved_config()]
+        if begun:
+            msg = (
+                f"stage {name} has steps to train, but {begun[0]} has begun with the model it had; write run.name=NAME "
+                f"to train the stages anew, or remove {folders[names.index(begun[0])].root}"
+            )
+            raise ConfigError(msg)
+        console.show(f"stage {k + 1} of {len(names)}: {name}")
+        code = _train_run(request, console, config, as_json=False)
+        if code or _finished_before(folder, config) is None:
+            return code
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 this command, as it was given
+    _show_stages(console, finished, as_json=request.as_json)
+    return 0
+
+
+def _train_run(
+    request: Request, console: Screen, config: Config, *, as_json: bool | None = None, replace_finished: bool = False
+) -> int:
+    """Start or resume one run; arguments as of `train`."""
+    as_json = request.as_json if as_json is None else as_json
     folder = RunFolder(config.folder)
-    if not request.fresh and (earlier := _finished_before(folder, config)) is not None:
+    if not replace_finished and (earlier := _finished_before(folder, config)) is not None:
         result, note = earlier
         console.show(note)
-        _show(console, result, folder, as_json=request.as_json)
+        _show(console, result, folder, as_json=as_json)
         return 0
     roles = None if request.roles is None else list(request.roles)
-    require(config, roles, set_by(request.path, list(request.settings)), inventory=request.gpus.inventory())
+    settings = [*request.settings, *([f"run.stage={config.run.stage}"] if config.run.stage else [])]
+    require(config, roles, set_by(request.path, settings), inventory=request.gpus.inventory())
     root = Root(config, str(request.path.resolve().parent), roles, gpus=request.gpus, fresh=request.fresh)
     for note in [*root.notes, *shortened(config)]:
         console.show(note)
@@ -108,7 +156,7 @@ def train(request: Request) -> int:
     summary, curves = watcher.result
     _plot(curves, folder.reward_plot, f"{config.run.name}: reward by step")
     write_private(folder.summary, json.dumps(summary.json(), indent=1))
-    _show(console, summary, folder, as_json=request.as_json)
+    _show(console, summary, folder, as_json=as_json)
     return 0
 
 
@@ -238,6 +286,19 @@ def _show(console: Screen, summary: Summary, folder: RunFolder, *, as_json: bool
         console.show(line)
     if as_json:
         sys.stdout.write(json.dumps(summary.json()) + "\n")
+        sys.stdout.flush()
+
+
+def _show_stages(console: Screen, finished: Mapping[str, Summary], *, as_json: bool) -> None:
+    """Show the stages beside each other."""
+    table = Table("stage", "steps", "reward first", "reward last", "held out first", "held out last")
+    for name, summary in finished.items():
+        figures = (summary.reward_first, summary.reward_last, summary.eval_first, summary.eval_last)
+        shown = ["" if figure is None else f"{figure:.4g}" for figure in figures]
+        table.add_row(name, str(summary.steps), *shown)
+    console.print(table)
+    if as_json:
+        sys.stdout.write(json.dumps({"stages": {name: summary.json() for name, summary in finished.items()}}) + "\n")
         sys.stdout.flush()
 
 

@@ -27,7 +27,7 @@ def status(run: RunName, json: AsJson = False, broker: Broker = None, credential
         "run": at.settings.run.name,
         "step": ledger.version or 0,
         "steps": at.settings.run.steps,
-        "reward": last.reward if last else None,
+        **({"reward": last.reward if last else None} if at.settings.algorithm.rows == "sampled" else {}),
         "staleness": last.staleness if last else None,
         **accounting(ledger),
         "table_percent": round(100 * fill.size / max(1, fill.max_size), 1),

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from relax_actors.config.data import PATH_EXAMPLE
 from relax_actors.config.schema import Config
 from relax_actors.config.simulate import DEFAULTS
+from relax_actors.config.stages import STAGES, names_of_stages, tree_of_stage
 from relax_actors.errors import ConfigError
 
 MAX_QUOTED = 500
@@ -28,13 +29,68 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Config:
     """Read a TOML file and apply overrides.
 
     Paths in the file are relative to its folder; paths in overrides, and `run.folder` anywhere, are relative to the
-    working directory.
+    working directory. Overrides `stages.<name>.section.key=value` are those of one stage.
 
     Raises:
         ConfigError: one line for each mistake, with the key and the remedy.
     """
+    tree = _read(path)
+    for part in (tree, *_stages_in(tree)):
+        _resolve_paths(part, path.resolve().parent)
+    if "simulate" in tree:
+        tree = _with_defaults(tree, DEFAULTS)
+    tree = _overridden(tree, overrides or [], path)
+    make_importable(path.resolve().parent)
+    return validate(tree, str(path))
+
+
+def stages_of(path: Path, overrides: list[str] | None = None) -> list[str]:
+    """Return the names of the stages of a file in order; none if it describes one run, or if overrides choose a stage.
+
+    Raises:
+        ConfigError: the file cannot be read, or a stage has no name of its own.
+    """
+    chosen = any(override.partition("=")[0].strip() == "run.stage" for override in overrides or [])
+    return [] if chosen else names_of_stages(_read(path), str(path))
+
+
+def _stages_in(tree: dict[str, Any]) -> list[dict[str, Any]]:
+    stages = tree.get(STAGES, [])
+    return [stage for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []
+
+
+def _overridden(tree: dict[str, Any], overrides: list[str], path: Path) -> dict[str, Any]:
+    """Return the tree of the stage that is meant, with overrides, which stand above the settings of a stage."""
+    own: dict[str, list[str]] = {}
+    common = []
+    for override in overrides:
+        if override.startswith(f"{STAGES}."):
+            _, name, setting = [*override.split(".", 2), "", ""][:3]
+            own.setdefault(name, []).append(setting)
+        else:
+            common.append(override)
+            _apply(tree, override)
+    names = names_of_stages(tree, str(path))
+    if unknown := sorted(own.keys() - set(names)):
+        msg = f"override {STAGES}.{unknown[0]}: no stage has this name; stages: {', '.join(names) or 'none'}"
+        raise ConfigError(msg)
+    if not names and "stage" not in tree.get("run", {}):
+        return tree
+    found = copy.deepcopy(tree_of_stage(tree, str(path)))
+    named = ("run.name", "run.folder", "run.stage")
+    for override in [o for o in common if not o.startswith(named)] + own.get(found["run"]["stage"], []):
+        _apply(found, override)
+    return found
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Read a TOML file.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
     try:
-        tree = _read_toml(path)
+        return _read_toml(path)
     except FileNotFoundError as error:
         msg = f"no configuration {path}; give the path of a TOML file, e.g. examples/demo/demo.toml"
         raise ConfigError(msg) from error
@@ -44,13 +100,6 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Config:
     except (OSError, ValueError) as error:
         msg = f"{path} cannot be read as TOML: {error}"
         raise ConfigError(msg) from error
-    _resolve_paths(tree, path.resolve().parent)
-    if "simulate" in tree:
-        tree = _with_defaults(tree, DEFAULTS)
-    for override in overrides or []:
-        _apply(tree, override)
-    make_importable(path.resolve().parent)
-    return validate(tree, str(path))
 
 
 def set_by(path: Path, overrides: list[str] | None = None) -> dict[str, str]:
@@ -60,11 +109,12 @@ def set_by(path: Path, overrides: list[str] | None = None) -> dict[str, str]:
         path: TOML file that `load_config` reads.
         overrides: as in `load_config`.
     """
-    tree = _read_toml(path)
+    # An override of a table replaces that of the file.
+    tree = _overridden(_read_toml(path), overrides or [], path)
     given: dict[str, Any] = {}
     for override in overrides or []:
-        _apply(tree, override)  # an override of a table replaces that of the file
-        _apply(given, override)
+        if not override.startswith(f"{STAGES}."):
+            _apply(given, override)
     return dict.fromkeys(_keys(tree), "file") | dict.fromkeys(_keys(given), "override")
 
 

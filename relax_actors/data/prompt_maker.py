@@ -70,6 +70,23 @@ def admission_of(config: Config, store: Store | None = None, folder: Path | None
     return MediaAdmission(config.media, folder or config.model_path, store)
 
 
+def check_size(task: Task, prompt: object) -> None:
+    """Check that a prompt, as its cell holds it, fits into the cell with answer and metadata.
+
+    Raises:
+        RowError: it does not.
+    """
+    size = 0
+    with suppress(TypeError, ValueError, OverflowError):  # no plain data, which the codec refuses
+        size = len(msgpack.packb([prompt, task.answer, task.metadata]))
+    if size > MAX_PROMPT_BYTES:
+        msg = (
+            f"{_origin(task)}prompt, answer and metadata have {size} bytes, more than the {MAX_PROMPT_BYTES} that "
+            "a cell holds; remove fields that the reward does not need"
+        )
+        raise RowError(msg)
+
+
 class PromptMaker:
     """Makes prompts from tasks.
 
@@ -113,7 +130,7 @@ class PromptMaker:
         task = self._without_messages(task)
         self._check_media(task)
         text, tokens = self._text_and_tokens(task)
-        self._check_size(task, text)
+        check_size(task, text)
         if not len(tokens):
             msg = f"{_origin(task)}prompt {text[:60]!r} has no tokens; write a prompt or remove the row"
             raise RowError(msg)
@@ -210,18 +227,6 @@ class PromptMaker:
         except (RowError, RuntimeError) as error:
             msg = f"{_origin(task)}prompt: {error}"
             raise RowError(msg) from error
-
-    def _check_size(self, task: Task, text: str) -> None:
-        """Raise RowError if prompt, answer and metadata do not fit into a cell."""
-        size = 0
-        with suppress(TypeError, ValueError, OverflowError):  # no plain data, which the codec refuses
-            size = len(msgpack.packb([text, task.answer, task.metadata]))
-        if size > MAX_PROMPT_BYTES:
-            msg = (
-                f"{_origin(task)}prompt, answer and metadata have {size} bytes, more than the {MAX_PROMPT_BYTES} that "
-                "a cell holds; remove fields that the reward does not need"
-            )
-            raise RowError(msg)
 
     @property
     def _chats(self) -> bool:

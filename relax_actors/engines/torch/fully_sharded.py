@@ -36,7 +36,7 @@ from relax_actors.engines.ranks.collectives import all_gather_messages, join
 from relax_actors.engines.torch.model import own_rows, rows_of
 from relax_actors.engines.torch.module_memory import draw, give_memory, without_memory
 from relax_actors.engines.torch.multimodal import decoder_of
-from relax_actors.engines.torch.sharding import Make, PartOfModel, Scores, Whole
+from relax_actors.engines.torch.sharding import Make, PartOfModel, Whole
 from relax_actors.engines.torch.shared_source import SharedSource
 from relax_actors.errors import ConfigError
 from relax_actors.media.family import Family
@@ -190,10 +190,10 @@ class FullySharded(Whole):
             _forget_pass(root)
         return result
 
-    def at_head(self, model: PreTrainedModel, hidden: Tensor, compute: Callable[[Tensor], Scores]) -> Scores:
+    def at_head(self, model: PreTrainedModel, hidden: Tensor, compute: Callable[[Tensor], T]) -> T:
         """Call a function of hidden states with the output head gathered; see `Whole`. Only within `within`."""
         head = self._sharded[id(model)].head
-        found: Scores = compute(hidden) if head is None else head.read(hidden, compute)
+        found: T = compute(hidden) if head is None else head.read(hidden, compute)
         return found
 
     def zero(self, model: PreTrainedModel, part: PartOfModel) -> Tensor | float:

@@ -18,7 +18,6 @@ from relax_actors.weights import files as weights
 from relax_actors.weights.encoder import LocalSource, WeightSource
 
 T = TypeVar("T")
-Scores = TypeVar("Scores", Tensor, tuple[Tensor | None, ...])
 PartOfModel = Literal["towers", "head", "rest"]
 """Weights that a micro-batch may not read: of the towers, of an output head of its own, and all others outside of
 layers and embeddings, towers included."""
@@ -73,7 +72,7 @@ class Whole:
         del model
         return compute()
 
-    def at_head(self, model: PreTrainedModel, hidden: Tensor, compute: Callable[[Tensor], Scores]) -> Scores:
+    def at_head(self, model: PreTrainedModel, hidden: Tensor, compute: Callable[[Tensor], T]) -> T:
         """Call a function of hidden states that reads the output head; it returns tensors that need a gradient."""
         del model
         return compute(hidden)

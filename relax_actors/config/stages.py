@@ -1,0 +1,94 @@
+"""Stages of a file: runs that follow one another, each from the model that the last one has trained.
+
+    [[stages]]
+    name = "sft"
+    [stages.algorithm]
+    name = "sft"
+
+Sections outside of `stages` are those of every stage. A stage replaces their keys by its own, and `[data]`, `[eval]`,
+`[algorithm]` and `[reward]` as a whole.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from broker.subjects import check_name
+from relax_actors.errors import ConfigError, RelaxError
+
+STAGES = "stages"
+WHOLE = ("data", "eval", "algorithm", "reward")
+"""Sections that a stage replaces as a whole: their keys depend on each other."""
+
+
+def names_of_stages(tree: dict[str, Any], source: str) -> list[str]:
+    """Return the names of the stages in order; none if the file describes one run.
+
+    Raises:
+        ConfigError: a stage has no name or that of another one, or is no table of sections.
+    """
+    stages = tree.get(STAGES, [])
+    if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
+        msg = f"{source}: stages: write each stage as [[stages]]"
+        raise ConfigError(msg)
+    names = [stage.get("name") for stage in stages]
+    for i, name in enumerate(names, 1):
+        try:
+            check_name(name if isinstance(name, str) else "", "name")
+        except RelaxError as error:
+            msg = f'{source}: stages: the {i}. stage needs a name, such as name = "sft": {error}'
+            raise ConfigError(msg) from error
+        if names.count(name) > 1:
+            msg = f"{source}: stages: {name!r} names more than one stage; rename one"
+            raise ConfigError(msg)
+    for stage in stages:
+        for section, body in stage.items():
+            if section != "name" and not isinstance(body, dict):
+                msg = f"{source}: stages: {section} of the stage {stage['name']!r} is no section; [stages.{section}]"
+                raise ConfigError(msg)
+    return names
+
+
+def tree_of_stage(tree: dict[str, Any], source: str) -> dict[str, Any]:
+    """Return the tree of the stage that `run.stage` names; of a file with one run, the tree itself.
+
+    Raises:
+        ConfigError: `run.stage` names none, or the file has stages and it is not set.
+    """
+    names, run = names_of_stages(tree, source), tree.get("run", {})
+    chosen = run.get("stage") if isinstance(run, dict) else None
+    if not names and chosen is None:
+        return tree
+    if chosen not in names:
+        known = ", ".join(names) or "none: the file has no [[stages]]"
+        said = "is not set" if chosen is None else f"= {chosen!r} names no stage"
+        msg = f"{source}: run.stage {said}; stages: {known}" + (f"; write run.stage={names[0]}" if names else "")
+        raise ConfigError(msg)
+    whole = tree
+    for k, name in enumerate(names):
+        found = _merged(tree, tree[STAGES][k], name)
+        if k and "model" not in tree[STAGES][k]:
+            found["model"] = {"path": str(_model_of(whole))}
+        whole = found
+        if name == chosen:
+            break
+    return whole
+
+
+def _merged(tree: dict[str, Any], stage: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the sections of a stage, with the model that the file names."""
+    found = {section: body for section, body in tree.items() if section != STAGES}
+    for section, body in stage.items():
+        if section != "name":
+            own = found.get(section)
+            found[section] = body if section in WHOLE or not isinstance(own, dict) else own | body
+    run = dict(found.get("run", {}))
+    folder = run.get("folder")
+    run |= {"stage": name, "name": f"{run.get('name', 'run')}-{name}"}
+    return found | {"run": run | ({} if folder is None else {"folder": str(Path(folder) / name)})}
+
+
+def _model_of(tree: dict[str, Any]) -> Path:
+    run = tree["run"]
+    return Path(run.get("folder") or Path("runs") / run["name"]).resolve() / "model"

@@ -1,0 +1,83 @@
+"""A file with stages describes a run for each; bad ones are refused with the place and the remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from relax_actors.config import load_config
+from relax_actors.config.load import set_by, stages_of
+from relax_actors.errors import ConfigError
+from tests.support.running import SUPPORT, relax
+
+FILE = SUPPORT / "tiny_stages.toml"
+
+
+def test_each_stage_has_a_name_a_folder_and_the_model_of_the_one_before(tmp_path: Path) -> None:
+    assert stages_of(FILE) == ["sft", "grpo"]
+    first, second = (load_config(FILE, [f"run.stage={name}", f"run.folder={tmp_path}"]) for name in ("sft", "grpo"))
+    assert [(c.run.name, c.folder.name, c.run.steps) for c in (first, second)] == [
+        ("stages-sft", "sft", 8),
+        ("stages-grpo", "grpo", 6),
+    ]
+    assert first.model.architecture is not None
+    assert second.model.path == tmp_path / "sft" / "model"
+    assert (first.algorithm.name, second.algorithm.name) == ("sft", None)
+    assert second.trainer.learning_rate == 1e-3
+    unset = load_config(FILE, ["run.stage=grpo"])
+    assert unset.model.path == Path("runs/stages-sft/model").resolve()
+
+
+def test_settings_of_the_command_stand_above_those_of_stages() -> None:
+    settings = ["run.stage=grpo", "run.steps=3", "run.name=own", "stages.grpo.trainer.prompts_per_step=2"]
+    config = load_config(FILE, [*settings, "stages.sft.trainer.prompts_per_step=7"])
+    assert (config.run.name, config.run.steps, config.trainer.prompts_per_step) == ("own-grpo", 3, 2)
+    spelled = set_by(FILE, settings)
+    assert spelled["run.steps"] == "override"
+    assert spelled["rollout.group_size"] == "file"
+    assert stages_of(FILE, settings) == []
+
+
+def test_sections_whose_keys_depend_on_each_other_are_replaced_whole(tmp_path: Path) -> None:
+    file = tmp_path / "stages.toml"
+    data = '[stages.data]\nkind = "jsonl"\npath = "rows.jsonl"\n[stages.algorithm]\nname = "sft"\n'
+    file.write_text(FILE.read_text() + '[[stages]]\nname = "own"\n' + data)
+    config = load_config(file, ["run.stage=own"])
+    assert (config.data.kind, config.data.path, config.data.size) == ("jsonl", tmp_path / "rows.jsonl", None)
+
+
+@pytest.mark.parametrize(
+    ("more", "settings", "said"),
+    [
+        ("[[stages]]\n", [], "the 3. stage needs a name"),
+        ('[[stages]]\nname = "a/b"\n', [], "the 3. stage needs a name"),
+        ('[[stages]]\nname = "sft"\n', [], "'sft' names more than one stage"),
+        ('[[stages]]\nname = "x"\nsteps = 3\n', [], "steps of the stage 'x' is no section"),
+        ("", ["run.stage=ppo"], "'ppo' names no stage; stages: sft, grpo"),
+        ("", ["stages.ppo.run.steps=1"], "no stage has this name; stages: sft, grpo"),
+        ("", [], "run.stage is not set; stages: sft, grpo; write run.stage=sft"),
+    ],
+)
+def test_what_names_no_stage_is_refused(tmp_path: Path, more: str, settings: list[str], said: str) -> None:
+    file = tmp_path / "stages.toml"
+    file.write_text(FILE.read_text() + more)
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, settings)
+    assert said in str(caught.value)
+
+
+def test_a_file_without_stages_has_none() -> None:
+    tiny = SUPPORT / "tiny.toml"
+    assert stages_of(tiny) == []
+    with pytest.raises(ConfigError, match=r"names no stage; stages: none: the file has no \[\[stages\]\]"):
+        load_config(tiny, ["run.stage=sft"])
+
+
+def test_check_looks_at_every_stage(tmp_path: Path) -> None:
+    found = relax("check", str(FILE), cwd=tmp_path)
+    assert found.returncode == 0, found.stderr
+    assert [line for line in found.stderr.splitlines() if line.startswith("stage ")] == ["stage sft", "stage grpo"]
+    bad = relax("check", str(FILE), "stages.grpo.reward.function=exact_mach", cwd=tmp_path)
+    assert bad.returncode == 2
+    assert "did you mean 'exact_match'" in bad.stderr
