@@ -15,9 +15,11 @@ from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.transformers.engine import TransformersEngine
 
 STEPS = 4
-LIMITS = {"float32": 2e-4, "bfloat16": 3e-2}
+SHARP = TINY | {"initializer_range": 0.1}
+"""Its log-probs are far apart, as a trained model's are."""
+LIMITS = {"float32": 2e-4, "bfloat16": 3e-2, "float16": 1e-2}
 """Largest relative difference of a step's loss and gradient norm from the CPU's in float32."""
-LOGPROB_LIMITS = {"float32": 1e-3, "bfloat16": 5e-2}
+LOGPROB_LIMITS = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 1e-2}
 """Largest mean difference between the log-probs of two engines, in nats."""
 
 
@@ -53,13 +55,13 @@ def steps(place: Place, backend: str) -> Figures:
 
 @check("steps_torch", seconds=240)
 def steps_torch(place: Place) -> Figures:
-    """Steps of the torch engine equal those of the CPU, in float32 and bfloat16."""
+    """Steps of the torch engine equal those of the CPU, in every precision."""
     return steps(place, "torch")
 
 
 @check("steps_megatron", seconds=240)
 def steps_megatron(place: Place) -> Figures:
-    """Steps of the Megatron-Core engine equal those of the torch engine on the CPU, in float32 and bfloat16."""
+    """Steps of the Megatron-Core engine equal those of the torch engine on the CPU, in every precision."""
     return steps(place, "megatron")
 
 
@@ -123,10 +125,10 @@ def work_of(place: Place, seed: int) -> list[TrainSample]:
 
 
 def replays(place: Place, backend: str, **trainer: Any) -> Figures:
-    """Replay a dense model and one with experts, in both precisions; a line for each that differs."""
+    """Replay a dense model and one with experts, in every precision; a line for each that differs."""
     figures, wrong = Figures(), []
     for name, model in (("dense", TINY), ("experts", EXPERTS)):
-        for precision in ("float32", "bfloat16"):
+        for precision in LIMITS:
             of = Place(place.device, place.is_short, place.folder / f"{name}-{precision}")
             of.folder.mkdir()
             try:
@@ -181,6 +183,26 @@ def generation(place: Place) -> Figures:
         }
         if not difference.mean() < limit:
             msg = f"{precision}: log-probs differ by {difference.mean():.2e} in the mean"
+            raise Failed(msg)
+    return figures
+
+
+@check("fp32_lm_head", seconds=120)
+def fp32_lm_head(place: Place) -> Figures:
+    """Log-probs in bfloat16 come nearer to those in float32 with logits in float32, in both training engines."""
+    work, figures = batch(0), Figures()
+    expected = np.concatenate(start(config_of(place.folder / "float32", SHARP, "cpu")).score(work, nothing))
+    for backend in ("torch", "megatron"):
+        device = place.device if backend == "torch" else "auto"
+        config = config_of(place.folder / backend, SHARP, device, backend=backend, precision="bfloat16")
+        found = {}
+        for wide in (False, True):
+            model = config.model.model_copy(update={"fp32_lm_head": wide})
+            scored = start(config.model_copy(update={"model": model})).score(work, nothing)
+            found[wide] = float(np.abs(np.concatenate(scored) - expected).mean())
+            figures[f"mean_difference_{backend}{'_fp32_lm_head' if wide else ''}"] = found[wide]
+        if not found[True] < found[False]:
+            msg = f"{backend}: log-probs differ by {found[True]:.2e} with logits in float32, {found[False]:.2e} without"
             raise Failed(msg)
     return figures
 

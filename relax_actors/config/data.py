@@ -48,6 +48,9 @@ class ModelSection(Section):
     """Fields of a Hugging Face config.json, including `model_type`. Weights are drawn at random from `run.seed`."""
     tokenizer: TokenizerSection | None = None
     """Required with `architecture`."""
+    fp32_lm_head: bool = False
+    """Compute logits in float32 in trainer, scoring roles and rollout, also where the layers before the output head
+    compute in half precision: log-probs of both sides then differ less. The head takes more time and memory."""
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelSection:

@@ -34,7 +34,7 @@ class SglangSection(Section):
     weights: Literal["disk", "tensors", "group"] = "disk"
     """How a server receives weights: from a file in the run's folder; in the request, pickled as SGLang requires; or by
     broadcast in a gloo process group. The last two are refused with `urls`."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the server; "auto" is `trainer.precision`."""
     tensor_parallel: Positive = 1
     """GPUs per server, as SGLang's tensor parallel size."""

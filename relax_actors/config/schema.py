@@ -298,6 +298,11 @@ class Config(Section):
         return self.algorithm.loss_reads_reference and "reference" not in self.roles
 
     @property
+    def head_precision(self) -> str:
+        """Precision of the computation of logits."""
+        return "float32" if self.model.fp32_lm_head else self.trainer.precision
+
+    @property
     def publishes_deltas(self) -> bool:
         """Whether weights may be published as deltas; in float32 nearly every number changes at every step."""
         return self.weights.delta == "auto" and self.trainer.precision != "float32"

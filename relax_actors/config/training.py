@@ -31,6 +31,19 @@ class WarmStartSection(Section):
     """Learning rate of these steps."""
 
 
+class LossScaleSection(Section):
+    """[trainer.loss_scale]: factor of the loss with `trainer.precision = "float16"`, of trainer and critic.
+
+    An update whose gradients overflow is skipped, and the factor is halved.
+    """
+
+    initial: Annotated[float, Field(ge=1)] = 1024.0
+    """Factor of the first update. The loss of a micro-batch is a sum over its tokens, so a smaller factor suffices than
+    for a mean."""
+    growth_interval: Positive = 200
+    """Updates without overflow after which the factor is doubled."""
+
+
 class TorchSection(Section):
     """[trainer.torch] and [critic.torch]: how ranks of the torch engine share the model (FSDP2)."""
 
@@ -142,8 +155,10 @@ class TrainerSection(PoolSection):
     stream: bool = True
     """Whether forward and backward of a step start when its first rows fill a micro-batch (of each data-parallel rank);
     else when all rows are there, as also with `trainer.megatron.pipeline_parallel` above 1."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Precision of forward and backward, and of the published weights; the optimizer always works in float32."""
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Precision of forward and backward, and of the published weights; the optimizer always works in float32.
+    "float16" has more digits than "bfloat16" and less range, so the loss is scaled by [trainer.loss_scale]."""
+    loss_scale: LossScaleSection = LossScaleSection()
     recompute: Literal["none", "selective", "full"] = "none"
     """Activations that the backward pass recomputes to save memory (activation checkpointing): none; those of
     attention, with Megatron-Core; or all but the inputs of layers. The numbers are the same."""

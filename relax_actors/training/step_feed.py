@@ -208,7 +208,7 @@ class StepFeed:
         self.cpu_seconds += time.thread_time() - cpu_start
 
 
-SUMS = ("tokens", "micro_batches", "rejected", "opsm_dropped")
+SUMS = ("tokens", "micro_batches", "rejected", "opsm_dropped", "skipped_updates")
 """Metrics that are counts, so that those of several updates add up."""
 
 

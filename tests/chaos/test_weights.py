@@ -1,4 +1,4 @@
-"""Deltas do not change the served weights, whichever actor is killed."""
+"""Deltas and the loss scale of float16 do not change the weights, whichever actor is killed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from tests.support.running import Run, wait_until
 
 MakeRun = Callable[..., Run]
 SMALL_STEPS = (*ON_POLICY, "trainer.precision=bfloat16", "trainer.learning_rate=1e-5", "weights.full_every=3")
+OVERFLOWS = (*ON_POLICY, "trainer.precision=float16", "trainer.loss_scale.initial=524288")
+"""The first updates have gradients above the largest number of float16."""
 
 
 @pytest.mark.slow
@@ -42,3 +44,23 @@ def test_run_with_deltas_and_kills_ends_with_the_weights_of_a_run_without(make_r
     assert served.items() <= {version: cell.fingerprint for version, cell in published.items() if cell}.items()
     story = story_of(run)
     assert story.of("replay_diverged") == story.of("weights_corrupt") == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_killed_run_in_float16_skips_the_same_updates(make_run: MakeRun) -> None:
+    undisturbed = make_run("whole", *OVERFLOWS).complete()["weights_fingerprint"]
+    run = make_run("killed", *OVERFLOWS).start()
+    kill_at(run, "trainer.0", "weights.1")  # whose update was skipped
+    kill_at(run, "trainer.0", "batch.5")
+    wait_until(lambda: written(run, "weights.8"), "weights.8", 120)
+    table = run.table
+    published = [table.fetch(table.subjects.numbered("weights", version), Weights) for version in range(9)]
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert result["weights_fingerprint"] == undisturbed
+    prints = [cell.fingerprint for cell in published if cell is not None]
+    assert prints[0] == prints[1]
+    assert prints[0] != prints[-1]
+    assert story_of(run).of("replay_diverged") == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from relax_actors.data.model_folder import ModelFacts
 from relax_actors.engines.backends import unused_settings
 from relax_actors.engines.protocols.footprint import PROCESS_BYTES
 from relax_actors.engines.sglang.presence import has_experts, serves
+from relax_actors.engines.torch.backend import TorchTrainingBackend
+from relax_actors.errors import ConfigError
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo" / "demo.toml"
 PPO = DEMO.parents[1] / "ppo" / "ppo.toml"
@@ -138,3 +141,23 @@ def test_roles_of_other_machines_need_no_memory_here(monkeypatch: pytest.MonkeyP
     assert "on this machine need" in error
     assert "fewer replicas" in error
     assert examine(config, ["trainer", "prompts"]).errors == ()
+
+
+@pytest.mark.parametrize("setting", ["trainer.torch.ranks=2", "trainer.torch.offload=true", "trainer.recompute=full"])
+def test_models_without_named_layers_are_refused_where_layers_are_needed(setting: str, tmp_path: Path) -> None:
+    ctrl = {"model_type": "ctrl", "n_embd": 32, "dff": 64, "n_layer": 2, "n_head": 2, "n_positions": 64}
+    (tmp_path / "config.json").write_text(json.dumps(ctrl))
+    with pytest.raises(ConfigError, match="names no layers of the model ctrl") as refused:
+        list(TorchTrainingBackend().check(load_config(DEMO, [setting]), tmp_path))
+    assert str(refused.value).startswith(setting.partition("=")[0])
+
+
+def test_quantisation_that_an_update_of_weights_would_break_is_refused() -> None:
+    for arguments in ("['--quantization', 'fp8']", "['--quantization=fp8']"):
+        (error,) = errors(*URLS, f"rollout.sglang.arguments={arguments}")
+        assert "--quantization" in error
+
+
+def test_external_servers_are_told_to_compute_logits_in_float32() -> None:
+    notes = examine(load_config(DEMO, [*URLS, "model.fp32_lm_head=true"])).notes
+    assert any("--enable-fp32-lm-head" in note for note in notes)

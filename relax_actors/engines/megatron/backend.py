@@ -143,8 +143,8 @@ def _footprint(config: Config, section: MegatronSection, ranks: int) -> Footprin
     """
     weight, state = WEIGHT_BYTES["float32"], STATE_BYTES
     model = 2 * weight
-    if config.trainer.precision == "bfloat16":
-        model, state = WEIGHT_BYTES["bfloat16"] + weight, state + weight
+    if (precision := config.trainer.precision) != "float32":
+        model, state = WEIGHT_BYTES[precision] + weight, state + weight
     copies = max(1, section.ranks // (section.tensor_parallel * section.pipeline_parallel))
     whole = model * copies + state * (1 if section.distributed_optimizer else copies)
     return Footprint(

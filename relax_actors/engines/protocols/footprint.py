@@ -8,7 +8,7 @@ from relax_actors.config import Config
 
 PROCESS_BYTES = 700 << 20
 """Memory of a process with torch, besides the model."""
-WEIGHT_BYTES = {"float32": 4, "bfloat16": 2}
+WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of a weight, by precision."""
 STATE_BYTES = 8
 """Bytes a parameter of AdamW's state, which is in float32."""

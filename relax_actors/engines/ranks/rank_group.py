@@ -36,6 +36,9 @@ from relax_actors.runtime.exit_codes import EXIT_BLAMELESS, EXIT_PEER_LOST
 OnRankExit: TypeAlias = Callable[[int, int], None]
 """Called in a separate thread with the number and exit code of a rank that exited unexpectedly."""
 MODULE = "relax_actors.engines.ranks.rank"
+ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=4194304:glibc.malloc.hugetlb=1"}
+"""glibc would keep the memory of tensors of up to 32 MiB after they are freed, in one benchmark
+0.8 of 2.1 GiB. Huge pages save most of the time that mapping memory anew takes."""
 LOOPBACK = "127.0.0.1"
 """Address of ranks that are all on one node."""
 GRACE_SECONDS = 10.0
@@ -145,7 +148,7 @@ class RankGroup:
         rank = len(self._processes)
         # Folder, role and rank identify the process in `ps`; the process itself does not read them.
         command = [sys.executable, "-m", MODULE, str(remote.fileno()), str(folder), self._role, str(rank)]
-        process = spawn(command, log=2, pass_fds=(remote.fileno(),))
+        process = spawn(command, log=2, environment=ENVIRONMENT | os.environ, pass_fds=(remote.fileno(),))
         remote.close()
         self._processes.append(process)
         self._add(Channel(local), self._watch_process, process)

@@ -20,7 +20,7 @@ import xxhash
 from broker.process import kill_group, spawn
 from relax_actors.config import Config
 from relax_actors.devices.inventory import VISIBLE
-from relax_actors.engines.ranks.rank_group import MODULE, OnRankExit
+from relax_actors.engines.ranks.rank_group import ENVIRONMENT, MODULE, OnRankExit
 from relax_actors.engines.ranks.rank_wire import keep, send_token, wait_for_end, wait_for_exit
 from relax_actors.messages.ranks import RankInvitation
 from relax_actors.runtime.code_version import rank_version
@@ -35,7 +35,7 @@ def settings_digest(config: Config) -> str:
     """Digest of the settings and the model that all ranks of a trainer must share; devices may differ."""
     trainer, model = config.trainer.model_copy(update={"device": ""}), config.model_path
     parts = [trainer.model_dump_json(), config.algorithm.model_dump_json()]
-    parts.append(f"{config.rollout.temperature} {config.run.seed} {config.run.deterministic}")
+    parts.append(f"{config.rollout.temperature} {config.run.seed} {config.run.deterministic} {config.head_precision}")
     parts += [path.read_text() for path in [model / "config.json"] if path.exists()]
     parts += [f"{path.name} {path.stat().st_size}" for path in sorted(model.glob("*.safetensors"))]
     return xxhash.xxh3_64_hexdigest("\n".join(parts).encode())
@@ -146,7 +146,8 @@ class _Rank(threading.Thread):
     def _host(self, connection: socket.socket) -> int:
         """Run the process; return its exit code, or 0 if its group ended first."""
         command = [sys.executable, "-m", MODULE, str(connection.fileno()), str(self._folder), "trainer"]
-        process = spawn([*command, str(self._invitation.rank)], log=2, pass_fds=(connection.fileno(),))
+        command.append(str(self._invitation.rank))
+        process = spawn(command, log=2, environment=ENVIRONMENT | os.environ, pass_fds=(connection.fileno(),))
         with self._guard:
             self._pid, self._connection = process.pid, connection
             if self._is_over:

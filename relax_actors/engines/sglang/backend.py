@@ -91,6 +91,12 @@ class SglangBackend(InferenceBackend):
         if (key := rollout.sglang.api_key_file) is not None and not key.is_file():
             msg = f"rollout.sglang.api_key_file {key} does not exist; write the key of the servers to it"
             raise ConfigError(msg)
+        if any(argument.partition("=")[0] == "--quantization" for argument in rollout.sglang.arguments):
+            msg = (
+                "rollout.sglang.arguments: SGLang quantises weights when it starts with them, and an update writes the "
+                "trainer's numbers into the quantised parameters; leave --quantization out"
+            )
+            raise ConfigError(msg)
         if len(urls) not in (0, rollout.replicas):
             msg = f"rollout.replicas = {rollout.replicas}, but rollout.sglang.urls has {len(urls)}; give each actor one"
             raise ConfigError(msg)
@@ -110,7 +116,8 @@ class SglangBackend(InferenceBackend):
             )
             raise ConfigError(msg)
         if urls:
-            yield f"rollouts use {len(urls)} external servers"
+            flag = ", which must run with --enable-fp32-lm-head" if config.model.fp32_lm_head else ""
+            yield f"rollouts use {len(urls)} external servers{flag}"
             return
         presence.require()
         name = next(iter(fields.get("architectures") or ()), "") or causal_model_class(model)

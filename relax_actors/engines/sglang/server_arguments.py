@@ -58,6 +58,8 @@ def server_arguments(config: Config, model: Path, facts: ModelFacts, port: int, 
         values["mem-fraction-static"] = settings.memory_fraction
     if config.trainer.router_replay:
         flags.append("enable-return-routed-experts")
+    if config.model.fp32_lm_head:
+        flags.append("enable-fp32-lm-head")
     if config.run.deterministic:
         flags.append("enable-deterministic-inference")
     if cuda and (gpu := device_index(own_device(rollout.device))):

@@ -91,6 +91,22 @@ def check_value_head(folder: Path) -> None:
         raise ConfigError(msg)
 
 
+def check_layers(folder: Path, setting: str) -> None:
+    """Refuse a model whose layers transformers does not name, for a setting that needs them.
+
+    Raises:
+        ConfigError: it names none.
+    """
+    given, body = _read(folder)
+    model_type = str(given["model_type"])
+    if family_of(folder) is None and model_type not in USUAL.classes and not describe(body).has_layers:
+        msg = (
+            f"{setting}: transformers names no layers of the model {model_type}, which are recomputed or shared one by "
+            f"one; leave {setting} out, or choose another model"
+        )
+        raise ConfigError(msg)
+
+
 def _read(folder: Path) -> tuple[dict[str, Any], str]:
     body = (folder / "config.json").read_text()
     return json.loads(body), body

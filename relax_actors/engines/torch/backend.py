@@ -15,7 +15,7 @@ from relax_actors.engines.protocols.critic import CriticEngine, RankCritic
 from relax_actors.engines.protocols.footprint import TRAINED_BYTES, Footprint
 from relax_actors.engines.protocols.training import RankEngine
 from relax_actors.engines.ranks.group import CriticGroup, start_trainer
-from relax_actors.engines.torch.architectures import check_architecture, check_value_head
+from relax_actors.engines.torch.architectures import check_architecture, check_layers, check_value_head
 from relax_actors.errors import ConfigError
 from relax_actors.runtime import Context
 
@@ -23,11 +23,12 @@ if TYPE_CHECKING:  # only ranks need torch
     from torch._C._distributed_c10d import Store
 
 
-def check_recompute(config: Config) -> None:
-    """Refuse to recompute attention alone, of which the torch engine keeps little.
+def check_settings(config: Config, section: TorchSection, name: str, model: Path) -> None:
+    """Refuse settings of a section [trainer.torch] or [critic.torch], and recomputation, that do not work.
 
     Raises:
-        ConfigError: it is set.
+        ConfigError: attention alone is to be recomputed, of which the torch engine keeps little, or the model names no
+            layers to recompute or to share.
     """
     if config.trainer.recompute == "selective":
         msg = (
@@ -35,6 +36,13 @@ def check_recompute(config: Config) -> None:
             'little; set trainer.recompute = "full" or "none"'
         )
         raise ConfigError(msg)
+    needs = {
+        "trainer.recompute": config.trainer.recompute == "full",
+        f"{name}.ranks": section.ranks > 1,
+        f"{name}.offload": section.offload,
+    }
+    for setting in (setting for setting, is_set in needs.items() if is_set):
+        check_layers(model, setting)
 
 
 class TorchTrainingBackend(TrainingBackend):
@@ -65,7 +73,7 @@ class TorchTrainingBackend(TrainingBackend):
     def check(self, config: Config, model: Path) -> Iterator[str]:
         """Refuse models that transformers cannot build."""
         check_architecture(config, model)
-        check_recompute(config)
+        check_settings(config, config.trainer.torch, "trainer.torch", model)
         if (ranks := config.trainer.torch.ranks) > 1:
             yield f"the trainer has {ranks} ranks, each with 1/{ranks} of weights, gradients and optimizer state"
 
@@ -119,8 +127,8 @@ class TorchCriticBackend(CriticBackend):
 
     def check(self, config: Config, model: Path) -> Iterator[str]:
         """Refuse models that transformers cannot build with a value head."""
-        check_recompute(config)
         check_value_head(model)
+        check_settings(config, critic_section(config).torch, "critic.torch", model)
         if (ranks := critic_section(config).torch.ranks) > 1:
             yield f"the critic has {ranks} ranks, each with 1/{ranks} of weights, gradients and optimizer state"
 

@@ -57,7 +57,7 @@ class TorchCritic:
         trainer = config.trainer
         # Of the policy: its processor files say how the features of media are normalised.
         precision, family = getattr(torch, trainer.precision), family_of(config.model_path)
-        self._sharding = sharding = sharding_of(settings.torch, settings.device, precision, rank, store)
+        self._sharding = sharding = sharding_of(settings.torch, settings.device, precision, rank, store, precision)
         shares = trainer.share_prefixes
         self._forward = Forward(sharding.device, precision, 1.0, family, share_prefixes=shares, sharding=sharding)
         self._multimodal = family is not None

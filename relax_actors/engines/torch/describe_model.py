@@ -6,12 +6,14 @@ configuration, and writes a `Description` as a line of JSON.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from pathlib import Path
 
 from relax_actors.errors import ConfigError
 
@@ -29,6 +31,7 @@ class Description:
         activations: names of activations.
         ropes: names of scalings of rotary positions.
         has_rope: whether the model has rotary positions.
+        has_layers: whether the model names its layers, so that they are recomputed or shared one by one.
         error: why the configuration cannot be built; empty if it can, or if its type is unknown.
     """
 
@@ -37,6 +40,7 @@ class Description:
     activations: Sequence[str]
     ropes: Sequence[str]
     has_rope: bool = True
+    has_layers: bool = True
     error: str = ""
 
 
@@ -78,8 +82,22 @@ def description_of(body: str) -> Description:
         activations=list(ACT2CLS),
         ropes=list(ROPE_INIT_FUNCTIONS),
         has_rope=has_rope,
+        has_layers=_has_layers(str(model_type)),
         error=error,
     )
+
+
+def _has_layers(model_type: str) -> bool:
+    """Whether the code of a model uses transformers' class of layers; true if there is no code in its usual place.
+
+    The code is read only: importing it imports torch.
+    """
+    from transformers.models.auto.configuration_auto import model_type_to_module_name  # noqa: PLC0415
+
+    name = model_type_to_module_name(model_type)
+    folder = importlib.util.find_spec("transformers").submodule_search_locations  # type: ignore[union-attr]
+    code = Path(*(folder or ())[:1], "models", name, f"modeling_{name}.py")
+    return not code.is_file() or "GradientCheckpointingLayer" in code.read_text()
 
 
 def main() -> None:

@@ -17,7 +17,9 @@ def device_of(name: str) -> torch.device:
     return torch.device(own_device(name))
 
 
-def sharding_of(section: TorchSection, device: str, dtype: torch.dtype, rank: int, store: Store | None) -> Whole:
+def sharding_of(
+    section: TorchSection, device: str, dtype: torch.dtype, rank: int, store: Store | None, head_dtype: torch.dtype
+) -> Whole:
     """Return how a rank shares its models: it holds them whole if it is alone, unless they are offloaded.
 
     Args:
@@ -26,10 +28,12 @@ def sharding_of(section: TorchSection, device: str, dtype: torch.dtype, rank: in
         dtype: dtype of the computation.
         rank: number of this process.
         store: rendezvous of the ranks; not needed with one rank.
+        head_dtype: dtype of the computation of logits.
     """
     own = device_of(device)
     if section.ranks == 1 and not section.offload:
         return Whole(own)
     from relax_actors.engines.torch.fully_sharded import FullySharded  # noqa: PLC0415 imports much of torch
 
-    return FullySharded(rank, section.ranks, store or HashStore(), own, dtype, offload=section.offload)
+    ranks = section.ranks
+    return FullySharded(rank, ranks, store or HashStore(), own, dtype, head_dtype, offload=section.offload)

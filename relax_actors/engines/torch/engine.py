@@ -68,8 +68,8 @@ class TorchEngine:
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self._config = config
         settings = config.trainer
-        self._dtype = getattr(torch, settings.precision)
-        self._sharding = sharding_of(settings.torch, settings.device, self._dtype, rank, store)
+        self._dtype, head_dtype = getattr(torch, settings.precision), getattr(torch, config.head_precision)
+        self._sharding = sharding_of(settings.torch, settings.device, self._dtype, rank, store, head_dtype)
         self._device = self._sharding.device
         self._family = family = family_of(config.model_path)
         self._max_tokens = settings.max_tokens_per_microbatch
@@ -82,6 +82,7 @@ class TorchEngine:
             share_prefixes=shares,
             keeps_rows=config.algorithm.compares_answers,
             sharding=self._sharding,
+            head_dtype=head_dtype,
         )
         self._model = self._sharding.build(partial(self._make, config.run.seed), family)
         freeze(self._model, settings.freeze)
@@ -115,7 +116,7 @@ class TorchEngine:
         if has_weights(path):
             copy_into(self._model, read_folder(self._model, path), str(path))
         else:
-            copy_into(self._model, tensors_of(build(path, seed=seed)), "random initialisation")
+            self._sharding.draw(self._model, lambda device: build(path, seed=seed, device=device))
         self._encoder.invalidate()
         self._trained.reset()
         self._coefficients = StepCoefficients(self._config.algorithm, self._config.trainer)

@@ -18,22 +18,20 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from relax_actors.algorithms.vocabulary import Head, score_tokens, score_top, squared_probabilities
-from relax_actors.engines.protocols.samples import MicroBatchPlan, TrainSample, plan_micro_batches
+from relax_actors.engines.protocols.samples import MicroBatchPlan, TrainSample
 from relax_actors.engines.protocols.scoring import Scores
-from relax_actors.engines.ranks.shares import rows_are_whole, share_out
+from relax_actors.engines.ranks.shares import rows_are_whole
 from relax_actors.engines.torch import multimodal
 from relax_actors.engines.torch.barred import BarredIds
 from relax_actors.engines.torch.experts import Routers
 from relax_actors.engines.torch.head import HeadForm
-from relax_actors.engines.torch.micro_batch import MicroBatch, padded
+from relax_actors.engines.torch.micro_batch import IDLE, MicroBatch, padded, plans_of_ranks
 from relax_actors.engines.torch.objective import ScoredTokens
 from relax_actors.engines.torch.packing import ATTENTION, Packing
 from relax_actors.engines.torch.sharding import Whole
 from relax_actors.media.family import Family
 
 T = TypeVar("T")
-IDLE = MicroBatchPlan([], [])
-"""A rank computes with it while others still have sequences."""
 
 
 class Forward:
@@ -47,6 +45,7 @@ class Forward:
         share_prefixes: compute a prefix that sequences of a row share once in a micro-batch.
         keeps_rows: one rank computes all sequences of a row.
         sharding: how ranks share the models, and thereby the micro-batches; by default there is one.
+        head_dtype: dtype of the computation of logits; that of the rest by default.
     """
 
     def __init__(
@@ -59,12 +58,12 @@ class Forward:
         share_prefixes: bool = True,
         keeps_rows: bool = False,
         sharding: Whole | None = None,
+        head_dtype: torch.dtype | None = None,
     ) -> None:
         self._sharding = sharding or Whole(device)
         self.device, self._dtype, self._temperature, self._family = device, dtype, temperature, family
         self._share_prefixes, self._keeps_rows = share_prefixes, keeps_rows
-        self._barred = BarredIds(family, device)
-        self._head_form = HeadForm()
+        self._barred, self._head_form, self._head_dtype = BarredIds(family, device), HeadForm(), head_dtype or dtype
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
         """Prepare a policy for packed sequences, disable dropout, and return it.
@@ -101,14 +100,8 @@ class Forward:
         return rows_are_whole(samples, [plan.indices for plans in self._plans(samples, max_tokens) for plan in plans])
 
     def _plans(self, samples: Sequence[TrainSample], max_tokens: int) -> list[list[MicroBatchPlan]]:
-        """Return the micro-batches of each rank."""
-        shares, plans = self._share_prefixes, []
-        if self._sharding.count == 1:
-            return [plan_micro_batches(samples, max_tokens, share_prefixes=shares)]
-        for share in share_out(samples, self._sharding.count, share_prefixes=shares, keeps_rows=self._keeps_rows):
-            own = plan_micro_batches([samples[i] for i in share], max_tokens, share_prefixes=shares)
-            plans.append([MicroBatchPlan([share[i] for i in plan.indices], plan.shared) for plan in own])
-        return plans
+        shares, keeps_rows = self._share_prefixes, self._keeps_rows
+        return plans_of_ranks(samples, self._sharding.count, max_tokens, share_prefixes=shares, keeps_rows=keeps_rows)
 
     def loss(
         self, model: PreTrainedModel, loss_of: Callable[[MicroBatchPlan], tuple[Tensor, dict[str, float]]]
@@ -122,9 +115,9 @@ class Forward:
 
         def compute(plan: MicroBatchPlan) -> tuple[Tensor, dict[str, float]]:
             if not plan.indices:
-                return self._idle(model) + self._sharding.zero(model), {}
+                return self._idle(model) + self._sharding.zero(model, "rest"), {}
             loss, measured = loss_of(plan)
-            return loss + self._sharding.zero(model, towers_only=True), measured
+            return loss + self._sharding.zero(model, "towers"), measured
 
         if self._sharding.is_whole:
             return loss_of
@@ -144,9 +137,10 @@ class Forward:
         return self._sharding.within(model, run) if plan.indices or not self._sharding.is_whole else nothing
 
     def _idle(self, model: PreTrainedModel) -> Tensor:
-        """Compute layers and embeddings of one token; returns a 0 that depends on them."""
+        """Compute embeddings and layers of one token; returns a 0 that depends on them and on the head."""
         token = TrainSample.of_completion(np.zeros(1, np.int32), np.zeros(1, np.int32))
-        return 0.0 * self._scored_states(model, self.micro_batch([token], MicroBatchPlan.of([0]))).sum()
+        hidden = self._scored_states(model, self.micro_batch([token], MicroBatchPlan.of([0])))
+        return self._sharding.at_head(model, hidden, lambda s: 0.0 * s.sum() + self._sharding.zero(model, "head"))
 
     def micro_batch(self, samples: Sequence[TrainSample], plan: MicroBatchPlan) -> MicroBatch:
         """Build the micro-batch of the sequences that a plan names."""
@@ -174,10 +168,9 @@ class Forward:
             routers: routers of the model, to replay the recorded experts.
             only_count: let the routers make their own choice, and only count differences from the recorded experts.
         """
-        divisor = self._temperature if temperature is None else temperature
         hidden = self._scored_states(model, batch, routers, only_count=only_count)
-        scores = score_tokens(hidden, batch.targets, divisor, head=self._head(model))
-        return self._in_padded_layout(scores.logprobs[:, 0], batch)
+        logprobs, _ = self._scores(model, hidden, batch.targets, temperature or self._temperature)
+        return batch.laid_out(logprobs[:, 0])
 
     def score_trained(
         self,
@@ -201,20 +194,34 @@ class Forward:
         if ids is not None:
             tokens = torch.cat([tokens, ids.flatten(0, 1)[batch.places]], -1)
         hidden = self._scored_states(model, batch, routers)
-        scores = score_tokens(hidden, tokens, self._temperature, head=self._head(model), entropies=entropies)
+        logprobs, of_vocabulary = self._scores(model, hidden, tokens, self._temperature, entropies=entropies)
         return ScoredTokens(
-            self._in_padded_layout(scores.logprobs[:, 0], batch),
-            None if scores.entropies is None else self._in_padded_layout(scores.entropies, batch),
-            None if ids is None else self._in_padded_layout(scores.logprobs[:, 1:], batch),
+            batch.laid_out(logprobs[:, 0]),
+            None if of_vocabulary is None else batch.laid_out(of_vocabulary),
+            None if ids is None else batch.laid_out(logprobs[:, 1:]),
         )
+
+    def _scores(
+        self, model: PreTrainedModel, hidden: Tensor, ids: Tensor, temperature: float, *, entropies: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Compute log-probs of tokens, `[trained, k]`, and entropies, `[trained]`, if they are asked for."""
+
+        def score(states: Tensor) -> tuple[Tensor, Tensor | None]:
+            scores = score_tokens(states, ids, temperature, head=self._head(model), entropies=entropies)
+            return scores.logprobs, scores.entropies
+
+        return self._sharding.at_head(model, hidden, score)
 
     def squares(self, model: PreTrainedModel, batch: MicroBatch, *, routers: Routers | None = None) -> Tensor:
         """Compute the sum of squared probabilities at the trained tokens, `[batch, width] float32`, as `logprobs`."""
         hidden = self._scored_states(model, batch, routers)
-        return self._in_padded_layout(squared_probabilities(hidden, self._temperature, head=self._head(model)), batch)
+        square = partial(squared_probabilities, temperature=self._temperature)
+        return batch.laid_out(
+            self._sharding.at_head(model, hidden, lambda states: square(states, head=self._head(model)))
+        )
 
     def _head(self, model: PreTrainedModel) -> Head:
-        return self._head_form.head(model, self._barred.ids, self._dtype)
+        return self._head_form.head(model, self._barred.ids, self._head_dtype)
 
     def _scored_states(
         self, model: PreTrainedModel, batch: MicroBatch, routers: Routers | None = None, *, only_count: bool = False
@@ -256,13 +263,7 @@ class Forward:
             else:
                 settings = {"position_ids": batch.packing.positions, "packing": batch.packing, "use_cache": False}
                 values = model(input_ids=batch.tokens, **settings).logits[0, batch.scored]
-        return self._in_padded_layout(values[:, 0].float(), batch)
-
-    @staticmethod
-    def _in_padded_layout(found: Tensor, batch: MicroBatch) -> Tensor:
-        """Lay out `[trained, ...]` as `[batch, width, ...]`."""
-        padded = found.new_zeros((batch.mask.numel(), *found.shape[1:]))
-        return padded.index_copy(0, batch.places, found).view(*batch.mask.shape, *found.shape[1:])
+        return batch.laid_out(values[:, 0].float())
 
     def score(
         self,
@@ -338,7 +339,7 @@ class Forward:
             batch = self.micro_batch(samples, plan)
             hidden, targets = self._scored_states(model, batch), batch.targets[:, 0]
             of_targets, ids, top = score_top(hidden, targets, top_k, self._temperature, head=self._head(model))
-            scored = self._in_padded_layout(of_targets, batch).cpu().numpy()
+            scored = batch.laid_out(of_targets).cpu().numpy()
             ends = np.cumsum([samples[index].trained for index in plan.indices])
             for row, (index, end) in enumerate(zip(plan.indices, ends, strict=True)):
                 sample = samples[index]

@@ -1,18 +1,20 @@
 """Ranks that share torch models with FSDP2: each holds some rows of every weight, gradient and state of the optimizer.
 
-Layers and, as one more unit, everything else are gathered while they compute. All ranks therefore run the same number
-of forward and backward passes, and each reads weights within `within` alone. Gradients are summed over ranks, not
-averaged: the loss of a micro-batch is a sum, which the totals of the step divide.
+Layers, embeddings, the output head and, as one more unit, everything else are gathered while they compute. All ranks
+therefore run the same number of forward and backward passes, and each reads weights within `within` alone, those of the
+head within `at_head`. Gradients are summed over ranks, not averaged: the loss of a micro-batch is a sum, which the
+totals of the step divide.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MethodType
 from typing import Any, TypeVar
 
 import torch
@@ -24,27 +26,25 @@ from torch.distributed.fsdp import (
     MixedPrecisionPolicy,
     OffloadPolicy,
     fully_shard,
+    register_fsdp_forward_method,
 )
 from torch.distributed.tensor import DTensor
-from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from relax_actors.engines.ranks.collectives import all_gather_messages, join
-from relax_actors.engines.ranks.dealing import Entry, deal
-from relax_actors.engines.torch.model import own_rows
+from relax_actors.engines.torch.model import own_rows, rows_of
+from relax_actors.engines.torch.module_memory import draw, give_memory, without_memory
 from relax_actors.engines.torch.multimodal import decoder_of
-from relax_actors.engines.torch.sharding import Make, Whole
+from relax_actors.engines.torch.sharding import Make, PartOfModel, Whole
+from relax_actors.engines.torch.shared_source import SharedSource
 from relax_actors.errors import ConfigError
 from relax_actors.media.family import Family
-from relax_actors.weights import files as weights
 from relax_actors.weights import part_files
-from relax_actors.weights.encoder import Take, WeightSource
+from relax_actors.weights.encoder import WeightSource
 from relax_actors.weights.part_files import Part
 
 T = TypeVar("T")
-DRAWN = 65521
-"""Different numbers that weights have before they are loaded; a prime, so that rows of a matrix differ."""
 
 
 class _Root(nn.Module):
@@ -60,11 +60,11 @@ class _Root(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class _Sharded:
-    """A model with its root, and the modules and names of its weights outside of layers; `towers` are some of them."""
+    """A model with its root, its head if that is a unit, and the modules and names of the weights of its parts."""
 
     root: _Root
-    rest: list[tuple[nn.Module, str]]
-    towers: list[tuple[nn.Module, str]]
+    head: Any
+    parts: Mapping[PartOfModel, list[tuple[nn.Module, str]]]
 
 
 class FullySharded(Whole):
@@ -76,11 +76,20 @@ class FullySharded(Whole):
         store: rendezvous of the ranks.
         device: device of this rank.
         dtype: dtype of the computation; layers are gathered in it. Weights and gradients are in float32.
+        head_dtype: dtype of the computation of logits; an output head of its own is gathered in it.
         offload: keep weights, gradients and the optimizer's state in host memory between passes.
     """
 
     def __init__(
-        self, rank: int, count: int, store: Store, device: torch.device, dtype: torch.dtype, *, offload: bool = False
+        self,
+        rank: int,
+        count: int,
+        store: Store,
+        device: torch.device,
+        dtype: torch.dtype,
+        head_dtype: torch.dtype,
+        *,
+        offload: bool = False,
     ) -> None:
         super().__init__(device)
         self.rank, self.count = rank, count
@@ -89,10 +98,8 @@ class FullySharded(Whole):
             "mesh": init_device_mesh(device.type, (count,)),
             "offload_policy": CPUOffloadPolicy() if offload and device.type == "cuda" else OffloadPolicy(),
         }
-        self._layer_settings = self._settings
-        if dtype != torch.float32:
-            policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
-            self._layer_settings = self._settings | {"mp_policy": policy}
+        policies = (MixedPrecisionPolicy(d, torch.float32, cast_forward_inputs=False) for d in (dtype, head_dtype))
+        self._layer_settings, self._head_settings = (self._settings | {"mp_policy": policy} for policy in policies)
         self._sharded: dict[int, _Sharded] = {}
 
     @property
@@ -106,9 +113,9 @@ class FullySharded(Whole):
         Raises:
             ConfigError: it cannot be built, or transformers names no layers of it.
         """
-        with _without_memory():
+        with without_memory():
             model = make(None)
-        decoder = model.base_model if family is None else decoder_of(model)
+        decoder: Any = model.base_model if family is None else decoder_of(model)
         layers = [module for module in decoder.modules() if isinstance(module, GradientCheckpointingLayer)]
         if not layers:
             msg = (
@@ -119,16 +126,37 @@ class FullySharded(Whole):
         for layer in layers:
             self._share(layer, self._layer_settings)
         root = _Root(model)
-        head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-        rest = list(_weights_outside(root, layers))
+        embeddings, head = decoder.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        units = self._share_ends(embeddings, head)
+        rest = list(_weights_outside(root, [*layers, *units]))
         read = {id(module) for part in (decoder, head) if part is not None for module in part.modules()}
         towers = [(module, name) for module, name in rest if family is not None and id(module) not in read]
+        own = head if head in units else None
+        of_head = [] if own is None else [(own, name) for name, _ in own.named_parameters()]
         self._share(root, self._settings)
-        self._sharded[id(model)] = _Sharded(root, rest, towers)
+        self._sharded[id(model)] = _Sharded(root, own, {"rest": rest, "towers": towers, "head": of_head})
         return model
 
+    def _share_ends(self, embeddings: Any, head: Any) -> list[nn.Module]:
+        """Share embeddings and output head one by one, unless they are the same weight, which both ends then keep.
+
+        A value head is small, and computes outside of `at_head`.
+        """
+        if head is None or head.weight.shape != embeddings.weight.shape:
+            units = [embeddings]
+        else:
+            units = [] if head.weight is embeddings.weight else [embeddings, head]
+        for unit in units:
+            self._share(unit, self._head_settings if unit is head else self._settings)
+        if embeddings in units:
+            embeddings.set_unshard_in_backward(False)  # the gradient needs no weight
+        if head in units:
+            head.read = MethodType(_read, head)
+            register_fsdp_forward_method(head, "read")
+        return units
+
     def _share(self, module: nn.Module, settings: Mapping[str, Any]) -> None:
-        _give_memory(module, self.device)
+        give_memory(module, self.device)
         shared = fully_shard(module, **settings)
         if not hasattr(shared, "set_force_sum_reduction_for_comms"):
             msg = f"trainer.torch and critic.torch need torch 2.9 or newer to share a model, not {torch.__version__}"
@@ -136,6 +164,16 @@ class FullySharded(Whole):
         # Summed, which every backend can do.
         shared.set_gradient_divide_factor(1.0)
         shared.set_force_sum_reduction_for_comms(enable=True)
+
+    def draw(self, model: PreTrainedModel, make: Make) -> None:
+        """Draw random weights, of which this rank keeps its rows; see `Whole`."""
+
+        def own(tensor: Tensor) -> Tensor:
+            return tensor[rows_of(tensor.shape[0], self.rank, self.count)].clone()
+
+        known = model.state_dict(keep_vars=True)
+        for name, rows in draw(partial(make, None), own).items():
+            _local(known[name]).detach().copy_(rows)
 
     def within(self, model: PreTrainedModel, compute: Callable[[], T]) -> T:
         """Call a function with the weights outside of layers gathered; those of layers are while they compute.
@@ -152,10 +190,15 @@ class FullySharded(Whole):
             _forget_pass(root)
         return result
 
-    def zero(self, model: PreTrainedModel, *, towers_only: bool = False) -> Tensor | float:
-        """Return a 0 whose gradient with respect to weights is 0; see `Whole`. Only within `within`."""
-        found = self._sharded[id(model)]
-        read = [getattr(module, name) for module, name in (found.towers if towers_only else found.rest)]
+    def at_head(self, model: PreTrainedModel, hidden: Tensor, compute: Callable[[Tensor], T]) -> T:
+        """Call a function of hidden states with the output head gathered; see `Whole`. Only within `within`."""
+        head = self._sharded[id(model)].head
+        found: T = compute(hidden) if head is None else head.read(hidden, compute)
+        return found
+
+    def zero(self, model: PreTrainedModel, part: PartOfModel) -> Tensor | float:
+        """Return a 0 whose gradient is 0; see `Whole`. Only within `within`, for the head within `at_head`."""
+        read = [getattr(module, name) for module, name in self._sharded[id(model)].parts[part]]
         return sum((0.0 * weight.flatten()[0] for weight in read if weight.requires_grad), start=0.0)
 
     def all_gather(self, message: Any) -> list[Any]:
@@ -177,7 +220,7 @@ class FullySharded(Whole):
     ) -> WeightSource:
         """Return the weights that are published, each rank its share; see `Whole`."""
         del lock  # what is shared moves nowhere between passes
-        return SharedSource(read(), dtype, self)
+        return SharedSource(read(), dtype, self, self.gather)
 
     def gather(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         """Return a whole tensor in a dtype; collective."""
@@ -213,62 +256,17 @@ class FullySharded(Whole):
         )
 
 
-class SharedSource:
-    """Weights of a model whose rows are on several ranks; implements `WeightSource`.
-
-    All ranks gather one tensor after the other; the rank that owns it keeps it. The weights are looked up once, before
-    any pass: within one, FSDP2 would stop it to shard the model again. Training changes them in place.
-
-    Args:
-        tensors: weights of the model, by name.
-        dtype: in which they are published.
-        ranks: who shares them.
-    """
-
-    def __init__(self, tensors: Mapping[str, Tensor], dtype: torch.dtype, ranks: FullySharded) -> None:
-        self._tensors, self._dtype, self._sharding = dict(sorted(tensors.items())), dtype, ranks
-        self.rank, self.ranks = ranks.rank, ranks.count
-
-    def _owners(self, files: int) -> dict[str, int]:
-        entries = [Entry(tensor.numel(), range(self.ranks)) for tensor in self._tensors.values()]
-        return dict(zip(self._tensors, deal(entries, files), strict=True))
-
-    def forms(self, files: int) -> Mapping[str, weights.TensorForm]:
-        """Return the forms of the tensors that this rank owns; see `WeightSource`."""
-        owners = self._owners(files)
-        return {
-            name: weights.TensorForm(self._dtype, tuple(tensor.shape))
-            for name, tensor in self._tensors.items()
-            if owners[name] == self.rank
-        }
-
-    @torch.no_grad()
-    def visit(self, take: Take, files: int) -> str:
-        """Gather each tensor, and pass it to `take` of the rank that owns it; see `WeightSource`."""
-        owners, digest = self._owners(files), weights.Fingerprint()
-        failure: Exception | None = None
-        for name, tensor in self._tensors.items():
-            whole = self._sharding.gather(tensor, self._dtype)
-            if self.rank == 0:
-                digest.add(name, whole)
-            if self.rank == owners[name] and failure is None:
-                try:
-                    take(name, whole)
-                except Exception as error:  # noqa: BLE001 raised below: the other ranks need this one until then
-                    failure = error
-        (found, *_) = self._sharding.all_gather(digest.hexdigest())
-        if failure is not None:
-            raise failure
-        return str(found)
-
-    def total(self, number: int) -> int:
-        """Return the sum of a number over all ranks."""
-        return sum(self._sharding.all_gather(number))
-
-
 def _local(tensor: Tensor) -> Tensor:
     """Return the rows of a tensor that this rank has."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _read(_: nn.Module, hidden: Tensor, compute: Callable[[Tensor], Any]) -> Any:
+    """Call a function of hidden states as the forward pass of a head; FSDP2 wants no views."""
+    found = compute(hidden)
+    if isinstance(found, Tensor):
+        return found.clone()
+    return tuple(None if tensor is None else tensor.clone() for tensor in found)
 
 
 def _forget_pass(root: Any) -> None:
@@ -277,38 +275,6 @@ def _forget_pass(root: Any) -> None:
         root.reset_iter_state()
     else:  # before torch 2.13
         root.reshard()
-
-
-@contextmanager
-def _without_memory() -> Iterator[None]:
-    """Leave parameters without memory while a model is built; buffers get their values."""
-
-    def to_meta(_: nn.Module, __: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
-        if parameter is None or parameter.is_meta:
-            return parameter
-        return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
-
-    handle = register_module_parameter_registration_hook(to_meta)  # type: ignore[arg-type]  # it may return one
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-def _give_memory(module: nn.Module, device: torch.device) -> None:
-    """Fill parameters without memory with numbers, the same on all ranks, and move buffers to the device."""
-    drawn = 0.02 * torch.randn(DRAWN, generator=torch.Generator().manual_seed(0))
-    made: dict[nn.Parameter, nn.Parameter] = {}  # tied weights once
-    for part in module.modules():
-        for name, parameter in list(part.named_parameters(recurse=False)):
-            if parameter.is_meta and parameter not in made:
-                times = -(-parameter.numel() // DRAWN)
-                values = drawn.to(device, parameter.dtype).repeat(times)[: parameter.numel()].view(parameter.shape)
-                made[parameter] = nn.Parameter(values.clone(), requires_grad=parameter.requires_grad)
-            if parameter in made:
-                setattr(part, name, made[parameter])
-        for name, buffer in list(part.named_buffers(recurse=False)):
-            setattr(part, name, buffer.to(device))
 
 
 def _weights_outside(root: nn.Module, layers: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, str]]:

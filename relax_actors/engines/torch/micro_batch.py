@@ -11,12 +11,29 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from relax_actors.engines.protocols.samples import MicroBatchPlan, TrainSample, input_lengths
+from relax_actors.engines.protocols.samples import MicroBatchPlan, TrainSample, input_lengths, plan_micro_batches
+from relax_actors.engines.ranks.shares import share_out
 from relax_actors.engines.torch import multimodal
 from relax_actors.engines.torch.experts import pack_experts
 from relax_actors.engines.torch.multimodal import Placement
 from relax_actors.engines.torch.packing import Packing
 from relax_actors.media.family import Family
+
+IDLE = MicroBatchPlan([], [])
+"""A rank computes with it while others still have sequences."""
+
+
+def plans_of_ranks(
+    samples: Sequence[TrainSample], ranks: int, max_tokens: int, *, share_prefixes: bool, keeps_rows: bool
+) -> list[list[MicroBatchPlan]]:
+    """Return the micro-batches of each rank; arguments as of `share_out` and `plan_micro_batches`."""
+    if ranks == 1:
+        return [plan_micro_batches(samples, max_tokens, share_prefixes=share_prefixes)]
+    plans = []
+    for share in share_out(samples, ranks, share_prefixes=share_prefixes, keeps_rows=keeps_rows):
+        own = plan_micro_batches([samples[i] for i in share], max_tokens, share_prefixes=share_prefixes)
+        plans.append([MicroBatchPlan([share[i] for i in plan.indices], plan.shared) for plan in own])
+    return plans
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +91,11 @@ class MicroBatch:
         sequences = [(sample.token_ids, sample.media) for sample in samples]
         placement = Placement.of(family, sequences, self.packing.paths, device)
         return replace(self, positions=torch.from_numpy(positions).to(device), placement=placement)
+
+    def laid_out(self, values: Tensor) -> Tensor:
+        """Lay out values of the trained tokens, `[trained, ...]`, as `[batch, width, ...]`."""
+        flat = values.new_zeros((self.mask.numel(), *values.shape[1:]))
+        return flat.index_copy(0, self.places, values).view(*self.mask.shape, *values.shape[1:])
 
     @property
     def width(self) -> int:

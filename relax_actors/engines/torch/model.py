@@ -183,9 +183,13 @@ def copy_into(model: PreTrainedModel, tensors: Mapping[str, Tensor], source: str
 
 def own_rows(tensor: Any) -> slice:
     """Return the rows of a shared tensor that this rank has: as many as the others, but the last ones fewer or none."""
-    rows, ranks = tensor.shape[0], tensor.device_mesh.size()
+    return rows_of(tensor.shape[0], tensor.device_mesh.get_local_rank(), tensor.device_mesh.size())
+
+
+def rows_of(rows: int, rank: int, ranks: int) -> slice:
+    """Return which of the rows of a tensor a rank has."""
     most = -(-rows // ranks)
-    first = min(rows, tensor.device_mesh.get_local_rank() * most)
+    first = min(rows, rank * most)
     return slice(first, min(rows, first + most))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -327,10 +326,3 @@ class StepObjective:
             loss["entropy_coefficient"] = self._coefficients.entropy
         ratios = ratio_quantiles(self.log_ratios) if self._algorithm.rows == "sampled" else {}
         return with_replay_shares(rest) | means | loss | ratios
-
-
-def check_gradient_norm(norm: float) -> None:
-    """Raise FloatingPointError unless the norm of the gradients of the whole model is finite."""
-    if not math.isfinite(norm):
-        msg = f"the gradient norm is {norm}"
-        raise FloatingPointError(msg)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 from relax_actors.algorithms.losses import add_metrics
 from relax_actors.config.training import CriticSection, TrainerSection
 from relax_actors.engines.protocols.samples import MicroBatchPlan
+from relax_actors.engines.torch.loss_scale import LossScale
 from relax_actors.engines.torch.model import copy_into, tensors_of
-from relax_actors.engines.torch.objective import check_gradient_norm
 from relax_actors.engines.torch.sharding import Whole
 from relax_actors.engines.torch.strict_backward import end_strict_backward
 from relax_actors.weights import files as weights
@@ -34,25 +34,26 @@ Write = Callable[[Path], None]
 
 @dataclass(frozen=True, slots=True)
 class AdamW:
-    """Settings of the optimizer; see [trainer] and [critic]."""
+    """Settings of the optimizer; see [trainer] and [critic]. `trainer` says how the loss is scaled."""
 
     learning_rate: float
     weight_decay: float
     betas: tuple[float, float]
     epsilon: float
     max_grad_norm: float
+    trainer: TrainerSection
 
     @classmethod
     def of_trainer(cls, trainer: TrainerSection) -> AdamW:
         """Return the settings of the policy's optimizer."""
         rate, decay = trainer.learning_rate, trainer.weight_decay
-        return cls(rate, decay, trainer.betas, trainer.epsilon, trainer.max_grad_norm)
+        return cls(rate, decay, trainer.betas, trainer.epsilon, trainer.max_grad_norm, trainer)
 
     @classmethod
     def of_critic(cls, critic: CriticSection, trainer: TrainerSection) -> AdamW:
         """Return the settings of the critic's optimizer."""
         rate, decay = critic.learning_rate, critic.weight_decay
-        return cls(rate, decay, trainer.betas, trainer.epsilon, critic.max_grad_norm)
+        return cls(rate, decay, trainer.betas, trainer.epsilon, critic.max_grad_norm, trainer)
 
 
 class OptimizedModel:
@@ -76,6 +77,7 @@ class OptimizedModel:
 
     def reset(self) -> None:
         """Create a new optimizer, without state."""
+        self._scale = LossScale.of(self._settings.trainer)
         self._optimizer = torch.optim.AdamW(
             [p for p in self.model.parameters() if p.requires_grad],
             lr=self._settings.learning_rate,
@@ -95,7 +97,7 @@ class OptimizedModel:
         for plan in plans:
             loss, measured = loss_of(plan)
             try:
-                torch.autograd.backward(loss)
+                torch.autograd.backward(self._scale.scaled(loss))
             finally:
                 end_strict_backward()
             self.measured.append(measured)
@@ -106,25 +108,27 @@ class OptimizedModel:
     ) -> dict[str, float]:
         """Multiply the accumulated gradients by `scale_of(measurements)`, clip them, and step.
 
-        A weight that the step did not read, such as those of a tower in a step without media, has a gradient of 0.
+        A weight that the step did not read, such as those of a tower in a step without media, has a gradient of 0. The
+        step is skipped if gradients overflowed because of the loss scale.
 
         Raises:
-            FloatingPointError: the norm of the gradients is not finite.
+            FloatingPointError: the norm of the gradients is not finite, for another reason.
         """
         self._complete_gradients()
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         everyone = self._sharding.all_gather(self.measured)
         measured, count = add_metrics(one for rank in everyone for one in rank), float(len(self.measured))
-        if (scale := scale_of(measured)) != 1.0:
+        if (scale := scale_of(measured) / self._scale.value) != 1.0:
             for parameter in self.model.parameters():
                 if parameter.grad is not None:
                     parameter.grad.mul_(scale)
         norm = self._sharding.clip(self.model.parameters(), self._settings.max_grad_norm)
-        check_gradient_norm(norm)
-        self._optimizer.step()
+        of_update = self._scale.metrics_of(norm, measured.values())
+        if "grad_norm" in of_update:
+            self._optimizer.step()
         self.discard()
-        return measured | {"grad_norm": norm, "micro_batches": count}
+        return measured | of_update | {"micro_batches": count}
 
     def _complete_gradients(self) -> None:
         # AdamW would skip weights without a gradient. Megatron-Core cannot: it keeps one step number for all weights.
@@ -158,12 +162,13 @@ class OptimizedModel:
         """
         copies, sharding = unchanging is not None, self._sharding
         writers = {f: sharding.writer(held, copy=copies and f != unchanging) for f, held in state.items()}
+        facts = json.dumps({"engine": "torch", "precision": precision, "loss_scale": asdict(self._scale)})
 
         def write(folder: Path) -> None:
             for file, write_file in writers.items():
                 write_file(folder / file)
             if sharding.rank == 0:
-                (folder / weights.ENGINE).write_text(json.dumps({"engine": "torch", "precision": precision}))
+                (folder / weights.ENGINE).write_text(facts)
 
         return write
 
@@ -180,3 +185,4 @@ class OptimizedModel:
         tree = self._optimizer.state_dict()
         tree["state"] = state
         self._optimizer.load_state_dict(tree)
+        self._scale = LossScale(**json.loads((folder / weights.ENGINE).read_text())["loss_scale"])

@@ -43,7 +43,8 @@ class TorchScorer(SwappableModel):
         folder = path or config.model_path
         super().__init__(folder, device_of(device), follows=follows)
         temperature, shares = config.rollout.temperature, config.trainer.share_prefixes
-        self._forward = Forward(self._device, dtype, temperature, family_of(folder), share_prefixes=shares)
+        family, head_dtype = family_of(folder), getattr(torch, config.head_precision)
+        self._forward = Forward(self._device, dtype, temperature, family, share_prefixes=shares, head_dtype=head_dtype)
         self._forward.prepare(self._model)
         self._max_tokens = config.trainer.max_tokens_per_microbatch
         self._routers = Routers(self._model) if config.trainer.router_replay and path is None else None

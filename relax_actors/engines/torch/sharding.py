@@ -6,17 +6,21 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from relax_actors.engines.torch.model import copy_into, tensors_of
 from relax_actors.media.family import Family
 from relax_actors.weights import files as weights
 from relax_actors.weights.encoder import LocalSource, WeightSource
 
 T = TypeVar("T")
+PartOfModel = Literal["towers", "head", "rest"]
+"""Weights that a micro-batch may not read: of the towers, of an output head of its own, and all others outside of
+layers and embeddings, towers included."""
 Make = Callable[[torch.device | None], PreTrainedModel]
 """Build a model on a device; None to leave it where it was built."""
 
@@ -54,21 +58,31 @@ class Whole:
         del family
         return make(self.device)
 
+    def draw(self, model: PreTrainedModel, make: Make) -> None:
+        """Draw the random weights of a model.
+
+        Args:
+            model: gets the weights.
+            make: builds it with a seed.
+        """
+        copy_into(model, tensors_of(make(None)), "random initialisation")
+
     def within(self, model: PreTrainedModel, compute: Callable[[], T]) -> T:
         """Call a function that reads the weights of a model."""
         del model
         return compute()
 
-    def zero(self, model: PreTrainedModel, *, towers_only: bool = False) -> Tensor | float:
-        """Return a 0 whose gradient with respect to weights is 0.
+    def at_head(self, model: PreTrainedModel, hidden: Tensor, compute: Callable[[Tensor], T]) -> T:
+        """Call a function of hidden states that reads the output head; it returns tensors that need a gradient."""
+        del model
+        return compute(hidden)
+
+    def zero(self, model: PreTrainedModel, part: PartOfModel) -> Tensor | float:
+        """Return a 0 whose gradient with respect to the weights of a part is 0.
 
         Gradients are reduced over ranks, so each rank needs one for every weight, also for those that it did not read.
-
-        Args:
-            model: the model.
-            towers_only: with respect to those of the towers; else to all but those of the layers.
         """
-        del model, towers_only
+        del model, part
         return 0.0
 
     def all_gather(self, message: Any) -> list[Any]:

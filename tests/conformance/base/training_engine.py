@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -284,10 +285,11 @@ class GradientConformance(TrainingEngineConformance):
             deltas.apply(before, weights.load([tmp_path / "delta"]))
             assert weights.fingerprint(before) == engine.fingerprint()
 
+    @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
     def test_half_precision_resumes_exactly_from_steps_that_it_cannot_represent(
-        self, make: MakeEngine, tmp_path: Path
+        self, make: MakeEngine, tmp_path: Path, precision: str
     ) -> None:
-        settings = {"precision": "bfloat16", "learning_rate": 1e-6}
+        settings = {"precision": precision, "learning_rate": 1e-6}
         one = begun(make(**settings))
         for step in range(3):
             train(one, batch_of(step), step, silent)
@@ -298,7 +300,34 @@ class GradientConformance(TrainingEngineConformance):
         assert a.metrics == b.metrics
         assert one.fingerprint() == other.fingerprint()
 
-    @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+    def test_an_overflow_in_float16_skips_the_update_and_halves_the_loss_scale(
+        self, make: MakeEngine, tmp_path: Path
+    ) -> None:
+        settings = {"precision": "float16", "loss_scale": {"initial": 2.0**17, "growth_interval": 1}}
+        one = begun(make(**settings))
+        untrained, found = one.fingerprint(), []
+        for step in range(12):
+            found.append(dict(train(one, batch_of(step), step, silent).metrics))
+            if found[-1]["skipped_updates"]:
+                assert "grad_norm" not in found[-1]
+                assert step or one.fingerprint() == untrained
+            if step == 1:
+                one.save(folder := folder_of(tmp_path / "checkpoint"))
+        assert one.fingerprint() != untrained
+        scales, skipped = [m["loss_scale"] for m in found], [m["skipped_updates"] for m in found]
+        assert scales[0] == 2.0**17
+        assert skipped[0] == 1  # a gradient of a logit is above the largest number of float16
+        assert 0 in skipped
+        steps = zip(pairwise(scales), skipped[:-1], strict=True)
+        assert all(after == scale / 2 for (scale, after), skip in steps if skip)
+        assert any(after == 2 * scale for scale, after in pairwise(scales))
+        other = make(**settings)
+        other.load(folder)
+        resumed = [dict(train(other, batch_of(step), step, silent).metrics) for step in range(2, 12)]
+        assert resumed == found[2:]
+        assert other.fingerprint() == one.fingerprint()
+
+    @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
     def test_the_exported_folder_holds_the_published_weights(
         self, make: MakeEngine, tmp_path: Path, precision: str
     ) -> None:

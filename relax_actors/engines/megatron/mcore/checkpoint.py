@@ -20,6 +20,7 @@ from relax_actors.engines.megatron.mcore.optimizer import Optimizer
 from relax_actors.engines.megatron.mcore.rank_weights import RankWeights, local_shards
 from relax_actors.engines.megatron.mcore.shard_files import Piece, stored_pieces, writer
 from relax_actors.engines.torch.background import run_in_background
+from relax_actors.engines.torch.loss_scale import LossScale
 from relax_actors.weights import files as weights
 
 STATE, REFERENCE, PARAMETER = "state", "reference", "param"
@@ -87,6 +88,7 @@ def _prepare(folder: Path, state: RankState, coefficients: Coefficients | None) 
             "layout": asdict(state.layout),
             "reference": state.reference is not None,
             "group_step": state.optimizer.group_step,
+            "loss_scale": asdict(state.optimizer.loss_scale),
             "coefficients": None if coefficients is None else asdict(coefficients),
         }
         (folder / weights.ENGINE).write_text(json.dumps(metadata))
@@ -128,7 +130,9 @@ def load(folder: Path, state: RankState) -> None:
                 slot.state["step"] = torch.tensor(step)
         for key, local in local_shards(state.reference.bare if state.reference else []).items():
             local.parameter.copy_(stored.read(REFERENCE, mine.stored_key(key), local).view_as(local.parameter))
-    state.optimizer.group_step = _metadata(folder)["group_step"]
+    metadata = _metadata(folder)
+    state.optimizer.group_step = metadata["group_step"]
+    state.optimizer.loss_scale = LossScale(**metadata["loss_scale"])
 
 
 def _metadata(folder: Path) -> Any:

@@ -34,7 +34,7 @@ from relax_actors.engines.protocols.training import StepResult
 from relax_actors.engines.ranks.collectives import all_gather_messages
 from relax_actors.engines.ranks.model_folder import write_shared
 from relax_actors.engines.torch.model import build_critic
-from relax_actors.engines.torch.objective import ScoredTokens, check_gradient_norm
+from relax_actors.engines.torch.objective import ScoredTokens
 from relax_actors.weights.encoder import ignore
 
 
@@ -115,13 +115,12 @@ class MegatronCritic:
         own = self._measured if process_groups.reports_metrics() else []
         measured = add_metrics(each for part in all_gather_messages(own) for each in part)
         rate = scheduled_learning_rate(self._config, step, self._settings.learning_rate)
-        norm, count = self._optimizer.step(rate, 1.0 / max(measured["tokens"], 1.0)), float(self._micro_batches)
+        of_update = self._optimizer.step(rate, 1.0 / max(measured["tokens"], 1.0), measured)
+        count = float(self._micro_batches)
         self.discard()
-        check_gradient_norm(norm)
         self._fingerprint = None
         progress()
-        metrics = {"grad_norm": norm, "micro_batches": count, "learning_rate": rate}
-        return StepResult(value_metrics(measured | metrics))
+        return StepResult(value_metrics(measured | of_update | {"micro_batches": count, "learning_rate": rate}))
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the weights."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.training import StepResult
 from relax_actors.engines.ranks.model_folder import write_shared
 from relax_actors.engines.torch.model import build, has_weights, tensors_of
-from relax_actors.engines.torch.objective import check_gradient_norm
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.weights.encoder import WeightEncoder
 
@@ -101,8 +100,8 @@ class MegatronEngine:
         self._optimizer.zero_grad()
         self._update.accumulate_supervised(samples, progress)
         measured, count = self._update.finish(progress, seed=0), float(self._update.micro_batches)
-        norm = self._step(learning_rate, 1.0)
-        return StepResult(measured | {"grad_norm": norm, "micro_batches": count})
+        of_update = self._step(learning_rate, 1.0, measured)
+        return StepResult(measured | of_update | {"micro_batches": count})
 
     def accumulate(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> None:
         """Accumulate the gradients of sequences, or keep them until `step` if the loss needs the whole step."""
@@ -129,19 +128,16 @@ class MegatronEngine:
             raise ValueError(msg)
         measured = self._update.finish(progress, derive_seed(self._config.run.seed, "tokens", step))
         rate = scheduled_learning_rate(self._config, step)
-        norm = self._step(rate, objective.gradient_scale(measured))
+        of_update = self._step(rate, objective.gradient_scale(measured), measured)
         self._coefficients.record(measured)
         progress()
-        return StepResult(
-            objective.metrics(measured) | {"grad_norm": norm, "micro_batches": count, "learning_rate": rate}
-        )
+        return StepResult(objective.metrics(measured) | of_update | {"micro_batches": count, "learning_rate": rate})
 
-    def _step(self, rate: float, factor: float) -> float:
-        norm = self._optimizer.step(rate, factor)
+    def _step(self, rate: float, factor: float, measured: Mapping[str, float]) -> dict[str, float]:
+        of_update = self._optimizer.step(rate, factor, measured)
         self.discard()
-        check_gradient_norm(norm)
         self._encoder.invalidate()
-        return norm
+        return of_update
 
     @property
     def shards(self) -> int:

@@ -110,11 +110,14 @@ class OutputHeads:
         vocab_size: number of tokens; shards of the vocabulary may have padding rows after it.
         padded_vocab_size: number of rows of all shards.
         is_critic: whether the models are critics, without a head.
+        dtype: dtype of the computation of logits.
     """
 
-    def __init__(self, family: Family | None, vocab_size: int, padded_vocab_size: int, *, is_critic: bool) -> None:
+    def __init__(
+        self, family: Family | None, vocab_size: int, padded_vocab_size: int, dtype: torch.dtype, *, is_critic: bool
+    ) -> None:
         width = padded_vocab_size // parallel_state.get_tensor_model_parallel_world_size()
-        self._shards, self._is_critic = TensorParallelShards(width, vocab_size), is_critic
+        self._shards, self._is_critic, self._dtype = TensorParallelShards(width, vocab_size), is_critic, dtype
         own = range(self._shards.first, self._shards.first + width)
         self._barred = BarredIds(family, process_groups.device(), own)
 
@@ -127,7 +130,7 @@ class OutputHeads:
             return Outputs(selected, None, self._shards)
         tied = model.share_embeddings_and_output_weights
         weight = model.shared_embedding_or_output_weight() if tied else model.output_layer.weight
-        return Outputs(selected, Head(weight, barred=self._barred.ids), self._shards)
+        return Outputs(selected, Head(weight, barred=self._barred.ids, dtype=self._dtype), self._shards)
 
 
 class TensorParallelShards(Shards):

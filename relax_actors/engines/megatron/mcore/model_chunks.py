@@ -45,6 +45,7 @@ def transformer_config(config: Config, architecture: Architecture, layout: Layou
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype is torch.bfloat16,
+        fp16=dtype is torch.float16,
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
         virtual_pipeline_model_parallel_size=layout.virtual if layout.virtual > 1 else None,
@@ -78,7 +79,7 @@ def transformer_config(config: Config, architecture: Architecture, layout: Layou
 class ModelChunks:
     """Model chunks of this rank, one for each virtual pipeline stage.
 
-    `bare` are the GPTModels; `wrapped` are the same in a Float16Module where the precision is bfloat16. A critic
+    `bare` are the GPTModels; `wrapped` are the same in a Float16Module in half precision. A critic
     is of the architecture of the folder `critic`, and has a value head in place of the output layer.
     """
 
@@ -92,9 +93,9 @@ class ModelChunks:
         self.bare = [self._build(architecture, layout, stage) for stage in range(layout.virtual)]
         towers = [model.towers for model in self.bare if getattr(model, "towers", None) is not None]
         kept = [found for model in towers for found in float32_buffers(model)]
-        half = self.config.bf16
+        half = self.config.bf16 or self.config.fp16
         self.wrapped = [Float16Module(self.config, model) if half else model for model in self.bare]
-        for module, name, buffer in kept:  # frequencies of the towers, which bfloat16 would round
+        for module, name, buffer in kept:  # frequencies of the towers, which half precision would round
             setattr(module, name, buffer)
 
     def _build(self, architecture: Architecture, layout: Layout, stage: int) -> Any:

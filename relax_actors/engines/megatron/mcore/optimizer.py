@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from relax_actors.config.schema import Config
 from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks
 from relax_actors.engines.megatron.mcore.process_groups import plain_object_gathering
+from relax_actors.engines.torch.loss_scale import LossScale
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +63,24 @@ class Optimizer:
                     use_distributed_optimizer=sharded,
                     params_dtype=chunks.config.params_dtype,
                     bf16=chunks.config.bf16,
+                    fp16=chunks.config.fp16,
+                    # megatron-core only says whether gradients overflowed: the loss is scaled as in the torch engine.
+                    loss_scale=1.0 if chunks.config.fp16 else None,
                 ),
                 self.models,
                 config_overrides={},  # one learning rate and weight decay for all parameters, as in the torch engine
             )
         # A step may take several calls of the schedule; `step` sums their gradients over ranks once.
         chunks.config.finalize_model_grads_func = None
+        self._settings, self.loss_scale = settings, LossScale.of(settings)
+        chunks.config.grad_scale_func = self._scaled
+
+    def _scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        return self.loss_scale.scaled(loss)
 
     def reset(self) -> None:
         """Clear the optimizer state and copy the models' current weights."""
+        self.loss_scale = LossScale.of(self._settings)
         for part in self.parts:
             part.optimizer.state.clear()
         self.inner.reload_model_params()
@@ -86,24 +97,28 @@ class Optimizer:
             model.zero_grad_buffer()
         self.inner.zero_grad()
 
-    def step(self, rate: float, factor: float) -> float:
-        """Sum the gradients over ranks, scale them, clip them, and take a step.
+    def step(self, rate: float, factor: float, measured: Mapping[str, float]) -> dict[str, float]:
+        """Sum the gradients over ranks, multiply and clip them, and take a step, unless the loss scale was too large.
 
         Args:
             rate: learning rate.
             factor: multiplied with the gradients.
+            measured: measurements of the forward passes.
 
         Returns:
-            Norm of the scaled gradients before clipping.
+            Metrics of the update; `grad_norm` is the norm before clipping.
+
+        Raises:
+            FloatingPointError: the norm is not finite, for another reason.
         """
         finalize_model_grads(self.models)
-        if factor != 1.0:
+        if (scale := factor / self.loss_scale.value) != 1.0:
             for model in self.models:
-                model.scale_gradients(factor)
+                model.scale_gradients(scale)
         for group in self.inner.param_groups:
             group["lr"] = rate
         _, norm, _ = self.inner.step()
-        return float(norm)
+        return self.loss_scale.metrics_of(math.inf if norm is None else float(norm), measured.values())
 
     def rate(self) -> float:
         """Current learning rate."""

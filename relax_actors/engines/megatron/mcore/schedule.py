@@ -61,7 +61,8 @@ class Schedule:
         self._device = process_groups.device()
         self._family = family_of(config.model_path)
         padded = padded_vocabulary(architecture, layout)
-        self._heads = OutputHeads(self._family, architecture.vocab_size, padded, is_critic=is_critic)
+        dtype = getattr(torch, config.head_precision)
+        self._heads = OutputHeads(self._family, architecture.vocab_size, padded, dtype, is_critic=is_critic)
 
     def micro_batches(self, samples: Sequence[TrainSample]) -> list[MicroBatch]:
         """Micro-batches of this rank.

@@ -1,0 +1,119 @@
+"""Compare log-probs of trainer and rollout, by the precision in which both compute and the precision of logits.
+
+    python benchmarks/precision.py [--layers 6] [--hidden 256] [--vocabulary 8192] [--range 0.3] [--json]
+
+A Qwen3 with random weights; the larger they are, the sharper its distributions. The rollout samples in a precision with
+weights published in it; the torch engine scores the samples in the same precision, with its weights in float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from training_workload import DENSE
+
+from relax_actors.config import validate
+from relax_actors.data.model_folder import prepare
+from relax_actors.engines.protocols import GenerationRequest, TrainSample
+from relax_actors.engines.torch.engine import TorchEngine
+from relax_actors.engines.transformers.engine import TransformersEngine
+
+ROWS, SAMPLES, PROMPT, LONGEST = 4, 4, 32, 48
+
+
+class WideHead(TransformersEngine):
+    """Computes logits in float32 from hidden states in half precision, as SGLang does with `--enable-fp32-lm-head`."""
+
+    def _logits(self, tokens: Tensor, cache: Any, reading: Any) -> Tensor:
+        hidden = self._model.base_model(
+            input_ids=tokens,
+            attention_mask=reading.mask,
+            position_ids=reading.positions,
+            past_key_values=cache,
+        ).last_hidden_state[:, -1]
+        weight: Tensor = self._model.lm_head.weight
+        return hidden.float() @ weight.float().T
+
+
+def requests(vocabulary: int) -> list[GenerationRequest]:
+    """Draw prompts."""
+    random = np.random.default_rng(0)
+    prompts = [random.integers(0, vocabulary, PROMPT, dtype=np.int32) for _ in range(ROWS)]
+    settings: dict[str, Any] = {"samples": SAMPLES, "temperature": 1.0, "top_p": 1.0, "max_tokens": LONGEST}
+    return [GenerationRequest(p, seed, stop_ids=frozenset(), **settings) for seed, p in enumerate(prompts)]
+
+
+def measure(folder: Path, shape: dict[str, Any], precision: str, *, fp32_lm_head: bool) -> dict[str, float]:
+    """Sample and score in one precision."""
+    tree = {
+        "run": {"name": "benchmark", "folder": str(folder)},
+        "model": {"architecture": shape, "tokenizer": {"alphabet": "01#"}, "fp32_lm_head": fp32_lm_head},
+        "data": {"kind": "python", "function": "nothing"},
+        "trainer": {"precision": precision, "max_tokens_per_microbatch": 1024},
+    }
+    config = validate(tree, "benchmark")
+    prepare(config, config.model_path)
+    engine = TorchEngine(config)
+    engine.initialise(1)
+    published = folder / "published.safetensors"
+    rollout = (WideHead if fp32_lm_head else TransformersEngine)(config.model_path, dtype=getattr(torch, precision))
+    rollout.load(0, engine.publish(published), [published])
+    asked = requests(shape["vocab_size"])
+    pairs = [(r, s) for r, group in zip(asked, rollout.generate(asked, lambda: None), strict=True) for s in group]
+    samples = [TrainSample.of_completion(r.tokens, s.tokens, logprobs=s.logprobs) for r, s in pairs]
+    scored = engine.score(samples, lambda: None)
+    ours = np.concatenate([row[sample.loss_mask] for row, sample in zip(scored, samples, strict=True)])
+    theirs = np.concatenate([sample.masked("logprobs") for sample in samples])
+    delta = (ours - theirs).astype(np.float64)
+    return {
+        "abs_delta": float(np.abs(delta).mean()),
+        "max_delta": float(np.abs(delta).max()),
+        "k3": float((np.exp(delta) - 1 - delta).mean()),
+        "logprob": float(theirs.mean()),
+    }
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--vocabulary", type=int, default=8192)
+    parser.add_argument("--range", type=float, default=0.3, help="standard deviation of the weights")
+    parser.add_argument("--json", action="store_true")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    shape = DENSE | {
+        "hidden_size": chosen.hidden,
+        "intermediate_size": 3 * chosen.hidden,
+        "num_hidden_layers": chosen.layers,
+        "vocab_size": chosen.vocabulary,
+        "initializer_range": chosen.range,
+        "max_position_embeddings": 128,
+    }
+    figures = {}
+    for precision in ("bfloat16", "float16"):
+        for fp32_lm_head in (False, True):
+            with tempfile.TemporaryDirectory() as folder:
+                name = f"{precision}, logits in {'float32' if fp32_lm_head else precision}"
+                figures[name] = measure(Path(folder), shape, precision, fp32_lm_head=fp32_lm_head)
+    table = Table("", *next(iter(figures.values())), title="Log-probs of trainer and rollout")
+    for name, found in figures.items():
+        table.add_row(name, *(f"{value:.3g}" for value in found.values()))
+    Console(stderr=chosen.json, width=110).print(table)
+    if chosen.json:
+        sys.stdout.write(json.dumps(figures) + "\n")
+
+
+if __name__ == "__main__":
+    main()
