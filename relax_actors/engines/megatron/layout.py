@@ -8,6 +8,7 @@ from typing import Any
 
 from relax_actors.config.media import is_nested
 from relax_actors.config.training import MegatronSection
+from relax_actors.data.model_folder import expert_count
 from relax_actors.engines.megatron.architecture import decoder_fields, deepstack_indexes
 from relax_actors.errors import ConfigError
 
@@ -99,7 +100,7 @@ def check(layout: Layout, model: Mapping[str, Any], section: str = "trainer.mega
     Raises:
         ConfigError: lists every problem, one a line.
     """
-    experts = int(model.get("num_experts") or model.get("num_local_experts") or 0)
+    experts = expert_count(model)
     problems = [
         *_group_problems(layout),
         *_dense_problems(layout, model),
