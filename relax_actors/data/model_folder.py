@@ -81,7 +81,7 @@ def prepare(config: Config, folder: Path) -> None:
     # Written out because the defaults of engines differ.
     heads, hidden = fields.get("num_attention_heads"), fields.get("hidden_size")
     own = {"num_key_value_heads": heads} if heads else {}
-    if heads and hidden and hidden % heads == 0:
+    if heads and hidden and hidden % heads == 0 and "qk_rope_head_dim" not in fields:
         own["head_dim"] = hidden // heads
     of_text = ids | {"bos_token_id": None} | own
     body = of_text | architecture

@@ -32,7 +32,8 @@ LLAMA3 = {
     "original_max_position_embeddings": 16,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
-LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
+LATENT: dict[str, Any] = {"q_lora_rank": 16, "kv_lora_rank": 16, "num_key_value_heads": 4}
+LATENT |= {"head_dim": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 24}
 RECURRENT = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
@@ -59,7 +60,6 @@ MEGATRON: dict[str, dict[str, Any]] = {
     "qwen3_moe": of("qwen3_moe", **EXPERTS, norm_topk_prob=True),
     "qwen3_moe dense": of("qwen3_moe", **EXPERTS, norm_topk_prob=True, mlp_only_layers=[0]),
     "mistral": of("mistral", sliding_window=4),
-    "mistral full": of("mistral", sliding_window=None),
     "mixtral": of("mixtral", num_local_experts=4, num_experts_per_tok=2),
     "glm4_moe": of("glm4_moe", **ROUTED, attention_bias=True, use_qk_norm=True, n_group=1, topk_group=1),
 }
@@ -67,8 +67,8 @@ MEGATRON: dict[str, dict[str, Any]] = {
 TORCH: dict[str, dict[str, Any]] = {
     "gemma3": of("gemma3_text", sliding_window=4),
     "glm4": of("glm4"),
-    "deepseek_v3": of("deepseek_v3", **ROUTED, **LATENT, n_group=2, topk_group=1, num_key_value_heads=4),
-    "gpt_oss": of("gpt_oss", num_local_experts=4, num_experts_per_tok=2, sliding_window=4),
+    "deepseek_v3": of("deepseek_v3", **ROUTED, **LATENT, n_group=2, topk_group=1),
+    "gpt_oss": of("gpt_oss", num_local_experts=4, num_experts_per_tok=2, sliding_window=4, rope_parameters=YARN),
     "qwen3_next": of("qwen3_next", **EXPERTS, **RECURRENT, shared_expert_intermediate_size=32),
     "qwen3_5": of("qwen3_5_text", **RECURRENT),
     "qwen3_5_moe": of("qwen3_5_moe_text", **EXPERTS, **RECURRENT, shared_expert_intermediate_size=32),

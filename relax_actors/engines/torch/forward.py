@@ -27,7 +27,7 @@ from relax_actors.engines.torch.experts import Routers
 from relax_actors.engines.torch.head import HeadForm
 from relax_actors.engines.torch.micro_batch import MicroBatch, padded
 from relax_actors.engines.torch.objective import ScoredTokens
-from relax_actors.engines.torch.packing import ATTENTION, Packing
+from relax_actors.engines.torch.packing import ATTENTION, Packing, is_recurrent
 from relax_actors.engines.torch.sharding import Whole
 from relax_actors.media.family import Family
 
@@ -63,6 +63,7 @@ class Forward:
         self._share_prefixes = share_prefixes
         self._barred = BarredIds(family, device)
         self._head_form = HeadForm()
+        self._is_recurrent = False
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
         """Prepare a policy for packed sequences, disable dropout, and return it.
@@ -82,25 +83,32 @@ class Forward:
         """Prepare a model with a value head as `prepare` does."""
         decoder = model if self._family is None else multimodal.decoder_of(model)
         decoder.set_attn_implementation(ATTENTION)
+        self._is_recurrent = is_recurrent(decoder)
         model.train(mode=False)
         return model
 
     def plan(self, samples: Sequence[TrainSample], max_tokens: int) -> list[MicroBatchPlan]:
         """Split sequences into micro-batches of at most `max_tokens` tokens; returns those of this rank.
 
-        All ranks get as many, which `IDLE` ones complete.
+        All ranks get as many, which `IDLE` ones complete. A recurrent model gets each sequence alone: the state of its
+        layers would pass from one packed sequence to the next.
 
         Raises:
             ValueError: a sequence is empty, or longer than `max_tokens`.
         """
-        shares, plans = self._share_prefixes, []
         if self._sharding.count == 1:
-            return plan_micro_batches(samples, max_tokens, share_prefixes=shares)
-        for share in share_out(samples, self._sharding.count, share_prefixes=shares):
-            own = plan_micro_batches([samples[i] for i in share], max_tokens, share_prefixes=shares)
-            plans.append([MicroBatchPlan([share[i] for i in plan.indices], plan.shared) for plan in own])
+            return self._own_plans(samples, range(len(samples)), max_tokens)
+        shares = share_out(samples, self._sharding.count, share_prefixes=self._share_prefixes)
+        plans = [self._own_plans(samples, share, max_tokens) for share in shares]
         most, mine = max(map(len, plans)), plans[self._sharding.rank]
         return mine + [IDLE] * (most - len(mine))
+
+    def _own_plans(self, samples: Sequence[TrainSample], share: Sequence[int], max_tokens: int) -> list[MicroBatchPlan]:
+        """Plan the micro-batches of some of the sequences."""
+        plans = plan_micro_batches([samples[i] for i in share], max_tokens, share_prefixes=self._share_prefixes)
+        if self._is_recurrent:
+            return [MicroBatchPlan.of([share[i]]) for plan in plans for i in plan.indices]
+        return [MicroBatchPlan([share[i] for i in plan.indices], plan.shared) for plan in plans]
 
     def loss(
         self, model: PreTrainedModel, loss_of: Callable[[MicroBatchPlan], tuple[Tensor, dict[str, float]]]
