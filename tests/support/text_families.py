@@ -74,6 +74,17 @@ TORCH: dict[str, dict[str, Any]] = {
     "qwen3_5_moe": of("qwen3_5_moe_text", **EXPERTS, **RECURRENT, shared_expert_intermediate_size=32),
 }
 """Models that only the torch engine trains."""
+SGLANG: dict[str, dict[str, Any]] = {
+    "llama": MEGATRON["llama llama3"],
+    "qwen2": MEGATRON["qwen2"],
+    "qwen3": MEGATRON["qwen3"],
+    "mistral": of("mistral", sliding_window=None),
+    "gemma3": of("gemma3_text", sliding_window=None, layer_types=["full_attention"] * 2),
+    "glm4": TORCH["glm4"],
+    "qwen2_moe": MEGATRON["qwen2_moe"],
+    "qwen3_moe": MEGATRON["qwen3_moe"],
+}
+"""Models that SGLang serves with the log-probs of transformers."""
 
 
 @torch.no_grad()

@@ -73,7 +73,7 @@ class RecurrentLayer(LinearAttentionLayer):
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep the sequences at `indices`."""
-        self.reorder_cache(indices)
+        self.reorder_cache(indices)  # type: ignore[arg-type]
 
 
 def reserved_cache(config: PreTrainedConfig, limit: int) -> DynamicCache:
