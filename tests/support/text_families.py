@@ -62,12 +62,20 @@ MEGATRON: dict[str, dict[str, Any]] = {
     "mistral": of("mistral", sliding_window=4),
     "mixtral": of("mixtral", num_local_experts=4, num_experts_per_tok=2),
     "glm4_moe": of("glm4_moe", **ROUTED, attention_bias=True, use_qk_norm=True, n_group=1, topk_group=1),
+    "deepseek_v3": of("deepseek_v3", **ROUTED, **LATENT, n_group=2, topk_group=1),
+    "deepseek_v3 yarn": of(
+        "deepseek_v3",
+        **ROUTED,
+        **LATENT | {"q_lora_rank": None},
+        n_group=1,
+        topk_group=1,
+        rope_parameters=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
+    ),
 }
 """Models that megatron-core trains."""
 TORCH: dict[str, dict[str, Any]] = {
     "gemma3": of("gemma3_text", sliding_window=4),
     "glm4": of("glm4"),
-    "deepseek_v3": of("deepseek_v3", **ROUTED, **LATENT, n_group=2, topk_group=1),
     "gpt_oss": of("gpt_oss", num_local_experts=4, num_experts_per_tok=2, sliding_window=4, rope_parameters=YARN),
     "qwen3_next": of("qwen3_next", **EXPERTS, **RECURRENT, shared_expert_intermediate_size=32),
     "qwen3_5": of("qwen3_5_text", **RECURRENT),
@@ -76,12 +84,13 @@ TORCH: dict[str, dict[str, Any]] = {
 """Models that only the torch engine trains."""
 SGLANG: dict[str, dict[str, Any]] = {
     "llama": MEGATRON["llama llama3"],
-    "qwen2": MEGATRON["qwen2"],
+    "qwen2": MEGATRON["qwen2"]
+    | {"head_dim": 8},  # SGLang divides the hidden size by the heads, whatever config.json says
     "qwen3": MEGATRON["qwen3"],
     "mistral": of("mistral", sliding_window=None),
     "gemma3": of("gemma3_text", sliding_window=None, layer_types=["full_attention"] * 2),
     "glm4": TORCH["glm4"],
-    "qwen2_moe": MEGATRON["qwen2_moe"],
+    "qwen2_moe": MEGATRON["qwen2_moe"] | {"head_dim": 8},
     "qwen3_moe": MEGATRON["qwen3_moe"],
 }
 """Models that SGLang serves with the log-probs of transformers."""

@@ -45,6 +45,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "silently trains wrong weights",
     ),
     (MOE, {"ranks": 2, "expert_parallel": 2, "pipeline_parallel": 2}, "expert_parallel x expert_tensor_parallel"),
+    (DENSE | {"kv_lora_rank": 16}, {"ranks": 2, "tensor_parallel": 2}, "latent attention.*set tensor_parallel = 1"),
 ]
 POSSIBLE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (DENSE, {}),

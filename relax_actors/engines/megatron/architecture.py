@@ -9,7 +9,7 @@ from typing import Any
 from relax_actors.config.media import is_nested
 from relax_actors.data.model_folder import experts_of
 from relax_actors.data.nested_config import text_fields
-from relax_actors.engines.megatron.families import TEXT_FAMILIES, Architecture, Experts, ExpertSpec, TextFamily
+from relax_actors.engines.megatron.families import TEXT_FAMILIES, Architecture, Experts, ExpertSpec, Latent, TextFamily
 from relax_actors.errors import ConfigError
 from relax_actors.media.families import FAMILIES, FAMILIES_BY_TYPE
 
@@ -46,7 +46,7 @@ def architecture_of(folder: Path) -> Architecture:
         hidden_size=int(fields["hidden_size"]),
         heads=heads,
         query_groups=int(fields.get("num_key_value_heads") or heads),
-        head_dim=_head_dim(fields, heads),
+        head_dim=int(fields["qk_rope_head_dim"]) if family.has_latent_attention else _head_dim(fields, heads),
         ffn_size=int(fields["intermediate_size"]),
         vocab_size=int(fields["vocab_size"]),
         context_length=int(fields["max_position_embeddings"]),
@@ -57,6 +57,7 @@ def architecture_of(folder: Path) -> Architecture:
         qkv_bias=holds(family.qkv_bias, fields),
         windows=_windows(family, fields) if spec is None else (None,) * int(fields["num_hidden_layers"]),
         experts=None if family.experts is None else _experts(family.experts, fields),
+        latent=_latent(fields) if family.has_latent_attention else None,
         prefix="model." if spec is None else spec.decoder.prefix,
         rotary_sections=tuple(rotary.get("mrope_section") or ()),
         rotary_interleaved=spec is not None and spec.positions.sections == "interleaved",
@@ -119,6 +120,8 @@ def _unsupported(family: TextFamily, fields: Mapping[str, Any], *, is_media: boo
     fraction = _rotary_fraction(family, fields)
     if fraction != 1 and (family.rotary_fraction is None or kind != "default"):
         yield f"partial_rotary_factor = {fraction!r} is not supported here, only 1.0"
+    if family.has_latent_attention and kind != "default" and rotary.get("mscale") != rotary.get("mscale_all_dim"):
+        yield f"mscale = {rotary.get('mscale')!r} is not supported, only that of mscale_all_dim"
     groups, of_token = fields.get("n_group") or 1, fields.get("topk_group") or 1
     # megatron-core judges a group by as many experts as a token may get of it, transformers by two.
     if groups > 1 and fields.get("num_experts_per_tok", 2 * of_token) != 2 * of_token:
@@ -155,6 +158,11 @@ def _windows(family: TextFamily, fields: Mapping[str, Any]) -> tuple[int | None,
 def holds(rule: bool | str, fields: Mapping[str, Any]) -> bool:  # noqa: FBT001 a rule of a family
     """Whether a rule of a family holds for a model: one for all, or the field that says so."""
     return bool(fields.get(rule)) if isinstance(rule, str) else rule
+
+
+def _latent(fields: Mapping[str, Any]) -> Latent:
+    names = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+    return Latent(fields.get("q_lora_rank"), *(int(fields[name]) for name in names))
 
 
 def _experts(spec: ExpertSpec, fields: Mapping[str, Any]) -> Experts:

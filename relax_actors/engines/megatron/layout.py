@@ -159,6 +159,12 @@ def _dense_problems(layout: Layout, model: Mapping[str, Any]) -> Iterator[str]:
         "num_key_value_heads": model.get("num_key_value_heads") or heads,
         "intermediate_size": model.get("intermediate_size"),
     }
+    if layout.tensor > 1 and model.get("kv_lora_rank"):
+        yield (
+            f"tensor_parallel = {layout.tensor} with latent attention silently trains wrong weights: megatron-core's "
+            "ranks each get the gradient of their own heads for the keys that all heads share; set tensor_parallel = 1 "
+            "and use expert_parallel or pipeline_parallel"
+        )
     for name, size in sizes.items():
         if size is not None and int(size) % layout.tensor:
             yield f"tensor_parallel = {layout.tensor} does not divide the model's {name} = {size}; lower it"

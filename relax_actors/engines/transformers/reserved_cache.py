@@ -66,10 +66,9 @@ class RecurrentLayer(LinearAttentionLayer):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every sequence."""
-        states = next(
-            state for state in (*self.conv_states.values(), *self.recurrent_states.values()) if state is not None
-        )
-        self.reorder_cache(torch.arange(len(states)).repeat_interleave(repeats))
+        states = (*self.conv_states.values(), *self.recurrent_states.values())
+        sequences = next(len(state) for state in states if state is not None)
+        self.batch_select_indices(torch.arange(sequences).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep the sequences at `indices`."""

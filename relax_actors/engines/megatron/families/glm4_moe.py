@@ -1,6 +1,7 @@
 """GLM-4.5 and its successors with experts: routers of DeepSeek-V3, and half of a head's dimensions turn."""
 
-from relax_actors.engines.megatron.families.spec import ExpertSpec, TextFamily
+from relax_actors.engines.megatron.families.deepseek_v3 import SIGMOID_EXPERTS
+from relax_actors.engines.megatron.families.spec import TextFamily
 
 GLM4_MOE = TextFamily(
     model_type="glm4_moe",
@@ -9,11 +10,5 @@ GLM4_MOE = TextFamily(
     qkv_bias="attention_bias",
     has_windows=False,
     rotary_fraction=0.5,
-    experts=ExpertSpec(
-        scores="sigmoid",
-        normalises=True,
-        has_bias=True,
-        shared="shared_experts",
-        shared_width=lambda fields: int(fields["n_shared_experts"]) * int(fields["moe_intermediate_size"]),
-    ),
+    experts=SIGMOID_EXPERTS,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from relax_actors.engines.megatron.families.spec import Architecture
+from relax_actors.engines.megatron.families.spec import Architecture, Latent
 
 QKV, QKV_BIAS = "self_attention.linear_qkv.weight", "self_attention.linear_qkv.bias"
 FC1, FC2 = "linear_fc1.weight", "linear_fc2.weight"
@@ -42,7 +42,7 @@ def layer_weights(model: Architecture, number: int) -> tuple[Weight, ...]:
     hidden = model.hidden_size
     return (
         same("input_layernorm.weight", "input_layernorm.weight", hidden),
-        *_attention(model),
+        *(_latent_attention(model, model.latent) if model.latent else _attention(model)),
         same("pre_mlp_layernorm.weight", "post_attention_layernorm.weight", hidden),
         *(_experts(model) if model.has_experts(number) else _feed_forward("mlp", "mlp", hidden, model.ffn_size)),
     )
@@ -61,6 +61,28 @@ def _attention(model: Architecture) -> tuple[Weight, ...]:
         *(norms if model.qk_layernorm else ()),
         same("self_attention.linear_proj.weight", "self_attn.o_proj.weight", hidden, rows[0]),
     )
+
+
+def _latent_attention(model: Architecture, latent: Latent) -> tuple[Weight, ...]:
+    hidden, width = model.hidden_size, latent.turned + latent.still
+    queries: tuple[Weight, ...] = (_latent("q_proj", "q_proj", model.heads * width, hidden),)
+    if latent.queries is not None:
+        queries = (
+            _latent("q_down_proj", "q_a_proj", latent.queries, hidden),
+            same("self_attention.q_layernorm.weight", "self_attn.q_a_layernorm.weight", latent.queries),
+            _latent("q_up_proj", "q_b_proj", model.heads * width, latent.queries),
+        )
+    return (
+        *queries,
+        _latent("kv_down_proj", "kv_a_proj_with_mqa", latent.keys + latent.turned, hidden),
+        same("self_attention.kv_layernorm.weight", "self_attn.kv_a_layernorm.weight", latent.keys),
+        _latent("kv_up_proj", "kv_b_proj", model.heads * (latent.still + latent.values), latent.keys),
+        same("self_attention.linear_proj.weight", "self_attn.o_proj.weight", hidden, model.heads * latent.values),
+    )
+
+
+def _latent(key: str, name: str, rows: int, columns: int) -> Weight:
+    return same(f"self_attention.linear_{key}.weight", f"self_attn.{name}.weight", rows, columns)
 
 
 def _feed_forward(key: str, name: str, hidden: int, width: int) -> tuple[Weight, ...]:

@@ -45,6 +45,7 @@ class TextFamily:
         has_windows: whether the family reads `sliding_window`.
         rotary_fraction: share of a head's dimensions that turn by the position, where config.json does not say; None
             if all of them do.
+        has_latent_attention: whether queries, keys and values are made of latent vectors (MLA).
         experts: how a token's experts compute; None for a family without.
         stored_names: parts of the names of weights in transformers, each with that in files of the hub.
     """
@@ -55,6 +56,7 @@ class TextFamily:
     qkv_bias: bool | str = False
     has_windows: bool = True
     rotary_fraction: float | None = None
+    has_latent_attention: bool = False
     experts: ExpertSpec | None = None
     stored_names: tuple[tuple[str, str], ...] = ()
 
@@ -125,6 +127,40 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True)
+class Latent:
+    """Sizes of latent attention.
+
+    Attributes:
+        queries: size of the latent vector of a token's queries; None if they are made of its hidden state.
+        keys: size of the latent vector of its keys and values.
+        turned: dimensions of a head of queries and keys that turn by the position.
+        still: those that do not.
+        values: dimensions of a head of values.
+    """
+
+    queries: int | None
+    keys: int
+    turned: int
+    still: int
+    values: int
+
+    def transformer_config_arguments(self, rotary: Mapping[str, Any]) -> dict[str, Any]:
+        """Keyword arguments for megatron-core's MLATransformerConfig."""
+        return {
+            "q_lora_rank": self.queries,
+            "kv_lora_rank": self.keys,
+            "qk_head_dim": self.still,
+            "qk_pos_emb_head_dim": self.turned,
+            "v_head_dim": self.values,
+            "qk_layernorm": True,
+            # The frequencies of YaRN are set afterwards; the factor of its scores follows from these two.
+            "rope_type": "rope",
+            "rotary_scaling_factor": float(rotary.get("factor") or 1.0),
+            "mscale_all_dim": float(rotary.get("mscale_all_dim") or 0.0),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Architecture:
     """Decoder of the Llama family.
 
@@ -151,6 +187,7 @@ class Architecture:
     windows: tuple[int | None, ...]
     """Keys that a query of each layer attends to, its own included; None for all before it."""
     experts: Experts | None
+    latent: Latent | None
     prefix: str = "model."
     """Prefix of the decoder's Hugging Face names."""
     rotary_sections: tuple[int, ...] = ()
@@ -167,7 +204,7 @@ class Architecture:
     def transformer_config_arguments(self) -> dict[str, Any]:
         """Keyword arguments for megatron-core's TransformerConfig."""
         window = next((window for window in self.windows if window), None)
-        return {
+        arguments = {
             "num_layers": self.layers,
             "hidden_size": self.hidden_size,
             "num_attention_heads": self.heads,
@@ -184,4 +221,9 @@ class Architecture:
             "window_attn_skip_freq": None if window is None else [int(bool(window)) for window in self.windows],
             # With variable_seq_lengths megatron-core requires this setting of dense models as well.
             "moe_token_dispatcher_type": "alltoall",
-        } | (self.experts.transformer_config_arguments(self.layers) if self.experts else {})
+        }
+        if self.experts is not None:
+            arguments |= self.experts.transformer_config_arguments(self.layers)
+        if self.latent is not None:
+            arguments |= self.latent.transformer_config_arguments(self.rotary)
+        return arguments

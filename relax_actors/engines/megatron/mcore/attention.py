@@ -72,13 +72,14 @@ class SdpaAttention(MegatronModule):  # type: ignore[misc]
         """Attention output, `[seq, batch, heads * head_dim]`.
 
         Args:
-            query: `[seq, batch, heads, head_dim]`.
+            query: `[seq, batch, heads, head_dim]`; latent attention leaves out `batch` where it is 1.
             key: the same, with the number of query groups for heads.
             value: as `key`.
             packed_seq_params: packing of the micro-batch, if it is packed; `batch` is then 1.
         """
         if packed_seq_params is not None:
-            packing, packed = packed_seq_params.packing, (query[:, 0], key[:, 0], value[:, 0])
+            packing, tensors = packed_seq_params.packing, (query, key, value)
+            packed = tensors if query.dim() == 3 else [tensor[:, 0] for tensor in tensors]  # noqa: PLR2004 dimensions
             return packing.attend(*packed, scale=self._scale, window=self._window).flatten(1)[:, None]
         ranks = self._group.size()
         if ranks > 1:

@@ -10,7 +10,7 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.module import Float16Module
-from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 from torch import nn
 
 from relax_actors.config.schema import Config
@@ -39,7 +39,8 @@ _RECOMPUTE: dict[str, dict[str, Any]] = {
 def transformer_config(config: Config, architecture: Architecture, layout: Layout) -> Any:
     """TransformerConfig of megatron-core for a run."""
     dtype = getattr(torch, config.trainer.precision)
-    return TransformerConfig(
+    kind = TransformerConfig if architecture.latent is None else MLATransformerConfig
+    return kind(
         **architecture.transformer_config_arguments(),
         activation_func=nn.functional.silu,
         softmax_scale=softmax_scale(architecture),
@@ -117,11 +118,13 @@ class ModelChunks:
             position_embedding_type="rope",
             vp_stage=virtual,
         )
-        model.rotary_pos_emb = PackedRotaryEmbedding(
+        rotary = PackedRotaryEmbedding(
             architecture,
             use_cpu_initialization=ON_CPU,
             cp_group=parallel_state.get_context_parallel_group(),
         )
+        for turning in (model,) if architecture.latent is None else (x.self_attention for x in model.decoder.layers):
+            turning.rotary_pos_emb = rotary
         if not self._is_critic:
             return_hidden_states(model)
         elif model.post_process:

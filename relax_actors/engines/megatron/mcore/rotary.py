@@ -30,7 +30,7 @@ class PackedRotaryEmbedding(RotaryEmbedding):  # type: ignore[misc]
         rotary = architecture.rotary
         fraction, base = rotary["partial_rotary_factor"], float(rotary["rope_theta"])
         super().__init__(architecture.head_dim, rotary_percent=fraction, rotary_base=base, **settings)
-        self._axes = axes_of(architecture)
+        self._axes, self._is_latent = axes_of(architecture), architecture.latent is not None
         if is_scaled(architecture):
             device = "cpu" if ON_CPU else torch.cuda.current_device()
             self.inv_freq = _scaled(architecture)[0].to(device)
@@ -42,13 +42,14 @@ class PackedRotaryEmbedding(RotaryEmbedding):  # type: ignore[misc]
         return packed or super().get_rotary_seq_len(context, transformer, tensor, config)
 
     def forward(self, length: Any, **settings: Any) -> Any:
-        """Rotation angles, `[seq, 1, 1, head_dim] float32`."""
+        """Rotation angles, `[seq, 1, 1, head_dim] float32`; of packed latent attention `[seq, 1, head_dim]`."""
         if not isinstance(length, PackedParams):
             return super().forward(length, **settings)
         if length.media is not None and self._axes is not None:
             return self._angles(length.media.positions, self._axes)
         packing = length.packing
-        return self.get_emb(packing.longest)[packing.positions[0]]
+        angles = self.get_emb(packing.longest)[packing.positions[0]]
+        return angles[:, 0] if self._is_latent else angles
 
     def _angles(self, positions: Tensor, axes: Tensor) -> Tensor:
         """Rotation angles of tokens with positions `[3, seq]`."""
@@ -63,11 +64,13 @@ def is_scaled(architecture: Architecture) -> bool:
 
 
 def softmax_scale(architecture: Architecture) -> float | None:
-    """Factor of the scores of attention; None for 1 / sqrt(head_dim).
+    """Factor of the scores of attention; None for 1 / sqrt(head_dim), or where latent attention has its own.
 
-    Transformers multiplies turned queries and keys by the attention factor of YaRN; here their products are multiplied.
+    transformers multiplies turned queries and keys by the attention factor of YaRN; here their products are multiplied.
     """
-    factor = _scaled(architecture)[1] if is_scaled(architecture) else 1.0
+    if architecture.latent is not None or not is_scaled(architecture):
+        return None
+    factor = _scaled(architecture)[1]
     return None if factor == 1 else factor**2 / architecture.head_dim**0.5
 
 
