@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from relax_actors.monitoring.connection import Connected, connected
     from relax_actors.monitoring.sinks import LogMessage, Sink
     from relax_actors.registry import RoleSpec
+    from relax_actors.rewards.score import Score
     from relax_actors.roles.episode_rollout import EpisodeRollout, Generate
     from relax_actors.runtime import Drop, Role, Row, StatefulRole
     from relax_actors.runtime.cells import put_own
@@ -74,6 +75,7 @@ __all__ = [
     "Row",
     "RowError",
     "Sample",
+    "Score",
     "Sink",
     "StatefulRole",
     "Step",

@@ -19,6 +19,7 @@ from relax_actors.algorithms.losses import AGGREGATES
 from relax_actors.algorithms.named_functions import readers, spec_of_advantage, spec_of_loss
 from relax_actors.algorithms.policy import RATIOS, ROLLOUT_RATIO
 from relax_actors.algorithms.specs import advantage_spec
+from relax_actors.algorithms.surrogates.preference import FORMULAS
 from relax_actors.algorithms.surrogates.weighted import DIVERGENCES
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.registry.catalog import POLICY_LOSSES
@@ -46,20 +47,28 @@ def needs(algorithm: AlgorithmSection) -> list[str]:
     """List what an algorithm needs beyond rewards: a reference, a critic, a teacher, reward components and so on."""
     advantage = spec_of_advantage(algorithm)
     inputs = [
-        ("reference", algorithm.kl.place != "none"),
+        ("reference", algorithm.needs_reference),
         *((name, need in advantage.needs) for need, name in _NEEDS.items()),
         ("state across steps", advantage.running_mean),
         ("teacher", algorithm.distil.place != "none"),
         ("reward components", algorithm.components == "decoupled"),
-        ("on-policy data", spec_of_loss(algorithm).ratio == "none" and algorithm.correction.kind == "none"),
+        ("on-policy data", _is_score(algorithm)),
+        (f"{algorithm.rows} in the data", algorithm.rows != "sampled"),
     ]
     return [name for name, is_needed in inputs if is_needed]
+
+
+def _is_score(algorithm: AlgorithmSection) -> bool:
+    """Whether the loss of sampled rows has neither a ratio nor a correction."""
+    no_ratio = algorithm.rows == "sampled" and spec_of_loss(algorithm).ratio == "none"
+    return no_ratio and algorithm.correction.kind == "none"
 
 
 def formulas(algorithm: AlgorithmSection) -> Iterator[Formula]:
     """Yield the formulas of an algorithm, part by part; a function of the user is named by its dotted path."""
     yield from _rewards(algorithm)
-    yield from _advantages(algorithm)
+    if algorithm.rows == "sampled":
+        yield from _advantages(algorithm)
     yield from _losses(algorithm)
 
 
@@ -139,6 +148,9 @@ def _losses(algorithm: AlgorithmSection) -> Iterator[Formula]:
         yield Formula("ratio", *ratio)
     spec = spec_of_loss(algorithm)
     yield Formula("loss", spec.formula or name, spec.latex or rf"\text{{{name}}}")
+    for loss, weight in algorithm.pairs.losses.items() if name in readers(POLICY_LOSSES, "pairs") else ():
+        plain, latex, source = FORMULAS[loss]
+        yield Formula(loss, f"{weight:g} x {plain} (arXiv {source})", rf"{weight:g} \cdot {latex}")
     if name in readers(POLICY_LOSSES, "divergence"):
         plain, latex = DIVERGENCES[algorithm.divergence]
         yield Formula("dropped", f"tokens with {plain}", latex)

@@ -16,7 +16,8 @@ def check_functions(config: Config) -> Iterator[str]:
     """Check that the functions import; a user's advantage, policy loss and correction run on examples."""
     estimator_of(config.algorithm)
     check_user_functions(config.algorithm)
-    yield from try_advantage(config)
+    if not config.from_data:
+        yield from try_advantage(config)
     if has_own_functions(config.algorithm):
         from relax_actors.algorithms.policy_check import try_functions  # noqa: PLC0415 imports torch
 

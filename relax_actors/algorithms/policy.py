@@ -3,10 +3,10 @@
 A policy loss is a pure function `loss(inputs: PolicyInputs, *, setting, ...) -> PolicyLoss | Tensor`. It returns one
 value for each token; the engine weighs, masks and aggregates them. Keyword-only arguments are settings of [algorithm].
 
-Invariant: a token's loss depends on its own values, and on other tokens only through `PolicyInputs.sample_sum` and
-`PolicyInputs.step_sum`. Their totals are constants without gradient, which a forward pass collects before the backward
-pass. Loss and gradient of a step are therefore the same however it is cut into micro-batches or shared by ranks, and a
-sample may consist of several sequences in different micro-batches.
+Invariant: a token's loss depends on its own values, and on other tokens only through `PolicyInputs.sample_sum`,
+`PolicyInputs.row_sum` and `PolicyInputs.step_sum`. Their totals are constants without gradient, which a forward pass
+collects before the backward pass. Loss and gradient of a step are therefore the same however it is cut into
+micro-batches or shared by ranks, and a sample may consist of several sequences in different micro-batches.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ class PolicyLoss:
     clipped: Tensor
     ratio: Tensor
     weighted: bool = False
+    measured: Mapping[str, Tensor] = field(default_factory=dict)
+    """Measurements of samples by name, `[batch] float32`; a step reports their means."""
 
 
 @dataclass(slots=True)
@@ -66,12 +68,31 @@ class Totals:
         samples: sums over each sequence's sample by name, `[batch] float64`; missing names are sums of the sequence.
         step: sums over the step by name; missing names are sums of the micro-batch; None if the function does not
             declare `whole_step`.
+        row: `[batch] int64`, row of each sequence; None if the function declares no `over_row`.
+        rows: sums over each sequence's row by name, `[batch] float64`; missing names are sums of the micro-batch.
     """
 
     recorded: dict[str, Tensor] = field(default_factory=dict)
     terms: dict[str, Tensor] = field(default_factory=dict)
     samples: Mapping[str, Tensor] = field(default_factory=dict)
     step: Mapping[str, float] | None = field(default_factory=dict)
+    row: Tensor | None = None
+    rows: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def row_sum(self, name: str, values: Tensor, mask: Tensor) -> Tensor:
+        """Return the sums over the trained tokens of each sequence's row, `[batch, 1]`, without gradient.
+
+        Raises:
+            ValueError: the function does not declare `over_row`.
+        """
+        if self.row is None:
+            msg = f"row_sum({name!r}) needs whole rows; mark the policy loss with @LossSpec(over_row=True)"
+            raise ValueError(msg)
+        own = self._record(name, values, mask)
+        found = self.rows.get(name)
+        if found is None:
+            found = (self.row.unsqueeze(-1) == self.row).to(own.dtype) @ own
+        return found.to(values.dtype).unsqueeze(-1)
 
     def sample_sum(self, name: str, values: Tensor, mask: Tensor) -> Tensor:
         """Return the sums over the trained tokens of each sequence's sample, `[batch, 1]`, without gradient."""
@@ -112,6 +133,7 @@ class PolicyInputs:
         sample_tokens: `[batch] int64`, trained tokens of the whole sample of each sequence.
         selected: bool, tokens that a choice over the whole step selected; None without such a choice.
         totals: sums of whole samples and of the step.
+        reference: float32, log-probs of the reference model; None without one.
     """
 
     logprobs: Tensor
@@ -124,6 +146,7 @@ class PolicyInputs:
     sample_tokens: Tensor
     selected: Tensor | None = None
     totals: Totals = field(default_factory=Totals)
+    reference: Tensor | None = None
 
     @classmethod
     def of(
@@ -145,7 +168,7 @@ class PolicyInputs:
             mask: `[batch, seq] bool`.
             level: ratio of a token or of a sample; see `log_ratio`.
             others: `rollout` (default: `proximal`), `weights` (1), `sample_tokens` (those of the sequence), `selected`,
-                `totals`.
+                `totals`, `reference`.
 
         Raises:
             ValueError: shapes do not match.
@@ -175,6 +198,7 @@ class PolicyInputs:
             counts,
             others.get("selected"),
             totals,
+            others.get("reference"),
         )
 
     @property
@@ -198,6 +222,13 @@ class PolicyInputs:
             `[batch, 1]`, to broadcast over tokens.
         """
         return self.totals.sample_sum(name, values, self.mask)
+
+    def row_sum(self, name: str, values: Tensor) -> Tensor:
+        """Return the sum of `values` over the trained tokens of each sequence's row, as `sample_sum`.
+
+        It needs a function that declares `over_row`.
+        """
+        return self.totals.row_sum(name, values, self.mask)
 
     def step_sum(self, name: str, values: Tensor) -> Tensor:
         """Return the sum of `values` over all trained tokens of the step; needs a function that declares `whole_step`.

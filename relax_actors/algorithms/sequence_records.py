@@ -46,28 +46,39 @@ class StepFacts:
     Attributes:
         sums: sums over the step by name.
         sample_sums: for each sequence, the sums over its sample by name.
+        row_sums: for each sequence, the sums over its row by name.
         selected: for each sequence, `[tokens] bool`, tokens of the covariance choice; None without one.
         uncertain: for each sequence, `[tokens] bool`, tokens in the top share of entropy; None without one.
     """
 
     sums: Mapping[str, float] = field(default_factory=dict)
     sample_sums: Sequence[Mapping[str, float]] = ()
+    row_sums: Sequence[Mapping[str, float]] = ()
     selected: Sequence[Array] | None = None
     uncertain: Sequence[Array] | None = None
 
 
-def sum_records(records: Sequence[SequenceRecord], samples: Sequence[Hashable]) -> StepFacts:
-    """Sum the records of sequences over their samples and over all of them, in the order given.
+def sum_records(
+    records: Sequence[SequenceRecord], samples: Sequence[Hashable], rows: Sequence[Hashable] = ()
+) -> StepFacts:
+    """Sum the records of sequences over their samples, their rows and over all of them, in the order given.
 
     Args:
         records: one for each sequence.
         samples: key of each sequence's sample.
+        rows: key of each sequence's row; empty if no sums over rows are needed.
     """
-    by_sample: dict[Hashable, list[Mapping[str, float]]] = {}
-    for key, record in zip(samples, records, strict=True):
-        by_sample.setdefault(key, []).append(record.sums)
-    totals = {key: _added(sums) for key, sums in by_sample.items()}
-    return StepFacts(_added([record.sums for record in records]), [totals[key] for key in samples])
+    of_rows = _sums_by(records, rows) if rows else []
+    return StepFacts(_added([record.sums for record in records]), _sums_by(records, samples), of_rows)
+
+
+def _sums_by(records: Sequence[SequenceRecord], keys: Sequence[Hashable]) -> list[Mapping[str, float]]:
+    """Return for each record the sums over all records of the same key."""
+    members: dict[Hashable, list[Mapping[str, float]]] = {}
+    for key, record in zip(keys, records, strict=True):
+        members.setdefault(key, []).append(record.sums)
+    totals = {key: _added(sums) for key, sums in members.items()}
+    return [totals[key] for key in keys]
 
 
 def choose_tokens(records: Sequence[SequenceRecord], choose: Callable[[Array, Array, Array], Array]) -> list[Array]:

@@ -118,11 +118,15 @@ class LossSpec(FunctionSpec):
     ratio: FormulaRatio = ""
     """Ratio R of its formula: that of `algorithm.ratio`; of each token to the rollout; of the whole sample; or none, so
     that data of older weights need a correction. Empty if it is not known, or computed by the function."""
+    rows: str = "sampled"
+    """Rows that it is a loss of, a value of `algorithm.rows`."""
     whole_step: bool = False
     """Whether it reads `PolicyInputs.step_sum`: its backward pass starts when all rows of the step are there."""
     over_sample: OverSample = ""
     """How a token's loss depends on all tokens of its sample, whatever `algorithm.ratio` is: by sums, by a mean, or not
     at all. With `algorithm.entropy.quantile` a mean is over the tokens of the highest entropies."""
+    over_row: bool = False
+    """Whether it reads `PolicyInputs.row_sum`: a token's loss depends on all samples of its row."""
     clips_ratio: bool = False
     """Whether `clip_low` and `clip_high` are distances of R from 1."""
     choose: Callable[..., Any] | None = None

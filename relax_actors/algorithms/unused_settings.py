@@ -43,6 +43,7 @@ CONDITIONS: tuple[tuple[tuple[str, ...], str, tuple[object, ...]], ...] = (
     (("distil.kind", "distil.top_k", "distil.tail", "distil.teacher_weight"), "distil.place", ("loss",)),
     (("distil.tail",), "distil.top_k", ()),
     (("distil.teacher_weight",), "distil.kind", ("jsd",)),
+    (("pairs.",), "rows", ("pairs",)),
     (("shaping.overlong_",), "shaping.overlong", (True,)),
 )
 """Beginnings of the names of settings, with the setting that they need and its values; any value for ()."""

@@ -20,6 +20,7 @@ from relax_actors.config import Config
 from relax_actors.config.notes import check_steps, check_weight_files
 from relax_actors.data.check import check_characters, check_data
 from relax_actors.data.checked_run import CheckedModel, CheckedRun
+from relax_actors.data.example_check import check_examples
 from relax_actors.data.model_folder import ModelFacts, measure, prepare
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.devices.inventory import Inventory, machine_inventory
@@ -119,14 +120,16 @@ def _checks(run: CheckedRun) -> Iterator[Check]:
     if (model := run.model) is not None:
         yield partial(describe_run, run, model.facts)
         yield lambda: training_backend(config).check(config, model.folder)
-        yield lambda: inference_backend(config).check(config, model.folder)
+        if not config.from_data:
+            yield lambda: inference_backend(config).check(config, model.folder)
+            yield partial(check_lengths, config, model.facts)
         yield partial(check_weight_files, config)
         yield partial(check_router_replay, config, model.facts)
-        yield partial(check_lengths, config, model.facts)
         yield partial(check_characters, config, model.tokenizer)
-    yield partial(check_data, run, config.data, "data")
+    check_rows = check_examples if config.from_data else check_data
+    yield partial(check_rows, run, config.data, "data")
     if (held_out := config.eval) is not None:
-        yield partial(check_data, run, held_out.data, "eval.data")
+        yield partial(check_rows, run, held_out.data, "eval.data")
 
 
 def _machine_checks(run: CheckedRun) -> Iterator[Check]:

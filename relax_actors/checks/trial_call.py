@@ -23,8 +23,8 @@ from relax_actors.errors import RelaxError
 from relax_actors.messages import Act, Open, Prompt, Sample
 from relax_actors.messages.environment import OPENED
 from relax_actors.messages.samples import TokenSequence
+from relax_actors.rewards.scorer import RewardScorer
 from relax_actors.roles import section_of
-from relax_actors.roles.reward import RewardScorer
 from relax_actors.runtime.run_folder import RunFolder
 
 ENVIRONMENT = "environment.name"
@@ -70,10 +70,12 @@ def reward_of_answer(config: Config, setting: str, prompt: Prompt) -> float:
         prompt: the row.
 
     Raises:
-        RowError: a function did not return a finite number.
+        RowError: a function did not return a finite number or score.
     """
     section, name = setting.split(".")
-    scorer = RewardScorer(getattr(getattr(config, section), name), setting)
+    scorer = RewardScorer(
+        getattr(getattr(config, section), name), setting, config.reward.options, config.reward.deadline
+    )
     has_episodes = config.environment is not None or config.agent is not None
     tokens = np.zeros(max(1, len(prompt.answer)), np.int32)
     sample = Sample(
@@ -82,7 +84,7 @@ def reward_of_answer(config: Config, setting: str, prompt: Prompt) -> float:
         metrics=defaultdict(lambda: 1.0, environment_reward=0.0) if has_episodes else {},
         messages=[*prompt.messages, {"role": "assistant", "content": prompt.answer}],
     )
-    return scorer.score(prompt.answer, prompt, sample)[0]
+    return asyncio.run(scorer.score([prompt.answer], prompt, [sample]))[0].reward
 
 
 async def _played(config: Config, prompt: Prompt) -> dict[str, Any]:

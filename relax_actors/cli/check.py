@@ -41,12 +41,13 @@ def check(
     from relax_actors.cli.algorithms import algorithm_lines
     from relax_actors.config import load_config
     from relax_actors.config.load import set_by
+    from relax_actors.data.epochs import with_epochs
     from relax_actors.devices.cluster import simulated_nodes
     from relax_actors.devices.inventory import GpuRequest
 
     cluster = simulated_nodes(nodes) if nodes else []
     inventory = GpuRequest(gpus, simulate_gpus).inventory() if not cluster else cluster[0]
-    loaded = load_config(config, settings or [])
+    loaded = with_epochs(load_config(config, settings or []))
     spelled = set_by(config, settings or [])
     chosen = None if roles is None else [role for role in roles.split(",") if role]
     folder = config.resolve().parent if calls else None

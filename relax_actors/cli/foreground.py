@@ -23,6 +23,7 @@ from relax_actors.config import Config, load_config, validate
 from relax_actors.config.load import set_by
 from relax_actors.config.masking import masked_argument
 from relax_actors.config.notes import shortened
+from relax_actors.data.epochs import with_epochs
 from relax_actors.devices.inventory import NO_REQUEST, GpuRequest
 from relax_actors.errors import ConfigError
 from relax_actors.isolation.orphans import become_subreaper
@@ -82,7 +83,7 @@ def train(request: Request) -> int:
     """
     logs.configure()
     console = Screen(stderr=request.as_json)
-    config = load_config(request.path, list(request.settings))
+    config = with_epochs(load_config(request.path, list(request.settings)))
     folder = RunFolder(config.folder)
     if not request.fresh and (earlier := _finished_before(folder, config)) is not None:
         result, note = earlier

@@ -47,11 +47,12 @@ def plan(path: Path, overrides: Sequence[str], nodes: str, roles: Sequence[str])
     from relax_actors.checks.cluster import node_shares, place_on_nodes, placement_lines
     from relax_actors.config import load_config
     from relax_actors.config.load import set_by
+    from relax_actors.data.epochs import with_epochs
     from relax_actors.devices.cluster import simulated_nodes
     from relax_actors.errors import ConfigError
 
     cluster = simulated_nodes(nodes)
-    config = load_config(path, list(overrides))
+    config = with_epochs(load_config(path, list(overrides)))
     more = _more(config, roles, has_gpus=bool(cluster[0].gpus))
     findings = examine(config, spelled=set_by(path, list(overrides)), inventory=cluster[0], nodes=cluster)
     if findings.errors or findings.facts is None:

@@ -12,6 +12,7 @@ from relax_actors.config.algorithm_parts import (
     DistilSection,
     EntropySection,
     KlSection,
+    PairsSection,
     RejectSection,
     ShapingSection,
 )
@@ -26,6 +27,10 @@ class AlgorithmSection(Section):
     """Preset, e.g. "gspo": fills the settings of [algorithm] that are not set. Without one, the defaults below hold:
     GRPO with the loss averaged over tokens."""
 
+    rows: Literal["sampled", "examples", "pairs"] = "sampled"
+    """What a row of the run is: samples that the policy generates for a prompt, with rewards; or from the data an
+    example, or a pair of a chosen and a rejected answer. The preset sets it, and the policy loss must be one for such
+    rows."""
     advantage: Annotated[str, Named(ADVANTAGES)] = "group"
     """Advantage estimator, or the dotted path of your own function. With `environment.credit = "turn"` or "branch",
     `turn` takes the place of `group`."""
@@ -107,6 +112,7 @@ class AlgorithmSection(Section):
     correction: CorrectionSection = CorrectionSection()
     reject: RejectSection = RejectSection()
     distil: DistilSection = DistilSection()
+    pairs: PairsSection = PairsSection()
     shaping: ShapingSection = ShapingSection()
 
     @model_validator(mode="before")
@@ -128,4 +134,14 @@ class AlgorithmSection(Section):
     @property
     def needs_reference(self) -> bool:
         """Whether log-probs of the reference model are needed."""
-        return self.kl.place != "none"
+        return self.kl.place != "none" or self.loss_reads_reference
+
+    @property
+    def loss_reads_reference(self) -> bool:
+        """Whether the loss reads log-probs of the reference model, for a KL or for pairs."""
+        return self.kl.place == "loss" or (self.rows == "pairs" and self.pairs.needs_reference)
+
+    @property
+    def pairs_need_whole_step(self) -> bool:
+        """Whether a loss of pairs needs numbers of the whole step."""
+        return self.rows == "pairs" and "sft" in self.pairs.losses

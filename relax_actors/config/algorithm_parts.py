@@ -123,6 +123,56 @@ class DistilSection(Section):
         return self
 
 
+PairLoss = Literal[
+    "sigmoid",
+    "hinge",
+    "ipo",
+    "robust",
+    "exo_pair",
+    "nca_pair",
+    "apo_zero",
+    "apo_down",
+    "sppo_hard",
+    "bco_pair",
+    "discopop",
+    "sigmoid_norm",
+    "sft",
+    "cpo",
+    "simpo",
+    "odds_ratio",
+]
+WITHOUT_REFERENCE = ("sft", "cpo", "simpo", "odds_ratio")
+"""Losses of pairs that read no log-probs of a reference."""
+
+
+class PairsSection(Section):
+    """[algorithm.pairs]: the loss of pairs of a chosen and a rejected answer."""
+
+    losses: dict[PairLoss, PositiveFloat] = Field(default={"sigmoid": 1.0}, min_length=1)
+    """Losses of a pair with their weights, which are added up; several are a mixed preference optimisation (arXiv
+    2411.10442). `cpo`, `simpo`, `odds_ratio` and `sft` need no reference."""
+    beta: PositiveFloat = 0.1
+    """Factor of the log-ratios to the reference, or of log-probs in losses without one; with `ipo` its tau."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    """Probability that the answers of a pair are interchanged; read by `robust`, `exo_pair`, `cpo` and `simpo`."""
+    tau: PositiveFloat = 0.05
+    """Temperature of the mixture in `discopop`."""
+    gamma: NonNegative = 0.5
+    """Margin between the answers in `simpo`."""
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a loss reads log-probs of the reference."""
+        return any(name not in WITHOUT_REFERENCE for name in self.losses)
+
+    @model_validator(mode="after")
+    def _exo_has_noise(self) -> PairsSection:
+        if "exo_pair" in self.losses and not self.label_smoothing:
+            msg = 'losses has "exo_pair", which divides by label_smoothing; set label_smoothing, such as 1e-3'
+            raise ValueError(msg)
+        return self
+
+
 class ShapingSection(Section):
     """[algorithm.shaping]: changes of rewards, rows and trained tokens before the advantages."""
 

@@ -11,8 +11,11 @@ from relax_actors.errors import ConfigError
 def check_steps(config: Config) -> Iterator[str]:
     """Note the size of a step, the number of rows in flight, and settings that are longer than the run."""
     trainer, rollout = config.trainer, config.rollout
-    samples = trainer.prompts_per_step * rollout.group_size
-    yield f"a step trains {trainer.prompts_per_step} rows x {rollout.group_size} samples = {samples} completions"
+    if config.from_data:
+        yield f"the run has no rollout: a step trains {trainer.prompts_per_step} {config.algorithm.rows} of the data"
+    else:
+        samples = trainer.prompts_per_step * rollout.group_size
+        yield f"a step trains {trainer.prompts_per_step} rows x {rollout.group_size} samples = {samples} completions"
     if trainer.updates > 1:
         rows = trainer.prompts_per_step // trainer.minibatches
         yield (
@@ -22,7 +25,7 @@ def check_steps(config: Config) -> Iterator[str]:
         )
     window = trainer.prompts_per_step * (config.staleness.max + 1)
     yield f"at most {window} rows are in flight (staleness.max = {config.staleness.max})"
-    if config.staleness.max > 0 and config.run.deterministic:
+    if config.staleness.max > 0 and config.run.deterministic and not config.from_data:
         yield "run.deterministic with staleness.max > 0: rows still depend on the time at which weights arrive"
     yield from shortened(config)
 

@@ -134,6 +134,9 @@ class RewardSection(PoolSection):
     """Role that writes column `reward`: the built-in one, or the dotted path of your own."""
     function: str | dict[str, float] = "exact_match"
     """Name or dotted path of a reward function, or a table of several with their weights."""
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Options of reward functions, also of those in `eval.reward`: a table for each function, by its name in the
+    setting."""
     isolation: Literal["none", "sandbox"] = "none"
     """"sandbox" runs the actors without network but the broker, with a read-only view of the Python installation, the
     folder of the configuration, `readable`, the store and the model, and with an empty /tmp; needs bubblewrap."""
@@ -142,8 +145,8 @@ class RewardSection(PoolSection):
     max_processes: Positive | None = None
     """Limit of processes and threads in a sandbox; unlimited if not set. For root it needs a control group."""
     components: tuple[str, ...] | None = None
-    """Names of the reward components that every row has, for a reward role of your own. By default the keys of
-    `function` if it is a table, else none."""
+    """Names of the reward components that every row has, for a reward role of your own, or functions that return
+    components. By default the keys of `function` if it is a table, else none."""
 
     @field_validator("components")
     @classmethod
@@ -153,6 +156,17 @@ class RewardSection(PoolSection):
             msg = "reward.components must be distinct, non-empty names"
             raise ValueError(msg)
         return value
+
+
+class ExamplesSection(PoolSection):
+    """[examples]: from rows of the data to tokens, where `algorithm.rows` says that rows come from data."""
+
+    train: Literal["completion", "all"] | tuple[str, ...] = "completion"
+    """Tokens to train: the answer, or the last message of a conversation; all; or the messages of these roles, such as
+    `["assistant"]`. A message with `train = false` is never trained, one with `train = true` always."""
+    oversize: Literal["drop", "truncate"] = "drop"
+    """What happens to an example that is longer than the model's context or `trainer.max_tokens_per_microbatch`: its
+    row is quarantined, with the length; or its end is cut off."""
 
 
 class AdvantagesSection(PoolSection):

@@ -31,6 +31,13 @@ class Preset:
 CLIP: dict[str, Any] = {"ratio": "token", "surrogate": "clip", "clip_low": 0.2, "clip_high": 0.2}
 GROUP: dict[str, Any] = {"advantage": "group", "scale": "group_std"}
 SCORE: dict[str, Any] = {"scale": "none", "ratio": "none", "surrogate": "score", "aggregate": "token_mean"}
+EXAMPLES: dict[str, Any] = {"rows": "examples", "advantage": "none", "scale": "none", "ratio": "none"}
+PAIRS: dict[str, Any] = {
+    **EXAMPLES,
+    "rows": "pairs",
+    "surrogate": "preference",
+    "aggregate": "sample_mean_of_sums",
+}
 TOKENS = {"aggregate": "token_mean"}
 SAMPLES = {"aggregate": "sample_mean_of_means"}
 KL_IN_REWARD = {"kl": {"place": "reward", "kind": "k1"}}
@@ -204,6 +211,17 @@ PRESETS: dict[str, Preset] = {
             **KL_IN_REWARD,
         },
     ),
+    "sft": Preset("Supervised fine-tuning", "2203.02155", {**EXAMPLES, "surrogate": "nll", **TOKENS}),
+    "dft": Preset("Dynamic fine-tuning", "2508.05629", {**EXAMPLES, "surrogate": "dft", **TOKENS}),
+    "dpo": Preset(
+        "Direct preference optimisation",
+        "2305.18290",
+        PAIRS,
+        "`pairs.losses` has the losses of its relatives, and mixtures of several.",
+    ),
+    "simpo": Preset("SimPO", "2405.14734", {**PAIRS, "pairs": {"losses": {"simpo": 1.0}, "beta": 2.0, "gamma": 1.0}}),
+    "cpo": Preset("CPO", "2401.08417", {**PAIRS, "pairs": {"losses": {"cpo": 1.0, "sft": 1.0}}}),
+    "orpo": Preset("ORPO", "2403.07691", {**PAIRS, "pairs": {"losses": {"odds_ratio": 0.1, "sft": 1.0}}}),
     "opd": Preset(
         "On-policy distillation",
         "2306.13649",
@@ -257,6 +275,6 @@ def _merged(defaults: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, A
     """Return a tree whose missing settings are taken from defaults, section by section."""
     found = dict(defaults) | dict(tree)
     for name, value in defaults.items():
-        if isinstance(value, Mapping) and isinstance(tree.get(name), Mapping):
+        if isinstance(value, Mapping) and isinstance(tree.get(name), Mapping) and name != "losses":  # replaced whole
             found[name] = _merged(value, tree[name])
     return found

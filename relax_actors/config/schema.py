@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
@@ -16,8 +16,17 @@ from relax_actors.config.infrastructure import BrokerSection, StoreSection, Supe
 from relax_actors.config.media import MediaSection, is_multimodal
 from relax_actors.config.placement import PlacementSection
 from relax_actors.config.players import PlayersSection
-from relax_actors.config.pools import AdvantagesSection, PromptsSection, RewardSection, RoleSection, RolloutSection
-from relax_actors.config.sections import Positive, Section
+from relax_actors.config.pools import (
+    AdvantagesSection,
+    ExamplesSection,
+    PromptsSection,
+    RewardSection,
+    RoleSection,
+    RolloutSection,
+)
+from relax_actors.config.rows import foreign_section
+from relax_actors.config.run import RunSection
+from relax_actors.config.sections import Section
 from relax_actors.config.simulate import SimulateSection
 from relax_actors.config.training import (
     CriticSection,
@@ -35,31 +44,6 @@ NOT_ROLES = ("broker", "chaos", "node", "observer", "operator", "owner", "privat
 """Authors of events, users, leases and folders that belong to no role: views would believe a role of such a name."""
 
 
-class RunSection(Section):
-    """[run]: name, length and folder of the run."""
-
-    name: str = "run"
-    """Part of every subject and path: letters, digits, `-`, `_`."""
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    """Seed of all random choices of the run."""
-    steps: Positive = 100
-    """Number of optimizer steps."""
-    folder: Path | None = None
-    """Folder for everything that the run writes; `runs/<name>` if not set."""
-    threads: Positive = 1
-    """CPU threads of each actor's process. More than cores / busy actors slows all of them down."""
-    deterministic: bool = False
-    """Generate and score every row on its own, so that its numbers do not depend on what else is in flight."""
-
-    @field_validator("name")
-    @classmethod
-    def _name(cls, value: str) -> str:
-        try:
-            return check_name(value, "run name")
-        except Exception as error:
-            raise ValueError(str(error)) from error
-
-
 class Config(Section):
     """The configuration of a run.
 
@@ -72,6 +56,7 @@ class Config(Section):
     model: ModelSection
     data: DataSection
     prompts: PromptsSection = PromptsSection()
+    examples: ExamplesSection = ExamplesSection()
     media: MediaSection | None = None
     rollout: RolloutSection = RolloutSection()
     environment: EnvironmentSection | None = None
@@ -215,6 +200,12 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _rows(self) -> Config:
+        if problem := foreign_section(self, self.algorithm.rows):
+            raise ValueError(problem)
+        return self
+
+    @model_validator(mode="after")
     def _across(self) -> Config:
         if (
             self.staleness.policy == "correct"
@@ -297,9 +288,14 @@ class Config(Section):
         return self.staleness.max > 0 if self.rollout.in_flight_updates is None else self.rollout.in_flight_updates
 
     @property
+    def from_data(self) -> bool:
+        """Whether rows come from data: no policy samples them, and they have no rewards."""
+        return self.algorithm.rows != "sampled"
+
+    @property
     def computes_reference(self) -> bool:
         """Whether the trainer itself computes the reference's log-probs, for a KL in the loss without the role."""
-        return self.algorithm.kl.place == "loss" and "reference" not in self.roles
+        return self.algorithm.loss_reads_reference and "reference" not in self.roles
 
     @property
     def publishes_deltas(self) -> bool:

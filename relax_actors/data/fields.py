@@ -16,6 +16,8 @@ from relax_actors.errors import ConfigError, RowError
 MAX_ROW_BYTES = MAX_CELL_BYTES
 """Size of a row in a file. Larger ones fit into no cell, and decoding some kilobytes of a file can take gigabytes."""
 _SHOWN = 20
+_KINDS: dict[str, type] = {"train": bool, "tool_calls": list}
+"""Types of the fields of a message that are no text."""
 
 
 def check_index(i: int, size: int) -> None:
@@ -138,6 +140,8 @@ def _message(message: object, folder: Path | None, media: list[Medium], where: s
     """Return a checked message; adds the media of its content to `media`."""
     if isinstance(message, dict):
         present = {key: value for key, value in message.items() if value is not None}
+        if isinstance(present.get("tool_calls"), list):
+            present = {"content": ""} | present
         content = present.get("content")
         parts = content if isinstance(content, list) and all(isinstance(part, dict) for part in content) else []
         if parts and isinstance(present.get("role"), str):
@@ -145,7 +149,9 @@ def _message(message: object, folder: Path | None, media: list[Medium], where: s
             media += found
             only_text = all(part["type"] == "text" for part in parts)
             return present | {"content": "".join(_texts(parts)) if only_text else parts}
-        if {"role", "content"} <= present.keys() and all(isinstance(value, str) for value in present.values()):
+        if {"role", "content"} <= present.keys() and all(
+            isinstance(value, _KINDS.get(key, str)) for key, value in present.items()
+        ):
             return present
     msg = f"{where}: {_kind(message)} that is not {{'role': text, 'content': text}}; correct the message"
     raise RowError(msg)

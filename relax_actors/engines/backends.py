@@ -51,9 +51,10 @@ def scoring_backend(name: str, setting: str) -> ScoringBackend:
 def footprints(config: Config) -> dict[str, Footprint]:
     """Return what an actor of each role with a backend needs: trainer, its ranks elsewhere, critic, rollout."""
     critic = {} if config.critic is None else {"critic": critic_backend(config.critic).footprint(config)}
-    trainer, rollout = training_backend(config), inference_backend(config)
+    trainer = training_backend(config)
     ranks = {} if config.trainer_rank is None else {"trainer_rank": trainer.rank_footprint(config)}
-    return {"trainer": trainer.footprint(config), **ranks, **critic, "rollout": rollout.footprint(config)}
+    rollout = {} if config.from_data else {"rollout": inference_backend(config).footprint(config)}
+    return {"trainer": trainer.footprint(config), **ranks, **critic, **rollout}
 
 
 def critic_section(config: Config) -> CriticSection:

@@ -106,6 +106,45 @@ def run_program(
     Raises:
         ConfigError: a program that creates the sandbox is not installed.
     """
+    with started(command, limits, kind, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as (process, group):
+        try:
+            output, stopped = communicate(process, text.encode(errors="replace"), limits)
+        finally:
+            kill_group(process.pid)
+            code = process.wait()
+        if code and group and group.ran_out_of_memory():
+            stopped = f"it used more than {limits.memory_mib} MiB of memory"
+    return Ended(output.decode(errors="replace"), stopped or describe(code, limits))
+
+
+@contextmanager
+def started(
+    command: Sequence[str],
+    limits: Limits,
+    kind: Literal["bubblewrap", "none"] = "bubblewrap",
+    *,
+    stdin: int = subprocess.DEVNULL,
+    stdout: int = subprocess.DEVNULL,
+    stderr: int = subprocess.STDOUT,
+    pass_fds: Sequence[int] = (),
+) -> Iterator[tuple[subprocess.Popen[bytes], ControlGroup | None]]:
+    """Start a program, and kill it and all that it started at the end.
+
+    Args:
+        command: the program and its arguments, by their paths in the sandbox.
+        limits: its limits. The caller keeps those of the wall clock and of the output.
+        kind: "none" applies the limits without a sandbox.
+        stdin: standard input, as Popen takes it.
+        stdout: standard output.
+        stderr: error output.
+        pass_fds: descriptors that the program inherits.
+
+    Yields:
+        The process, and the control group with the limit of its memory, if there is one.
+
+    Raises:
+        ConfigError: a program that creates the sandbox is not installed.
+    """
     environment = {"PATH": "/usr/bin:/bin", "HOME": _TMP, "LANG": "C.UTF-8"}
     resources = limits_of(limits)
     # Set in the sandbox, since its user namespace counts its own processes; outside, all those of this user count.
@@ -122,23 +161,20 @@ def run_program(
                     *_limited("prlimit", processes),
                     *command,
                 ],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
                 cwd=_TMP,
                 env=environment,
                 start_new_session=True,
-                pass_fds=inherited,
+                pass_fds=[*inherited, *pass_fds],
             )
         )
         try:
-            output, stopped = communicate(process, text.encode(errors="replace"), limits)
+            yield process, group
         finally:
-            kill_group(process.pid)
-            code = process.wait()
-        if code and group and group.ran_out_of_memory():
-            stopped = f"it used more than {limits.memory_mib} MiB of memory"
-    return Ended(output.decode(errors="replace"), stopped or describe(code, limits))
+            if process.returncode is None:  # its number is not given to another process
+                kill_group(process.pid)
 
 
 def python_command() -> list[str]:

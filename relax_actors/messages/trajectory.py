@@ -193,9 +193,13 @@ class Trajectory:
         return found
 
     @property
-    def oldest_version(self) -> int:
-        """Oldest weight version that sampled a trained token."""
-        return int(self.versions[self.trained].min())
+    def is_sampled(self) -> bool:
+        """Whether a policy sampled tokens; none did of an example from the data."""
+        return bool((self.versions >= 0).any())
+
+    def staleness(self, step: int) -> int:
+        """Steps from the oldest version that sampled a trained token to `step`; 0 for an example from the data."""
+        return step - int(self.versions[self.trained].min()) if self.is_sampled else 0
 
     @property
     def fingerprint_by_version(self) -> dict[int, str]:

@@ -127,12 +127,11 @@ def _tokens(flat: Flat) -> None:
         msg = "a token of a greedy baseline sample is trained; set its loss_mask to False"
         raise ValueError(msg)
     foreign = flat.versions < 0
-    if not foreign.any():
-        foreign = None
-    if foreign is not None and (mask is None or (foreign & mask).any()):
+    # Of an example from the data, no policy sampled any token.
+    if foreign.any() and not foreign.all() and (mask is None or (foreign & mask).any()):
         msg = "loss_mask is true for a token that no policy sampled (version -1)"
         raise ValueError(msg)
-    if foreign is not None and flat.logprobs[foreign].any():
+    if foreign.any() and flat.logprobs[foreign].any():
         msg = "a token that no policy sampled (version -1) has a log-prob other than 0"
         raise ValueError(msg)
     if flat.shared_lengths is not None or not len(flat.prompt_tokens):

@@ -10,7 +10,7 @@ from broker.table import Table
 from relax_actors.errors import CodecError
 from relax_actors.messages import Batch, Checkpoint, Evaluation, Weights
 from relax_actors.runtime.cells import is_oversized
-from relax_actors.training.ledger import Account, Ledger
+from relax_actors.training.ledger import Account, Ledger, ledger_of
 
 if TYPE_CHECKING:
     from relax_actors.config import Config
@@ -77,7 +77,7 @@ class Curves:
 
 def read_ledger(table: Table, config: Config | SavedSettings) -> Ledger:
     """Compute the ledger of a run from its cells as they are now; malformed cells are ignored."""
-    ledger = Ledger(config.trainer.prompts_per_step, config.run.steps, config.staleness.max)
+    ledger = ledger_of(config)
     subjects = table.subjects
     columns = [subjects.column(name) for name in ("prompt", "dropped", "quarantined")]
     numbered = [subjects.numbered(kind, "*") for kind in READ]
@@ -108,20 +108,25 @@ def accounting(ledger: Ledger) -> dict[str, Any]:
     }
 
 
-def read_curves(table: Table, ledger: Ledger) -> Curves:
-    """Read the reward curves of a run."""
+def read_curves(table: Table, ledger: Ledger, *, from_data: bool) -> Curves:
+    """Read the reward curves of a run; without rewards, the negative losses that the trainer reported."""
     evaluations: list[Evaluation] = []
     for _, cell in table.snapshot([table.subjects.numbered("evaluation", "*")]):
         with suppress(CodecError):
             evaluations.append(table.read(cell.data, Evaluation, subject=cell.subject))
-    rewards = [(step, batch.reward) for step, batch in sorted(ledger.batches.items())]
+    by_step = {step: batch.reward for step, batch in ledger.batches.items()}
+    if from_data:
+        from relax_actors.monitoring.recorded import read_metrics  # noqa: PLC0415 imports pydantic
+
+        by_step = {int(body["step"]): float(body["reward"]) for body in read_metrics(table, "trainer", "step")}
+    rewards = sorted(by_step.items())
     return Curves(rewards, sorted((e.version, e.reward) for e in evaluations if e.rows))
 
 
 def summarise(table: Table, config: Config, *, seconds: float, restarts: int) -> tuple[Summary, Curves]:
     """Read the result of a run and its reward curves."""
     ledger = read_ledger(table, config)
-    curves = read_curves(table, ledger)
+    curves = read_curves(table, ledger, from_data=config.from_data)
     account: Account = ledger.account()
     rewards = [value for _, value in curves.rewards]
     weights = table.fetch_last("weights", Weights)

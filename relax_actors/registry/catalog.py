@@ -21,6 +21,7 @@ ROLES: Registry[type] = Registry(
     {
         "prompts": "relax_actors.roles.prompts:PromptSource",
         "media": "relax_actors.roles.media:MediaRole",
+        "examples": "relax_actors.roles.examples:Examples",
         "rollout": "relax_actors.roles.rollout:Rollout",
         "environment": "relax_actors.roles.environment:EnvironmentRole",
         "gateway": "relax_actors.roles.gateway:GatewayRole",
@@ -31,6 +32,7 @@ ROLES: Registry[type] = Registry(
         "trainer_rank": "relax_actors.roles.trainer_rank:TrainerRank",
         "critic": "relax_actors.roles.critic:Critic",
         "evaluator": "relax_actors.roles.evaluator:Evaluator",
+        "held_out": "relax_actors.roles.held_out:HeldOut",
         "reference": "relax_actors.roles.scorer:Reference",
         "actor_fwd": "relax_actors.roles.scorer:ActorFwd",
         "squares": "relax_actors.roles.scorer:Squares",
@@ -47,7 +49,10 @@ ADVANTAGES: Registry[Callable[..., Any]] = Registry(
 POLICY_LOSSES: Registry[Callable[..., Any]] = Registry(
     "policy loss",
     "relax_actors.policy_losses",
-    modules=[f"relax_actors.algorithms.surrogates.{name}" for name in ("clipped", "smooth", "weighted", "covariance")],
+    modules=[
+        f"relax_actors.algorithms.surrogates.{name}"
+        for name in ("clipped", "smooth", "weighted", "covariance", "supervised", "preference")
+    ],
 )
 CORRECTIONS: Registry[Callable[..., Any]] = Registry(
     "off-policy correction",
@@ -59,15 +64,24 @@ REWARDS: Registry[Callable[..., Any]] = Registry(
     "relax_actors.rewards",
     {
         "character_error_rate": "relax_actors.rewards._error_rate:character_error_rate",
+        "code_tests": "relax_actors.rewards.code.reward:CodeTests",
         "environment": "relax_actors.rewards.credit:environment",
         "exact_match": "relax_actors.rewards._text:exact_match",
+        "format_match": "relax_actors.rewards._form:format_match",
         "iou": "relax_actors.rewards._boxes:iou",
+        "json_schema": "relax_actors.rewards._form:json_schema",
+        "judge": "relax_actors.rewards.remote.judge:Judge",
+        "length_limits": "relax_actors.rewards._form:length_limits",
         "math_verify": "relax_actors.rewards._math_verify:math_verify",
         "multiple_choice": "relax_actors.rewards._choice:multiple_choice",
+        "normalised_match": "relax_actors.rewards._overlap:normalised_match",
         "numeric_match": "relax_actors.rewards._numeric:numeric_match",
         "positional_match": "relax_actors.rewards._text:positional_match",
         "reasoning_gym_score": "relax_actors.rewards._reasoning_gym:reasoning_gym_score",
+        "remote": "relax_actors.rewards.remote.reward:Remote",
+        "repetition": "relax_actors.rewards._form:repetition",
         "temporal_iou": "relax_actors.rewards._intervals:temporal_iou",
+        "token_f1": "relax_actors.rewards._overlap:token_f1",
         "word_error_rate": "relax_actors.rewards._error_rate:word_error_rate",
     },
 )

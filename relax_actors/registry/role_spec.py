@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,8 @@ class RoleSpec:
     """Whether it computes on an accelerator, and its engine takes seconds to import."""
     section: str = "roles"
     """Configuration section with its `replicas` and `deadline`; "roles" for [roles.<name>]."""
+    rows: Literal["", "sampled", "data"] = ""
+    """Runs that have the role: those whose rows are sampled, or come from data; all if empty."""
     requires: str = ""
     """Optional configuration section without which a run does not have the role."""
     is_elsewhere: bool = False

@@ -1,118 +1,105 @@
-"""Load the reward functions that a configuration names."""
+"""Load the reward functions that a configuration names, with their options."""
 
 from __future__ import annotations
 
 import inspect
-import math
+import typing
 from collections.abc import Callable, Mapping
-from functools import lru_cache
-from numbers import Real
-from typing import TypeVar
+from contextlib import suppress
+from functools import lru_cache, partial
+from typing import Any, TypeVar, cast
 
-from relax_actors.errors import ConfigError, RowError
-from relax_actors.messages import Prompt, Sample
+from relax_actors.errors import ConfigError
 from relax_actors.registry.catalog import REWARDS
+from relax_actors.registry.options import validated
 
-RewardFunction = Callable[..., float]
-"""Function of (completion, prompt) or, with a parameter of the name `sample`, of (completion, prompt, sample)."""
+RewardFunction = Callable[..., Any]
+"""Function of (completion, prompt) or (completions, prompt), perhaps with `sample` or `samples`; may be async."""
+OPTIONS = "reward.options"
+F = TypeVar("F", bound=Callable[..., object])
 
 
-def load_reward(path: str, setting: str = "reward.function") -> RewardFunction:
-    """Load a reward function by its name or dotted path.
+def load_reward(
+    path: str, setting: str = "reward.function", options: Mapping[str, Any] | None = None
+) -> RewardFunction:
+    """Load a reward function by its name or dotted path; of a class, create an instance.
 
-    Its values are not checked here; see `checked`.
+    Keyword-only parameters, of the class those of its constructor, are options.
+
+    Args:
+        path: name or dotted path.
+        setting: key of the configuration that names it.
+        options: values of its options, from `reward.options.<path>`.
 
     Raises:
-        ConfigError: unknown name, package not installed, or a function that does not take (completion, prompt), and
-            perhaps `sample`.
+        ConfigError: unknown name, package not installed, a function that does not take (completion, prompt), or an
+            option that is unknown, missing or wrong.
     """
-    reward = REWARDS.load(path, setting)
+    reward: Any = REWARDS.load(path, setting)
     where = f"{setting} = {path!r}"
     if not callable(reward):
         msg = f"{where} is a {type(reward).__name__}; name a function of (completion, prompt) that returns a number"
         raise ConfigError(msg)
-    if inspect.iscoroutinefunction(reward) or not _takes_completion_and_prompt(reward):
+    values = _options(reward, path, options or {})
+    if inspect.isclass(reward):
+        reward = reward(**values)
+    getattr(reward, "check_requirements", lambda: None)()
+    if values and inspect.isroutine(reward):
+        reward = partial(reward, **values)
+    if not callable(reward) or not _takes_completion_and_prompt(reward):
         msg = f"{where} cannot be called with (completion, prompt); write def {path[-40:]}(completion, prompt) -> float"
         raise ConfigError(msg)
-    getattr(reward, "check_requirements", lambda: None)()
-    return reward
+    return cast("RewardFunction", reward)
 
 
-def load_rewards(weights: Mapping[str, float], setting: str = "reward.function") -> RewardFunction:
-    """Weighted sum of several reward functions; the value of each is checked before it is added.
-
-    Args:
-        weights: weight of each function, by name or dotted path.
-        setting: the configuration key that errors quote.
+def _options(reward: Callable[..., Any], path: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the options of a function or class.
 
     Raises:
-        ConfigError: the table is empty, a weight is not a finite number, or as `load_reward`.
+        ConfigError: an option is unknown, missing or of the wrong type, or an annotation is no type.
     """
-    if not weights:
-        msg = f"{setting} names no reward; give at least one, as in {{ exact_match = 1.0 }}"
-        raise ConfigError(msg)
-    for path, weight in weights.items():
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
-            msg = f"{setting}: the weight of {path!r} is {weight!r}; give a finite number"
-            raise ConfigError(msg)
-    parts = [(path, float(weight), load_reward(path, setting)) for path, weight in weights.items()]
-
-    def weighted(completion: str, prompt: Prompt, sample: Sample | None = None) -> float:
-        return sum(
-            weight * checked(call_reward(reward, completion, prompt, sample), path) for path, weight, reward in parts
-        )
-
-    return weighted
-
-
-def call_reward(function: RewardFunction, completion: str, prompt: Prompt, sample: Sample | None) -> object:
-    """Call a reward function, with the sample if it has a parameter for it."""
-    return function(completion, prompt, sample=sample) if takes_sample(function) else function(completion, prompt)
+    constructor: Callable[..., Any] = reward.__init__ if inspect.isclass(reward) else reward
+    parameters: Mapping[str, inspect.Parameter] = {}
+    with suppress(ValueError):  # a built-in function without a signature
+        parameters = inspect.signature(constructor).parameters
+    names = [name for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
+    if not names and not given:
+        return {}
+    where = f'{OPTIONS}."{path}"' if "." in path else f"{OPTIONS}.{path}"
+    try:
+        hints = typing.get_type_hints(constructor, include_extras=True) if names else {}
+    except (NameError, TypeError) as error:
+        msg = f"{where}: the annotations of {path} give no options: {type(error).__name__}: {error}"
+        raise ConfigError(msg) from error
+    defaults = {name: ... if (p := parameters[name]).default is p.empty else p.default for name in names}
+    return validated({name: (hints.get(name, Any), defaults[name]) for name in names}, given, where, path)
 
 
 @lru_cache(maxsize=256)
-def takes_sample(function: RewardFunction) -> bool:
-    """Whether a reward function has a parameter `sample`: it reads the conversation, the metrics or the turns."""
+def parameters_of(function: RewardFunction) -> frozenset[str]:
+    """Return which of `completions`, `sample` and `samples` are parameters of a reward function."""
     try:
-        return "sample" in inspect.signature(function).parameters
+        names = inspect.signature(function).parameters
     except ValueError:  # a built-in function without a signature
-        return False
+        return frozenset()
+    return frozenset(names) & {"completions", "sample", "samples"}
+
+
+def is_async(function: RewardFunction) -> bool:
+    """Whether calls of a reward function are awaited."""
+    call = getattr(function, "func", function)
+    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None))  # noqa: B004 a class
 
 
 def _takes_completion_and_prompt(function: Callable[..., object]) -> bool:
     try:
-        more = {"sample": None} if takes_sample(function) else {}
+        more = dict.fromkeys(parameters_of(function) - {"completions"})
         inspect.signature(function).bind("completion", "prompt", **more)
     except TypeError:
         return False
     except ValueError:  # a built-in function without a signature
         return True
     return True
-
-
-LARGEST = (2 - 2**-23) * 2.0**127  # the largest finite float32; rewards are stored as float32
-
-
-def checked(value: object, reward_name: str) -> float:
-    """Convert the value of a reward function to a float that is finite as float32; a bool is 0 or 1.
-
-    Raises:
-        RowError: the value is not a real number, or not finite.
-    """
-    item = getattr(value, "item", None)
-    number = item() if callable(item) and getattr(value, "ndim", None) == 0 else value
-    if isinstance(number, Real):
-        try:
-            result = float(number)
-        except OverflowError:
-            result = float("inf")
-        if abs(result) <= LARGEST:
-            return result
-    msg = f"reward {reward_name} returned {value!r:.200} ({type(value).__name__}); return a finite number"
-    raise RowError(msg)
-
-
-F = TypeVar("F", bound=Callable[..., object])
 
 
 def requires(check: Callable[[], object]) -> Callable[[F], F]:

@@ -27,7 +27,7 @@ class Advantages(Role):
     reads: ClassVar = ("reward",)
     writes: ClassVar = "advantage"
     max_concurrent_rows: ClassVar = 32
-    spec: ClassVar = RoleSpec(section="advantages", start_order=30)
+    spec: ClassVar = RoleSpec(section="advantages", rows="sampled", start_order=30)
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         """Return the column with the rewards, and the columns that the estimator needs."""

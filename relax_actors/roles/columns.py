@@ -23,7 +23,7 @@ def check_columns(config: Config) -> Iterator[str]:
     built_in = {name: built_in_spec(name) for name in role_names(config) if name not in config.roles}
     numbered = {kind: f"the role {name}" for name, spec in built_in.items() for kind in spec.numbered}
     roles: dict[str, Role] = {}
-    built_in |= {name: spec_of(config, name) for name in ("rollout", "reward")}
+    built_in |= {name: spec_of(config, name) for name in ("rollout", "reward") if name in built_in}
     writers |= dict.fromkeys(built_in["critic"].writes, "critic") if "critic" in built_in else {}
     for name in config.roles:
         roles[name], spec = make_role(config, name), spec_of(config, name)
@@ -41,7 +41,7 @@ def check_columns(config: Config) -> Iterator[str]:
             if column not in writers:
                 msg = f"roles.{name} reads column {column!r}, which no role writes; columns are {sorted(writers)}"
                 raise ConfigError(msg)
-    needed = _columns_of_advantages(config, writers)
+    needed = set[str]() if config.from_data else _columns_of_advantages(config, writers)
     read = {column for role in roles.values() for column in role.inputs(config)} | needed
     yield from _check_log_probs(config, writers, read)
     _check_values_are_read(config, read)
@@ -88,7 +88,9 @@ def _check_log_probs(config: Config, produced: Collection[str], read: Collection
         "squares": "squares" in read,
     }
     remedies = {
-        "reference": 'algorithm.kl.place is "none"; set it to "loss" or "reward", or remove the section',
+        "reference": 'algorithm.kl.place is "none"; set it to "loss" or "reward", or remove the section'
+        if algorithm.rows != "pairs"
+        else "the losses of algorithm.pairs need none; remove the section",
         "actor_fwd": f'algorithm.proximal is "{algorithm.proximal}"; set it to "actor_fwd", or remove the section',
         "squares": f'algorithm.advantage is "{algorithm.advantage}"; set it to '
         f"{advantages_with(lambda spec: 'squares' in spec.needs)}, or remove the section",
@@ -109,7 +111,10 @@ def _check_log_probs(config: Config, produced: Collection[str], read: Collection
         raise ConfigError(msg)
     if wanted["reference"]:
         where = "by the role reference, from version 0" if "reference" in config.roles else "inside the trainer"
-        yield f'log-probs of the reference, for the KL (algorithm.kl.place = "{algorithm.kl.place}"): computed {where}'
+        why = f'the KL (algorithm.kl.place = "{algorithm.kl.place}")' if algorithm.kl.place != "none" else "pairs"
+        yield f"log-probs of the reference, for {why}: computed {where}"
+    if config.from_data:
+        return
     proximal = {
         "rollout": "log-probs of the proximal policy: those that the tokens were sampled with",
         "trainer": "log-probs of the proximal policy: those of the trainer's own forward pass, at no further cost"

@@ -7,11 +7,12 @@ remove cells, to remove those of earlier results.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from broker.subjects import CellId, RowId, Subjects
 from relax_actors.algorithms.schedules import is_evaluated
 from relax_actors.config import Config
+from relax_actors.data.examples import row_of
 from relax_actors.data.prompt_maker import PromptMaker, admission_of, open_data, room
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import CodecError, ConfigError, StoreError
@@ -150,7 +151,9 @@ class Evaluator(StatefulRole):
     def _prompt(self, row: RowId) -> Prompt:
         seed = derive_seed(self.context.config.run.seed, "eval", row.index)
         task = self._source[row.index]
-        return self._maker.make(task, row, seed=seed, min_version=row.step, exact_version=True, greedy=True)
+        fields: dict[str, Any] = {"seed": seed, "min_version": row.step, "exact_version": True, "greedy": True}
+        from_data = self.context.config.from_data
+        return row_of(task, **fields) if from_data else self._maker.make(task, row, **fields)
 
     def metrics(self) -> dict[str, float]:
         """Return the version and the mean reward of the latest result."""

@@ -35,7 +35,7 @@ def footprints_of_roles(config: Config, roles: Iterable[str]) -> dict[str, Footp
             needed[role] = engines[role]
         elif gpus := getattr(section_of(config, role), "gpus", None):
             needed[role] = Footprint(gpus=gpus, is_required=True)
-        elif gpus is None and role in config.roles and spec_of(config, role).device:
+        elif gpus is None and spec_of(config, role).device:
             needed[role] = Footprint()
     return needed
 

@@ -9,10 +9,11 @@ restarted PromptSource therefore admits the same rows.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from broker.subjects import CellId, RowId, Subjects
 from relax_actors.config import Config
+from relax_actors.data.examples import row_of
 from relax_actors.data.prompt_maker import PromptMaker, admission_of, open_data, room
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import CodecError, ConfigError, StoreError, SubjectError
@@ -24,7 +25,7 @@ from relax_actors.runtime.cells import observe
 from relax_actors.runtime.row import parse_row
 from relax_actors.runtime.seeds import derive_seed, task_index
 from relax_actors.training.first_prompts import FirstPrompts
-from relax_actors.training.ledger import Ledger
+from relax_actors.training.ledger import ledger_of
 
 if TYPE_CHECKING:
     from broker.table import Cell
@@ -69,7 +70,7 @@ class PromptSource(StatefulRole):
         self._requeued: dict[RowId, None] = {}
         # First row that had the task, for each readmitted row.
         self._origins: dict[RowId, RowId] = {}
-        self._ledger = Ledger(config.trainer.prompts_per_step, config.run.steps, config.staleness.max)
+        self._ledger = ledger_of(config)
         # First refill of each slot by this incarnation: index of the row, by step and slot.
         self._first_refill: dict[tuple[int, int], int] = {}
         self._first_prompts = FirstPrompts(self.context)
@@ -210,13 +211,13 @@ class PromptSource(StatefulRole):
         config = self.context.config
         task_row = row if requeue_of is None else self._origins.get(requeue_of, requeue_of)
         index = task_index(config.run.seed, task_row, config.trainer.prompts_per_step, len(self._source))
-        return self._maker.make(
-            self._source[index],
-            row,
-            seed=derive_seed(config.run.seed, "row", row.step, row.index),
-            min_version=max(0, row.step - config.staleness.max),
-            requeue_of="" if requeue_of is None else str(requeue_of),
-        )
+        fields: dict[str, Any] = {
+            "seed": derive_seed(config.run.seed, "row", row.step, row.index),
+            "min_version": max(0, row.step - config.staleness.max),
+            "requeue_of": "" if requeue_of is None else str(requeue_of),
+        }
+        task = self._source[index]
+        return row_of(task, **fields) if config.from_data else self._maker.make(task, row, **fields)
 
     def _drop_surplus(self) -> None:
         """Drop rows in flight that the batch of their step does not name."""

@@ -53,7 +53,8 @@ def role_names(config: Config) -> list[str]:
         if spec.section == "roles":
             present = name in config.roles
         else:
-            present = not spec.requires or getattr(config, spec.requires) is not None
+            needed = not spec.requires or getattr(config, spec.requires) is not None
+            present = needed and spec.rows in ("", "data" if config.from_data else "sampled")
         if present:
             orders[name] = spec.start_order
     return sorted(orders, key=lambda name: orders[name])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -10,58 +11,15 @@ import numpy as np
 
 from broker.store import Store
 from relax_actors.data.checked_run import CheckedRun
-from relax_actors.messages import FinishReason, Prompt, Reward, Sample
+from relax_actors.errors import RowError
+from relax_actors.messages import FinishReason, Prompt, Reward
 from relax_actors.registry.role_spec import RoleSpec
-from relax_actors.rewards import RewardFunction, checked, load_reward, load_rewards
 from relax_actors.rewards.credit import environment_reward
-from relax_actors.rewards.loading import call_reward, takes_sample
+from relax_actors.rewards.score import Total
+from relax_actors.rewards.scorer import RewardScorer, check_options, check_sandboxed, token_rewards
 from relax_actors.runtime import Role, Row
+from relax_actors.runtime.role import More, Results
 from relax_actors.simulation.devices import REWARD, Devices
-
-
-class RewardScorer:
-    """One reward function, or a weighted sum of several, whose scores are kept as components.
-
-    Args:
-        setting: name or dotted path of a function, or a table of them with weights.
-        name: key of the setting, for errors.
-
-    Raises:
-        ConfigError: a function does not import, or a weight is not a finite number.
-    """
-
-    def __init__(self, setting: str | dict[str, float], name: str) -> None:
-        self._weights = setting if isinstance(setting, dict) else None
-        if isinstance(setting, dict):
-            load_rewards(setting, name)
-        paths = [setting] if isinstance(setting, str) else list(setting)
-        self._functions: dict[str, RewardFunction] = {path: load_reward(path, name) for path in paths}
-
-    @property
-    def reads_samples(self) -> bool:
-        """Whether a function reads more of a sample than its text."""
-        return any(map(takes_sample, self._functions.values()))
-
-    @property
-    def nothing(self) -> tuple[float, dict[str, float]]:
-        """Reward and scores of a sample that failed."""
-        return 0.0, dict.fromkeys(self._weights or (), 0.0)
-
-    def score(self, text: str, prompt: Prompt, sample: Sample | None = None) -> tuple[float, dict[str, float]]:
-        """Return the reward of a completion, and the score of each function of a table by its name.
-
-        `sample` is needed if `reads_samples`.
-
-        Raises:
-            RowError: a function did not return a finite number.
-        """
-        parts = {
-            path: checked(call_reward(function, text, prompt, sample), path)
-            for path, function in self._functions.items()
-        }
-        if self._weights is None:
-            return next(iter(parts.values())), {}
-        return sum(self._weights[path] * value for path, value in parts.items()), parts
 
 
 def with_files(prompt: Prompt, store: Store) -> Prompt:
@@ -76,6 +34,10 @@ def with_files(prompt: Prompt, store: Store) -> Prompt:
     return replace(prompt, media=media)
 
 
+WAIT_SECONDS = 1.0
+"""Longest wait for a call before progress is reported."""
+
+
 class RewardRole(Role):
     """Scores training rows by `reward.function` and held-out rows by `eval.reward`."""
 
@@ -83,49 +45,121 @@ class RewardRole(Role):
     writes: ClassVar = "reward"
     kinds: ClassVar = ("group", "eval")
     max_concurrent_rows: ClassVar = 16
-    spec: ClassVar = RoleSpec(section="reward", start_order=10)
+    spec: ClassVar = RoleSpec(section="reward", rows="sampled", start_order=10)
 
     def check(self, run: CheckedRun) -> Iterator[str]:
         """Check that the reward functions import; those for a sandbox are imported in it only."""
         config = run.config
-        if config.reward.isolation == "none":
-            RewardScorer(config.reward.function, "reward.function")
+        settings = [config.reward.function, *([config.eval.reward] if config.eval else [])]
+        names = [name for setting in settings for name in ([setting] if isinstance(setting, str) else setting)]
+        check_options(config.reward.options, names)
+        if config.reward.isolation == "sandbox":
+            check_sandboxed(names)
+        else:
+            RewardScorer(config.reward.function, "reward.function", config.reward.options)
             if config.eval is not None:
-                RewardScorer(config.eval.reward, "eval.reward")
+                RewardScorer(config.eval.reward, "eval.reward", config.reward.options)
         yield from ()
 
     def setup(self) -> None:
         """Load the reward functions."""
         config = self.context.config
-        self._train = RewardScorer(config.reward.function, "reward.function")
+        section = config.reward
+        self._train = RewardScorer(
+            section.function, "reward.function", section.options, section.deadline, self.progress
+        )
         self._devices = None if config.simulate is None else Devices(config.simulate, self.context.folder.root)
-        self._eval = RewardScorer(config.eval.reward, "eval.reward") if config.eval else self._train
+        self._eval = self._train
+        if config.eval and config.eval.reward != section.function:
+            self._eval = RewardScorer(
+                config.eval.reward, "eval.reward", section.options, section.deadline, self.progress
+            )
+        self._runner = asyncio.Runner()
+
+    def close(self) -> None:
+        """Close the event loop of async functions."""
+        self._runner.close()
+
+    def metrics(self) -> dict[str, float]:
+        """Mean seconds that each reward function takes for a row."""
+        return self._eval.metrics() | self._train.metrics()
 
     def handle(self, row: Row) -> Reward:
+        """Score a row with functions that are not async."""
+        call = self.score(row)
+        try:
+            call.send(None)
+        except StopIteration as ended:
+            reward: Reward = ended.value
+            return reward
+        msg = "a reward function that is not async has waited"
+        raise TypeError(msg)
+
+    def stream(self, rows: Sequence[Row], more: More) -> Iterator[Results]:
+        """Score rows, those that wait for async functions at the same time."""
+        if not (self._train.is_async or self._eval.is_async):
+            yield from super().stream(rows, more)
+            return
+        loop = self._runner.get_loop()
+        waiting = {loop.create_task(self.score(row)): row for row in rows}
+        try:
+            while waiting:
+                # A call has a deadline of its own, so waiting for it is no hang.
+                self.progress()
+                done, _ = loop.run_until_complete(
+                    asyncio.wait(waiting, timeout=WAIT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                )
+                if not done:
+                    continue
+                yield [(waiting.pop(task), task.exception() or task.result()) for task in done]
+                rows = more(self.row_limit() - len(waiting))
+                waiting |= {loop.create_task(self.score(row)): row for row in rows}
+        finally:
+            for task in waiting:
+                task.cancel()
+            if waiting:
+                loop.run_until_complete(asyncio.wait(waiting))
+
+    async def score(self, row: Row) -> Reward:
         """Score each sample; with a table of functions, each function is a component.
 
-        A sample whose environment or agent failed has reward 0.
+        A sample whose environment or agent failed has reward 0, and the functions do not see it.
 
         Raises:
-            RowError: a function did not return a finite number.
+            RowError: a function did not return a finite number or score for each sample.
         """
         scorer = self._eval if row.is_eval else self._train
         if self._devices is not None:
             self._devices.elapse_phase(REWARD, row.prompt.seed, self.progress)
-        config = self.context.config
+        config, trajectory = self.context.config, row.trajectory
         section = None if row.is_eval or config.reward.function != "environment" else config.playing
         credit, discount = config.credit
         if section is not None and (section.players or credit != "episode"):
-            return environment_reward(row.trajectory, credit, discount, section.trained_players)
+            return environment_reward(trajectory, credit, discount, section.trained_players)
         prompt = with_files(row.prompt, self.context.table.store)
-        texts, values, components = row.trajectory.texts, [], []
-        samples = row.trajectory.samples if scorer.reads_samples else [None] * len(texts)
-        for text, sample, reason in zip(texts, samples, row.trajectory.finish_reasons, strict=True):
-            failed = reason == FinishReason.ERROR
-            value, parts = scorer.nothing if failed else scorer.score(text, prompt, sample)
-            values.append(value)
-            components.append(parts)
-            self.progress()
-        names = components[0] if components else {}
-        by_name = {name: np.array([parts[name] for parts in components], np.float32) for name in names}
-        return Reward(np.asarray(values, np.float32), by_name)
+        samples = trajectory.samples if scorer.reads_samples else None
+        whole = [i for i, reason in enumerate(trajectory.finish_reasons) if reason != FinishReason.ERROR]
+        scored = await scorer.score(
+            [trajectory.texts[i] for i in whole], prompt, None if samples is None else [samples[i] for i in whole]
+        )
+        names = scored[0].components if scored else dict.fromkeys(() if row.is_eval else config.reward_components)
+        totals = [Total(0.0, dict.fromkeys(names, 0.0))] * len(trajectory.texts)
+        for i, total in zip(whole, scored, strict=True):
+            totals[i] = total
+        return _reward_of(totals, trajectory.sample_lengths)
+
+
+def _reward_of(totals: Sequence[Total], lengths: np.ndarray) -> Reward:
+    """Return the column of a row.
+
+    Raises:
+        RowError: samples have other components than the first one, or rewards of another number of tokens.
+    """
+    names = totals[0].components
+    if odd := next((total.components for total in totals if total.components.keys() != names.keys()), None):
+        msg = f"a reward gives components {sorted(names)} for one sample and {sorted(odd)} for another"
+        raise RowError(msg)
+    by_name = {name: np.array([total.components[name] for total in totals], np.float32) for name in names}
+    values = np.array([total.reward for total in totals], np.float32)
+    tokens = token_rewards(totals, lengths.tolist())
+    return Reward(values, by_name, tokens, None if tokens is None else lengths.astype(np.int32))

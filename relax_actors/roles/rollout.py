@@ -51,7 +51,9 @@ class Rollout(Role):
     kinds: ClassVar = ("group", "eval")
     batch_wait = BATCH_WAIT_MIN
     prefetch: ClassVar = False
-    spec: ClassVar = RoleSpec(device=True, section="rollout", requests=("env",), serves=("generate",), start_order=60)
+    spec: ClassVar = RoleSpec(
+        device=True, section="rollout", rows="sampled", requests=("env",), serves=("generate",), start_order=60
+    )
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         """Return the columns to read: the prompt, and its media if the model takes media."""

@@ -28,10 +28,10 @@ from relax_actors.runtime import StatefulRole
 from relax_actors.runtime.cells import is_oversized, observe, put_own
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.training.checkpointer import Checkpointer
-from relax_actors.training.ledger import Ledger
+from relax_actors.training.ledger import ledger_of
 from relax_actors.training.row_endings import RowEndings
 from relax_actors.training.step_feed import StepFeed
-from relax_actors.training.step_rows import StepReader, StepRows, columns_to_train
+from relax_actors.training.step_rows import StepReader, StepRows, columns_to_train, last_column
 from relax_actors.training.warm_start import warm_start
 from relax_actors.weights.publisher import Publisher
 from relax_actors.weights.publisher_actor import Export, Publications, Publish, Repair, Restore
@@ -68,8 +68,7 @@ class Trainer(StatefulRole):
         # `relax check` loads every role, and needs no NATS.
         from relax_actors.training.collector import Collector, Sweep, remove_void  # noqa: PLC0415
 
-        lead, has_critic = config.staleness.max, config.critic is not None
-        self._ledger = Ledger(config.trainer.prompts_per_step, config.run.steps, lead, has_critic=has_critic)
+        self._ledger = ledger_of(config, has_critic=config.critic is not None)
         kinds = (kind for kind in self.context.table.numbered_kinds() if kind not in self.spec.numbered)
         others = {kind: numbered_cells().get(kind) for kind in kinds}
         collector = Collector.start(self.context, role_names(config), others)
@@ -82,7 +81,7 @@ class Trainer(StatefulRole):
         self._published: dict[int, str] = {}
         reader = StepReader(self.context, self._published)
         self._feed = StepFeed(self.context, self._engine, reader, self._proximal_score())
-        self._required_columns = ("advantage", *reader.columns)
+        self._required_columns = (last_column(config), *reader.columns)
         # Indices of the rows that have a required column, by step and column.
         self._arrived: dict[int, dict[str, set[int]]] = {}
         self._malformed: list[Cell] = []
@@ -114,7 +113,7 @@ class Trainer(StatefulRole):
     @classmethod
     def follows(cls, config: Config) -> list[str]:
         """Return the columns that make a row ready or end it, and the trainer's numbered cells."""
-        subjects, required = Subjects(config.run.name), ("advantage", *columns_to_train(config))
+        subjects, required = Subjects(config.run.name), (last_column(config), *columns_to_train(config))
         columns = [subjects.column(name) for name in ("prompt", "dropped", "quarantined", *required)]
         critic = ("critic", "critic_checkpoint") if config.critic is not None else ()
         return columns + [subjects.numbered(kind, "*") for kind in (*cls.spec.numbered, *critic)]
@@ -220,13 +219,13 @@ class Trainer(StatefulRole):
             self._train(self._version, rows)
         step = self._version
         ready = len(self._ready(step))
-        self.context.report_waiting(f"rows of step {step}: {ready} of {self._settings.prompts_per_step} are ready")
+        self.context.report_waiting(f"rows of step {step}: {ready} of {self._ledger.rows_of(step)} are ready")
 
     def _rows_of(self, step: int) -> StepRows | None:
         """Return the step's rows once every slot has a usable one; end the unusable rows."""
-        ready = self._ready(step)
+        ready, size = self._ready(step), self._ledger.rows_of(step)
         candidates = self._ledger.candidates(step)
-        unusable = self._feed.take(step, candidates, ready.__contains__, self._settings.prompts_per_step)
+        unusable = self._feed.take(step, candidates, ready.__contains__, size)
         if self._feed.has_read_usable:
             self._endings.succeeded()
         if unusable:
@@ -235,7 +234,7 @@ class Trainer(StatefulRole):
         for index, ending in unusable.items():
             field = self._endings.end(RowId(step, index), ending)
             self._ledger.observe(CellId("group", step, index, field))
-        return self._feed.complete(self._settings.prompts_per_step)
+        return self._feed.complete(size)
 
     def _train(self, step: int, rows: StepRows) -> None:
         """Write the step's batch cell, then step on its rows; an existing batch takes precedence."""
@@ -247,7 +246,7 @@ class Trainer(StatefulRole):
             seed=derive_seed(self.context.config.run.seed, "step", step),
             incarnation=self.context.incarnation,
             reward=float(np.mean([a.reward for a in rows.advantages])),
-            staleness=step - rows.oldest,
+            staleness=max(rows.staleness(step)),
             tokens=rows.tokens,
             unix_time=time.time(),
         )
@@ -298,16 +297,18 @@ class Trainer(StatefulRole):
             self._checkpoints.start(self._version)
 
     def _report(self, step: int, batch: Batch, rows: StepRows, measured: Mapping[str, float]) -> None:
-        """Publish the metric `step`."""
+        """Publish the metric `step`; without rewards, the negative loss takes their place."""
+        staleness = rows.staleness(step)
+        reward = -measured["loss"] if self.context.config.from_data else batch.reward
         self._metrics = {
             "step": step,
-            "reward": round(batch.reward, 5),
+            "reward": round(reward, 5),
             **{f"reward/{name}": round(mean, 5) for name, mean in rows.reward_components.items()},
             "staleness": batch.staleness,
-            "staleness_mean": round(step - float(np.mean(rows.oldest_of_rows)), 4),
+            "staleness_mean": round(float(np.mean(staleness)), 4),
             "span": rows.span,
             **({} if (gap := rows.teacher_gap) is None else {"teacher_kl": round(gap, 6)}),
-            "stale_rows": rows.older_than(step, self.context.config.staleness.max),
+            "stale_rows": sum(own > self.context.config.staleness.max for own in staleness),
             "waited_seconds": 0.0,
             "train_seconds": 0.0,
             **{name: round(float(value), 6) for name, value in measured.items()},

@@ -15,9 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from broker.subjects import CellId, RowId
 from relax_actors.messages import Batch, Checkpoint, RowCounts
+
+if TYPE_CHECKING:
+    from relax_actors.config import Config
+    from relax_actors.config.saved import SavedSettings
 
 STRAY_REFILLS = 64
 """Strays of a slot's rows are stored up to so many refills ahead."""
@@ -57,6 +62,7 @@ class Ledger:
         steps: steps of the run.
         lead: how many steps ahead of the trained version rows may be admitted (staleness.max).
         has_critic: whether a critic reads the rows, too, so that the floor waits for its checkpoints.
+        last: rows of the last step; as many as of the others if None.
 
     Attributes:
         version: newest published weight version; None before the first.
@@ -65,7 +71,8 @@ class Ledger:
         batches: batch of each trained step.
     """
 
-    def __init__(self, rows: int, steps: int, lead: int, *, has_critic: bool = False) -> None:
+    def __init__(self, rows: int, steps: int, lead: int, *, has_critic: bool = False, last: int | None = None) -> None:
+        self._last = rows if last is None else last
         self.rows, self.steps, self.lead = rows, steps, lead
         # Version of the critic's newest checkpoint, which covers the rows of the steps below it.
         self._critic_checkpoint = 0 if has_critic else steps
@@ -118,9 +125,13 @@ class Ledger:
 
     def _due(self, row: RowId) -> bool:
         within = self.version is not None and row.step <= min(self.steps - 1, self.version + self.lead)
-        if not within and row.step not in self.batches:
+        if (not within and row.step not in self.batches) or row.index % self.rows >= self.rows_of(row.step):
             return False
         return row.index < self.rows or row.index - self.rows in self._ended.get(row.step, ())
+
+    def rows_of(self, step: int) -> int:
+        """Return how many rows a step trains."""
+        return self._last if step == self.steps - 1 else self.rows
 
     def is_void(self, row: RowId) -> bool:
         """Whether a cell that is stored now never counts, because its row is far from due."""
@@ -214,7 +225,7 @@ class Ledger:
             RowId(step, index)
             for step in range(max(self.floor, self.version), last + 1)
             if step not in self.batches
-            for index in range(self.rows)
+            for index in range(self.rows_of(step))
             if index not in self._states.get(step, {})
         ]
         return sorted([*owed, *fresh])
@@ -288,3 +299,10 @@ class Ledger:
             for index, state in states.items():
                 if state is RowState.IN_FLIGHT:
                     yield RowId(step, index)
+
+
+def ledger_of(config: Config | SavedSettings, *, has_critic: bool = False) -> Ledger:
+    """Return the ledger of a run that has not begun; `has_critic` as of `Ledger`."""
+    size, steps, rows = config.trainer.prompts_per_step, config.run.steps, config.run.rows
+    last = size if rows is None else rows - (steps - 1) * size
+    return Ledger(size, steps, config.staleness.max, has_critic=has_critic, last=last)

@@ -33,6 +33,16 @@ def token_advantages(advantage: Advantage, trajectory: Trajectory) -> Array:
     return values if per_token else np.repeat(values, trajectory.sample_lengths)
 
 
+def sign_of_samples(trajectory: Trajectory | RelaxError) -> Advantage | RelaxError:
+    """Return the advantages of a row from the data: 1 for an example or a chosen answer, -1 for a rejected one.
+
+    Returns the error of a trajectory that cannot be read.
+    """
+    if isinstance(trajectory, RelaxError):
+        return trajectory
+    return Advantage(np.array([1.0, -1.0][: len(trajectory.texts)], np.float32), 0.0)
+
+
 def teacher_fields(teacher: TeacherScores, trajectory: Trajectory) -> dict[str, Array]:
     """Return the fields of a `TrainSample` that hold a teacher's log-probs, over all own tokens of a row."""
     found = {"teacher_logprobs": teacher.logprobs}

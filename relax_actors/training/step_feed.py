@@ -1,9 +1,9 @@
 """Feed of a step: passes its rows to an engine, before the last row has arrived where possible, and updates the model.
 
 Invariant: rows are cut into parts, one micro-batch each, by the rows and their order alone (`split_rows`). The batch
-cell stores the order, so that a replay adds up the same gradients in the same order. With run.deterministic the order
-is that of the slots, otherwise the order of arrival. Which rows form a minibatch follows from the run's seed, the step
-and the epoch (`training/step_feed.py`).
+cell stores the order, so that a replay adds up the same gradients in the same order. With run.deterministic, and for
+rows from the data, the order is that of the slots, otherwise the order of arrival. Which rows form a minibatch follows
+from the run's seed, the step and the epoch (`training/step_feed.py`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ class StepFeed:
         config = context.config
         self._context, self._engine, self._reader, self._score = context, engine, reader, score
         self._section: Section = section
-        self._max_tokens, self._in_slot_order = config.trainer.max_tokens_per_microbatch, config.run.deterministic
+        self._max_tokens, self._in_slot_order = (
+            config.trainer.max_tokens_per_microbatch,
+            config.run.deterministic or config.from_data,
+        )
         # Statistics over a whole step, and its minibatches, are known only when its last row has arrived.
         whole = needs_whole_step(config.algorithm) or config.trainer.updates > 1
         self._streams = config.trainer.stream and not whole
@@ -212,11 +215,11 @@ SUMS = ("tokens", "micro_batches", "rejected", "opsm_dropped")
 def minibatches(rows: int, parts: int, epochs: int, seed: int, step: int) -> Iterator[list[int]]:
     """Yield the rows of each update, as ascending positions in the batch.
 
-    Every epoch draws new parts of equal size, from the run's seed, the step and the epoch alone, so a replay makes the
-    same updates.
+    Every epoch draws new parts of equal size, as far as a short last step allows, from the run's seed, the step and the
+    epoch alone, so a replay makes the same updates.
 
     Args:
-        rows: rows of the batch; a multiple of `parts`.
+        rows: rows of the batch; in all steps but the last one a multiple of `parts`.
         parts: minibatches of an epoch.
         epochs: passes over the batch.
         seed: seed of the run.
@@ -225,7 +228,7 @@ def minibatches(rows: int, parts: int, epochs: int, seed: int, step: int) -> Ite
     for epoch in range(epochs):
         generator = np.random.Generator(np.random.Philox(key=derive_seed(seed, "minibatches", step, epoch)))
         order = generator.permutation(rows)
-        for part in np.split(order, parts):
+        for part in np.array_split(order, min(parts, rows)):
             yield sorted(part.tolist())
 
 

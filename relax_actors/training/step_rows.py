@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ from relax_actors.training.samples import (
     computed_lengths,
     in_layout,
     samples_of,
+    sign_of_samples,
     without_truncated,
 )
 from relax_actors.training.validation import RowValidator, mismatched_version
@@ -153,31 +154,26 @@ class StepRows:
         found = [advantage.kl for advantage in self.advantages if advantage.kl is not None]
         return float(np.mean(found)) if found else None
 
-    @property
-    def oldest(self) -> int:
-        """Oldest version that sampled a trained token."""
-        return min(self.oldest_of_rows)
-
-    @property
-    def oldest_of_rows(self) -> list[int]:
-        """Oldest version that sampled a trained token, for each row."""
-        return [trajectory.oldest_version for trajectory in self.trajectories]
+    def staleness(self, step: int) -> list[int]:
+        """Return the staleness of each row in a step; see `Trajectory.staleness`."""
+        return [trajectory.staleness(step) for trajectory in self.trajectories]
 
     @property
     def span(self) -> int:
         """Largest number of versions in one trajectory; above 1 only with in-flight updates."""
         return max(len(np.unique(t.versions[t.versions >= 0])) for t in self.trajectories)
 
-    def older_than(self, step: int, max_staleness: int) -> int:
-        """Count the rows with a token more than `max_staleness` versions older than `step`."""
-        return sum(step - oldest > max_staleness for oldest in self.oldest_of_rows)
+
+def last_column(config: Config) -> str:
+    """Return the column that makes a row ready: its advantages, or the trajectory of a row from the data."""
+    return "trajectory" if config.from_data else "advantage"
 
 
 def columns_to_train(config: Config) -> tuple[str, ...]:
     """Return the columns that a step needs besides trajectories and advantages."""
     needed = {
         PROXIMAL: config.algorithm.proximal == PROXIMAL,
-        REFERENCE: config.algorithm.kl.place == "loss" and not config.computes_reference,
+        REFERENCE: config.algorithm.loss_reads_reference and not config.computes_reference,
         TEACHER: config.algorithm.distil.place != "none",
         VALUES: config.critic is not None,
     }
@@ -204,6 +200,7 @@ class StepReader:
         self._masks_truncated = config.algorithm.shaping.mask_truncated
         self._distil = config.algorithm.distil if config.algorithm.distil.place != "none" else None
         self._top_k = config.algorithm.distil.top_k or 0
+        self._from_data = config.from_data
         self.columns = columns_to_train(config)
 
     def empty(self) -> StepRows:
@@ -248,7 +245,7 @@ class StepReader:
             return Quarantined("trainer", 1, why, "")
         if (version := mismatched_version(trajectory, self._published)) is not None:
             return Quarantined("trainer", 1, self._mismatch(row, trajectory, version), "")
-        staleness = row.step - trajectory.oldest_version
+        staleness = trajectory.staleness(row.step)
         if staleness > self._staleness.max and self._staleness.policy == "drop":
             return Dropped(DropReason.TOO_OLD, f"staleness {staleness} is over staleness.max")
         return None
@@ -266,10 +263,7 @@ class StepReader:
     def _columns(self, step: int, indices: Sequence[int]) -> list[Columns]:
         """Read the columns of each row."""
         rows = [RowId(step, index) for index in indices]
-        rows_read: list[Columns] = [{} for _ in rows]
-        for name, expected in (("trajectory", Trajectory), ("advantage", Advantage)):
-            for columns, found in zip(rows_read, read_column(self._table, rows, name, expected), strict=True):
-                columns[name] = found
+        rows_read = self._samples(rows)
         if self._masks_truncated:
             for columns in rows_read:
                 if isinstance(trajectory := columns["trajectory"], Trajectory):
@@ -288,3 +282,15 @@ class StepReader:
             for columns, value in zip(rows_read, values, strict=True):
                 columns[name] = value
         return rows_read
+
+    def _samples(self, rows: Sequence[RowId]) -> list[Columns]:
+        """Read the samples of each row, and their advantages, which rows from the data do not have."""
+        found: list[Columns] = [
+            {"trajectory": value} for value in read_column(self._table, rows, "trajectory", Trajectory)
+        ]
+        advantages: Iterable[Any] = map(sign_of_samples, (columns["trajectory"] for columns in found))
+        if not self._from_data:
+            advantages = read_column(self._table, rows, "advantage", Advantage)
+        for columns, value in zip(found, advantages, strict=True):
+            columns["advantage"] = value
+        return found

@@ -44,6 +44,7 @@ class RowValidator:
         self._max_tokens, self._steps = config.rollout.max_tokens, config.run.steps
         self._moe = facts.moe if config.trainer.router_replay else None
         self._needs_returns = config.critic is not None
+        self._rows = config.algorithm.rows
         family = None if config.media is None else family_of(config.model_path)
         self._barred = () if family is None else family.barred
 
@@ -94,6 +95,11 @@ class RowValidator:
 
     def _of_tokens(self, trajectory: Trajectory, step: int) -> str:
         logprobs, versions = trajectory.logprobs, trajectory.versions
+        if trajectory.is_sampled != (self._rows == "sampled"):
+            who = "a policy" if trajectory.is_sampled else "no policy"
+            return f"{who} sampled its tokens, and algorithm.rows = {self._rows!r}"
+        if self._rows != "sampled" and (n := len(trajectory.texts)) != (wanted := 2 if self._rows == "pairs" else 1):
+            return f"it has {n} samples, and algorithm.rows = {self._rows!r} needs {wanted}"
         if not (logprobs <= MAX_LOGPROB).all() or not (logprobs > np.finfo(np.float32).min).all():
             return "a log-prob is positive or not finite"
         if versions.min() < -1 or int(versions.max()) > step:

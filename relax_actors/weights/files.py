@@ -93,7 +93,7 @@ class TensorFile:
     """Safetensors file whose tensors are written one at a time, in any order; closed when `with` ends.
 
     Args:
-        path: file to write.
+        path: file to write. One that is there is replaced, so whoever has mapped it keeps its tensors.
         forms: of all tensors, by name.
         metadata: of the file.
 
@@ -112,6 +112,8 @@ class TensorFile:
         text += b" " * (-len(text) % 8)
         self._begin = 8 + len(text)
         self._offsets = {name: header[name]["data_offsets"][0] for name in forms}
+        if path.is_file():
+            path.unlink()
         self._file = path.open("wb")
         self._file.write(len(text).to_bytes(8, "little") + text)
 

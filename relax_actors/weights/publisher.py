@@ -97,12 +97,21 @@ class Publisher:
             self._initial.restore_missing()
 
     def _write(self, version: int) -> Weights:
-        """Write the weight file of a version: a delta where that pays off, else the full set."""
+        """Write the weight file of a version that is read: a delta where that pays off, else the full set."""
+        if not self._is_read(version):
+            return Weights(version, self._engine.fingerprint(), [], self.context.incarnation)
         base = self._base
         write_delta = None if base is None or self._needs_full_set(base) else self._engine.delta()
         fingerprint, shards = self._write_files(self._uris(version), write_delta or self._engine.publish)
         base_version = base.version if write_delta is not None and base is not None else None
         return Weights(version, fingerprint, shards, self.context.incarnation, base_version)
+
+    def _is_read(self, version: int) -> bool:
+        """Whether an actor may read a version: where rows come from data, those that are evaluated, and the first."""
+        config = self.context.config
+        if not config.from_data or config.roles.keys() - {"reference"}:
+            return True
+        return version == 0 or (config.eval is not None and is_evaluated(config, version))
 
     def _uris(self, version: int) -> list[str]:
         """Return the names of the files of a version.
@@ -116,7 +125,12 @@ class Publisher:
         """Whether a late joiner would read too much if the next version were a delta to `base`."""
         chain = self._delta_chain(base.version)
         sizes = [sum(shard.nbytes for shard in cell.shards) for cell in chain]
-        return not chain or len(chain) >= self.context.config.weights.full_every or sum(sizes[:-1]) > sizes[-1]
+        return (
+            not chain
+            or not chain[-1].shards
+            or len(chain) >= self.context.config.weights.full_every
+            or sum(sizes[:-1]) > sizes[-1]
+        )
 
     def _delta_chain(self, version: int) -> list[Weights]:
         """Return the cells from a version back to its full set; empty if one of them is unknown."""
@@ -162,10 +176,12 @@ class Publisher:
         return True
 
     def _write_full(self, known: Weights) -> None:
-        """Write the full set to the files of a version.
+        """Write the full set to the files of a version, if it has any.
 
         They may have held a delta before: each file says which it is.
         """
+        if not known.shards:
+            return
         _, shards = self._write_files([shard.path for shard in known.shards], self._engine.publish)
         self._latest = replace(known, shards=shards)
 

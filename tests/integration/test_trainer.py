@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -401,15 +401,16 @@ def test_weight_file_lost_right_after_its_write_is_rewritten(
 ) -> None:
     trainer = make_trainer()
     store = trainer.context.table.store
-    write = store.write
+    write = store.write_together
 
-    def vanishing(uri: str, save: Callable[[Path], Any]) -> Any:
-        result = write(uri, save)
-        if uri.startswith("weights/1."):
-            store.path(uri).unlink()
+    def vanishing(uris: Sequence[str], save: Callable[..., Any]) -> Any:
+        result = write(uris, save)
+        for uri in uris:
+            if uri.startswith("weights/1."):
+                store.path(uri).unlink()
         return result
 
-    monkeypatch.setattr(store, "write", vanishing)
+    monkeypatch.setattr(store, "write_together", vanishing)
     put_step(table, 0, version=0)
     read_all(table, trainer)
     published = table.fetch(table.subjects.numbered("weights", 1), Weights)

@@ -18,6 +18,12 @@ def make(*, size: int | None, seed: int) -> list[Task]:
     return [Task(f"{i % 10}{i // 10 % 10}>", str(i), {"i": i}) for i in range(size or 100)]
 
 
+def pairs(*, size: int | None, seed: int) -> list[Task]:
+    """Prompts with a chosen and a rejected answer, of different lengths."""
+    rows = range(size or 100)
+    return [Task(f"{i % 10}>", metadata={"i": i, "chosen": str(i), "rejected": str(9 * i + 1)}) for i in rows]
+
+
 def with_roles(*, size: int | None, seed: int) -> list[Task]:
     """Tasks of two players."""
     return [Task(f"{i % 10}>", str(i), {"role": "white" if i % 3 else "black"}) for i in range(size or 100)]

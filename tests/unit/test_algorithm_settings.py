@@ -25,7 +25,14 @@ from relax_actors.errors import ConfigError
 from relax_actors.registry import Registry, catalog
 from relax_actors.supervision.resume import compare
 
-DEMO = Path(__file__).parents[2] / "examples" / "demo" / "demo.toml"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+DEMO = EXAMPLES / "demo" / "demo.toml"
+
+
+def run_with(preset: str) -> Path:
+    """Return a configuration whose rows are those of a preset."""
+    rows = PRESETS[preset].settings.get("rows")
+    return {"examples": EXAMPLES / "sft" / "sft.toml", "pairs": EXAMPLES / "dpo" / "dpo.toml"}.get(rows, DEMO)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -34,7 +41,8 @@ def test_preset_sets_its_settings(name: str) -> None:
     for key, value in leaves(PRESETS[name].settings):
         assert algorithm[key] == value, key
     defaults = dict(leaves(AlgorithmSection().model_dump()))
-    named = {"name", *dict(leaves(PRESETS[name].settings))}
+    losses = {key for key in (*algorithm, *defaults) if key.startswith("pairs.losses.")}
+    named = {"name", *losses, *dict(leaves(PRESETS[name].settings))}
     assert {key: value for key, value in algorithm.items() if key not in named} == {
         key: value for key, value in defaults.items() if key not in named
     }
@@ -42,7 +50,9 @@ def test_preset_sets_its_settings(name: str) -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_any_setting_of_a_preset_can_be_overridden(name: str) -> None:
-    config = load_config(DEMO, [f"algorithm.name={name}", "algorithm.clip_high=0.5", "algorithm.kl.coefficient=0.7"])
+    config = load_config(
+        run_with(name), [f"algorithm.name={name}", "algorithm.clip_high=0.5", "algorithm.kl.coefficient=0.7"]
+    )
     assert config.algorithm.clip_high == 0.5
     assert config.algorithm.kl.coefficient == 0.7
     assert config.algorithm.kl.place == AlgorithmSection(name=name).kl.place
@@ -167,7 +177,7 @@ COMPLETED = {
 @pytest.mark.parametrize("name", PRESETS)
 def test_preset_is_not_refused_with_what_it_needs(name: str) -> None:
     overrides = [f"algorithm.name={name}", ON_POLICY, *COMPLETED.get(name, ())]
-    assert list(refusals(load_config(DEMO, overrides))) == []
+    assert list(refusals(load_config(run_with(name), overrides))) == []
 
 
 @pytest.mark.parametrize("registry", [catalog.ADVANTAGES, catalog.POLICY_LOSSES], ids=["advantages", "losses"])

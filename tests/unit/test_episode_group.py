@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from relax_actors.config.environment import EnvironmentSection
 from relax_actors.errors import EpisodesFailedError
 from relax_actors.messages import DropReason, FinishReason, Trajectory
 from relax_actors.rewards import environment
-from relax_actors.rewards.loading import call_reward, load_reward
+from relax_actors.rewards.scorer import RewardScorer
 from relax_actors.runtime import Drop, Row
 from relax_actors.sessions.episode import Episode
 from relax_actors.sessions.episode_group import EpisodeGroup
@@ -94,8 +95,10 @@ def test_a_reward_function_reads_the_conversation_if_it_asks_for_the_sample(tmp_
     found = result(group(tmp_path))
     assert isinstance(found, Trajectory)
     for path, expected in ((f"{__name__}.answers", 1.0), (f"{__name__}.length", 1.0)):
-        reward = load_reward(path)
-        assert call_reward(reward, "x", None, found.samples[0]) == expected  # type: ignore[arg-type]
+        scorer = RewardScorer(path, "reward.function")
+        assert scorer.reads_samples == path.endswith("answers")
+        (total,) = asyncio.run(scorer.score(["x"], None, found.samples[:1]))  # type: ignore[arg-type]
+        assert total.reward == expected
 
 
 def answers(completion: str, prompt: object, sample: Any) -> float:

@@ -62,6 +62,16 @@ def test_no_row_is_admitted_beyond_the_last_step() -> None:
     assert ledger.to_admit() == []
 
 
+def test_last_step_has_the_rows_that_remain() -> None:
+    ledger = Ledger(ROWS, 2, 1, last=1)
+    ledger.observe(CellId("weights", 0))
+    assert [ledger.rows_of(step) for step in range(2)] == [2, 1]
+    assert admit_all(ledger) == [RowId(0, 0), RowId(0, 1), RowId(1, 0)]
+    assert not ledger.observe(cell(1, 1, "prompt"))  # a stray
+    ledger.observe(cell(1, 0, "quarantined"))
+    assert ledger.to_admit() == [RowId(1, ROWS)]
+
+
 def test_failed_row_is_owed_one_successor_in_its_slot() -> None:
     ledger = started(lead=0)
     admit_all(ledger)

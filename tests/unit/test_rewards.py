@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import sys
 import threading
@@ -27,7 +28,6 @@ from relax_actors.rewards import (
     exact_match,
     iou,
     load_reward,
-    load_rewards,
     math_verify,
     multiple_choice,
     numeric_match,
@@ -38,6 +38,7 @@ from relax_actors.rewards import (
 )
 from relax_actors.rewards._numeric import last_number
 from relax_actors.rewards._reasoning_gym import is_arithmetic, is_literal
+from relax_actors.rewards.scorer import RewardScorer
 
 SLOW_TO_GENERATE = {"knight_swap", "futoshiki", "zebra_puzzles"}
 TASKS = sorted(set(DATASETS) - SLOW_TO_GENERATE - {"composite"})
@@ -59,6 +60,11 @@ def prompt(answer: str = "", metadata: dict[str, Any] | None = None) -> Prompt:
     return Prompt("text", np.zeros(1, np.int32), answer, metadata or {}, seed=0, min_version=0)
 
 
+def scored(setting: str | dict[str, float], completion: str, item: Prompt) -> float:
+    (total,) = asyncio.run(RewardScorer(setting, "reward.function").score([completion], item))
+    return total.reward
+
+
 def gym_prompt(task: str, **options: Any) -> Prompt:
     item = open_source("reasoning_gym", task=task, size=1, seed=1, options=options)[0]
     return prompt(item.answer, msgpack.unpackb(msgpack.packb(item.metadata)))
@@ -72,7 +78,6 @@ def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "def half(completion, prompt): return 0.5\n"
         "def nan(completion, prompt): return float('nan')\n"
         "def alone(completion): return 1.0\n"
-        "async def later(completion, prompt): return 1.0\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     return name
@@ -339,12 +344,11 @@ def test_a_users_reward_goes_by_its_path(functions: str) -> None:
     [
         (
             "exact_mach",
-            r"is not a known reward function; did you mean 'exact_match'.*\? known: character_error_rate, environment,",
+            r"is not a known reward function; did you mean 'exact_match'.*\? known: character_error_rate, code_tests,",
         ),
         ("zzz", r"is not a known reward function; known: character_error_rate"),
         ("{}.constant", "is a int; name a function"),
         ("{}.alone", r"cannot be called with \(completion, prompt\)"),
-        ("{}.later", r"cannot be called with \(completion, prompt\)"),
         ("{}.absent", "has no 'absent'"),
     ],
 )
@@ -371,12 +375,12 @@ def test_a_missing_package_is_found_when_the_reward_is_loaded(
 def test_weighted_rewards_are_the_weighted_sum(weights: dict[str, float], completion: str) -> None:
     item = prompt("abcd")
     expected = sum(weight * load_reward(name)(completion, item) for name, weight in weights.items())
-    assert load_rewards(weights)(completion, item) == pytest.approx(expected)
+    assert scored(weights, completion, item) == pytest.approx(expected)
 
 
 def test_each_part_of_a_weighted_reward_is_checked(functions: str) -> None:
     with pytest.raises(RowError, match=f"reward {functions}.nan returned nan"):
-        load_rewards({"exact_match": 1.0, f"{functions}.nan": 0.0})("x", prompt("x"))
+        scored({"exact_match": 1.0, f"{functions}.nan": 0.0}, "x", prompt("x"))
 
 
 @pytest.mark.parametrize(
@@ -391,4 +395,4 @@ def test_each_part_of_a_weighted_reward_is_checked(functions: str) -> None:
 )
 def test_wrong_weights_are_config_errors(weights: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        load_rewards(weights)
+        RewardScorer(weights, "reward.function")

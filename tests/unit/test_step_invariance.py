@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from relax_actors.algorithms.losses import add_metrics
 from relax_actors.algorithms.sequence_records import StepFacts
+from relax_actors.algorithms.surrogates.preference import FORMULAS
 from relax_actors.config import Config
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.config.presets import PRESETS
@@ -68,6 +69,13 @@ MORE: dict[str, dict[str, Any]] = {
     "distillation": {
         "distil": {"place": "loss", "kind": "jsd", "top_k": TOP_K, "teacher_weight": 0.3},
         "aggregate": "sample_mean_of_means",
+    },
+    **{
+        f"pairs: {loss}": {
+            **PRESETS["dpo"].settings,
+            "pairs": {"losses": {loss: 1.0}, "label_smoothing": 0.1, "beta": 0.5},
+        }
+        for loss in FORMULAS
     },
     "OPSM": {"reject": {"kind": "product", "low": 0.0, "high": 1e9, "opsm": 0.1}, "aggregate": "sample_mean_of_sums"},
 }

@@ -53,6 +53,13 @@ def test_a_file_without_tensors_is_read(tmp_path: Path) -> None:
     assert weights.delta_base(path) == "of"
 
 
+def test_a_file_may_be_replaced_by_its_own_tensors(tmp_path: Path) -> None:
+    size = 2**20  # far beyond what one page of a mapping holds
+    weights.save({"a": torch.arange(size)}, path := tmp_path / "file.safetensors")
+    weights.save(weights.load([path]) | {"b": torch.ones(2)}, path)
+    assert torch.equal(weights.load([path])["a"], torch.arange(size))
+
+
 def test_fingerprint_of_tensors_one_by_one_is_that_of_all() -> None:
     one = Fingerprint()
     for name in sorted(TENSORS):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from relax_actors.algorithms.micro_batches import Shared, group_work
 from relax_actors.engines.protocols.samples import TrainSample, input_lengths, shared_work
 
 
-def share_out(samples: Sequence[TrainSample], ranks: int, *, share_prefixes: bool) -> list[list[int]]:
+def share_out(
+    samples: Sequence[TrainSample], ranks: int, *, share_prefixes: bool, keeps_rows: bool = False
+) -> list[list[int]]:
     """Share sequences out so that the rank with the most work has as little as possible; returns those of each rank.
 
     Sequences that share work stay together, unless dealing them out one by one leaves less to the busiest rank.
@@ -17,10 +20,13 @@ def share_out(samples: Sequence[TrainSample], ranks: int, *, share_prefixes: boo
         samples: sequences of a step, or of a part of it.
         ranks: ranks that train different sequences.
         share_prefixes: whether a prefix that sequences of a row share is computed once.
+        keeps_rows: whether the sequences of a row stay together in any case, as their loss is one.
     """
     lengths = input_lengths(samples)
-    dealt = _dealt(lengths, ranks)
     shared = shared_work(samples, share_prefixes=share_prefixes)
+    if keeps_rows:
+        return _together(lengths, ranks, _by_row(samples, shared))
+    dealt = _dealt(lengths, ranks)
     if shared is None or ranks == 1:
         return dealt
 
@@ -29,6 +35,20 @@ def share_out(samples: Sequence[TrainSample], ranks: int, *, share_prefixes: boo
 
     together = _together(lengths, ranks, shared)
     return together if busiest(together) <= busiest(dealt) else dealt
+
+
+def _by_row(samples: Sequence[TrainSample], shared: Shared | None) -> Shared:
+    """Return the work that sequences share, with the row of each as its group."""
+    rows, n = [sample.row for sample in samples], len(samples)
+    if shared is None:
+        return Shared(rows, range(n), [0] * n, [1] * n, [{}] * n)
+    return replace(shared, groups=rows)
+
+
+def rows_are_whole(samples: Sequence[TrainSample], batches: Iterable[Sequence[int]]) -> bool:
+    """Whether all sequences of each row are in one micro-batch; `batches` are indices into `samples`, of all ranks."""
+    rows = [row for batch in batches for row in {samples[index].row for index in batch}]
+    return len(rows) == len(set(rows))
 
 
 def _work(samples: Sequence[TrainSample], *, share_prefixes: bool) -> int:

@@ -75,7 +75,13 @@ class TorchEngine:
         self._max_tokens = settings.max_tokens_per_microbatch
         temperature, shares = config.rollout.temperature, settings.share_prefixes
         self._forward = Forward(
-            self._device, self._dtype, temperature, family, share_prefixes=shares, sharding=self._sharding
+            self._device,
+            self._dtype,
+            temperature,
+            family,
+            share_prefixes=shares,
+            keeps_rows=config.algorithm.rows == "pairs",
+            sharding=self._sharding,
         )
         self._model = self._sharding.build(partial(self._make, config.run.seed), family)
         freeze(self._model, settings.freeze)

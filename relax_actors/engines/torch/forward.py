@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from relax_actors.algorithms.vocabulary import Head, score_tokens, score_top, squared_probabilities
 from relax_actors.engines.protocols.samples import MicroBatchPlan, TrainSample, plan_micro_batches
 from relax_actors.engines.protocols.scoring import Scores
-from relax_actors.engines.ranks.shares import share_out
+from relax_actors.engines.ranks.shares import rows_are_whole, share_out
 from relax_actors.engines.torch import multimodal
 from relax_actors.engines.torch.barred import BarredIds
 from relax_actors.engines.torch.experts import Routers
@@ -45,6 +45,7 @@ class Forward:
         temperature: divisor of the logits.
         family: family of the models; None if they read text only.
         share_prefixes: compute a prefix that sequences of a row share once in a micro-batch.
+        keeps_rows: one rank computes all sequences of a row.
         sharding: how ranks share the models, and thereby the micro-batches; by default there is one.
     """
 
@@ -56,14 +57,14 @@ class Forward:
         family: Family | None = None,
         *,
         share_prefixes: bool = True,
+        keeps_rows: bool = False,
         sharding: Whole | None = None,
     ) -> None:
         self._sharding = sharding or Whole(device)
         self.device, self._dtype, self._temperature, self._family = device, dtype, temperature, family
-        self._share_prefixes = share_prefixes
+        self._share_prefixes, self._keeps_rows = share_prefixes, keeps_rows
         self._barred = BarredIds(family, device)
-        self._head_form = HeadForm()
-        self._is_recurrent = False
+        self._head_form, self._alone = HeadForm(), False
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
         """Prepare a policy for packed sequences, disable dropout, and return it.
@@ -83,32 +84,34 @@ class Forward:
         """Prepare a model with a value head as `prepare` does."""
         decoder = model if self._family is None else multimodal.decoder_of(model)
         decoder.set_attn_implementation(ATTENTION)
-        self._is_recurrent = is_recurrent(decoder)
+        self._alone = is_recurrent(decoder)
         model.train(mode=False)
         return model
 
     def plan(self, samples: Sequence[TrainSample], max_tokens: int) -> list[MicroBatchPlan]:
-        """Split sequences into micro-batches of at most `max_tokens` tokens; returns those of this rank.
-
-        All ranks get as many, which `IDLE` ones complete. A recurrent model gets each sequence alone: the state of its
-        layers would pass from one packed sequence to the next.
+        """Return this rank's micro-batches, of at most `max_tokens` tokens; with `IDLE` ones all ranks have as many.
 
         Raises:
             ValueError: a sequence is empty, or longer than `max_tokens`.
         """
-        if self._sharding.count == 1:
-            return self._own_plans(samples, range(len(samples)), max_tokens)
-        shares = share_out(samples, self._sharding.count, share_prefixes=self._share_prefixes)
-        plans = [self._own_plans(samples, share, max_tokens) for share in shares]
-        most, mine = max(map(len, plans)), plans[self._sharding.rank]
-        return mine + [IDLE] * (most - len(mine))
+        plans = self._plans(samples, max_tokens)
+        return plans[self._sharding.rank] + [IDLE] * (max(map(len, plans)) - len(plans[self._sharding.rank]))
 
-    def _own_plans(self, samples: Sequence[TrainSample], share: Sequence[int], max_tokens: int) -> list[MicroBatchPlan]:
-        """Plan the micro-batches of some of the sequences."""
-        plans = plan_micro_batches([samples[i] for i in share], max_tokens, share_prefixes=self._share_prefixes)
-        if self._is_recurrent:
-            return [MicroBatchPlan.of([share[i]]) for plan in plans for i in plan.indices]
-        return [MicroBatchPlan([share[i] for i in plan.indices], plan.shared) for plan in plans]
+    def keeps_rows(self, samples: Sequence[TrainSample], max_tokens: int) -> bool:
+        """Whether all sequences of each row are in one micro-batch of one rank."""
+        return rows_are_whole(samples, [plan.indices for plans in self._plans(samples, max_tokens) for plan in plans])
+
+    def _plans(self, samples: Sequence[TrainSample], max_tokens: int) -> list[list[MicroBatchPlan]]:
+        """Return the micro-batches of each rank."""
+        ranks, shares, plans = self._sharding.count, self._share_prefixes, []
+        parts = [list(range(len(samples)))]
+        if ranks > 1:
+            parts = share_out(samples, ranks, share_prefixes=shares, keeps_rows=self._keeps_rows)
+        for part in parts:
+            own = [samples[i] for i in part]
+            found = plan_micro_batches(own, max_tokens, share_prefixes=shares, alone=self._alone)
+            plans.append([MicroBatchPlan([part[i] for i in plan.indices], plan.shared) for plan in found])
+        return plans
 
     def loss(
         self, model: PreTrainedModel, loss_of: Callable[[MicroBatchPlan], tuple[Tensor, dict[str, float]]]
@@ -234,8 +237,7 @@ class Forward:
     def _hidden_states(model: PreTrainedModel, tokens: Tensor, packing: Packing) -> Tensor:
         """Run the decoder of a model that reads text, `[1, total, hidden]`."""
         settings = {"position_ids": packing.positions, "packing": packing, "use_cache": False}
-        hidden: Tensor = model.base_model(input_ids=tokens, **settings).last_hidden_state
-        return hidden
+        return cast("Tensor", model.base_model(input_ids=tokens, **settings).last_hidden_state)
 
     @staticmethod
     def _states_with_media(model: PreTrainedModel, family: Family, batch: MicroBatch) -> Tensor:
@@ -315,8 +317,7 @@ class Forward:
         for plan in self.plan(samples, max_tokens):
             trained = plan if any(samples[index].trained for index in plan.indices) else IDLE
             scored = self.without_loss(model, trained, numbers, np.zeros((0, 0), np.float32))
-            pairs = zip(trained.indices, scored, strict=True)
-            own += [(index, row[: samples[index].trained]) for index, row in pairs]
+            own += [(i, row[: samples[i].trained]) for i, row in zip(trained.indices, scored, strict=True)]
             progress()
         found = [np.zeros(len(sample), np.float32) for sample in samples]
         for index, row in (pair for part in self._sharding.all_gather(own) for pair in part):

@@ -54,6 +54,10 @@ PER_TOKEN = (
 """Metrics that a micro-batch measures as sums over tokens and a step reports as means."""
 
 
+OF_SAMPLES = "sample_"
+"""Begins the names of metrics that a micro-batch measures as sums over samples and a step reports as means."""
+
+
 class StepObjective:
     """Loss of one optimizer step, micro-batch by micro-batch.
 
@@ -90,12 +94,17 @@ class StepObjective:
         """Whether the loss needs numbers of the whole step, so that no backward pass can start before."""
         algorithm = self._algorithm
         wide = algorithm.entropy.quantile < 1 or algorithm.correction.normalise != "none"
-        return wide or self._functions.spec.needs_whole_step
+        return wide or self._functions.spec.needs_whole_step or algorithm.pairs_need_whole_step
 
     @property
     def needs_sample_sums(self) -> bool:
         """Whether the loss of a token depends on all tokens of its sample."""
         return self._algorithm.ratio.startswith("sequence") or self._functions.needs_sample_sums
+
+    @property
+    def needs_row_sums(self) -> bool:
+        """Whether the loss of a token depends on all samples of its row."""
+        return self._functions.spec.over_row
 
     @property
     def trains_entropy(self) -> bool:
@@ -146,8 +155,11 @@ class StepObjective:
         """
         algorithm, mask = self._algorithm, inputs.mask
         logprobs, rollout = inputs.logprobs, inputs.rollout
-        measured = mismatch_metrics(logprobs, rollout, mask)
-        self.log_ratios.append((logprobs.detach() - rollout)[mask].cpu().numpy())
+        if algorithm.rows == "sampled":
+            measured = mismatch_metrics(logprobs, rollout, mask)
+            self.log_ratios.append((logprobs.detach() - rollout)[mask].cpu().numpy())
+        else:
+            measured = {"tokens": float(mask.sum())}
         per_token = self._policy_term(inputs, measured)
         for term in self._other_terms(inputs, measured):
             per_token = per_token + term
@@ -193,6 +205,7 @@ class StepObjective:
             sample_tokens=inputs.sample_tokens,
             selected=selected,
             totals=inputs.totals,
+            reference=inputs.reference,
         )
 
     @property
@@ -228,6 +241,8 @@ class StepObjective:
         given = self._policy_inputs(inputs, selected, measured)
         policy = self._functions.policy_loss(given)
         measured["clipped"] = float((policy.clipped & mask).sum())
+        shares = mask.sum(-1).double() / inputs.counts.clamp(min=1)
+        measured |= {f"{OF_SAMPLES}{name}": float((values * shares).sum()) for name, values in policy.measured.items()}
         loss = policy.loss
         if algorithm.correction.kind != "none" and not policy.weighted:
             loss = loss * given.weights
@@ -302,13 +317,16 @@ class StepObjective:
             measured: combined measurements of all micro-batches.
         """
         means = {name: measured[name] / measured["tokens"] for name in PER_TOKEN if name in measured}
-        rest = {name: value for name, value in measured.items() if name not in ("trained", "samples")}
+        of_samples = [name for name in measured if name.startswith(OF_SAMPLES)]
+        means |= {name.removeprefix(OF_SAMPLES): measured[name] / measured["samples"] for name in of_samples}
+        rest = {n: v for n, v in measured.items() if n not in ("trained", "samples") and not n.startswith(OF_SAMPLES)}
         loss = {"loss": measured["loss"] * self.gradient_scale(measured)}
         if self._algorithm.kl.target is not None and "kl" in measured:
             loss["kl_coefficient"] = self._coefficients.kl
         if self._algorithm.entropy.target is not None:
             loss["entropy_coefficient"] = self._coefficients.entropy
-        return with_replay_shares(rest) | means | loss | ratio_quantiles(self.log_ratios)
+        ratios = ratio_quantiles(self.log_ratios) if self._algorithm.rows == "sampled" else {}
+        return with_replay_shares(rest) | means | loss | ratios
 
 
 def check_gradient_norm(norm: float) -> None:

@@ -71,7 +71,8 @@ class Passes:
         """Run forward and backward for the parts of a step, after a forward pass if the loss needs one."""
         samples = [sample for part in parts for sample in part]
         facts = None
-        if needs_records(objective, samples):
+        keeps_rows = objective.needs_row_sums and all(self._forward.keeps_rows(p, self._max_tokens) for p in parts)
+        if needs_records(objective, samples, keeps_rows=keeps_rows):
             facts = step_facts(objective, samples, self._record(objective, parts, progress), seed)
         start = 0
         for part in parts:

@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from relax_actors.config.schema import RunSection
+from relax_actors.config.run import RunSection
 
 
 def configure_torch(run: RunSection) -> None:

@@ -7,6 +7,7 @@ follow from the sequences alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,10 +34,19 @@ Records = dict[int, SequenceRecord]
 """Records by the index of the sequence."""
 
 
-def needs_records(objective: StepObjective, samples: Sequence[TrainSample]) -> bool:
-    """Whether the loss needs numbers of samples whose sequences may be in different micro-batches or ranks."""
-    several = any(_has_others(sample) for sample in samples)
-    return objective.needs_whole_step or (objective.needs_sample_sums and several)
+def needs_records(objective: StepObjective, samples: Sequence[TrainSample], *, keeps_rows: bool = False) -> bool:
+    """Whether the loss needs numbers of samples or rows whose sequences may be in different micro-batches or ranks.
+
+    Args:
+        objective: loss of the step.
+        samples: sequences of the step.
+        keeps_rows: whether all sequences of a row are in one micro-batch.
+    """
+    if keeps_rows:
+        return objective.needs_whole_step
+    of_samples = objective.needs_sample_sums and any(_has_others(sample) for sample in samples)
+    of_rows = objective.needs_row_sums and len({sample.row for sample in samples}) < len(samples)
+    return objective.needs_whole_step or of_samples or of_rows
 
 
 def loss_inputs(
@@ -89,18 +99,29 @@ def loss_inputs(
         teacher=teacher,
         selected=flags(facts.selected if facts else None),
         uncertain=flags(facts.uncertain if facts else None),
-        totals=_totals(objective, facts, indices, mask.device),
+        totals=_totals(objective, samples, facts, indices, mask.device),
     )
 
 
-def _totals(objective: StepObjective, facts: StepFacts | None, indices: Sequence[int], device: torch.device) -> Totals:
-    """Return the sums of the sequences' samples and of the step."""
+def _totals(
+    objective: StepObjective,
+    samples: Sequence[TrainSample],
+    facts: StepFacts | None,
+    indices: Sequence[int],
+    device: torch.device,
+) -> Totals:
+    """Return the sums of the sequences' samples and rows, and of the step."""
+    row = torch.tensor([sample.row for sample in samples], device=device) if objective.needs_row_sums else None
     if facts is None:
-        return Totals(step={} if objective.needs_whole_step else None)
-    of = [facts.sample_sums[index] for index in indices]
-    names = of[0] if of else ()
-    samples = {n: torch.tensor([sums[n] for sums in of], dtype=torch.float64, device=device) for n in names}
-    return Totals(samples=samples, step=facts.sums if objective.needs_whole_step else None)
+        return Totals(step={} if objective.needs_whole_step else None, row=row)
+
+    def columns(sums: Sequence[Mapping[str, float]]) -> dict[str, Tensor]:
+        of = [sums[index] for index in indices] if sums else []
+        names = of[0] if of else ()
+        return {n: torch.tensor([own[n] for own in of], dtype=torch.float64, device=device) for n in names}
+
+    step = facts.sums if objective.needs_whole_step else None
+    return Totals(samples=columns(facts.sample_sums), step=step, row=row, rows=columns(facts.row_sums))
 
 
 def record(objective: StepObjective, inputs: LossInputs, indices: Sequence[int]) -> Records:
@@ -146,8 +167,9 @@ def step_facts(objective: StepObjective, samples: Sequence[TrainSample], records
         uncertain = most_uncertain(ordered, objective.top_entropy)
     if uncertain is not None and objective.means_selected:
         ordered = of_selected(ordered, uncertain)
-    facts = sum_records(ordered, [_sample_key(index, sample) for index, sample in enumerate(samples)])
-    return StepFacts(facts.sums, facts.sample_sums, selected, uncertain)
+    rows = [sample.row for sample in samples] if objective.needs_row_sums else []
+    facts = sum_records(ordered, [_sample_key(index, sample) for index, sample in enumerate(samples)], rows)
+    return replace(facts, selected=selected, uncertain=uncertain)
 
 
 def _has_others(sample: TrainSample) -> bool:

@@ -42,7 +42,12 @@ class MicroBatch:
 
 
 def plan_micro_batches(
-    samples: Sequence[TrainSample], layout: Layout, max_tokens: int, *, share_prefixes: bool
+    samples: Sequence[TrainSample],
+    layout: Layout,
+    max_tokens: int,
+    *,
+    share_prefixes: bool,
+    keeps_rows: bool = False,
 ) -> list[list[MicroBatch]]:
     """Micro-batches of each data-parallel rank.
 
@@ -54,9 +59,10 @@ def plan_micro_batches(
         layout: of the ranks.
         max_tokens: largest number of tokens of a micro-batch.
         share_prefixes: whether a prefix that sequences of a row share counts once, without context parallelism.
+        keeps_rows: whether one rank of data parallelism computes all sequences of a row.
     """
     lengths, packed = input_lengths(samples), layout.context == 1
-    shares = share_out(samples, layout.data, share_prefixes=share_prefixes and packed)
+    shares = share_out(samples, layout.data, share_prefixes=share_prefixes and packed, keeps_rows=keeps_rows)
     cuts = []
     for share in shares:
         own = [samples[i] for i in share]

@@ -32,6 +32,7 @@ from relax_actors.engines.megatron.mcore.model_chunks import padded_vocabulary
 from relax_actors.engines.megatron.mcore.replay import Replay
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.ranks.collectives import all_gather_messages
+from relax_actors.engines.ranks.shares import rows_are_whole
 from relax_actors.engines.torch.objective import ScoredTokens
 from relax_actors.media.family import family_of
 
@@ -56,7 +57,7 @@ class Schedule:
     def __init__(self, config: Config, architecture: Architecture, layout: Layout, *, is_critic: bool = False) -> None:
         self._layout = layout
         self._max_tokens, self._temperature = config.trainer.max_tokens_per_microbatch, config.rollout.temperature
-        self._share_prefixes = config.trainer.share_prefixes
+        self._share_prefixes, self._keeps_rows = config.trainer.share_prefixes, config.algorithm.rows == "pairs"
         self._device = process_groups.device()
         self._family = family_of(config.model_path)
         padded = padded_vocabulary(architecture, layout)
@@ -68,9 +69,21 @@ class Schedule:
         Raises:
             ValueError: a sequence is empty, or longer than the token budget.
         """
-        shares = self._share_prefixes
-        plans = plan_micro_batches(samples, self._layout, self._max_tokens, share_prefixes=shares)
-        return plans[parallel_state.get_data_parallel_rank()]
+        return self._plans(samples)[parallel_state.get_data_parallel_rank()]
+
+    def keeps_rows(self, samples: Sequence[TrainSample]) -> bool:
+        """Whether all sequences of each row are in one micro-batch of one rank."""
+        return rows_are_whole(samples, [batch.indices for plan in self._plans(samples) for batch in plan])
+
+    def _plans(self, samples: Sequence[TrainSample]) -> list[list[MicroBatch]]:
+        """Return the micro-batches of each data-parallel rank."""
+        return plan_micro_batches(
+            samples,
+            self._layout,
+            self._max_tokens,
+            share_prefixes=self._share_prefixes,
+            keeps_rows=self._keeps_rows,
+        )
 
     def scores(self, *, temperature: float | None = None, entropies: bool = False, top: bool = False) -> Score:
         """Return how to score the trained tokens.

@@ -131,7 +131,8 @@ class Update:
         """Run forward and backward for the parts of a step, after a forward pass if the loss needs one."""
         samples = [sample for part in parts for sample in part.samples]
         facts = None
-        if needs_records(objective, samples):
+        keeps_rows = objective.needs_row_sums and all(self._schedule.keeps_rows(part.samples) for part in parts)
+        if needs_records(objective, samples, keeps_rows=keeps_rows):
             facts = step_facts(objective, samples, self._record(objective, parts, progress), seed)
         score = self._schedule.scores(entropies=objective.trains_entropy, top=objective.needs_teacher)
         start = 0
@@ -152,7 +153,8 @@ class Update:
         def keep(number: int, tensors: MicroBatchTensors, scored: ScoredTokens) -> tuple[Tensor, dict[str, float]]:
             indices = part.batches[number].indices
             chosen = [part.samples[index] for index in indices]
-            inputs = loss_inputs(objective, chosen, scored, tensors.mask, tensors.padded)
+            reference = part.reference.get(number)
+            inputs = loss_inputs(objective, chosen, scored, tensors.mask, tensors.padded, reference=reference)
             found.update(record(objective, inputs, [start + index for index in indices]))
             return scored.logprobs.sum(), {}
 

@@ -1,0 +1,133 @@
+"""Loss of pairs: the policy learns to prefer the chosen answer to the rejected one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from relax_actors.algorithms.policy import PolicyInputs, PolicyLoss
+from relax_actors.algorithms.specs import LossSpec
+from relax_actors.config.algorithm_parts import PairsSection
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+FORMULAS = {
+    "sigmoid": ("-log s(beta (c - r))", r"-\log \sigma(\beta (c - r))", "2305.18290"),
+    "hinge": ("max(0, 1 - beta (c - r))", r"\max(0, 1 - \beta (c - r))", "2305.10425"),
+    "ipo": (
+        "(c / |c| - r / |r| - 1 / (2 beta))^2",
+        r"\left(\frac{c}{|y_c|} - \frac{r}{|y_r|} - \frac{1}{2 \beta}\right)^2",
+        "2310.12036",
+    ),
+    "robust": (
+        "(-(1 - e) log s(beta (c - r)) + e log s(-beta (c - r))) / (1 - 2 e)",
+        r"\frac{-(1 - e) \log \sigma(\beta (c - r)) + e \log \sigma(-\beta (c - r))}{1 - 2 e}",
+        "2403.00409",
+    ),
+    "exo_pair": (
+        "KL of s(+-beta (c - r)) to (1 - e, e)",
+        r"\operatorname{KL}\left(\sigma(\pm\beta (c - r)) \,\|\, (1 - e, e)\right)",
+        "2402.00856",
+    ),
+    "nca_pair": (
+        "-log s(beta c) - 1/2 log s(-beta c) - 1/2 log s(-beta r)",
+        r"-\log \sigma(\beta c) - \tfrac12 \log \sigma(-\beta c) - \tfrac12 \log \sigma(-\beta r)",
+        "2402.05369",
+    ),
+    "apo_zero": ("1 - s(beta c) + s(beta r)", r"1 - \sigma(\beta c) + \sigma(\beta r)", "2408.06266"),
+    "apo_down": ("s(beta c) + 1 - s(beta (c - r))", r"\sigma(\beta c) + 1 - \sigma(\beta (c - r))", "2408.06266"),
+    "sppo_hard": (
+        "(c - 1 / (2 beta))^2 + (r + 1 / (2 beta))^2",
+        r"\left(c - \frac{1}{2 \beta}\right)^2 + \left(r + \frac{1}{2 \beta}\right)^2",
+        "2405.00675",
+    ),
+    "bco_pair": (
+        "-log s(beta c) - log s(-beta r)",
+        r"-\log \sigma(\beta c) - \log \sigma(-\beta r)",
+        "2404.04656",
+    ),
+    "discopop": (
+        "-(1 - m) log s(x) + m exp(-x), x = beta (c - r), m = s(x / tau)",
+        r"-(1 - m) \log \sigma(x) + m e^{-x}, \quad x = \beta (c - r), m = \sigma(x / \tau)",
+        "2406.08414",
+    ),
+    "sigmoid_norm": (
+        "-log s(beta (c / |c| - r / |r|))",
+        r"-\log \sigma\left(\beta \left(\frac{c}{|y_c|} - \frac{r}{|y_r|}\right)\right)",
+        "2411.15124",
+    ),
+    "sft": (
+        "-lp of the chosen answers, mean over their tokens",
+        r"-\frac{1}{\sum |y_c|} \sum_t \ell_t \text{ of chosen answers}",
+        "2305.10425",
+    ),
+    "cpo": ("-log s(beta (lp(c) - lp(r)))", r"-\log \sigma(\beta (\ell_c - \ell_r))", "2401.08417"),
+    "simpo": (
+        "-log s(beta (lp(c) / |c| - lp(r) / |r|) - gamma)",
+        r"-\log \sigma\left(\beta \left(\frac{\ell_c}{|y_c|} - \frac{\ell_r}{|y_r|}\right) - \gamma\right)",
+        "2405.14734",
+    ),
+    "odds_ratio": (
+        "-log s(log odds(lp(c) / |c|) - log odds(lp(r) / |r|))",
+        r"-\log \sigma\left(\log \frac{p_c}{1 - p_c} - \log \frac{p_r}{1 - p_r}\right), \quad p = e^{\ell / |y|}",
+        "2403.07691",
+    ),
+}
+"""Formula as plain text and as LaTeX, and arXiv number of its source, of each loss of `algorithm.pairs.losses`.
+
+c and r are the log-ratios of the chosen and the rejected answer to the reference, summed over their tokens, |c| and |r|
+their numbers of tokens, lp(c) and lp(r) their log-probs, s the sigmoid, e `label_smoothing`, which acts on `cpo` and
+`simpo`, too.
+"""
+
+
+@LossSpec(
+    rows="pairs",
+    ratio="none",
+    over_row=True,
+    formula="losses of c = sum(lp - ref) of the chosen answer and r of the rejected one",
+    latex=r"\sum_k w_k f_k(c, r), \quad c = \sum_t (\ell_t - \ell^{\text{ref}}_t) \text{ of the chosen answer}, r "
+    r"\text{ of the rejected one}",
+)
+def preference(inputs: PolicyInputs, *, pairs: PairsSection) -> PolicyLoss:
+    """Compute the weighted sum of the losses of a pair that `algorithm.pairs.losses` names: DPO and its relatives.
+
+    A loss is a function of sums over the tokens of the two answers. Its derivatives by these sums are constants, and
+    each token has the gradient of its own log-prob times the one of its answer: as in GSPO-token, the gradient of a
+    pair is that of its loss, wherever its sequences are computed. Both samples of a pair have its loss, so that the
+    mean over samples (`aggregate = "sample_mean_of_sums"`) is the mean over pairs.
+    """
+    import torch  # noqa: PLC0415 facts of losses are read without torch
+
+    from relax_actors.algorithms.pair_losses import PAIR_LOSSES, PairSums  # noqa: PLC0415
+
+    logprobs, is_chosen = inputs.logprobs.detach(), inputs.advantages > 0
+    reference = torch.zeros_like(logprobs) if inputs.reference is None else inputs.reference
+    ones = torch.ones_like(logprobs)
+
+    def sums(name: str, values: Tensor) -> list[Tensor]:
+        halves = {"chosen": is_chosen, "rejected": ~is_chosen}
+        return [inputs.row_sum(f"{half}_{name}", values * member) for half, member in halves.items()]
+
+    chosen, rejected = (own.clone().requires_grad_() for own in sums("logprobs", logprobs))
+    tokens, references = [own.clamp(min=1) for own in sums("tokens", ones)], sums("reference", reference)
+    of_samples = ones / inputs.sample_tokens.clamp(min=1).unsqueeze(-1)
+    samples = inputs.row_sum("samples", of_samples)
+    share: Tensor | float = 0.0
+    if "sft" in pairs.losses:
+        taught = inputs.step_sum("taught", is_chosen.to(logprobs.dtype)).clamp(min=1)
+        share = (inputs.step_sum("all_samples", of_samples) / taught).to(logprobs.dtype) / samples
+    given = PairSums(chosen, rejected, references[0], references[1], tokens[0], tokens[1], share)
+    with torch.enable_grad():
+        loss = torch.stack([weight * PAIR_LOSSES[name](given, pairs) for name, weight in pairs.losses.items()]).sum(0)
+        slopes = torch.autograd.grad(loss.sum(), (chosen, rejected), allow_unused=True, materialize_grads=True)
+    slope = torch.where(is_chosen, slopes[0], slopes[1])
+    value = (loss.detach() / inputs.row_sum("all_tokens", ones)).expand_as(logprobs)
+    margin = given.difference.detach().squeeze(-1)
+    return PolicyLoss(
+        samples * (value + slope * (inputs.logprobs - logprobs)),
+        inputs.no_token,
+        ones,
+        measured={"pair_accuracy": (margin > 0).to(logprobs.dtype), "pair_margin": pairs.beta * margin},
+    )

@@ -1,0 +1,44 @@
+"""Sections that only runs with sampled rows have, or only those whose rows come from data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from relax_actors.config.sections import Section
+
+OF_SAMPLED = ("rollout", "reward", "advantages", "environment", "agent", "gateway", "critic", "simulate")
+"""Sections of runs whose rows the policy samples."""
+OF_DATA = ("examples",)
+"""Sections of runs whose rows come from data."""
+
+
+def foreign_section(config: Section, rows: str) -> str:
+    """Return why a section that is set has no effect in a run; empty if all have one.
+
+    Args:
+        config: configuration of the run.
+        rows: its `algorithm.rows`.
+    """
+    from_data = rows != "sampled"
+    given = "come from data" if from_data else "are sampled by the policy"
+    for name in OF_SAMPLED if from_data else OF_DATA:
+        if getattr(config, name) != _unset(config, name):
+            return (
+                f'[{name}] has no effect: with algorithm.rows = "{rows}" rows {given}; leave it out, or choose another '
+                "algorithm.name"
+            )
+    held_out: Any = getattr(config, "eval", None)
+    if from_data and held_out is not None and held_out.reward != type(held_out).model_fields["reward"].default:
+        return (
+            f'eval.reward = {held_out.reward!r} has no effect: with algorithm.rows = "{rows}" held-out rows are '
+            "scored by the log-probs of their answers; leave it out"
+        )
+    return ""
+
+
+def _unset(config: Any, name: str) -> Any:
+    """Return what a section is if the file leaves it out."""
+    default = type(config).model_fields[name].get_default()
+    if name == "rollout" and config.run.deterministic:
+        return default.model_copy(update={"max_concurrent_prompts": 1})
+    return default

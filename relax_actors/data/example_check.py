@@ -1,0 +1,128 @@
+"""Checks of examples before the first step: what of the first rows would be trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import numpy as np
+
+from relax_actors.config.data import DataSection
+from relax_actors.data.checked_run import CheckedRun
+from relax_actors.data.examples import Example, ExampleMaker, row_of
+from relax_actors.data.prompt_maker import open_data
+from relax_actors.data.source import DataSource
+from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.errors import ConfigError, RowError, SlowRowError
+from relax_actors.messages import Trajectory
+
+SAMPLED_ROWS = 200
+"""Rows of a data source that are made into examples."""
+MAX_SLOW_ROWS = 2
+"""Rows that may take too long before the check gives up."""
+SHOWN = 600
+"""Characters of the first row that are shown."""
+OPEN, CLOSE = "⟦", "⟧"
+"""Around trained text."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the first rows of the data were made into."""
+
+    examples: list[Example] = field(default_factory=list)
+    rows: list[Trajectory] = field(default_factory=list)
+    bad: list[str] = field(default_factory=list)
+
+
+def check_examples(run: CheckedRun, data: DataSection, where: str) -> Iterator[str]:
+    """Make the first rows of a data source into examples, and note what of them is trained.
+
+    Args:
+        run: the run.
+        data: section of the source.
+        where: name of the section, for messages.
+
+    Raises:
+        ConfigError: the source does not open, none of the rows can be trained, or a text begins twice.
+    """
+    source, model = open_data(data, run.config.media), run.model
+    if model is None:
+        return
+    maker = ExampleMaker(run.config, data, model.tokenizer, model.facts.context_length)
+    count = min(SAMPLED_ROWS, len(source))
+    seen = _sample(source, maker, count, where)
+    if len(seen.bad) == count:
+        msg = f"{where}: none of the first {count} rows can be trained; the first: {seen.bad[0]}"
+        raise ConfigError(msg)
+    if seen.bad:
+        yield f"{where}: {len(seen.bad)} of the first {count} rows will be quarantined; the first: {seen.bad[0]}"
+    _check_beginnings(seen.examples, model.tokenizer, where)
+    yield _shares(seen, len(source), where)
+    yield from _stops(seen.examples, model.tokenizer, where)
+    shown = "; ".join(marked(example, model.tokenizer) for example in seen.examples[: len(seen.rows[0].texts)])
+    yield f"{where}: the first row, with {OPEN}trained{CLOSE} text: {shown}"
+
+
+def _sample(source: DataSource, maker: ExampleMaker, count: int, where: str) -> _Seen:
+    seen, slow = _Seen(), 0
+    for i in range(count):
+        try:
+            task = source[i]
+            row = row_of(task, seed=0, min_version=0)
+            seen.rows.append(maker.make(row))
+            seen.examples += maker.examples(row)
+        except RowError as error:
+            seen.bad.append(f"row {i + 1}: {error}")
+            slow += isinstance(error, SlowRowError)
+            if slow == MAX_SLOW_ROWS:
+                msg = f"{where}: {slow} of the first {i + 1} rows take too long; the last: {error}"
+                raise ConfigError(msg) from error
+    return seen
+
+
+def _check_beginnings(examples: Sequence[Example], tokenizer: Tokenizer, where: str) -> None:
+    """Refuse texts that begin with the same special token twice: the template's, and the tokenizer's."""
+    special = {int(i) for i, token in tokenizer.inner.get_added_tokens_decoder().items() if token.special}
+    for example in examples:
+        first, second = (*example.ids[:2].tolist(), -1, -2)[:2]
+        if first == second and first in special:
+            text = tokenizer.inner.id_to_token(first)
+            msg = f"{where}: a row begins with {text!r} twice, as the tokenizer adds one; remove it from the data"
+            raise ConfigError(msg)
+
+
+def _shares(seen: _Seen, rows: int, where: str) -> str:
+    tokens = sum(len(example.ids) for example in seen.examples)
+    trained = sum(int(row.trained.sum()) for row in seen.rows)
+    longest = max(len(example.ids) for example in seen.examples)
+    cut = sum("length" in row.finish_reasons for row in seen.rows)
+    return (
+        f"{where}: {rows} rows of up to {longest} tokens among the first {len(seen.rows)}; {trained / tokens:.0%} of "
+        f"their tokens are trained, {cut} rows are cut off"
+    )
+
+
+def _stops(examples: Sequence[Example], tokenizer: Tokenizer, where: str) -> Iterator[str]:
+    """Note examples in which no stop token is trained: the model would not learn to end its answers."""
+    stops = list(tokenizer.stop_ids)
+    endless = sum(not np.isin(example.ids[example.trained], stops).any() for example in examples)
+    if endless:
+        named = ", ".join(repr(tokenizer.inner.id_to_token(stop)) for stop in sorted(stops)) or "none is known"
+        yield (
+            f"{where}: {endless} of {len(examples)} answers train no stop token ({named}), so that the model does not "
+            "learn to end them; correct eos_token_id in generation_config.json, or the chat template"
+        )
+
+
+def marked(example: Example, tokenizer: Tokenizer) -> str:
+    """Return the text of an example with special tokens, its trained parts in brackets; at most `SHOWN` characters."""
+    parts, at = [], 0
+    for is_trained, run in groupby(example.trained.tolist()):
+        end = at + len(list(run))
+        text = str(tokenizer.inner.decode(example.ids[at:end].tolist(), skip_special_tokens=False))
+        parts.append(f"{OPEN}{text}{CLOSE}" if is_trained else text)
+        at = end
+    text = "".join(parts)
+    return text if len(text) <= SHOWN else text[:SHOWN] + " ..."

@@ -1,0 +1,251 @@
+"""Examples and pairs from rows of the data: token ids and a mask of the trained ones.
+
+A conversation is rendered by the model's chat template and cut where trained text begins and ends. Each part is
+tokenized on its own, as the prompt of a generation is, so that training and generation see the same ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_actors.config import Config
+from relax_actors.config.data import DataSection
+from relax_actors.data.fields import checked_prompt
+from relax_actors.data.task import Task
+from relax_actors.data.template_spans import has_generation_tags, message_spans, tagged_spans
+from relax_actors.data.time_limit import call_within
+from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.errors import RowError, SlowRowError
+from relax_actors.messages import NOT_SAMPLED, FinishReason, Prompt, Trajectory
+
+Array = NDArray[Any]
+Message = dict[str, Any]
+ASSISTANT = "assistant"
+PAIR = ("chosen", "rejected")
+"""Fields of the answers of a pair: a text, the messages of an answer, or whole conversations."""
+MAX_SECONDS = 10.0
+"""Time to format and tokenize one row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of an example's text, and whether its tokens are trained.
+
+    `is_answer` says that a stop token ends it: added to plain text; in a conversation the last one that the template
+    writes, and what follows that is not trained.
+    """
+
+    text: str
+    trained: bool
+    is_answer: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """Token ids `[len] int32`, which of them are trained `[len] bool`, and whether the example's end is cut off."""
+
+    ids: Array
+    trained: Array
+    is_cut: bool = False
+
+
+def row_of(task: Task, **fields: Any) -> Prompt:
+    """Return the first cell of a row from the data, without tokens.
+
+    Args:
+        task: its task.
+        fields: further fields of the cell, such as seed and min_version.
+    """
+    text, messages = (task.prompt, []) if isinstance(task.prompt, str) else ("", task.prompt)
+    return Prompt(text, np.zeros(0, np.int32), task.answer, task.metadata, messages=messages, **fields)
+
+
+class ExampleMaker:
+    """Makes the trajectories of rows of the data.
+
+    Args:
+        config: configuration of the run.
+        data: section of the source.
+        tokenizer: of the model.
+        context: maximum tokens of a sequence of the model.
+    """
+
+    def __init__(self, config: Config, data: DataSection, tokenizer: Tokenizer, context: int) -> None:
+        self._settings, self._data, self._tokenizer = config.examples, data, tokenizer
+        self._has_pairs = config.algorithm.rows == "pairs"
+        # The answers of a pair are in one micro-batch.
+        self._most = min(context, config.trainer.max_tokens_per_microbatch // (2 if self._has_pairs else 1))
+        train = config.examples.train
+        self._roles: tuple[str, ...] = (ASSISTANT,) if train == "completion" else () if train == "all" else train
+        self._stop = np.array(sorted(tokenizer.stop_ids)[:1], np.int32)
+
+    def make(self, row: Prompt) -> Trajectory:
+        """Make the trajectory of a row: one sample, or the chosen and the rejected one of a pair.
+
+        Raises:
+            RowError: the row lacks an answer, nothing of it is trained, it is too long, its answers are the same, or
+                the chat template refuses or rewrites its messages.
+            SlowRowError: the chat template or the tokenizer did not end in time.
+        """
+        return self._trajectory([self._limited(example) for example in self.examples(row)])
+
+    def examples(self, row: Prompt) -> list[Example]:
+        """Return the examples of a row in full length; errors as `make`."""
+        if self._chats(row):
+            self._tokenizer.formatter  # noqa: B018 loads transformers, which takes longer than a row
+        try:
+            return call_within(MAX_SECONDS, lambda: [self._example(row, answer) for answer in self._answers(row)])
+        except TimeoutError as error:
+            msg = (
+                f"the chat template and the tokenizer did not end within {MAX_SECONDS:g} s; fix them or remove the row"
+            )
+            raise SlowRowError(msg) from error
+        except RuntimeError as error:
+            raise RowError(str(error)) from error
+
+    def _answers(self, row: Prompt) -> list[str | list[Message]]:
+        if not self._has_pairs:
+            return [row.answer]
+        chosen, rejected = (_answer_of(row.metadata, name) for name in PAIR)
+        if chosen == rejected:
+            msg = "chosen and rejected are the same; remove the row"
+            raise RowError(msg)
+        return [chosen, rejected]
+
+    def _chats(self, row: Prompt) -> bool:
+        return bool(row.messages) or (self._tokenizer.has_chat_template if self._data.chat is None else self._data.chat)
+
+    def _example(self, row: Prompt, answer: str | list[Message]) -> Example:
+        if self._chats(row):
+            return self._of_conversation(self._conversation(row, answer), row.metadata.get("tools"))
+        if not isinstance(answer, str):
+            msg = "its answers are messages, which need a chat template, and the model has none; give texts"
+            raise RowError(msg)
+        return self._of_text(self._templated(row.text), answer)
+
+    def _templated(self, text: str) -> str:
+        return self._data.template.replace("{prompt}", text)
+
+    def _conversation(self, row: Prompt, answer: str | list[Message]) -> list[Message]:
+        said = answer if isinstance(answer, list) else [{"role": ASSISTANT, "content": answer}] if answer else []
+        is_whole = bool(said) and said[0]["role"] != ASSISTANT
+        asked = row.messages or [{"role": "user", "content": self._templated(row.text)}]
+        system = [] if self._data.system is None else [{"role": "system", "content": self._data.system}]
+        return [*system, *([] if is_whole else asked), *said]
+
+    def _of_text(self, prompt: str, answer: str) -> Example:
+        """Return the example of a text and its answer, which the stop token ends."""
+        trains_all = self._settings.train == "all"
+        if not answer and not (trains_all or "user" in self._roles):
+            msg = 'it has no answer; set data.answer_field, or examples.train = "all" to train texts without answers'
+            raise RowError(msg)
+        parts = [Part(prompt, trains_all or "user" in self._roles, is_answer=not answer)]
+        parts += [Part(answer, trains_all or ASSISTANT in self._roles, is_answer=True)] if answer else []
+        ids = [self._tokenizer.encode(part.text, special=i == 0) for i, part in enumerate(parts)]
+        if not len(ids[-1]) or int(ids[-1][-1]) not in self._tokenizer.stop_ids:
+            ids[-1] = np.concatenate([ids[-1], self._stop])
+        masks = [np.full(len(own), part.trained) for own, part in zip(ids, parts, strict=True)]
+        return Example(np.concatenate(ids), np.concatenate(masks))
+
+    def _of_conversation(self, messages: list[Message], tools: object) -> Example:
+        ids, masks = [], []
+        for part in self._parts(messages, tools):
+            own = self._tokenizer.encode(part.text, special=False)
+            mask = np.full(len(own), part.trained)
+            if part.is_answer and len(stops := np.flatnonzero(np.isin(own, list(self._tokenizer.stop_ids)))):
+                mask[stops[-1] + 1 :] = False
+            ids.append(own)
+            masks.append(mask)
+        return Example(np.concatenate(ids).astype(np.int32), np.concatenate(masks))
+
+    def _parts(self, messages: list[Message], tools: object) -> list[Part]:
+        """Return a rendered conversation, cut where trained text begins and ends."""
+        wanted = self._trained_messages(messages)
+        messages = [{name: value for name, value in m.items() if name != "train"} for m in messages]
+        if all(wanted):
+            return [Part(self._tokenizer.chat(messages, asks=False, tools=tools), trained=True)]
+        roles = {message["role"] for message, is_wanted in zip(messages, wanted, strict=True) if is_wanted}
+        if roles <= {ASSISTANT} and has_generation_tags(self._tokenizer.chat_template):
+            text, spans = tagged_spans(self._tokenizer, messages, tools)
+        else:
+            text, spans = message_spans(self._tokenizer, messages, wanted, tools)
+        parts, at = [], 0
+        for span, message, is_wanted in zip(spans, messages, wanted, strict=True):
+            if is_wanted and span is not None:
+                parts.append(Part(text[at : span[0]], trained=False))
+                parts.append(Part(text[slice(*span)], trained=True, is_answer=message["role"] == ASSISTANT))
+                at = span[1]
+        return [*parts, Part(text[at:], trained=False)]
+
+    def _trained_messages(self, messages: Sequence[Message]) -> list[bool]:
+        """Return whether each message is trained: what it says itself, or else what `examples.train` says."""
+        train, last = self._settings.train, len(messages) - 1
+        if train == "completion" and messages[last]["role"] != ASSISTANT:
+            msg = f"the conversation ends with a message of the role {messages[last]['role']!r}, and it has no answer"
+            raise RowError(msg)
+        by_setting = [
+            train == "all" or (i == last if train == "completion" else message["role"] in self._roles)
+            for i, message in enumerate(messages)
+        ]
+        return [bool(m.get("train", chosen)) for m, chosen in zip(messages, by_setting, strict=True)]
+
+    def _limited(self, example: Example) -> Example:
+        """Return an example that fits the model and a micro-batch, with the first token and all behind the last left.
+
+        Raises:
+            RowError: it does not fit, or none of its tokens is trained.
+        """
+        ids, trained = example.ids, example.trained.copy()
+        trained[:1] = False  # no token before it
+        is_cut = len(ids) > self._most
+        if is_cut and self._settings.oversize == "drop":
+            half = ", half of which is for the other answer" if self._has_pairs else ""
+            msg = (
+                f"it has {len(ids)} tokens, more than the {self._most} of the model's context or of "
+                f'trainer.max_tokens_per_microbatch{half}; raise that, or set examples.oversize = "truncate"'
+            )
+            raise RowError(msg)
+        if not trained[: self._most].any():
+            where = f" among the first {self._most}" if is_cut else ""
+            msg = f"none of its tokens is trained{where}; correct the row, or set examples.train"
+            raise RowError(msg)
+        end = int(np.flatnonzero(trained[: self._most])[-1]) + 1
+        return Example(ids[:end], trained[:end], is_cut)
+
+    def _trajectory(self, examples: Sequence[Example]) -> Trajectory:
+        """Return the trajectory of examples, whose prompt is what they share before the first trained token."""
+        first = min(int(np.argmax(example.trained)) for example in examples)
+        least = min(len(example.ids) for example in examples)
+        same = np.all([example.ids[:least] == examples[0].ids[:least] for example in examples], axis=0)
+        prompt = min(first, int(np.argmin(same)) if not same.all() else least)
+        if not prompt:
+            msg = "its answers begin with different tokens, so that they have no prompt in common; give them one"
+            raise RowError(msg)
+        own = np.concatenate([example.ids[prompt:] for example in examples])
+        return Trajectory(
+            prompt_tokens=examples[0].ids[:prompt],
+            lengths=np.array([len(example.ids) - prompt for example in examples], np.int32),
+            token_ids=own,
+            logprobs=np.zeros(len(own), np.float32),
+            versions=np.full(len(own), NOT_SAMPLED, np.int32),
+            texts=[self._tokenizer.decode(example.ids[example.trained]) for example in examples],
+            finish_reasons=[(FinishReason.LENGTH if e.is_cut else FinishReason.STOP).value for e in examples],
+            loss_mask=np.concatenate([example.trained[prompt:] for example in examples]),
+        )
+
+
+def _answer_of(fields: Mapping[str, Any], name: str) -> str | list[Message]:
+    """Return an answer of a pair.
+
+    Raises:
+        RowError: the row lacks it, or it is neither a text nor messages.
+    """
+    if name not in fields:
+        msg = f"it has no field {name!r}, which a row of a pair needs; its fields are {', '.join(fields) or 'none'}"
+        raise RowError(msg)
+    return checked_prompt(fields[name], f"field {name!r}")[0]

@@ -1,0 +1,122 @@
+"""Rewards for the form of a completion: its format, its length, and that it does not repeat itself."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from relax_actors.errors import ConfigError, RowError
+from relax_actors.messages import Prompt, Sample
+from relax_actors.registry.dotted import import_extra
+from relax_actors.rewards._text import final_part
+from relax_actors.rewards.loading import requires
+
+THINK_ANSWER = r"\s*<think>(?:(?!</?think>).)*</think>\s*<answer>(?:(?!</?answer>).)*</answer>\s*"
+_FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
+_PLACES = 8
+
+
+def format_match(completion: str, prompt: Prompt, *, pattern: str = THINK_ANSWER) -> float:
+    """Return 1 if the whole completion matches a regular expression, in which `.` matches a newline too; else 0.
+
+    By default a text in `<think>` tags and then one in `<answer>` tags, each once. An expression that backtracks
+    without end is stopped with its actor by `reward.deadline`.
+    """
+    del prompt
+    return float(_compiled(pattern).fullmatch(completion) is not None)
+
+
+@lru_cache(maxsize=_PLACES)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern, re.DOTALL)
+    except re.error as error:
+        msg = f"reward.options.format_match.pattern: {error}: {pattern!r:.80}"
+        raise ConfigError(msg) from error
+
+
+def length_limits(completion: str, prompt: Prompt, sample: Sample, *, least: int = 0, most: int, slope: float) -> float:
+    """Return 0 for a length from `least` to `most` sampled tokens, and minus `slope` for each token beyond.
+
+    The value is at least -1.
+    """
+    del completion, prompt
+    length = len(sample.tokens)
+    return -min(1.0, slope * max(least - length, length - most, 0))
+
+
+def repetition(completion: str, prompt: Prompt, *, n: int = 4) -> float:
+    """Return minus the share of a completion's n-grams of words that occurred before, -1 to 0.
+
+    The penalty of arXiv 2502.03373, appendix C.2, as one number for the completion.
+    """
+    del prompt
+    words = completion.split()
+    grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+    return len(set(grams)) / len(grams) - 1.0 if grams else 0.0
+
+
+def package() -> Any:
+    """The package jsonschema.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    return import_extra("jsonschema", "schema", "reward 'json_schema'")
+
+
+@requires(package)
+def json_schema(completion: str, prompt: Prompt, *, schema: Path | None = None) -> float:
+    r"""Return 1 if the completion is JSON that fits a schema, else 0.
+
+    Of the completion counts the last fenced block, else the last `<answer>` tag or `\boxed{}`, else all of it. The
+    schema is the row's field `schema`, or that of the file that the option names. References to other documents are not
+    followed.
+
+    Raises:
+        RowError: there is no schema, or it is none.
+    """
+    validator = _validator(json.dumps(_schema_of(prompt, schema), sort_keys=True))
+    fenced = _FENCED.findall(completion)
+    try:
+        value = json.loads(fenced[-1] if fenced else final_part(completion))
+        return float(validator.is_valid(value))
+    except (ValueError, RecursionError):
+        return 0.0
+    except import_extra("referencing", "schema", "reward 'json_schema'").exceptions.Unresolvable as error:
+        msg = f"reward json_schema: the schema of the row refers to what is not in it: {error}"
+        raise RowError(msg) from error
+
+
+def _schema_of(prompt: Prompt, file: Path | None) -> Any:
+    if (own := prompt.metadata.get("schema")) is not None:
+        return json.loads(own) if isinstance(own, str) else own
+    if file is None:
+        msg = "reward json_schema finds no field schema in the row; add it, or set reward.options.json_schema.schema"
+        raise RowError(msg)
+    return _read(file)
+
+
+@lru_cache(maxsize=_PLACES)
+def _read(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        msg = f"reward.options.json_schema.schema: {file} cannot be read: {error}"
+        raise ConfigError(msg) from error
+
+
+@lru_cache(maxsize=256)
+def _validator(schema: str) -> Any:
+    jsonschema, body = package(), json.loads(schema)
+    kind = jsonschema.validators.validator_for(body, jsonschema.Draft202012Validator)
+    try:
+        kind.check_schema(body)
+    except jsonschema.SchemaError as error:
+        msg = f"reward json_schema: the schema of the row is none: {error.message:.200}"
+        raise RowError(msg) from error
+    # Without a registry, references would be fetched.
+    return kind(body, registry=import_extra("referencing", "schema", "reward 'json_schema'").Registry())

@@ -1,0 +1,6 @@
+"""Reward `code_tests`: programs that a model wrote are run against tests, which they cannot see or change.
+
+- `reward`: takes the program out of a completion, runs it in sandboxes, and counts passed tests.
+- `exchange`, `program`, `tests`: what runs in the sandboxes, with the standard library of Python 3.9 or newer alone.
+  Calls that tests make to the program pass from one sandbox to another as JSON.
+"""

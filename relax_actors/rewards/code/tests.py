@@ -1,0 +1,118 @@
+"""Runs tests against a program in another sandbox: `python -I -S -c <exchange and this> <read> <write>`.
+
+Standard input is JSON: the program, and the tests as Python source. Names that a test uses and that neither it nor
+Python defines are those of the program. Standard output is a line of JSON with one flag for each test.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+import os
+import sys
+from typing import Any
+
+from relax_actors.rewards.code.exchange import Channel, packed, unpacked
+
+channel = Channel(int(sys.argv[1]), int(sys.argv[2]))
+
+
+class Remote:
+    """Object of the program: it can be called and has attributes. It has no truth and equals nothing else."""
+
+    def __init__(self, number: int) -> None:
+        self.__dict__["_number"] = number
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return ask("attribute", self._number, name, [], {})
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        message = "tests cannot set attributes of the program"
+        raise AttributeError(message)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """Call it in the sandbox of the program."""
+        return ask("call", self._number, "", list(arguments), keywords)
+
+    def __bool__(self) -> bool:
+        message = "the program returned an object, whose truth is not asked"
+        raise TypeError(message)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = object.__hash__
+
+
+def number_of(value: Any) -> int:
+    """Return the number of an object of the program."""
+    if type(value) is not Remote:
+        message = f"{type(value).__name__} cannot be passed to the program"
+        raise TypeError(message)
+    return int(value.__dict__["_number"])
+
+
+def ask(kind: str, number: int, name: str, arguments: Any, keywords: Any) -> Any:
+    """Ask the program for a value.
+
+    Raises:
+        Exception: of the type that the program raised, if it is one of Python's own, else RuntimeError.
+    """
+    channel.send([kind, number, name, packed(arguments, number_of), packed(keywords, number_of)])
+    found = channel.receive()
+    if found[0] == "value":
+        return unpacked(found[1], Remote)
+    kind_of_error = getattr(builtins, str(found[1]), None)
+    if not (isinstance(kind_of_error, type) and issubclass(kind_of_error, Exception)):
+        kind_of_error = RuntimeError
+    try:
+        error = kind_of_error(str(found[2]))
+    except TypeError:  # such as UnicodeDecodeError, which takes more than a text
+        error = RuntimeError(str(found[2]))
+    raise error
+
+
+def names_of_program(tree: ast.AST) -> set[str]:
+    """Return the names that a test uses without defining them."""
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    own = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            own.add(node.name)
+        elif isinstance(node, ast.arg):
+            own.add(node.arg)
+        elif isinstance(node, ast.alias):
+            own.add((node.asname or node.name).split(".")[0])
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            own.add(node.name)
+    return used - own - set(dir(builtins))
+
+
+def passes(test: str) -> bool:
+    """Whether a test ends without an exception."""
+    try:
+        tree = ast.parse(test)
+        names: dict[str, Any] = {"__name__": "tests"}
+        for name in sorted(names_of_program(tree)):
+            names[name] = ask("name", 0, name, [], {})
+        exec(compile(tree, "tests.py", "exec"), names)  # noqa: S102 this is a sandbox for it
+    except BaseException:  # noqa: BLE001 of the test
+        return False
+    return True
+
+
+def main() -> None:
+    """Run the tests and report."""
+    report = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    given = json.load(sys.stdin)
+    channel.send(given["program"])
+    found = [passes(test) for test in given["tests"]]
+    os.write(report, json.dumps(found).encode() + b"\n")
+    os._exit(0)
+
+
+main()

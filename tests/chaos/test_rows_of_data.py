@@ -1,0 +1,51 @@
+"""Runs without a rollout, killed: the same weights, bit for bit, and every row once an epoch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import cycle
+
+import pytest
+
+from broker.subjects import RowId
+from relax_actors.runtime.seeds import task_index
+from tests.support.faults import hit, story_of
+from tests.support.running import SUPPORT, Run, wait_until
+
+EXAMPLES = SUPPORT / "tiny_examples.toml"
+KILLS = 10
+PAIRS = ("algorithm.name=dpo", "data.function=tiny_tasks.pairs", "roles.reference.replicas=1", "run.deterministic=true")
+STAGES = {
+    "examples": ((), ("trainer.0", "examples.0", "prompts.0")),
+    "pairs": (PAIRS, ("trainer.0", "reference.0", "examples.0")),
+}
+"""Settings and victims by the rows of a run."""
+FAST = ("supervision.intensity=100000", "supervision.backoff_max=0.2", "supervision.ack_wait=1")
+
+
+def trained_tasks(run: Run) -> Counter[int]:
+    """How often each of 30 tasks was trained, from the rows that batches name."""
+    rows = [RowId(step, index) for step, batch in story_of(run).values("batch").items() for index in batch.rows]
+    return Counter(task_index(3, row, 8, 30) for row in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("rows", STAGES)
+def test_killed_run_on_rows_of_data_ends_with_the_same_bits(make_run: Callable[..., Run], rows: str) -> None:
+    settings, victims = STAGES[rows]
+    calm = make_run("calm", "run.epochs=6", *settings, config=EXAMPLES).complete()
+    # 180 rows in steps of 8: the last step has 4.
+    assert (calm["steps"], calm["trained"], calm["admitted"]) == (23, 180, 180)
+    run = make_run("killed", "run.epochs=6", *settings, *FAST, config=EXAMPLES).start()
+    for n, victim in zip(range(KILLS), cycle(victims), strict=False):
+        wait_until(lambda n=n: run.table.get(f"relax.killed.batch.{2 * n}"), f"batch.{2 * n}", 120)
+        hit(run, victim)
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert (result["steps"], result["trained"], result["admitted"]) == (23, 180, 180)
+    assert result["weights_fingerprint"] == calm["weights_fingerprint"]
+    assert result["restarts"] >= KILLS
+    assert trained_tasks(run) == dict.fromkeys(range(30), 6)

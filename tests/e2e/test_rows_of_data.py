@@ -1,0 +1,49 @@
+"""Runs without a rollout: their examples in a short form, several ranks, and Megatron-Core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.faults import story_of
+from tests.support.running import SUPPORT, Run
+from tests.support.tiny_megatron import skip_if_missing
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TINY = SUPPORT / "tiny_examples.toml"
+PAIRS = ("algorithm.name=dpo", "data.function=tiny_tasks.pairs")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_model_learns_from_examples_and_then_prefers_other_answers(tmp_path: Path) -> None:
+    held_out = ("eval.rows=64", "eval.every=0")
+    sft = Run(tmp_path, "sft", ["run.steps=60", *held_out], config=EXAMPLES / "sft" / "sft.toml").complete()
+    assert (sft["trained"], sft["quarantined"]) == (60 * 64, 0)
+    # Mean log-prob of a token: random among 12 characters, and four of the five are sorted.
+    assert sft["eval_first"] < -2.3
+    assert sft["eval_last"] > -0.9
+    model = f"model.path={tmp_path / 'runs' / 'sft' / 'model'}"
+    dpo = Run(tmp_path, "dpo", ["run.steps=30", model, *held_out], config=EXAMPLES / "dpo" / "dpo.toml")
+    result = dpo.complete()
+    assert (result["trained"], result["quarantined"]) == (30 * 32, 0)
+    assert result["eval_last"] >= result["eval_first"] + 0.3
+    steps = [metric for metric in story_of(dpo).metrics if metric.get("kind") == "step"]
+    assert steps[0]["pair_margin"] == pytest.approx(0, abs=1e-4)
+    assert steps[-1]["pair_accuracy"] > 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("backend", ["torch", "megatron"])
+def test_two_ranks_end_with_the_loss_of_one(make_run: Callable[..., Run], backend: str) -> None:
+    if backend == "megatron":
+        skip_if_missing()
+    ranks = (f"trainer.backend={backend}", f"trainer.{backend}.ranks=2")
+    for name, settings in {"examples": (), "pairs": PAIRS}.items():
+        alone = make_run(f"{name}-alone", *settings, config=TINY).complete()
+        shared = make_run(f"{name}-shared", *settings, *ranks, config=TINY).complete()
+        assert (shared["steps"], shared["trained"]) == (alone["steps"], alone["trained"]) == (8, 60)
+        assert shared["reward_last"] == pytest.approx(alone["reward_last"], rel=1e-3)

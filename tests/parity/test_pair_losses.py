@@ -1,0 +1,189 @@
+"""Losses of examples and pairs against TRL's trainers, loss and gradient, to 1e-6 in float64."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from relax_actors.config.algorithm import AlgorithmSection
+from relax_actors.config.algorithm_parts import WITHOUT_REFERENCE
+from relax_actors.engines.torch.loss_inputs import LossInputs
+from relax_actors.engines.torch.objective import StepObjective
+from tests.parity.test_policy_losses import accelerator
+from tests.parity.trl_source import function, require_trl
+
+require_trl()
+dpo_loss = function("trainer/dpo_trainer.py", "_compute_loss", F=functional, math=math)
+cpo_loss = function("experimental/cpo/cpo_trainer.py", "cpo_loss", F=functional)
+sft_loss = function(
+    "trainer/sft_trainer.py", "compute_loss", Version=str, accelerate=SimpleNamespace(__version__=""), transformers=None
+)
+PAIRS, WIDTH = 5, 9
+Result = tuple[float, Tensor]
+
+
+def step_of(seed: int, spread: float = 0.5) -> dict[str, Tensor]:
+    """Log-probs of the policy and the reference, and a mask, of chosen answers and then of rejected ones, float64."""
+    random = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(2, 2 * PAIRS, WIDTH, generator=random, dtype=torch.float64)
+    lengths = torch.randint(1, WIDTH + 1, (2 * PAIRS, 1), generator=random)
+    logprobs = -drawn[0].abs() - 0.1
+    return {"new": logprobs, "reference": -(logprobs + spread * drawn[1]).abs(), "mask": torch.arange(WIDTH) < lengths}
+
+
+def ours(step: dict[str, Tensor], **algorithm: Any) -> Result:
+    """Loss and gradient of an objective, over pairs in one micro-batch."""
+    objective = StepObjective(AlgorithmSection.model_validate(algorithm))
+    leaf, mask = step["new"].clone().requires_grad_(), step["mask"]
+    n = len(leaf)
+    signs = torch.tensor([1.0, -1.0]).repeat_interleave(n // 2).unsqueeze(-1).expand_as(leaf).double()
+    zeros = torch.zeros_like(leaf)
+    inputs = LossInputs(leaf, zeros, signs, mask, reference=step["reference"])
+    inputs.totals.row = torch.arange(n // 2).repeat(2)
+    loss, measured = objective.loss(inputs)
+    loss.backward()
+    scale = objective.gradient_scale(measured)
+    assert leaf.grad is not None
+    return float(loss.detach()) * scale, leaf.grad * scale
+
+
+def trl_dpo(step: dict[str, Tensor], losses: dict[str, float], **settings: Any) -> Result:
+    """Loss and gradient of `DPOTrainer._compute_loss`, on log-probs in place of a model's."""
+    leaf, model = trl_model(step)
+    trainer = trl_trainer(
+        ld_alpha=None,
+        precompute_ref_logps=True,
+        f_divergence_type="reverse_kl",
+        loss_types=list(losses),
+        loss_weights=list(losses.values()),
+        use_weighting=False,
+        args=SimpleNamespace(discopop_tau=0.05),
+        **{"beta": 0.1, "label_smoothing": 0.0} | settings,
+    )
+    reference = (step["reference"] * step["mask"]).sum(-1)
+    given = {"ref_chosen_logps": reference[:PAIRS], "ref_rejected_logps": reference[PAIRS:]}
+    loss = dpo_loss(trainer, model, trl_inputs(step) | given, return_outputs=False)
+    loss.backward()
+    assert leaf.grad is not None
+    return float(loss.detach()), leaf.grad
+
+
+def trl_model(step: dict[str, Tensor]) -> tuple[Tensor, Any]:
+    """Return log-probs, and a model that returns them where they are trained, as TRL's fused head does."""
+    leaf, mask = step["new"].clone().requires_grad_(), step["mask"]
+    silent = torch.zeros_like(leaf)
+    outputs = SimpleNamespace(
+        log_probs=leaf * mask, label_mask=mask, entropy=silent, mean_logits=silent, is_top1=silent.bool()
+    )
+    return leaf, lambda **_: outputs
+
+
+def trl_inputs(step: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tokens with masks, which have one more position: no token is before the first one."""
+    whole = torch.cat([torch.zeros(2 * PAIRS, 1), step["mask"]], 1).long()
+    return {"input_ids": torch.zeros_like(whole), "completion_mask": whole, "attention_mask": whole}
+
+
+def trl_trainer(**settings: Any) -> SimpleNamespace:
+    """What TRL's trainers of examples and pairs read of themselves."""
+    return SimpleNamespace(
+        model=SimpleNamespace(training=True),
+        accelerator=SimpleNamespace(**vars(accelerator()), device=torch.device("cpu"), parallelism_config=None),
+        aux_loss_enabled=False,
+        _metrics=defaultdict(lambda: defaultdict(list)),
+        _total_train_tokens=0,
+        _tp_size=1,
+        **settings,
+    )
+
+
+def assert_equal(one: Result, other: Result) -> None:
+    assert one[0] == pytest.approx(other[0], rel=1e-6, abs=1e-6)
+    torch.testing.assert_close(one[1], other[1], rtol=1e-6, atol=1e-6)
+
+
+OF_DPO = (
+    *("sigmoid", "hinge", "ipo", "robust", "nca_pair", "apo_zero", "apo_down", "sppo_hard", "bco_pair"),
+    *("discopop", "sigmoid_norm", "sft", "exo_pair"),
+)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("loss", OF_DPO)
+def test_loss_and_gradient_are_those_of_the_dpo_trainer(loss: str, seed: int) -> None:
+    step, noise = step_of(seed), {"label_smoothing": 0.1} if loss in ("robust", "exo_pair") else {}
+    assert_equal(
+        ours(step, name="dpo", pairs={"losses": {loss: 1.0}, "beta": 0.3, **noise}),
+        trl_dpo(step, {loss: 1.0}, beta=0.3, **noise),
+    )
+
+
+def test_weighted_losses_are_added_up() -> None:
+    step, losses = step_of(4), {"sigmoid": 0.8, "bco_pair": 0.2, "sft": 1.0}
+    assert_equal(ours(step, name="dpo", pairs={"losses": losses}), trl_dpo(step, losses))
+
+
+def of_sums(step: dict[str, Tensor], loss: Any, *, means: bool) -> Result:
+    """Loss and gradient of a function of the log-probs of whole answers, summed or averaged over their tokens."""
+    leaf, mask = step["new"].clone().requires_grad_(), step["mask"]
+    sums = (leaf * mask).sum(-1)
+    if means:
+        sums = sums / mask.sum(-1)
+    value = loss(sums[:PAIRS], sums[PAIRS:]).mean()
+    value.backward()
+    assert leaf.grad is not None
+    return float(value.detach()), leaf.grad
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+@pytest.mark.parametrize("loss", ["cpo", "simpo"])
+def test_losses_without_a_reference_are_those_of_the_cpo_trainer(loss: str, noise: float) -> None:
+    step = step_of(5)
+    trainer = SimpleNamespace(
+        alpha=0.0,
+        loss_type="sigmoid" if loss == "cpo" else loss,
+        beta=0.7,
+        simpo_gamma=0.4,
+        label_smoothing=noise,
+        accelerator=SimpleNamespace(device="cpu"),
+    )
+    pairs = {"losses": {loss: 1.0}, "beta": 0.7, "gamma": 0.4, "label_smoothing": noise}
+    expected = of_sums(step, lambda c, r: cpo_loss(trainer, c, r)[0], means=loss == "simpo")
+    assert_equal(ours(step, name="dpo", pairs=pairs), expected)
+
+
+def test_odds_ratio_is_that_of_the_orpo_paper() -> None:
+    # TRL computes it in float32 alone.
+    def odds_ratio(chosen: Tensor, rejected: Tensor) -> Tensor:
+        odds = [of.exp() / (1 - of.exp()) for of in (chosen, rejected)]
+        return -functional.logsigmoid(torch.log(odds[0] / odds[1]))
+
+    step = step_of(6)
+    assert_equal(ours(step, name="dpo", pairs={"losses": {"odds_ratio": 1.0}}), of_sums(step, odds_ratio, means=True))
+
+
+def test_losses_without_a_reference_do_not_read_one() -> None:
+    step = step_of(7)
+    other = step | {"reference": step["reference"] - 1}
+    for loss in WITHOUT_REFERENCE:
+        settings = {"name": "dpo", "pairs": {"losses": {loss: 1.0}}}
+        assert_equal(ours(step, **settings), ours(other, **settings))
+
+
+@pytest.mark.parametrize("loss", ["nll", "dft"])
+def test_losses_of_examples_are_those_of_the_sft_trainer(loss: str) -> None:
+    step = step_of(8)
+    leaf, model = trl_model(step)
+    arguments = SimpleNamespace(loss_type=loss, average_tokens_across_devices=False, max_length=None)
+    trainer = trl_trainer(compute_loss_func=None, label_smoother=None, args=arguments)
+    expected = sft_loss(trainer, model, trl_inputs(step))
+    expected.backward()
+    assert leaf.grad is not None
+    assert_equal(ours(step, name="sft" if loss == "nll" else "dft"), (float(expected.detach()), leaf.grad))
