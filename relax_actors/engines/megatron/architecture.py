@@ -155,9 +155,9 @@ def _windows(family: TextFamily, fields: Mapping[str, Any]) -> tuple[int | None,
     return tuple(int(window) if kind == "sliding_attention" else None for kind in kinds)
 
 
-def holds(rule: bool | str, fields: Mapping[str, Any]) -> bool:  # noqa: FBT001 a rule of a family
+def holds(rule: bool | str, fields: Mapping[str, Any], *, default: bool = False) -> bool:  # noqa: FBT001 see TextFamily
     """Whether a rule of a family holds for a model: one for all, or the field that says so."""
-    return bool(fields.get(rule)) if isinstance(rule, str) else rule
+    return bool(fields.get(rule, default)) if isinstance(rule, str) else rule
 
 
 def _latent(fields: Mapping[str, Any]) -> Latent:
@@ -176,7 +176,8 @@ def _experts(spec: ExpertSpec, fields: Mapping[str, Any]) -> Experts:
         facts.experts,
         facts.experts_of_token,
         int(fields[spec.width]),
-        holds(spec.normalises, fields),
+        # Qwen3-VL-MoE has no such field and normalises.
+        holds(spec.normalises, fields, default=True),
         facts.without,
         spec.shared_width(fields),
         (int(fields.get("n_group") or 1), int(fields.get("topk_group") or 1)),
