@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from relax_actors.data.model_folder import expert_count
 from relax_actors.engines.megatron.families import TEXT_FAMILIES
+from relax_actors.engines.sglang.presence import TEXT_WITH_EXPERTS
 from relax_actors.media.families import FAMILIES
 from tests.support.text_families import MEGATRON, SGLANG, TORCH
 
@@ -49,10 +50,11 @@ Each mark stands for a test on such a model with random weights.
   a step trains (`test_text_families.py`; with media `test_multimodal_forward.py`, `test_multimodal_training.py`).
 - **Megatron-Core**: the conversion is exact there and back (`test_megatron_conversion.py`), log-probs are those of
   transformers to 1e-4 and a step is that of the torch engine, also with two tensor, pipeline, context or expert
-  parallel ranks (two files `test_megatron_families.py`; with media `test_megatron_media.py`, but context parallelism).
+  parallel ranks (two files `test_megatron_families.py`; with media `test_megatron_media.py`). Tensor parallelism of
+  DeepSeek-V3's latent attention and context parallelism with media are refused.
 - **SGLang**: a real server gives the log-probs of transformers (`test_sglang_families.py`; with media
-  `test_sglang_media.py`). Other dense text models are served too if SGLang has their class, but no test has compared
-  them. Other text models with experts are refused.
+  `test_sglang_media.py`). What is untested is served if SGLang has its class, but no test on a CPU has compared it.
+  Other models are refused.
 - **Router replay**: the training engines that replay [the experts of the rollout](engines.md#router-replay-r3).
 
 A model of another family of transformers trains with `trainer.backend = "torch"` and generates with `rollout.backend =
@@ -63,6 +65,13 @@ A model of another family of transformers trains with `trainer.backend = "torch"
 def mark(*, holds: bool) -> str:
     """Return the cell of a table."""
     return "yes" if holds else "no"
+
+
+def served(kind: str, fields: Mapping[str, Any]) -> str:
+    """Return whether SGLang serves a text family."""
+    if kind in {fields["model_type"] for fields in SGLANG.values()}:
+        return "yes"
+    return "untested" if kind in TEXT_WITH_EXPERTS or not expert_count(fields) else "no"
 
 
 def replay(*, experts: bool, megatron: bool) -> str:
@@ -82,10 +91,9 @@ def text_rows() -> list[str]:
     if tested != TEXT_FAMILIES.keys():
         msg = f"tests/support/text_families.py and engines/megatron/families differ in {tested ^ TEXT_FAMILIES.keys()}"
         raise ValueError(msg)
-    served = {fields["model_type"] for fields in SGLANG.values()}
     models: Mapping[str, Any] = {fields["model_type"]: fields for fields in (MEGATRON | TORCH).values()}
     return [
-        f"| {NAMES[kind]} | `{kind}` | yes | {mark(holds=kind in tested)} | {mark(holds=kind in served)} | "
+        f"| {NAMES[kind]} | `{kind}` | yes | {mark(holds=kind in tested)} | {served(kind, fields)} | "
         f"{replay(experts=expert_count(fields) > 0, megatron=kind in tested)} | |"
         for kind, fields in models.items()
     ]

@@ -88,9 +88,7 @@ SGLANG: dict[str, dict[str, Any]] = {
     | {"head_dim": 8},  # SGLang divides the hidden size by the heads, whatever config.json says
     "qwen3": MEGATRON["qwen3"],
     "mistral": of("mistral", sliding_window=None),
-    "gemma3": of("gemma3_text", sliding_window=None, layer_types=["full_attention"] * 2),
     "glm4": TORCH["glm4"],
-    "qwen2_moe": MEGATRON["qwen2_moe"] | {"head_dim": 8},
     "qwen3_moe": MEGATRON["qwen3_moe"],
 }
 """Models that SGLang serves with the log-probs of transformers."""
