@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from relax_actors.config.schema import Config
-from relax_actors.engines.megatron.architecture import Architecture
+from relax_actors.engines.megatron.families import Architecture
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore import process_groups
 from relax_actors.engines.megatron.mcore.attention import PackedParams
