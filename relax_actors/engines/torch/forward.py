@@ -62,9 +62,8 @@ class Forward:
     ) -> None:
         self._sharding = sharding or Whole(device)
         self.device, self._dtype, self._temperature, self._family = device, dtype, temperature, family
-        self._share_prefixes, self._keeps_rows = share_prefixes, keeps_rows
+        self._planning = {"share_prefixes": share_prefixes, "keeps_rows": keeps_rows, "alone": False}
         self._barred, self._head_form, self._head_dtype = BarredIds(family, device), HeadForm(), head_dtype or dtype
-        self._alone = False
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
         """Prepare a policy for packed sequences, disable dropout, and return it.
@@ -84,7 +83,7 @@ class Forward:
         """Prepare a model with a value head as `prepare` does."""
         decoder = model if self._family is None else multimodal.decoder_of(model)
         decoder.set_attn_implementation(ATTENTION)
-        self._alone = is_recurrent(decoder)
+        self._planning["alone"] = is_recurrent(decoder)
         model.train(mode=False)
         return model
 
@@ -102,14 +101,7 @@ class Forward:
         return rows_are_whole(samples, [plan.indices for plans in self._plans(samples, max_tokens) for plan in plans])
 
     def _plans(self, samples: Sequence[TrainSample], max_tokens: int) -> list[list[MicroBatchPlan]]:
-        return plans_of_ranks(
-            samples,
-            self._sharding.count,
-            max_tokens,
-            share_prefixes=self._share_prefixes,
-            keeps_rows=self._keeps_rows,
-            alone=self._alone,
-        )
+        return plans_of_ranks(samples, self._sharding.count, max_tokens, **self._planning)
 
     def loss(
         self, model: PreTrainedModel, loss_of: Callable[[MicroBatchPlan], tuple[Tensor, dict[str, float]]]
