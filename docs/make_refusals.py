@@ -15,6 +15,7 @@ from refusal_cases import (
     ALGORITHM,
     ECHO,
     ENGINES,
+    FROM_DATA,
     LAYOUTS,
     REQUESTS,
     SAMPLES,
@@ -57,6 +58,7 @@ SECTIONS: tuple[tuple[str, str, tuple[Refused, ...]], ...] = (
     ("Engines and roles", "", ENGINES),
     ("Layouts of Megatron-Core", "Settings of [trainer.megatron] and [critic.megatron].", LAYOUTS),
     ("Teachers", "", TEACHERS),
+    ("Rows from the data", "", FROM_DATA),
     ("Requests to the gateway", "The answer has status 400 and this text.", REQUESTS),
 )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 DEMO, PPO = EXAMPLES / "demo" / "demo.toml", EXAMPLES / "ppo" / "ppo.toml"
+SFT = EXAMPLES / "sft" / "sft.toml"
 ON_POLICY = "staleness.max=0"
 FILTERED = "algorithm.shaping.filter_zero_variance=true"
 OVERLONG = "algorithm.shaping.overlong=true"
@@ -197,6 +198,17 @@ TEACHERS = (
         ),
     ),
     Case("a hint that adds nothing", (TEACHER, "roles.teacher.hint='{prompt}'")),
+)
+FROM_DATA = (
+    Case("samples in a run on examples", ("rollout.group_size=4",), SFT),
+    Case("a reward in a run on examples", ("reward.function=numeric_match",), SFT),
+    Case("examples in a run that samples", ("examples.train=all",)),
+    Case("a reward of held-out examples", ("eval.reward=numeric_match",), SFT),
+    Case("a loss of samples on examples", ("algorithm.surrogate=score",), SFT),
+    Case("a correction without samples", ("algorithm.correction.kind=tis",), SFT),
+    Case("pairs that weigh by length", ("algorithm.name=dpo", "algorithm.aggregate=token_mean"), SFT),
+    Case("EXO without noise", ("algorithm.name=dpo", "algorithm.pairs.losses={exo_pair = 1.0}"), SFT),
+    Case("recorded experts without a rollout", (*EXPERTS, "trainer.router_replay=true"), SFT),
 )
 REQUESTS = (
     Request("a penalty", {"presence_penalty": 0.5}),

@@ -49,9 +49,9 @@ def _rows(config: Config) -> Iterator[str]:
         )
     if not config.from_data:
         return
-    if algorithm.rows == "pairs" and algorithm.aggregate != "sample_mean_of_sums":
+    if algorithm.compares_answers and algorithm.aggregate != "sample_mean_of_sums":
         yield (
-            f'algorithm.aggregate = "{algorithm.aggregate}" would weigh pairs by their length; set '
+            f'algorithm.aggregate = "{algorithm.aggregate}" would weigh answers by their length; set '
             'algorithm.aggregate = "sample_mean_of_sums"'
         )
     if config.media is not None:

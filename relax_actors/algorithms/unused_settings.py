@@ -44,6 +44,7 @@ CONDITIONS: tuple[tuple[tuple[str, ...], str, tuple[object, ...]], ...] = (
     (("distil.tail",), "distil.top_k", ()),
     (("distil.teacher_weight",), "distil.kind", ("jsd",)),
     (("pairs.",), "rows", ("pairs",)),
+    (("labels.",), "rows", ("labelled",)),
     (("shaping.overlong_",), "shaping.overlong", (True,)),
 )
 """Beginnings of the names of settings, with the setting that they need and its values; any value for ()."""

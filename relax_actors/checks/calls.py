@@ -125,8 +125,11 @@ def check_call(config: Config, call: Call, import_path: Path, rows: Mapping[str,
 
 
 def _is_harmless(name: str) -> bool:
-    """Whether a reward function is one of ours that needs no other package."""
-    return name in REWARDS.built_in and not hasattr(REWARDS.load(name, ""), "check_requirements")
+    """Whether a reward function is one of ours that needs no other package and ends soon."""
+    if name not in REWARDS.built_in:
+        return False
+    function = REWARDS.load(name, "")
+    return not hasattr(function, "check_requirements") and not getattr(function, "may_hang", False)
 
 
 def _called_elsewhere(config: Config, call: Call, import_path: Path, prompt: Prompt, where: str) -> dict[str, Any]:

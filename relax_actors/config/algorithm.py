@@ -12,6 +12,7 @@ from relax_actors.config.algorithm_parts import (
     DistilSection,
     EntropySection,
     KlSection,
+    LabelsSection,
     PairsSection,
     RejectSection,
     ShapingSection,
@@ -27,10 +28,10 @@ class AlgorithmSection(Section):
     """Preset, e.g. "gspo": fills the settings of [algorithm] that are not set. Without one, the defaults below hold:
     GRPO with the loss averaged over tokens."""
 
-    rows: Literal["sampled", "examples", "pairs"] = "sampled"
+    rows: Literal["sampled", "examples", "pairs", "labelled"] = "sampled"
     """What a row of the run is: samples that the policy generates for a prompt, with rewards; or from the data an
-    example, or a pair of a chosen and a rejected answer. The preset sets it, and the policy loss must be one for such
-    rows."""
+    example, a pair of a chosen and a rejected answer, or an answer with a label, good or bad. The preset sets it, and
+    the policy loss must be one for such rows."""
     advantage: Annotated[str, Named(ADVANTAGES)] = "group"
     """Advantage estimator, or the dotted path of your own function. With `environment.credit = "turn"` or "branch",
     `turn` takes the place of `group`."""
@@ -113,6 +114,7 @@ class AlgorithmSection(Section):
     reject: RejectSection = RejectSection()
     distil: DistilSection = DistilSection()
     pairs: PairsSection = PairsSection()
+    labels: LabelsSection = LabelsSection()
     shaping: ShapingSection = ShapingSection()
 
     @model_validator(mode="before")
@@ -139,7 +141,13 @@ class AlgorithmSection(Section):
     @property
     def loss_reads_reference(self) -> bool:
         """Whether the loss reads log-probs of the reference model, for a KL or for pairs."""
-        return self.kl.place == "loss" or (self.rows == "pairs" and self.pairs.needs_reference)
+        of_answers = self.rows == "labelled" or (self.rows == "pairs" and self.pairs.needs_reference)
+        return self.kl.place == "loss" or of_answers
+
+    @property
+    def compares_answers(self) -> bool:
+        """Whether the loss of a row from the data is one of several answers, which are trained together."""
+        return self.rows in ("pairs", "labelled")
 
     @property
     def pairs_need_whole_step(self) -> bool:

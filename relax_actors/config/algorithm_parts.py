@@ -173,6 +173,20 @@ class PairsSection(Section):
         return self
 
 
+class LabelsSection(Section):
+    """[algorithm.labels]: the loss of answers that are labelled as good or bad."""
+
+    loss: Literal["kto", "apo_zero"] = "kto"
+    """KTO, which compares an answer with the KL of the step, estimated on answers to other prompts (arXiv 2402.01306);
+    or the unpaired APO-zero, which does not (arXiv 2408.06266)."""
+    beta: PositiveFloat = 0.1
+    """Factor of the log-ratios to the reference."""
+    good_weight: PositiveFloat = 1.0
+    """Weight of good answers."""
+    bad_weight: PositiveFloat = 1.0
+    """Weight of bad answers."""
+
+
 class ShapingSection(Section):
     """[algorithm.shaping]: changes of rewards, rows and trained tokens before the advantages."""
 

@@ -222,6 +222,12 @@ PRESETS: dict[str, Preset] = {
     "simpo": Preset("SimPO", "2405.14734", {**PAIRS, "pairs": {"losses": {"simpo": 1.0}, "beta": 2.0, "gamma": 1.0}}),
     "cpo": Preset("CPO", "2401.08417", {**PAIRS, "pairs": {"losses": {"cpo": 1.0, "sft": 1.0}}}),
     "orpo": Preset("ORPO", "2403.07691", {**PAIRS, "pairs": {"losses": {"odds_ratio": 0.1, "sft": 1.0}}}),
+    "kto": Preset(
+        "KTO",
+        "2402.01306",
+        {**PAIRS, "rows": "labelled", "surrogate": "unpaired"},
+        "A row has an answer and a field `label`, true or false.",
+    ),
     "opd": Preset(
         "On-policy distillation",
         "2306.13649",

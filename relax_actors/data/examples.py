@@ -23,10 +23,13 @@ from relax_actors.data.time_limit import call_within
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import RowError, SlowRowError
 from relax_actors.messages import NOT_SAMPLED, FinishReason, Prompt, Trajectory
+from relax_actors.messages.trajectory import LABEL
 
 Array = NDArray[Any]
 Message = dict[str, Any]
 ASSISTANT = "assistant"
+OTHER = "other_answer"
+"""Field of a labelled row: the answer to another prompt, for the KL of KTO."""
 PAIR = ("chosen", "rejected")
 """Fields of the answers of a pair: a text, the messages of an answer, or whole conversations."""
 
@@ -53,19 +56,21 @@ class Example:
     is_cut: bool = False
 
 
-def row_of(task: Task, **fields: Any) -> Prompt:
+def row_of(task: Task, other: Task | None = None, **fields: Any) -> Prompt:
     """Return the first cell of a row from the data, without tokens.
 
     Args:
         task: its task.
+        other: task whose answer the row's is compared with; None if none is.
         fields: further fields of the cell, such as seed and min_version.
 
     Raises:
         RowError: the row is too large for a cell.
     """
-    check_size(task, task.prompt)
+    check_size(task, [task.prompt, "" if other is None else other.answer])
     text, messages = (task.prompt, []) if isinstance(task.prompt, str) else ("", task.prompt)
-    return Prompt(text, np.zeros(0, np.int32), task.answer, task.metadata, messages=messages, **fields)
+    metadata = task.metadata if other is None else task.metadata | {OTHER: other.answer}
+    return Prompt(text, np.zeros(0, np.int32), task.answer, metadata, messages=messages, **fields)
 
 
 class ExampleMaker:
@@ -80,9 +85,10 @@ class ExampleMaker:
 
     def __init__(self, config: Config, data: DataSection, tokenizer: Tokenizer, context: int) -> None:
         self._settings, self._data, self._tokenizer = config.examples, data, tokenizer
-        self._has_pairs = config.algorithm.rows == "pairs"
-        # The answers of a pair are in one micro-batch.
-        self._most = min(context, config.trainer.max_tokens_per_microbatch // (2 if self._has_pairs else 1))
+        self._has_pairs, self._has_labels = (config.algorithm.rows == name for name in ("pairs", "labelled"))
+        self._is_half = config.algorithm.compares_answers
+        # The answers of a row are in one micro-batch.
+        self._most = min(context, config.trainer.max_tokens_per_microbatch // (2 if self._is_half else 1))
         train = config.examples.train
         self._roles: tuple[str, ...] = (ASSISTANT,) if train == "completion" else () if train == "all" else train
         self._stop = np.array(sorted(tokenizer.stop_ids)[:1], np.int32)
@@ -95,7 +101,8 @@ class ExampleMaker:
                 the chat template refuses or rewrites its messages.
             SlowRowError: the chat template or the tokenizer did not end in time.
         """
-        return self._trajectory([self._limited(example) for example in self.examples(row)])
+        label = [1.0 if _label_of(row.metadata) else -1.0, 0.0] if self._has_labels else []
+        return self._trajectory([self._limited(example) for example in self.examples(row)], label)
 
     def examples(self, row: Prompt) -> list[Example]:
         """Return the examples of a row in full length; errors as `make`."""
@@ -112,6 +119,8 @@ class ExampleMaker:
             raise RowError(str(error)) from error
 
     def _answers(self, row: Prompt) -> list[str | list[Message]]:
+        if self._has_labels and OTHER in row.metadata:
+            return [row.answer, row.metadata[OTHER]]
         if not self._has_pairs:
             return [row.answer]
         chosen, rejected = (_answer_of(row.metadata, name) for name in PAIR)
@@ -207,7 +216,7 @@ class ExampleMaker:
         trained[:1] = False  # no token before it
         is_cut = len(ids) > self._most
         if is_cut and self._settings.oversize == "drop":
-            half = ", half of which is for the other answer" if self._has_pairs else ""
+            half = ", half of which is for the other answer" if self._is_half else ""
             msg = (
                 f"it has {len(ids)} tokens, more than the {self._most} of the model's context or of "
                 f'trainer.max_tokens_per_microbatch{half}; raise that, or set examples.oversize = "truncate"'
@@ -220,8 +229,11 @@ class ExampleMaker:
         end = int(np.flatnonzero(trained[: self._most])[-1]) + 1
         return Example(ids[:end], trained[:end], is_cut)
 
-    def _trajectory(self, examples: Sequence[Example]) -> Trajectory:
-        """Return the trajectory of examples, whose prompt is what they share before the first trained token."""
+    def _trajectory(self, examples: Sequence[Example], label: Sequence[float]) -> Trajectory:
+        """Return the trajectory of examples, whose prompt is what they share before the first trained token.
+
+        `label` has the label of each, if the row has one.
+        """
         first = min(int(np.argmax(example.trained)) for example in examples)
         least = min(len(example.ids) for example in examples)
         same = np.all([example.ids[:least] == examples[0].ids[:least] for example in examples], axis=0)
@@ -239,6 +251,7 @@ class ExampleMaker:
             texts=[self._tokenizer.decode(example.ids[example.trained]) for example in examples],
             finish_reasons=[(FinishReason.LENGTH if e.is_cut else FinishReason.STOP).value for e in examples],
             loss_mask=np.concatenate([example.trained[prompt:] for example in examples]),
+            metrics={LABEL: [*label[: len(examples)]]} if label else {},
         )
 
 
@@ -252,3 +265,16 @@ def _answer_of(fields: Mapping[str, Any], name: str) -> str | list[Message]:
         msg = f"it has no field {name!r}, which a row of a pair needs; its fields are {', '.join(fields) or 'none'}"
         raise RowError(msg)
     return checked_prompt(fields[name], f"field {name!r}")[0]
+
+
+def _label_of(fields: Mapping[str, Any]) -> bool:
+    """Return whether a labelled answer is good.
+
+    Raises:
+        RowError: the row does not say it.
+    """
+    label = fields.get(LABEL)
+    if not isinstance(label, bool):
+        msg = f"its field 'label' is {label!r:.60}; write true for a good answer, and false for a bad one"
+        raise RowError(msg)
+    return label

@@ -6,6 +6,7 @@ import difflib
 import json
 import math
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def prepare(config: Config, folder: Path) -> None:
     # Written out because the defaults of engines differ.
     heads, hidden = fields.get("num_attention_heads"), fields.get("hidden_size")
     own = {"num_key_value_heads": heads} if heads else {}
-    if heads and hidden and hidden % heads == 0:
+    if heads and hidden and hidden % heads == 0 and "qk_rope_head_dim" not in fields:
         own["head_dim"] = hidden // heads
     of_text = ids | {"bos_token_id": None} | own
     body = of_text | architecture
@@ -118,7 +119,7 @@ def measure(folder: Path, where: str = "", setting: str = "model.path") -> Model
             context_length=int(body["max_position_embeddings"]),
             vocabulary=int(body["vocab_size"]),
             model_type=str(body["model_type"]),
-            moe=_moe(body),
+            moe=experts_of(body),
             cached=_cached(body),
         )
     except FileNotFoundError as error:
@@ -165,14 +166,23 @@ def _check_sizes(fields: dict[str, Any], where: str) -> None:
         raise ConfigError("\n".join(lines))
 
 
-def _moe(body: dict[str, Any]) -> MoeFacts | None:
-    experts = int(body.get("num_experts") or body.get("num_local_experts") or 0)
-    of_token = int(body.get("num_experts_per_tok") or 0)
+def expert_count(fields: Mapping[str, Any]) -> int:
+    """Return the number of experts of a layer that a config.json names, under whatever name; 0 without experts."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    return int(next((fields[name] for name in names if fields.get(name)), 0))
+
+
+def experts_of(fields: Mapping[str, Any]) -> MoeFacts | None:
+    """Return the experts that a config.json names; None if it names none."""
+    experts, of_token = expert_count(fields), int(fields.get("num_experts_per_tok") or 0)
     if not experts or not of_token:
         return None
-    every, dense = int(body.get("decoder_sparse_step") or 1), body.get("mlp_only_layers") or []
-    layers = range(int(body["num_hidden_layers"]))
-    without = tuple(layer for layer in layers if (layer + 1) % every or layer in dense)
+    every, dense = int(fields.get("decoder_sparse_step") or 1), fields.get("mlp_only_layers") or []
+    first, layers = int(fields.get("first_k_dense_replace") or 0), range(int(fields["num_hidden_layers"]))
+    kinds = fields.get("mlp_layer_types") or ["sparse"] * len(layers)
+    without = tuple(
+        layer for layer in layers if (layer + 1) % every or layer in dense or layer < first or kinds[layer] == "dense"
+    )
     return MoeFacts(len(layers) - len(without), experts, of_token, without)
 
 

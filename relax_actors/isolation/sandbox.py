@@ -93,7 +93,11 @@ def check_bubblewrap(setting: str = "environment.options.sandbox") -> None:
 
 
 def run_program(
-    command: Sequence[str], text: str, limits: Limits, kind: Literal["bubblewrap", "none"] = "bubblewrap"
+    command: Sequence[str],
+    text: str,
+    limits: Limits,
+    kind: Literal["bubblewrap", "none"] = "bubblewrap",
+    stderr: int = subprocess.STDOUT,
 ) -> Ended:
     """Run a program, with a text as its standard input, and return how it ended.
 
@@ -102,11 +106,13 @@ def run_program(
         text: standard input.
         limits: its limits.
         kind: "none" applies the limits without a sandbox.
+        stderr: error output, as Popen takes it; by default a part of the output.
 
     Raises:
         ConfigError: a program that creates the sandbox is not installed.
     """
-    with started(command, limits, kind, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as (process, group):
+    pipe = subprocess.PIPE
+    with started(command, limits, kind, stdin=pipe, stdout=pipe, stderr=stderr) as (process, group):
         try:
             output, stopped = communicate(process, text.encode(errors="replace"), limits)
         finally:

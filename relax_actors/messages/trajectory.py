@@ -28,6 +28,8 @@ from relax_actors.messages.samples import (
 from relax_actors.messages.trajectory_checks import check_trajectory
 
 Array = NDArray[Any]
+LABEL = "label"
+"""Metric of the samples of a labelled row from the data: 1 for a good answer, -1 for a bad one, 0 for another one."""
 
 
 @dataclass(frozen=True, slots=True)

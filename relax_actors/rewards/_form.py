@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from relax_actors.config.sections import NonNegativeInt, Positive, PositiveFloat
 from relax_actors.errors import ConfigError, RowError
 from relax_actors.messages import Prompt, Sample
 from relax_actors.registry.dotted import import_extra
@@ -29,6 +31,9 @@ def format_match(completion: str, prompt: Prompt, *, pattern: str = THINK_ANSWER
     return float(_compiled(pattern).fullmatch(completion) is not None)
 
 
+format_match.may_hang = True  # type: ignore[attr-defined]
+
+
 @lru_cache(maxsize=_PLACES)
 def _compiled(pattern: str) -> re.Pattern[str]:
     try:
@@ -38,7 +43,9 @@ def _compiled(pattern: str) -> re.Pattern[str]:
         raise ConfigError(msg) from error
 
 
-def length_limits(completion: str, prompt: Prompt, sample: Sample, *, least: int = 0, most: int, slope: float) -> float:
+def length_limits(
+    completion: str, prompt: Prompt, sample: Sample, *, least: NonNegativeInt = 0, most: Positive, slope: PositiveFloat
+) -> float:
     """Return 0 for a length from `least` to `most` sampled tokens, and minus `slope` for each token beyond.
 
     The value is at least -1.
@@ -48,7 +55,7 @@ def length_limits(completion: str, prompt: Prompt, sample: Sample, *, least: int
     return -min(1.0, slope * max(least - length, length - most, 0))
 
 
-def repetition(completion: str, prompt: Prompt, *, n: int = 4) -> float:
+def repetition(completion: str, prompt: Prompt, *, n: Positive = 4) -> float:
     """Return minus the share of a completion's n-grams of words that occurred before, -1 to 0.
 
     The penalty of arXiv 2502.03373, appendix C.2, as one number for the completion.
@@ -69,54 +76,67 @@ def package() -> Any:
 
 
 @requires(package)
-def json_schema(completion: str, prompt: Prompt, *, schema: Path | None = None) -> float:
+def json_schema(completion: str, prompt: Prompt, *, file: Path | None = None) -> float:
     r"""Return 1 if the completion is JSON that fits a schema, else 0.
 
-    Of the completion counts the last fenced block, else the last `<answer>` tag or `\boxed{}`, else all of it. The
-    schema is the row's field `schema`, or that of the file that the option names. References to other documents are not
-    followed.
+    The value is the last fenced block, otherwise the last `<answer>` tag or `\boxed{}`, otherwise the whole completion;
+    NaN and infinity are no JSON. The schema is the row's field `schema`, or that in `file`. References to other
+    documents are not followed.
 
     Raises:
-        RowError: there is no schema, or it is none.
+        RowError: the schema is missing or invalid.
     """
-    validator = _validator(json.dumps(_schema_of(prompt, schema), sort_keys=True))
+    validator = _validator(_schema_of(prompt, file))
     fenced = _FENCED.findall(completion)
+    text = fenced[-1] if fenced else final_part(completion)
     try:
-        value = json.loads(fenced[-1] if fenced else final_part(completion))
+        value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
         return float(validator.is_valid(value))
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, OverflowError):
         return 0.0
     except import_extra("referencing", "schema", "reward 'json_schema'").exceptions.Unresolvable as error:
-        msg = f"reward json_schema: the schema of the row refers to what is not in it: {error}"
+        msg = f"reward json_schema: the schema refers to another document: {error}"
         raise RowError(msg) from error
 
 
-def _schema_of(prompt: Prompt, file: Path | None) -> Any:
+def _refuse(constant: str) -> float:
+    msg = f"{constant} is no JSON"
+    raise ValueError(msg)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _refuse(text)
+
+
+def _schema_of(prompt: Prompt, file: Path | None) -> str:
+    """Return a schema as JSON."""
     if (own := prompt.metadata.get("schema")) is not None:
-        return json.loads(own) if isinstance(own, str) else own
+        return own if isinstance(own, str) else json.dumps(own, sort_keys=True)
     if file is None:
-        msg = "reward json_schema finds no field schema in the row; add it, or set reward.options.json_schema.schema"
+        msg = "reward json_schema finds no field schema in the row; add it, or set reward.options.json_schema.file"
         raise RowError(msg)
     return _read(file)
 
 
 @lru_cache(maxsize=_PLACES)
-def _read(file: Path) -> Any:
+def _read(file: Path) -> str:
     try:
-        return json.loads(file.read_text())
+        return json.dumps(json.loads(file.read_text()))
     except (OSError, ValueError) as error:
-        msg = f"reward.options.json_schema.schema: {file} cannot be read: {error}"
+        msg = f"reward.options.json_schema.file: {file} cannot be read: {error}"
         raise ConfigError(msg) from error
 
 
 @lru_cache(maxsize=256)
 def _validator(schema: str) -> Any:
-    jsonschema, body = package(), json.loads(schema)
-    kind = jsonschema.validators.validator_for(body, jsonschema.Draft202012Validator)
+    jsonschema = package()
     try:
+        body = json.loads(schema)
+        kind = jsonschema.validators.validator_for(body, jsonschema.Draft202012Validator)
         kind.check_schema(body)
-    except jsonschema.SchemaError as error:
-        msg = f"reward json_schema: the schema of the row is none: {error.message:.200}"
+    except (ValueError, TypeError, jsonschema.SchemaError) as error:
+        msg = f"reward json_schema: the row's schema is invalid: {getattr(error, 'message', error)!s:.200}"
         raise RowError(msg) from error
     # Without a registry, references would be fetched.
     return kind(body, registry=import_extra("referencing", "schema", "reward 'json_schema'").Registry())

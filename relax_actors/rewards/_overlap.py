@@ -24,22 +24,28 @@ def normalised(text: str) -> str:
 
 
 def normalised_match(completion: str, prompt: Prompt) -> float:
-    r"""Return 1 if the completion is one of the right answers after normalisation, else 0.
+    r"""Return 1 if the completion is one of the correct answers after normalisation, else 0.
 
-    Of the completion counts the last `<answer>` tag or `\boxed{}`, or all of it without one. Right are the answer, and
-    the texts of `answers` in the row if it has that field.
+    The text that counts is the last `<answer>` tag or `\boxed{}` of the completion, otherwise all of it. Correct
+    answers are `answer` and the texts in `answers`, a field of the row. One that normalises to nothing, such as "A",
+    is compared in lower case alone.
     """
-    found = normalised(final_part(completion))
-    return float(any(found == normalised(answer) for answer in _answers(prompt, "normalised_match")))
+    found, answers = final_part(completion), _answers(prompt, "normalised_match")
+    return float(any(_words(found, answer) == _words(answer, answer) for answer in answers))
 
 
 def token_f1(completion: str, prompt: Prompt) -> float:
-    """Return the F1 of the words that the completion shares with the right answer that fits best, 0 to 1.
+    """Return the F1 of the words that the completion shares with the correct answer that fits best, 0 to 1.
 
-    What counts as completion and as answer, and the normalisation, are those of `normalised_match`.
+    The text that counts, the correct answers and the normalisation are those of `normalised_match`.
     """
-    found = normalised(final_part(completion)).split()
-    return max(_f1(found, normalised(answer).split()) for answer in _answers(prompt, "token_f1"))
+    found, answers = final_part(completion), _answers(prompt, "token_f1")
+    return max(_f1(_words(found, answer), _words(answer, answer)) for answer in answers)
+
+
+def _words(text: str, answer: str) -> list[str]:
+    """Return the words of a text, normalised in the way that suits an answer."""
+    return (normalised(text) if normalised(answer) else text.lower()).split()
 
 
 def _f1(found: list[str], right: list[str]) -> float:
@@ -50,7 +56,7 @@ def _f1(found: list[str], right: list[str]) -> float:
 
 
 def _answers(prompt: Prompt, reward_name: str) -> Iterator[str]:
-    """Yield the right answers of a row.
+    """Yield the correct answers of a row.
 
     Raises:
         RowError: the row has none, or its field `answers` is no list of texts.

@@ -6,7 +6,7 @@ import inspect
 import typing
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from relax_actors.errors import ConfigError
@@ -75,7 +75,6 @@ def _options(reward: Callable[..., Any], path: str, given: Mapping[str, Any]) ->
     return validated({name: (hints.get(name, Any), defaults[name]) for name in names}, given, where, path)
 
 
-@lru_cache(maxsize=256)
 def parameters_of(function: RewardFunction) -> frozenset[str]:
     """Return which of `completions`, `sample` and `samples` are parameters of a reward function."""
     try:

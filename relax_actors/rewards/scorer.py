@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -48,6 +47,9 @@ class RewardScorer:
         self._weights = weights_of(setting, name)
         given = options or {}
         self._functions = {path: load_reward(path, name, given.get(path)) for path in self._weights}
+        self._takes = {path: parameters_of(function) for path, function in self._functions.items()}
+        self._asyncs = {path for path, function in self._functions.items() if is_async(function)}
+        self._thread = asyncio.Lock()
         self._deadline, self._progress = deadline, progress
         self.seconds: dict[str, float] = dict.fromkeys(self._weights, 0.0)
         self.calls = 0
@@ -55,12 +57,12 @@ class RewardScorer:
     @property
     def is_async(self) -> bool:
         """Whether a function is async. Otherwise `score` never waits, and needs no event loop."""
-        return any(map(is_async, self._functions.values()))
+        return bool(self._asyncs)
 
     @property
     def reads_samples(self) -> bool:
         """Whether a function reads more of a sample than its text."""
-        return any(parameters_of(function) & {"sample", "samples"} for function in self._functions.values())
+        return any(takes & {"sample", "samples"} for takes in self._takes.values())
 
     def metrics(self) -> dict[str, float]:
         """Mean seconds that each function takes for a row, and what functions measure themselves."""
@@ -68,6 +70,12 @@ class RewardScorer:
         for path, function in self._functions.items():
             own |= {f"{path}/{name}": value for name, value in getattr(function, "metrics", dict)().items()}
         return own
+
+    async def aclose(self) -> None:
+        """Let functions with a method `aclose` release what they hold."""
+        for function in self._functions.values():
+            if (close := getattr(function, "aclose", None)) is not None:
+                await close()
 
     async def score(self, texts: Sequence[str], prompt: Prompt, samples: Sequence[Sample] | None = None) -> list[Total]:
         """Return the scores of the samples of a row.
@@ -82,7 +90,7 @@ class RewardScorer:
             TimeoutError: an async function took longer than the deadline.
         """
         calls = [self._called(path, function, texts, prompt, samples) for path, function in self._functions.items()]
-        found = await asyncio.gather(*calls) if self.is_async else [await call for call in calls]
+        found = await asyncio.gather(*calls) if self._asyncs else [await call for call in calls]
         self.calls += 1
         by_name = dict(zip(self._functions, found, strict=True))
         return [self._sum({path: totals[i] for path, totals in by_name.items()}) for i in range(len(texts))]
@@ -97,7 +105,7 @@ class RewardScorer:
     ) -> list[Total]:
         """Call one function for all samples."""
         begin = time.monotonic()
-        takes = parameters_of(function)
+        takes = self._takes[path]
         if "completions" in takes:
             more = {"samples": samples} if "samples" in takes else {}
             values = await self._value(path, function, list(texts), prompt, more)
@@ -109,14 +117,21 @@ class RewardScorer:
             each = [{"sample": sample} if "sample" in takes else {} for sample in given]
             calls = [self._value(path, function, text, prompt, more) for text, more in zip(texts, each, strict=True)]
             # Without async functions one after the other, as they block.
-            values = await asyncio.gather(*calls) if is_async(function) else [await call for call in calls]
+            values = await asyncio.gather(*calls) if path in self._asyncs else [await call for call in calls]
         self.seconds[path] += time.monotonic() - begin
         return [total_of(value, path) for value in values]
 
     async def _value(self, path: str, function: RewardFunction, text: Any, prompt: Prompt, more: Any) -> Any:
-        value = function(text, prompt, **more)
-        if inspect.isawaitable(value):
-            value = await self._awaited(path, value, getattr(function, "deadline", self._deadline))
+        if path in self._asyncs:
+            value = await self._awaited(
+                path, function(text, prompt, **more), getattr(function, "deadline", self._deadline)
+            )
+        elif self._asyncs:
+            # Others go on waiting for their answers meanwhile.
+            async with self._thread:
+                value = await asyncio.to_thread(function, text, prompt, **more)
+        else:
+            value = function(text, prompt, **more)
         self._progress()
         return value
 
@@ -179,7 +194,7 @@ def check_options(options: Mapping[str, object], named: Sequence[str]) -> None:
 
 
 def check_sandboxed(names: Sequence[str]) -> None:
-    """Check that functions can work in the sandbox of the role; others than ours are only imported there.
+    """Check that built-in functions can work in the sandbox of the role; user functions are imported only there.
 
     Raises:
         ConfigError: one cannot.

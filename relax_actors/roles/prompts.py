@@ -217,7 +217,10 @@ class PromptSource(StatefulRole):
             "requeue_of": "" if requeue_of is None else str(requeue_of),
         }
         task = self._source[index]
-        return row_of(task, **fields) if config.from_data else self._maker.make(task, row, **fields)
+        if not config.from_data:
+            return self._maker.make(task, row, **fields)
+        compared = config.algorithm.rows == "labelled" and config.algorithm.labels.loss == "kto"
+        return row_of(task, self._source[(index + 1) % len(self._source)] if compared else None, **fields)
 
     def _drop_surplus(self) -> None:
         """Drop rows in flight that the batch of their step does not name."""

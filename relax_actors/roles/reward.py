@@ -77,7 +77,9 @@ class RewardRole(Role):
         self._runner = asyncio.Runner()
 
     def close(self) -> None:
-        """Close the event loop of async functions."""
+        """Release what the reward functions hold."""
+        for scorer in {self._train, self._eval}:
+            self._runner.run(scorer.aclose())
         self._runner.close()
 
     def metrics(self) -> dict[str, float]:
@@ -109,9 +111,8 @@ class RewardRole(Role):
                 done, _ = loop.run_until_complete(
                     asyncio.wait(waiting, timeout=WAIT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 )
-                if not done:
-                    continue
-                yield [(waiting.pop(task), task.exception() or task.result()) for task in done]
+                if done:
+                    yield [(waiting.pop(task), task.exception() or task.result()) for task in done]
                 rows = more(self.row_limit() - len(waiting))
                 waiting |= {loop.create_task(self.score(row)): row for row in rows}
         finally:
@@ -139,9 +140,8 @@ class RewardRole(Role):
         prompt = with_files(row.prompt, self.context.table.store)
         samples = trajectory.samples if scorer.reads_samples else None
         whole = [i for i, reason in enumerate(trajectory.finish_reasons) if reason != FinishReason.ERROR]
-        scored = await scorer.score(
-            [trajectory.texts[i] for i in whole], prompt, None if samples is None else [samples[i] for i in whole]
-        )
+        texts, chosen = [trajectory.texts[i] for i in whole], None if samples is None else [samples[i] for i in whole]
+        scored = await scorer.score(texts, prompt, chosen) if whole else []
         names = scored[0].components if scored else dict.fromkeys(() if row.is_eval else config.reward_components)
         totals = [Total(0.0, dict.fromkeys(names, 0.0))] * len(trajectory.texts)
         for i, total in zip(whole, scored, strict=True):

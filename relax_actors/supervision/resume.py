@@ -131,6 +131,8 @@ def _judged(change: Change, old: Config, new: Config, added_columns: set[str]) -
     elif change.key == "run.steps":
         reason = _bound_to_steps(old, new)
         effect = Effect.REFUSED if reason else Effect.RESULT
+    elif change.key in ("run.epochs", "run.rows"):
+        reason = "the last step, which has the rows that remain, would have had others"
     elif section == "roles" and name in new.roles and name not in old.roles:
         reason = _needs_old_weights(name)
         effect = Effect.REFUSED if reason else Effect.RESULT

@@ -18,6 +18,7 @@ from relax_actors.engines.protocols.media import PromptMedia
 from relax_actors.errors import CodecError, RelaxError
 from relax_actors.messages import NOT_SAMPLED, Advantage, FinishReason, TeacherScores, Trajectory
 from relax_actors.messages.experts import join_experts
+from relax_actors.messages.trajectory import LABEL
 
 PROXIMAL, REFERENCE, VALUES, TEACHER = "actor_fwd", "reference", "values", "teacher"
 """Columns `[total] float32`: log-probs of the proximal policy, of the reference model of the KL, values; and
@@ -36,11 +37,13 @@ def token_advantages(advantage: Advantage, trajectory: Trajectory) -> Array:
 def sign_of_samples(trajectory: Trajectory | RelaxError) -> Advantage | RelaxError:
     """Return the advantages of a row from the data: 1 for an example or a chosen answer, -1 for a rejected one.
 
-    Returns the error of a trajectory that cannot be read.
+    Those of a labelled answer, and of one that is only compared, are in its metric `label`. Returns the error of a
+    trajectory that cannot be read.
     """
     if isinstance(trajectory, RelaxError):
         return trajectory
-    return Advantage(np.array([1.0, -1.0][: len(trajectory.texts)], np.float32), 0.0)
+    signs = trajectory.metrics.get(LABEL, [1.0, -1.0][: len(trajectory.texts)])
+    return Advantage(np.array(signs, np.float32), 0.0)
 
 
 def teacher_fields(teacher: TeacherScores, trajectory: Trajectory) -> dict[str, Array]:

@@ -14,6 +14,8 @@ from relax_actors.messages import Advantage, Prompt, TeacherScores, Trajectory
 from relax_actors.messages.experts import expand, invalid_reason
 
 MAX_ADVANTAGE = 1e6
+SAMPLES = {"examples": (1,), "pairs": (2,), "labelled": (1, 2)}
+"""Samples of a row from the data, by `algorithm.rows`."""
 MAX_LOGPROB = 0.1
 """Largest accepted log-prob: rounding can make the log-prob of a certain token slightly positive."""
 
@@ -98,8 +100,8 @@ class RowValidator:
         if trajectory.is_sampled != (self._rows == "sampled"):
             who = "a policy" if trajectory.is_sampled else "no policy"
             return f"{who} sampled its tokens, and algorithm.rows = {self._rows!r}"
-        if self._rows != "sampled" and (n := len(trajectory.texts)) != (wanted := 2 if self._rows == "pairs" else 1):
-            return f"it has {n} samples, and algorithm.rows = {self._rows!r} needs {wanted}"
+        if (n := len(trajectory.texts)) not in SAMPLES.get(self._rows, (n,)):
+            return f"it has {n} samples, which no row of algorithm.rows = {self._rows!r} has"
         if not (logprobs <= MAX_LOGPROB).all() or not (logprobs > np.finfo(np.float32).min).all():
             return "a log-prob is positive or not finite"
         if versions.min() < -1 or int(versions.max()) > step:

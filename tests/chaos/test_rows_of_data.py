@@ -16,8 +16,10 @@ from tests.support.running import SUPPORT, Run, wait_until
 EXAMPLES = SUPPORT / "tiny_examples.toml"
 KILLS = 10
 PAIRS = ("algorithm.name=dpo", "data.function=tiny_tasks.pairs", "roles.reference.replicas=1", "run.deterministic=true")
+LABELLED = ("algorithm.name=kto", "data.function=tiny_tasks.labelled")
 STAGES = {
     "examples": ((), ("trainer.0", "examples.0", "prompts.0")),
+    "labelled": (LABELLED, ("trainer.0", "examples.0", "prompts.0")),
     "pairs": (PAIRS, ("trainer.0", "reference.0", "examples.0")),
 }
 """Settings and victims by the rows of a run."""

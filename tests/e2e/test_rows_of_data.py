@@ -13,6 +13,7 @@ from tests.support.tiny_megatron import skip_if_missing
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TINY = SUPPORT / "tiny_examples.toml"
+LABELLED = ("algorithm.name=kto", "data.function=tiny_tasks.labelled")
 PAIRS = ("algorithm.name=dpo", "data.function=tiny_tasks.pairs")
 
 
@@ -42,7 +43,7 @@ def test_two_ranks_end_with_the_loss_of_one(make_run: Callable[..., Run], backen
     if backend == "megatron":
         skip_if_missing()
     ranks = (f"trainer.backend={backend}", f"trainer.{backend}.ranks=2")
-    for name, settings in {"examples": (), "pairs": PAIRS}.items():
+    for name, settings in {"examples": (), "pairs": PAIRS, "labelled": LABELLED}.items():
         alone = make_run(f"{name}-alone", *settings, config=TINY).complete()
         shared = make_run(f"{name}-shared", *settings, *ranks, config=TINY).complete()
         assert (shared["steps"], shared["trained"]) == (alone["steps"], alone["trained"]) == (8, 60)

@@ -21,6 +21,7 @@ from tests.parity.trl_source import function, require_trl
 
 require_trl()
 dpo_loss = function("trainer/dpo_trainer.py", "_compute_loss", F=functional, math=math)
+kto_loss = function("trainer/kto_trainer.py", "_compute_loss", F=functional)
 cpo_loss = function("experimental/cpo/cpo_trainer.py", "cpo_loss", F=functional)
 sft_loss = function(
     "trainer/sft_trainer.py", "compute_loss", Version=str, accelerate=SimpleNamespace(__version__=""), transformers=None
@@ -38,12 +39,13 @@ def step_of(seed: int, spread: float = 0.5) -> dict[str, Tensor]:
     return {"new": logprobs, "reference": -(logprobs + spread * drawn[1]).abs(), "mask": torch.arange(WIDTH) < lengths}
 
 
-def ours(step: dict[str, Tensor], **algorithm: Any) -> Result:
-    """Loss and gradient of an objective, over pairs in one micro-batch."""
+def ours(step: dict[str, Tensor], signs: Tensor | None = None, **algorithm: Any) -> Result:
+    """Loss and gradient of an objective, over pairs in one micro-batch; the first half is chosen by default."""
     objective = StepObjective(AlgorithmSection.model_validate(algorithm))
     leaf, mask = step["new"].clone().requires_grad_(), step["mask"]
     n = len(leaf)
-    signs = torch.tensor([1.0, -1.0]).repeat_interleave(n // 2).unsqueeze(-1).expand_as(leaf).double()
+    if signs is None:
+        signs = torch.tensor([1.0, -1.0]).repeat_interleave(n // 2).unsqueeze(-1).expand_as(leaf).double()
     zeros = torch.zeros_like(leaf)
     inputs = LossInputs(leaf, zeros, signs, mask, reference=step["reference"])
     inputs.totals.row = torch.arange(n // 2).repeat(2)
@@ -187,3 +189,32 @@ def test_losses_of_examples_are_those_of_the_sft_trainer(loss: str) -> None:
     expected.backward()
     assert leaf.grad is not None
     assert_equal(ours(step, name="sft" if loss == "nll" else "dft"), (float(expected.detach()), leaf.grad))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("loss", ["kto", "apo_zero"])
+def test_losses_of_labelled_answers_are_those_of_the_kto_trainer(loss: str, seed: int) -> None:
+    step, weights = step_of(seed), {"good_weight": 1.3, "bad_weight": 0.6}
+    labels = torch.tensor([True, False, True, True, False])
+    # The first half has the answers, the second half those of other prompts.
+    sums = [(step[name] * step["mask"]).sum(-1) for name in ("new", "reference")]
+    leaf, model = trl_model({name: values[:PAIRS] for name, values in step.items()})
+    trainer = trl_trainer(
+        _compute_kl_logps=lambda *_: sums[0][PAIRS:],
+        precompute_ref_logps=True,
+        calculate_KL=loss == "kto",
+        loss_type="kto" if loss == "kto" else "apo_zero_unpaired",
+        beta=0.4,
+        desirable_weight=weights["good_weight"],
+        undesirable_weight=weights["bad_weight"],
+    )
+    given = {"label": labels, "ref_logps": sums[1][:PAIRS], "ref_KL_logps": sums[1][PAIRS:]}
+    inputs = {name: values[:PAIRS] for name, values in trl_inputs(step).items()}
+    expected = kto_loss(trainer, model, inputs | given, return_outputs=False)
+    expected.backward()
+    signs = torch.cat([torch.where(labels, 1.0, -1.0), torch.zeros(PAIRS)]).unsqueeze(-1).expand(-1, WIDTH).double()
+    value, gradient = ours(step, signs, name="kto", labels={"loss": loss, "beta": 0.4, **weights})
+    assert value == pytest.approx(float(expected.detach()), rel=1e-6)
+    assert leaf.grad is not None
+    torch.testing.assert_close(gradient[:PAIRS], leaf.grad, rtol=1e-6, atol=1e-6)
+    assert not gradient[PAIRS:].any()

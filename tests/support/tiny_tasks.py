@@ -24,6 +24,11 @@ def pairs(*, size: int | None, seed: int) -> list[Task]:
     return [Task(f"{i % 10}>", metadata={"i": i, "chosen": str(i), "rejected": str(9 * i + 1)}) for i in rows]
 
 
+def labelled(*, size: int | None, seed: int) -> list[Task]:
+    """Prompts with answers of different lengths, of which every third is good."""
+    return [Task(f"{i % 10}>", str(7 * i), {"i": i, "label": i % 3 == 0}) for i in range(size or 100)]
+
+
 def with_roles(*, size: int | None, seed: int) -> list[Task]:
     """Tasks of two players."""
     return [Task(f"{i % 10}>", str(i), {"role": "white" if i % 3 else "black"}) for i in range(size or 100)]

@@ -32,7 +32,7 @@ DEMO = EXAMPLES / "demo" / "demo.toml"
 def run_with(preset: str) -> Path:
     """Return a configuration whose rows are those of a preset."""
     rows = PRESETS[preset].settings.get("rows")
-    return {"examples": EXAMPLES / "sft" / "sft.toml", "pairs": EXAMPLES / "dpo" / "dpo.toml"}.get(rows, DEMO)
+    return DEMO if rows is None else EXAMPLES / ("dpo/dpo.toml" if rows == "pairs" else "sft/sft.toml")
 
 
 @pytest.mark.parametrize("name", PRESETS)

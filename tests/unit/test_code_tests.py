@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from relax_actors.errors import ConfigError, RowError
+from relax_actors.errors import ActorError, ConfigError, RowError
 from relax_actors.messages import Prompt
 from relax_actors.rewards import load_reward
+from relax_actors.rewards.code.reward import program_of
 from tests.support.programs import needs_bubblewrap
 
 ADD = [
@@ -69,6 +70,72 @@ def test_a_right_program_passes(kind: str, form: str) -> None:
 )
 def test_statements_see_objects_exceptions_and_plain_values(program: str, tests: list[str]) -> None:
     assert reward(program, {"tests": tests}) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("program", "fields"),
+    [
+        ("def sum(a, b): return a - b", {"tests": ["assert sum(7, 4) == 3"], "entry_point": "sum"}),
+        (
+            "def sorted(x): return x[::-1]",
+            {"test": "def check(f): assert f([2, 1]) == [1, 2]", "entry_point": "sorted"},
+        ),
+        ("def f(x): return x\nif __name__ == '__main__':\n    f(int(input()))", {"tests": ["assert f(1) == 1"]}),
+        ("n = int(input())\nprint(n)\nexit()", {"tests": [{"input": "3", "output": "3"}]}),
+        ("from __future__ import annotations\nprint(1)", {"tests": [{"input": "", "output": "1"}]}),
+    ],
+)
+def test_usual_programs_pass(program: str, fields: dict[str, Any]) -> None:
+    assert reward(program, fields) == 1.0
+
+
+def test_a_builtin_is_never_taken_for_the_function_of_the_program() -> None:
+    test = {"test": "def check(f): assert f([2, 1]) == [1, 2]", "entry_point": "sorted"}
+    assert reward("x = 1", test) == 0.0
+    with pytest.raises(RowError, match="uses no name of the program; set entry_point"):
+        reward("def sum(a, b): return 3", {"tests": ["assert sum(1, 2) == 3"]})
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "```python\nprint(1)\n```\nIt prints:\n```\n1\n```",
+        "```bash\nls\n```\n```\nprint(1)\n```",
+        "```py\nprint(1)\n```\nRun it:\n```bash\npython x.py\n```",
+        "print(1)",
+    ],
+)
+def test_the_program_is_the_block_of_python(completion: str) -> None:
+    assert program_of(completion).strip() == "print(1)"
+
+
+def test_one_failed_statement_leaves_the_passed_ones() -> None:
+    tests = ["assert f(1) == 1", "assert f(2) == 2"]
+    program = "def f(x):\n    while x == 2: pass\n    return x"
+    assert reward(program, {"tests": tests}, partial=True, seconds=1.5) == 0.5
+
+
+def test_hashes_are_the_same_in_each_run() -> None:
+    # The hash decides over the exit code, and so over the reward.
+    program = "import sys\nsys.exit(hash('a') % 2)"
+    assert len({reward(program, {"tests": [{"input": "", "output": ""}]}) for _ in range(8)}) == 1
+
+
+@pytest.mark.parametrize("odd", ["\0", "\ud800", "\x1b"])
+def test_an_odd_character_costs_its_sample_alone(odd: str) -> None:
+    assert reward(f"x = '{odd}'\nprint(2)", {"tests": SUMS}) == 0.0
+    assert reward(f"x = '{odd}'\ndef add(a, b): return 0", {"tests": ADD}) == 0.0
+
+
+def test_a_sandbox_that_cannot_start_gives_no_reward(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "bwrap"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    function = load_reward("code_tests")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for kind, tests in TESTS.items():
+        with pytest.raises(ActorError, match="no sandbox could be started"):
+            asyncio.run(function(RIGHT[kind], prompt(tests=tests)))
 
 
 def test_a_test_with_an_entry_point_gets_the_function() -> None:
@@ -129,6 +196,9 @@ builtins.__build_class__ = None
     "exit before the tests": "import sys\nsys.exit(0)",
     "exit in a call": "import os\ndef add(a, b): os._exit(0)",
     "own truth": "class T:\n    def __bool__(self): return True\ndef add(a, b): return T()",
+    "early stop": "def add(a, b): raise StopIteration",
+    "failing text": "class E(Exception):\n    def __str__(self): raise self\ndef add(a, b): raise E",
+    "number without end": "def add(a, b): return 10 ** 100_000",
     "shadowed names": "len = all = abs = lambda *a: True\ndef add(a, b): return 0",
 }
 

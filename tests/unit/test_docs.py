@@ -29,7 +29,8 @@ from tests.support.omni_data import small_data
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
-WRITTEN = [page for page in PAGES if page.name not in ("config.md", "subjects.md", "algorithms.md", "refusals.md")]
+GENERATED = ("config.md", "subjects.md", "algorithms.md", "refusals.md", "families.md")
+WRITTEN = [page for page in PAGES if page.name not in GENERATED]
 FILE_TYPES = ("json", "md", "png", "py", "toml")
 
 
@@ -53,6 +54,11 @@ def test_page_of_refusals_matches_the_checks() -> None:
 def test_algorithms_page_matches_the_presets_and_docstrings() -> None:
     page = runpy.run_path(str(ROOT / "docs" / "make_algorithms.py"))["page"]
     assert (ROOT / "docs" / "algorithms.md").read_text() == page()
+
+
+def test_page_of_families_matches_the_tested_models() -> None:
+    page = runpy.run_path(str(ROOT / "docs" / "make_families.py"))["page"]
+    assert (ROOT / "docs" / "families.md").read_text() == page()
 
 
 def test_readme_shows_the_example_role() -> None:

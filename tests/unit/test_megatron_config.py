@@ -45,6 +45,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "silently trains wrong weights",
     ),
     (MOE, {"ranks": 2, "expert_parallel": 2, "pipeline_parallel": 2}, "expert_parallel x expert_tensor_parallel"),
+    (DENSE | {"kv_lora_rank": 16}, {"ranks": 2, "tensor_parallel": 2}, "latent attention.*set tensor_parallel = 1"),
 ]
 POSSIBLE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (DENSE, {}),
@@ -82,12 +83,18 @@ def test_possible_layout_is_accepted(model: dict[str, Any], section: dict[str, A
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"model_type": "gpt2"}, "model_type is 'gpt2'"),
-        ({"attention_bias": True}, "attention_bias = True"),
+        ({"model_type": "gpt2"}, "model_type is 'gpt2'.*trainer.backend = \"torch\""),
+        ({"attention_bias": True}, 'attention_bias = True.*trainer.backend = "torch"'),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type = 'yarn'"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_type = 'llama3'"),
-        ({"mlp_only_layers": [0]}, "mlp_only_layers"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_type = 'longrope'.*'yarn'"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 8.0}}, "rope_type = 'dynamic'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, "quantization_config"),
+        ({"model_type": "glm4_moe", "norm_topk_prob": False}, "norm_topk_prob = False"),
+        (
+            {"model_type": "glm4_moe", "n_group": 4, "topk_group": 2, "num_experts_per_tok": 2},
+            "n_group = 4.*topk_group = 2",
+        ),
     ],
 )
 def test_model_that_megatron_core_would_compute_differently_is_refused(fields: dict[str, Any], reason: str) -> None:
@@ -119,8 +126,15 @@ def media_body(model_type: str, text: dict[str, Any] | None = None) -> dict[str,
             media_body("qwen2_audio", {"model_type": "llama"}),
             "text_config.model_type is 'llama', supported is only 'qwen2'",
         ),
+        (
+            media_body("qwen2_5_vl", {"use_sliding_window": True}),
+            "use_sliding_window = True is not supported, only False",
+        ),
         (media_body("qwen3_vl", {"attention_bias": True}), "attention_bias = True is not supported, only False"),
-        (media_body("qwen3_vl_moe", {"mlp_only_layers": [0]}), r"mlp_only_layers = \[0\] is not supported, only \[\]"),
+        (
+            media_body("qwen3_vl_moe", {"rope_parameters": {"rope_type": "yarn"}}),
+            "rope_type = 'yarn' is not supported, only 'default', 'mrope'",
+        ),
         ({"model_type": "llava", "vision_config": {}, "text_config": {}}, "model_type is 'llava', supported are llama"),
     ],
 )

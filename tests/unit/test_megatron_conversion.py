@@ -6,35 +6,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors
 import torch
-from transformers import AutoModelForCausalLM
 
-from relax_actors.engines.megatron.architecture import Architecture
+from relax_actors.engines.megatron.architecture import architecture_of
 from relax_actors.engines.megatron.conversion import Conversion, merge_shards, shard_axis, shard_of
-from relax_actors.engines.megatron.folder_reader import SafetensorsReader
+from relax_actors.engines.megatron.folder_reader import SafetensorsReader, stored_weights
 from relax_actors.engines.megatron.towers import tower_shapes
 from relax_actors.engines.torch.model import build, tensors_of
 from relax_actors.errors import ConfigError
 from relax_actors.weights import files as weights
+from tests.support.text_families import MEGATRON, save_random
 from tests.support.tiny_media_models import FAMILIES
-from tests.support.tiny_megatron import DENSE, LLAMA, MOE, config_of, media_architecture
+from tests.support.tiny_megatron import DENSE, config_of, media_architecture
 
 DECODER = ("model.language_model.", "model.layers.", "model.embed_tokens.", "model.norm.", "lm_head.")
-MODELS: dict[str, dict[str, Any]] = {
-    "qwen3": DENSE,
-    "qwen3_untied": DENSE | {"tie_word_embeddings": False},
-    "llama": LLAMA,
-    "qwen3_moe": MOE,
-    "odd_vocabulary": DENSE | {"vocab_size": 13},
-}
-
-
+MODELS: dict[str, dict[str, Any]] = MEGATRON | {"odd_vocabulary": DENSE | {"vocab_size": 13}}
 MODELS |= {name: media_architecture(name) for name in FAMILIES}
 
 
 def start(tmp_path: Path, model: dict[str, Any], ranks: int) -> tuple[Conversion, dict[str, torch.Tensor]]:
     folder = config_of(tmp_path, model).model_path
-    architecture = Architecture.of(folder)
+    architecture = architecture_of(folder)
     rows = -(-architecture.vocab_size // ranks) * ranks
     towers = tower_shapes(folder) if model["model_type"] in FAMILIES else {}
     return Conversion(architecture, rows, towers), tensors_of(build(folder, seed=1))
@@ -58,8 +51,9 @@ def test_files_of_multimodal_models_are_read_under_the_names_of_transformers(tmp
     if "omni" in model_type:
         # The files of a model that also speaks.
         whole = {f"thinker.{name}": tensor for name, tensor in weights.load([path]).items()}
-        weights.save(whole | {"talker.model.norm.weight": torch.ones(4)}, path)
-        assert_reads(conversion, SafetensorsReader([path]), tensors)
+        # In another file: the tensors that were read are still mapped from the first.
+        weights.save(whole | {"talker.model.norm.weight": torch.ones(4)}, other := folder / "whole.safetensors")
+        assert_reads(conversion, SafetensorsReader([other]), tensors)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -81,15 +75,18 @@ def test_conversion_to_shards_and_back_is_exact(tmp_path: Path, model: dict[str,
         assert torch.equal(found[name], tensor), name
 
 
-def test_separately_stored_experts_are_converted(tmp_path: Path) -> None:
-    conversion, tensors = start(tmp_path, MOE, 1)
-    folder = tmp_path / "saved"
-    model = build(config_of(tmp_path, MOE).model_path, seed=1)
-    model.save_pretrained(folder)
-    stored = SafetensorsReader(sorted(folder.glob("*.safetensors")))
-    assert "model.layers.0.mlp.experts.0.gate_proj.weight" in stored  # each expert separately, as on the hub
-    assert AutoModelForCausalLM.from_pretrained(folder) is not None
-    assert_reads(conversion, stored, tensors)
+@pytest.mark.parametrize("name", MEGATRON)
+def test_files_as_on_the_hub_are_read_under_the_names_of_transformers(tmp_path: Path, name: str) -> None:
+    conversion, _ = start(tmp_path, MEGATRON[name], 1)
+    tensors = tensors_of(save_random(config := config_of(tmp_path, MEGATRON[name])))
+    assert_reads(conversion, stored_weights(config.model_path), tensors)
+
+
+def test_experts_are_stored_separately(tmp_path: Path) -> None:
+    config = config_of(tmp_path, MEGATRON["mixtral"])
+    save_random(config)
+    with safetensors.safe_open(next(config.model_path.glob("*.safetensors")), framework="pt") as file:
+        assert "model.layers.0.block_sparse_moe.experts.0.w1.weight" in file.keys()  # noqa: SIM118 not a mapping
 
 
 def test_missing_tensor_or_unexpected_shape_is_named(tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     CohereConfig,
+    DeepseekV3Config,
     Gemma2Config,
     Gemma3TextConfig,
+    GptOssConfig,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
@@ -45,6 +47,20 @@ FAMILIES = [
     Qwen3MoeConfig(**SHAPE, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2),
     MistralConfig(**SHAPE, sliding_window=5),
     Gemma3TextConfig(**SHAPE, sliding_window=4),
+    GptOssConfig(
+        **SHAPE, num_local_experts=4, num_experts_per_tok=2, sliding_window=4, rope_parameters={"rope_theta": 1e4}
+    ),
+    DeepseekV3Config(
+        **SHAPE | {"num_key_value_heads": 4},
+        **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "moe_intermediate_size"), 16),
+        qk_rope_head_dim=8,
+        v_head_dim=24,
+        first_k_dense_replace=1,
+        num_experts_per_tok=2,
+        n_routed_experts=4,
+        n_group=2,
+        topk_group=1,
+    ),
 ]
 
 

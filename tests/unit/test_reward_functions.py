@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -93,6 +95,34 @@ def test_calls_of_async_functions_run_together_and_have_a_deadline() -> None:
         score(f"{HERE}.slowly", ["a"], {f"{HERE}.slowly": {"seconds": 30}}, deadline=0.05)
 
 
+def blocking(completion: str, prompt: Prompt) -> float:
+    del completion, prompt
+    time.sleep(0.1)
+    return 0.0
+
+
+def test_a_function_that_blocks_does_not_take_time_from_others() -> None:
+    options = {f"{HERE}.slowly": {"seconds": 0.05}}
+    totals = score({f"{HERE}.blocking": 1.0, f"{HERE}.slowly": 1.0}, ["a"] * 10, options, deadline=0.5)
+    assert [total.reward for total in totals] == [1.0] * 10
+
+
+@dataclass(kw_only=True)
+class Threshold:
+    """Options of a reward as fields."""
+
+    least: int
+
+    def __call__(self, completion: str, prompt: Prompt) -> float:
+        del prompt
+        return float(len(completion) >= self.least)
+
+
+def test_a_dataclass_is_a_reward_with_options() -> None:
+    totals = score(f"{HERE}.Threshold", ["a", "abc"], {f"{HERE}.Threshold": {"least": 2}})
+    assert [total.reward for total in totals] == [0.0, 1.0]
+
+
 def test_parts_and_token_rewards_are_weighted_and_kept() -> None:
     (total,) = score({f"{HERE}.in_parts": 2.0, "exact_match": 0.5}, ["abc"], samples=[sample(3)])
     assert total.reward == 2.0 * 4 + 0.5
@@ -153,6 +183,11 @@ def test_short_answers_are_compared_after_normalisation(completion: str, answer:
     assert normalised_match(completion, prompt(answers=["nothing", answer])) == match
 
 
+@pytest.mark.parametrize(("completion", "found"), [("A", 1.0), ("a", 1.0), ("the", 0.0), ("", 0.0), ("!", 0.0)])
+def test_an_answer_that_normalises_to_nothing_is_compared_as_it_is(completion: str, found: float) -> None:
+    assert normalised_match(completion, prompt("A")) == token_f1(completion, prompt("A")) == found
+
+
 def test_answers_that_are_no_list_of_texts_are_refused() -> None:
     with pytest.raises(RowError, match="field answers"):
         token_f1("x", prompt(answers="cat"))
@@ -194,6 +229,8 @@ SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required"
         ('Here:\n```json\n{"x": 1}\n```', 1.0),
         ('{"x": "1"}', 0.0),
         ('{"x": 1, "y": 2}', 0.0),
+        ('{"x": NaN}', 0.0),
+        ('{"x": 1e999}', 0.0),
         ("[" * 100_000, 0.0),
         ("", 0.0),
     ],
@@ -204,7 +241,13 @@ def test_json_fits_its_schema(completion: str, found: float) -> None:
 
 @pytest.mark.parametrize(
     ("schema", "said"),
-    [(None, "no field schema"), ({"type": 3}, "is none"), ({"$ref": "http://127.0.0.1:1/x.json"}, "refers to")],
+    [
+        (None, "no field schema"),
+        ({"type": 3}, "is invalid"),
+        ("{oops", "is invalid"),
+        (5, "is invalid"),
+        ({"$ref": "http://127.0.0.1:1/x.json"}, "refers to"),
+    ],
 )
 def test_a_schema_that_is_none_quarantines_the_row(schema: Any, said: str) -> None:
     with pytest.raises(RowError, match=said):

@@ -47,7 +47,7 @@ def tree(seed: int, *, rows: int = 3) -> list[TrainSample]:
 def double(config: PreTrainedConfig) -> Any:
     """Build a model with random float64 weights."""
     model = AutoModelForCausalLM.from_config(deepcopy(config)).double()
-    if hasattr(config, "num_experts"):
+    if hasattr(config, "num_experts_per_tok"):
         model.set_experts_implementation("eager")  # the others have no kernel for float64
     return model
 

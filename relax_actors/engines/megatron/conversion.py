@@ -3,41 +3,26 @@
 A parameter's key is its name in the whole model: `layers.3.self_attention.linear_qkv.weight`,
 `layers.3.mlp.experts.7.linear_fc1.weight`. To load, each rank builds the whole tensor of a key and keeps its shard. To
 publish, rank 0 receives the shards of a key from their ranks and merges them. Neither direction needs the whole model
-on one device. Hugging Face names are the names of transformers' modules; experts may be stored separately.
+on one device. Hugging Face names are the names of transformers' modules; experts may be stored separately. The file of
+a family says which parameters and tensors a layer has (`families`).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from relax_actors.engines.megatron.architecture import Architecture
+from relax_actors.engines.megatron.families import Architecture
+from relax_actors.engines.megatron.families.layer_weights import FC1, FC2, QKV, QKV_BIAS, Weight, layer_weights
 from relax_actors.errors import ConfigError
 
 EMBEDDING, FINAL_NORM, OUTPUT = "embedding.word_embeddings.weight", "final_layernorm.weight", "output_layer.weight"
-QKV, FC1, FC2 = "self_attention.linear_qkv.weight", "linear_fc1.weight", "linear_fc2.weight"
-QKV_BIAS = "self_attention.linear_qkv.bias"
 TOWERS = "towers."
 """Prefix of the keys of the towers' weights, before their Hugging Face names."""
-_IN_DECODER = {EMBEDDING: "embed_tokens.weight", FINAL_NORM: "norm.weight"}
-_TOP_LEVEL = (*_IN_DECODER, OUTPUT)
 VALUE_WEIGHT, VALUE_BIAS = "value_head.weight", "value_head.bias"
-_RENAMED = {
-    "input_layernorm.weight": "input_layernorm.weight",
-    "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
-    "self_attention.linear_proj.weight": "self_attn.o_proj.weight",
-    "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",
-    "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
-    "mlp.linear_fc2.weight": "mlp.down_proj.weight",
-    "mlp.router.weight": "mlp.gate.weight",
-}
-_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
-_EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(linear_fc[12]\.weight)")
 
 
 def shard_axis(key: str) -> int | None:
@@ -70,7 +55,6 @@ def merge_shards(key: str, shards: list[Tensor]) -> Tensor:
     return torch.cat(shards, axis)
 
 
-@dataclass(frozen=True, slots=True)
 class Conversion:
     """Conversion between the two forms of one model.
 
@@ -81,63 +65,34 @@ class Conversion:
         value_head: Hugging Face names of the value head that a critic has in place of the output layer, by key.
     """
 
-    architecture: Architecture
-    padded_vocab_size: int
-    towers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    value_head: Mapping[str, str] = field(default_factory=dict)
+    def __init__(
+        self,
+        architecture: Architecture,
+        padded_vocab_size: int,
+        towers: Mapping[str, tuple[int, ...]] | None = None,
+        value_head: Mapping[str, str] | None = None,
+    ) -> None:
+        self.architecture, self._rows = architecture, padded_vocab_size
+        self.value_head = value_head or {}
+        self._weights = list(_weights(architecture, towers or {}, self.value_head))
+        self._places = {key: (weight, i) for weight in self._weights for i, key in enumerate(weight.keys)}
+        if architecture.tied_embeddings and not value_head:  # the last pipeline stage has a copy
+            self._places[OUTPUT] = self._places[EMBEDDING]
 
     def entries(self) -> Iterator[tuple[str, ...]]:
         """All keys in a fixed order, grouped by the Hugging Face tensor that they form together."""
-        model = self.architecture
-        yield from ((TOWERS + name,) for name in self.towers)
-        yield (EMBEDDING,)
-        for layer in range(model.layers):
-            prefix = f"layers.{layer}."
-            yield (prefix + "input_layernorm.weight",)
-            yield (prefix + QKV,)
-            if model.qkv_bias:
-                yield (prefix + QKV_BIAS,)
-            if model.qk_layernorm:
-                yield (prefix + "self_attention.q_layernorm.weight",)
-                yield (prefix + "self_attention.k_layernorm.weight",)
-            yield (prefix + "self_attention.linear_proj.weight",)
-            yield (prefix + "pre_mlp_layernorm.weight",)
-            if model.experts:
-                yield (prefix + "mlp.router.weight",)
-                for name in (FC1, FC2):
-                    yield tuple(f"{prefix}mlp.experts.{expert}.{name}" for expert in range(model.experts))
-            else:
-                yield (prefix + "mlp." + FC1,)
-                yield (prefix + "mlp." + FC2,)
-        yield (FINAL_NORM,)
-        if self.value_head:
-            yield from ((key,) for key in self.value_head)
-        elif not model.tied_embeddings:
-            yield (OUTPUT,)
+        return (weight.keys for weight in self._weights)
 
     def names(self, keys: tuple[str, ...]) -> tuple[str, ...]:
         """Names of the Hugging Face tensors of an entry of `entries`."""
-        key = keys[0]
-        if key in _TOP_LEVEL or key in self.value_head:
-            return (self._top_level_name(key),)
-        if key.startswith(TOWERS):
-            return (key.removeprefix(TOWERS),)
-        layer, local = _split_key(key)
-        prefix = f"{self.architecture.prefix}layers.{layer}."
-        if local in (QKV, QKV_BIAS):
-            return tuple(f"{prefix}self_attn.{name}_proj.{local.rpartition('.')[2]}" for name in "qkv")
-        if local == "mlp." + FC1:
-            return tuple(f"{prefix}mlp.{name}_proj.weight" for name in ("gate", "up"))
-        if match := _EXPERT.fullmatch(local):
-            return (f"{prefix}mlp.experts.{'gate_up' if match[2] == FC1 else 'down'}_proj",)
-        return (prefix + _RENAMED[local],)
+        return self._place(keys[0])[0].names
 
-    def _top_level_name(self, key: str) -> str:
-        if key in self.value_head:
-            return self.value_head[key]
-        if key == OUTPUT and not self.architecture.tied_embeddings:
-            return "lm_head.weight"
-        return self.architecture.prefix + _IN_DECODER[EMBEDDING if key == OUTPUT else key]
+    def _place(self, key: str) -> tuple[Weight, int]:
+        """Weight that a key belongs to, and its number among the keys of the weight."""
+        if key not in self._places:
+            msg = f"megatron-core parameter {key} has no Hugging Face name; the model family is not supported"
+            raise LookupError(msg)
+        return self._places[key]
 
     def from_hugging_face(self, key: str, source: Mapping[str, Tensor]) -> Tensor:
         """Whole tensor of a key.
@@ -145,90 +100,72 @@ class Conversion:
         Raises:
             ConfigError: `source` lacks a tensor, or a tensor has an unexpected shape.
         """
-        model = self.architecture
-        if key in _TOP_LEVEL or key in self.value_head:
-            return self._top_level(key, source)
-        read = partial(_checked, source)
-        if key.startswith(TOWERS):
-            name = key.removeprefix(TOWERS)
-            return read(name, self.towers[name])
-        layer, local = _split_key(key)
-        prefix, hidden, width = f"{model.prefix}layers.{layer}.", model.hidden_size, model.head_dim
-        if local in (QKV, QKV_BIAS):
-            # A weight has a column for each hidden unit, a bias has none.
-            columns = (hidden,) if local == QKV else ()
-            rows = {"q": model.heads * width, "k": model.query_groups * width, "v": model.query_groups * width}
-            parts = [read(name, (rows[part], *columns)) for part, name in zip("qkv", self.names((key,)), strict=True)]
+        weight, number = self._place(key)
+        if weight.form == "experts":
+            return _expert(weight, number, source)
+        tensors = [_checked(source, name, shape) for name, shape in zip(weight.names, weight.shapes, strict=True)]
+        if weight.form == "stacked":
+            return torch.cat(tensors)
+        if weight.form == "padded":
+            return _padded(tensors[0], self._rows)
+        if weight.form == "groups":
             # megatron-core interleaves [queries, key, value] by query group.
-            groups = [tensor.reshape(model.query_groups, -1, width, *columns) for tensor in parts]
+            model, columns = self.architecture, tensors[0].shape[1:]
+            groups = [tensor.reshape(model.query_groups, -1, model.head_dim, *columns) for tensor in tensors]
             return torch.cat(groups, 1).reshape(-1, *columns)
-        if local == "mlp." + FC1:
-            shape = (model.ffn_size, hidden)
-            return torch.cat([read(f"{prefix}mlp.{name}_proj.weight", shape) for name in ("gate", "up")])
-        if match := _EXPERT.fullmatch(local):
-            return self._expert(source, f"{prefix}mlp.experts.", int(match[1]), match[2])
-        return read(prefix + _RENAMED[local], self._shape(local))
-
-    def _top_level(self, key: str, source: Mapping[str, Tensor]) -> Tensor:
-        vocabulary, hidden = self.architecture.vocab_size, self.architecture.hidden_size
-        shapes = {FINAL_NORM: (hidden,), VALUE_WEIGHT: (1, hidden), VALUE_BIAS: (1,)}
-        whole = _checked(source, self._top_level_name(key), shapes.get(key, (vocabulary, hidden)))
-        return whole if key in shapes else _padded(whole, self.padded_vocab_size)
-
-    def _shape(self, local: str) -> tuple[int, ...]:
-        model = self.architecture
-        if local.endswith("linear_proj.weight"):
-            return model.hidden_size, model.heads * model.head_dim
-        if local.endswith(FC2):
-            return model.hidden_size, model.ffn_size
-        if local.endswith("router.weight"):
-            return model.experts, model.hidden_size
-        return (model.head_dim if local.startswith("self_attention") else model.hidden_size,)
-
-    def _expert(self, source: Mapping[str, Tensor], prefix: str, expert: int, local: str) -> Tensor:
-        model = self.architecture
-        up, down = (model.expert_ffn_size, model.hidden_size), (model.hidden_size, model.expert_ffn_size)
-        # transformers 5 fuses the experts of a layer; files on the hub and transformers 4 store each one separately.
-        if prefix + "gate_up_proj" in source:
-            if local == FC1:
-                shape = (model.experts, 2 * model.expert_ffn_size, model.hidden_size)
-                return _checked(source, prefix + "gate_up_proj", shape)[expert]
-            return _checked(source, prefix + "down_proj", (model.experts, *down))[expert]
-        if local == FC1:
-            return torch.cat([_checked(source, f"{prefix}{expert}.{name}_proj.weight", up) for name in ("gate", "up")])
-        return _checked(source, f"{prefix}{expert}.down_proj.weight", down)
+        return tensors[0]
 
     def to_hugging_face(self, keys: tuple[str, ...], wholes: list[Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Hugging Face tensors of an entry of `entries`, with their names."""
-        yield from zip(self.names(keys), self._split(keys, wholes), strict=True)
+        weight = self._place(keys[0])[0]
+        yield from zip(weight.names, self._split(weight, wholes), strict=True)
 
-    def _split(self, keys: tuple[str, ...], wholes: list[Tensor]) -> Iterator[Tensor]:
-        model, key, whole = self.architecture, keys[0], wholes[0]
-        local = key if key in (*_TOP_LEVEL, *self.value_head) or key.startswith(TOWERS) else _split_key(key)[1]
-        if local.startswith(TOWERS):
-            yield whole
-        elif local in (EMBEDDING, OUTPUT):
-            yield whole[: model.vocab_size]
-        elif local in (QKV, QKV_BIAS):
-            queries, columns = model.heads // model.query_groups, whole.shape[1:]
+    def _split(self, weight: Weight, wholes: Sequence[Tensor]) -> Iterator[Tensor]:
+        whole = wholes[0]
+        if weight.form == "experts":
+            yield torch.stack(tuple(wholes))
+        elif weight.form == "stacked":
+            yield from whole.chunk(2)
+        elif weight.form == "padded":
+            yield whole[: weight.shapes[0][0]]
+        elif weight.form == "groups":
+            model, columns = self.architecture, whole.shape[1:]
+            queries = model.heads // model.query_groups
             groups = whole.reshape(model.query_groups, queries + 2, model.head_dim, *columns)
             for tensor in torch.split(groups, [queries, 1, 1], 1):
                 yield tensor.reshape(-1, *columns)
-        elif local == "mlp." + FC1:
-            yield from whole.chunk(2)
-        elif _EXPERT.fullmatch(local):
-            yield torch.stack(wholes)
         else:
             yield whole
 
 
-def _split_key(key: str) -> tuple[int, str]:
-    """Layer number and name within the layer."""
-    match = _LAYER.fullmatch(key)
-    if match is None:
-        msg = f"megatron-core parameter {key} has no Hugging Face name; the model family is not supported"
-        raise LookupError(msg)
-    return int(match[1]), match[2]
+def _weights(
+    model: Architecture, towers: Mapping[str, tuple[int, ...]], value_head: Mapping[str, str]
+) -> Iterator[Weight]:
+    """All weights of a model, with keys and names in the whole model."""
+    table = ((model.vocab_size, model.hidden_size),)
+    yield from (Weight((TOWERS + name,), (name,), (shape,)) for name, shape in towers.items())
+    yield Weight((EMBEDDING,), (f"{model.prefix}embed_tokens.weight",), table, "padded")
+    for layer in range(model.layers):
+        for weight in layer_weights(model, layer):
+            key, name = f"layers.{layer}.", f"{model.prefix}layers.{layer}."
+            keys, names = tuple(key + local for local in weight.keys), tuple(name + local for local in weight.names)
+            yield replace(weight, keys=keys, names=names, parts=tuple(name + part for part in weight.parts))
+    yield Weight((FINAL_NORM,), (f"{model.prefix}norm.weight",), ((model.hidden_size,),))
+    if value_head:
+        shapes = {VALUE_WEIGHT: (1, model.hidden_size), VALUE_BIAS: (1,)}
+        yield from (Weight((key,), (name,), (shapes[key],)) for key, name in value_head.items())
+    elif not model.tied_embeddings:
+        yield Weight((OUTPUT,), ("lm_head.weight",), table, "padded")
+
+
+def _expert(weight: Weight, expert: int, source: Mapping[str, Tensor]) -> Tensor:
+    """Parameter of an expert."""
+    (name,), (shape,) = weight.names, weight.shapes
+    # transformers 5 fuses the experts of a layer; files on the hub and transformers 4 store each one separately.
+    if name in source:
+        return _checked(source, name, shape)[expert]
+    rows = shape[1] // len(weight.parts), *shape[2:]
+    return torch.cat([_checked(source, part.format(expert), rows) for part in weight.parts])
 
 
 def _checked(source: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 
 from relax_actors.config.media import is_nested
 from relax_actors.config.training import MegatronSection
+from relax_actors.data.model_folder import expert_count
 from relax_actors.engines.megatron.architecture import decoder_fields, deepstack_indexes
 from relax_actors.errors import ConfigError
 
@@ -99,7 +100,7 @@ def check(layout: Layout, model: Mapping[str, Any], section: str = "trainer.mega
     Raises:
         ConfigError: lists every problem, one a line.
     """
-    experts = int(model.get("num_experts") or model.get("num_local_experts") or 0)
+    experts = expert_count(model)
     problems = [
         *_group_problems(layout),
         *_dense_problems(layout, model),
@@ -158,6 +159,12 @@ def _dense_problems(layout: Layout, model: Mapping[str, Any]) -> Iterator[str]:
         "num_key_value_heads": model.get("num_key_value_heads") or heads,
         "intermediate_size": model.get("intermediate_size"),
     }
+    if layout.tensor > 1 and model.get("kv_lora_rank"):
+        yield (
+            f"tensor_parallel = {layout.tensor} with latent attention silently trains wrong weights: megatron-core's "
+            "ranks each get the gradient of their own heads for the keys that all heads share; set tensor_parallel = 1 "
+            "and use expert_parallel or pipeline_parallel"
+        )
     for name, size in sizes.items():
         if size is not None and int(size) % layout.tensor:
             yield f"tensor_parallel = {layout.tensor} does not divide the model's {name} = {size}; lower it"

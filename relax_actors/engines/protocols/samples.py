@@ -166,9 +166,9 @@ class MicroBatchPlan:
 
 
 def plan_micro_batches(
-    samples: Sequence[TrainSample], max_tokens: int, *, share_prefixes: bool
+    samples: Sequence[TrainSample], max_tokens: int, *, share_prefixes: bool, alone: bool = False
 ) -> list[MicroBatchPlan]:
-    """Split sequences into micro-batches; see `micro_batches`.
+    """Split sequences into micro-batches, or with `alone` into one for each sequence; see `micro_batches`.
 
     The last trained token and tokens after it are no inputs and do not count. A prefix that sequences share counts once
     in a micro-batch. The media of a prompt count as many tokens again as they
@@ -177,6 +177,8 @@ def plan_micro_batches(
     """
     shared = shared_work(samples, share_prefixes=share_prefixes)
     parts = micro_batches(input_lengths(samples), max_tokens=max_tokens, shared=shared)
+    if alone:
+        return [MicroBatchPlan.of([i]) for part in parts for i in part]
     return [MicroBatchPlan.of(part, shared) for part in parts]
 
 

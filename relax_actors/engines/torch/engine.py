@@ -80,7 +80,7 @@ class TorchEngine:
             temperature,
             family,
             share_prefixes=shares,
-            keeps_rows=config.algorithm.rows == "pairs",
+            keeps_rows=config.algorithm.compares_answers,
             sharding=self._sharding,
             head_dtype=head_dtype,
         )

@@ -5,7 +5,7 @@ The weights of replayed experts are computed from the current logits of the rout
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.func import functional_call
 from transformers import PreTrainedModel
 
 from relax_actors.errors import ConfigError
-from relax_actors.media.families import FAMILIES
 from relax_actors.messages.experts import MISSING
 
-ROUTERS = ("Qwen3MoeTopKRouter", *(spec.decoder.router for spec in FAMILIES.values() if spec.decoder.router))
-"""Supported router classes of transformers; their output is (logits, weights of the chosen experts, chosen experts)."""
+Weigh = Callable[[Tensor, Tensor], Tensor]
+"""Weights of chosen experts from the logits of all `[tokens, experts]` and the choice `[tokens, experts_per_token]`."""
 REROUTED, ROUTED = "rerouted", "routed"
 """Metrics: recorded choices that differ from the router's own choice, and all recorded choices."""
 
@@ -59,33 +59,38 @@ class RerouteCounter:
 class Routers:
     """Routers of a transformers model, in the order of its layers.
 
+    Transformers names the routers of a model, whose output is (logits, weights of the chosen experts, chosen experts).
+    How the weights follow from the logits is found out by a trial.
+
     Args:
         model: model with experts.
 
     Raises:
-        ConfigError: the model has no supported router.
+        ConfigError: the model has no router, or one that makes its weights in an unknown way.
 
     Attributes:
         reroutes: counter of replayed choices that differ from the routers' own.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        modules = [module for module in model.modules() if type(module).__name__ in ROUTERS]
+        modules = list(_routers_of(model))
         if not modules:
-            kind = model.config.model_type
             msg = (
-                f"trainer.router_replay: the transformers model {kind} has no supported router ({', '.join(ROUTERS)}); "
+                f"trainer.router_replay: transformers names no router in the model {model.config.model_type}; "
                 "leave the setting out"
             )
             raise ConfigError(msg)
+        weigh = _rule_of(modules[0])
         self.reroutes = RerouteCounter()
         self._recorded: list[Tensor] | None = None
         # Experts to choose `[layers, tokens, experts_per_token]`, and where they are known `[layers, tokens, 1]`.
         self._replayed: tuple[Tensor, Tensor] | None = None
         for layer, module in enumerate(modules):
-            module.register_forward_hook(partial(self._after_router, layer))
+            module.register_forward_hook(partial(self._after_router, layer, weigh))
 
-    def _after_router(self, layer: int, router: nn.Module, _: Any, output: tuple[Tensor, Tensor, Tensor]) -> Any:
+    def _after_router(
+        self, layer: int, weigh: Weigh, _: nn.Module, __: Any, output: tuple[Tensor, Tensor, Tensor]
+    ) -> Any:
         logits, weights, own = output
         if self._recorded is not None:
             self._recorded.append(own)
@@ -93,13 +98,7 @@ class Routers:
             return None
         recorded, known = self._replayed
         chosen = torch.where(known[layer], recorded[layer], own)
-        if getattr(
-            router, "norm_topk_prob", True
-        ):  # a softmax over the chosen experts equals the renormalised softmax over all
-            replayed = logits.gather(1, chosen).softmax(-1, dtype=torch.float32)
-        else:
-            replayed = logits.softmax(-1, dtype=torch.float32).gather(1, chosen)
-        return logits, replayed.to(weights.dtype), chosen
+        return logits, weigh(logits, chosen).to(weights.dtype), chosen
 
     @contextmanager
     def recording(self, into: list[Tensor]) -> Iterator[None]:
@@ -142,6 +141,61 @@ class Routers:
             yield
         finally:
             self._replayed = None
+
+
+def _routers_of(model: PreTrainedModel) -> Iterator[nn.Module]:
+    """Yield the modules whose logits transformers reports as `router_logits`."""
+    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    named = [part.can_record_outputs["router_logits"] for part in parts if "router_logits" in part.can_record_outputs]
+    kinds = {getattr(recorder, "target_class", recorder) for recorder in named}
+    return (module for module in model.modules() if type(module) in kinds)
+
+
+def _softmax_of_chosen(logits: Tensor, chosen: Tensor) -> Tensor:
+    """Return a softmax over the chosen experts, which equals the normalised softmax over all."""
+    return logits.gather(1, chosen).softmax(-1, dtype=torch.float32)
+
+
+def _softmax(logits: Tensor, chosen: Tensor) -> Tensor:
+    return logits.softmax(-1, dtype=torch.float32).gather(1, chosen)
+
+
+def _sigmoid(logits: Tensor, chosen: Tensor) -> Tensor:
+    return logits.float().sigmoid().gather(1, chosen)
+
+
+def _normalised_sigmoid(logits: Tensor, chosen: Tensor) -> Tensor:
+    scores = _sigmoid(logits, chosen)
+    return scores / (scores.sum(-1, keepdim=True) + 1e-20)
+
+
+def _scaled(rule: Weigh, scale: float, logits: Tensor, chosen: Tensor) -> Tensor:
+    weights = rule(logits, chosen)
+    return weights if scale == 1 else weights * scale
+
+
+@torch.no_grad()
+def _rule_of(router: nn.Module) -> Weigh:
+    """Find out how a router makes the weights of chosen experts, by a trial with random weights.
+
+    Raises:
+        ConfigError: it makes them in no known way.
+    """
+    source, state = torch.Generator().manual_seed(0), {}
+    for name, tensor in (*router.named_parameters(), *router.named_buffers()):
+        drawn = torch.randn(tensor.shape, generator=source) / tensor.shape[-1] ** 0.5
+        state[name] = drawn.to(tensor.device)
+    hidden = torch.randn(8, state["weight"].shape[-1], generator=source).to(state["weight"].device)
+    logits, weights, chosen = functional_call(router, state, (hidden,))
+    scale = float(getattr(router, "routed_scaling_factor", 1.0))
+    for rule in (_softmax_of_chosen, _softmax, _normalised_sigmoid, _sigmoid):
+        if torch.allclose(rule(logits, chosen) * scale, weights.float(), rtol=1e-4, atol=1e-6):
+            return partial(_scaled, rule, scale)
+    msg = (
+        f"trainer.router_replay: {type(router).__name__} weighs the chosen experts in an unknown way; leave the "
+        "setting out, or add its rule to relax_actors/engines/torch/experts.py"
+    )
+    raise ConfigError(msg)
 
 
 def pack_experts(recorded: Sequence[NDArray[Any]], paths: Sequence[NDArray[Any]], total: int) -> NDArray[Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from relax_actors.engines.torch.experts import Routers
 from relax_actors.engines.torch.head import HeadForm
 from relax_actors.engines.torch.micro_batch import IDLE, MicroBatch, padded, plans_of_ranks
 from relax_actors.engines.torch.objective import ScoredTokens
-from relax_actors.engines.torch.packing import ATTENTION, Packing
+from relax_actors.engines.torch.packing import ATTENTION, Packing, is_recurrent
 from relax_actors.engines.torch.sharding import Whole
 from relax_actors.media.family import Family
 
@@ -64,6 +64,7 @@ class Forward:
         self.device, self._dtype, self._temperature, self._family = device, dtype, temperature, family
         self._share_prefixes, self._keeps_rows = share_prefixes, keeps_rows
         self._barred, self._head_form, self._head_dtype = BarredIds(family, device), HeadForm(), head_dtype or dtype
+        self._alone = False
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
         """Prepare a policy for packed sequences, disable dropout, and return it.
@@ -83,6 +84,7 @@ class Forward:
         """Prepare a model with a value head as `prepare` does."""
         decoder = model if self._family is None else multimodal.decoder_of(model)
         decoder.set_attn_implementation(ATTENTION)
+        self._alone = is_recurrent(decoder)
         model.train(mode=False)
         return model
 
@@ -100,8 +102,14 @@ class Forward:
         return rows_are_whole(samples, [plan.indices for plans in self._plans(samples, max_tokens) for plan in plans])
 
     def _plans(self, samples: Sequence[TrainSample], max_tokens: int) -> list[list[MicroBatchPlan]]:
-        shares, keeps_rows = self._share_prefixes, self._keeps_rows
-        return plans_of_ranks(samples, self._sharding.count, max_tokens, share_prefixes=shares, keeps_rows=keeps_rows)
+        return plans_of_ranks(
+            samples,
+            self._sharding.count,
+            max_tokens,
+            share_prefixes=self._share_prefixes,
+            keeps_rows=self._keeps_rows,
+            alone=self._alone,
+        )
 
     def loss(
         self, model: PreTrainedModel, loss_of: Callable[[MicroBatchPlan], tuple[Tensor, dict[str, float]]]
@@ -240,8 +248,7 @@ class Forward:
     def _hidden_states(model: PreTrainedModel, tokens: Tensor, packing: Packing) -> Tensor:
         """Run the decoder of a model that reads text, `[1, total, hidden]`."""
         settings = {"position_ids": packing.positions, "packing": packing, "use_cache": False}
-        hidden: Tensor = model.base_model(input_ids=tokens, **settings).last_hidden_state
-        return hidden
+        return cast("Tensor", model.base_model(input_ids=tokens, **settings).last_hidden_state)
 
     @staticmethod
     def _states_with_media(model: PreTrainedModel, family: Family, batch: MicroBatch) -> Tensor:
@@ -315,8 +322,7 @@ class Forward:
         for plan in self.plan(samples, max_tokens):
             trained = plan if any(samples[index].trained for index in plan.indices) else IDLE
             scored = self.without_loss(model, trained, numbers, np.zeros((0, 0), np.float32))
-            pairs = zip(trained.indices, scored, strict=True)
-            own += [(index, row[: samples[index].trained]) for index, row in pairs]
+            own += [(i, row[: samples[i].trained]) for i, row in zip(trained.indices, scored, strict=True)]
             progress()
         found = [np.zeros(len(sample), np.float32) for sample in samples]
         for index, row in (pair for part in self._sharding.all_gather(own) for pair in part):

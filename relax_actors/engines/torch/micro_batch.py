@@ -24,14 +24,21 @@ IDLE = MicroBatchPlan([], [])
 
 
 def plans_of_ranks(
-    samples: Sequence[TrainSample], ranks: int, max_tokens: int, *, share_prefixes: bool, keeps_rows: bool
+    samples: Sequence[TrainSample],
+    ranks: int,
+    max_tokens: int,
+    *,
+    share_prefixes: bool,
+    keeps_rows: bool,
+    alone: bool = False,
 ) -> list[list[MicroBatchPlan]]:
     """Return the micro-batches of each rank; arguments as of `share_out` and `plan_micro_batches`."""
     if ranks == 1:
-        return [plan_micro_batches(samples, max_tokens, share_prefixes=share_prefixes)]
+        return [plan_micro_batches(samples, max_tokens, share_prefixes=share_prefixes, alone=alone)]
     plans = []
     for share in share_out(samples, ranks, share_prefixes=share_prefixes, keeps_rows=keeps_rows):
-        own = plan_micro_batches([samples[i] for i in share], max_tokens, share_prefixes=share_prefixes)
+        of_share = [samples[i] for i in share]
+        own = plan_micro_batches(of_share, max_tokens, share_prefixes=share_prefixes, alone=alone)
         plans.append([MicroBatchPlan([share[i] for i in plan.indices], plan.shared) for plan in own])
     return plans
 

@@ -53,9 +53,8 @@ def build(
         )
         if seed is not None:
             torch.manual_seed(seed)
-        model: PreTrainedModel = auto.from_config(  # type: ignore[no-untyped-call]
-            config, attn_implementation="sdpa", dtype=dtype
-        )
+        # The attention is transformers' choice: SDPA, or for a model with sinks its own.
+        model: PreTrainedModel = auto.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         msg = f"model.path {path} holds no model that transformers can build: {error}"
         raise ConfigError(msg) from error

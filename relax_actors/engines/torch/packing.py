@@ -3,7 +3,7 @@
 Linear layers get `[1, total]` tokens, in which a prefix that sequences share stands once. On CUDA in half precision
 attention takes them as they are (`varlen`). Elsewhere it unpacks them to padded rows: a sequence that shares nothing
 attends to itself, where a causal mask suffices, and the own tokens of any other sequence attend to the whole sequence.
-Works for models that use the `AttentionInterface` of transformers.
+Works for models that use the `AttentionInterface` of transformers; sequences of recurrent models are not packed.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from relax_actors.engines.torch import varlen
 from relax_actors.errors import ConfigError
 
 Array = NDArray[Any]
-ATTENTION = "sdpa_packed"
+ATTENTION = "packed"
 """Attention name for `PreTrainedModel.set_attn_implementation`; the model is then called with `packing=`."""
 CALL_SCORES, MAX_MASK = 1 << 14, 1 << 24
 """Scores that take as long as a call of the kernel, and most scores of a call with a mask: 64 MiB in float32."""
@@ -165,7 +166,14 @@ class Packing:
         return cls(paths, on[0][None], max(lengths), on[1], keys, on[2], calls, order)
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None = None, window: int | None = None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Compute causal attention within each sequence.
 
@@ -175,11 +183,12 @@ class Packing:
             value: as `key`.
             scale: factor of the scores; None for 1 / sqrt(dim).
             window: largest distance to a key, plus 1; None without a sliding window.
+            sinks: `[heads]`, score of a key without value that every query attends to; None without.
 
         Returns:
             `[total, heads, dim]`.
         """
-        if varlen.can_attend(query, window):
+        if sinks is None and varlen.can_attend(query, window):
             if self.keys is not None:
                 key, value = key.index_select(0, self.keys), value.index_select(0, self.keys)
             ends = self.ends, self.key_ends
@@ -187,7 +196,7 @@ class Packing:
         outputs = []
         for rows in self.calls:
             queries, keys, values = rows.unpack(query), rows.unpack_keys(key), rows.unpack_keys(value)
-            outputs.append(rows.pack(attend_rows(queries, keys, values, rows.within(window), scale)))
+            outputs.append(rows.pack(attend_rows(queries, keys, values, rows.within(window), scale, sinks)))
         return outputs[0] if self.order is None else torch.cat(outputs).index_select(0, self.order)
 
 
@@ -233,7 +242,14 @@ def cut_calls(shapes: Sequence[tuple[int, int]]) -> list[list[int]]:
     return found
 
 
-def attend_rows(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+def attend_rows(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Compute attention of rows by torch's SDPA.
 
     Args:
@@ -242,15 +258,45 @@ def attend_rows(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, 
         value: as `key`.
         mask: as `Rows.mask`.
         scale: factor of the scores; None for 1 / sqrt(dim).
+        sinks: as in `Packing.attend`.
 
     Returns:
         `[rows, length, heads, dim]`.
     """
+    if sinks is not None:
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        query, key, value, mask = _with_sinks(query, key, value, mask, sinks / scale)
     grouped, causal = query.shape[1] != key.shape[1], mask is None
     found = functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
     )
     return found.transpose(1, 2)
+
+
+def _with_sinks(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sinks: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Add a first key without value, whose product with the queries of a head is that of `sinks`, `[heads]`.
+
+    Another dimension makes the product: queries hold it there, the new key holds 1, all others 0.
+    """
+    if mask is None:
+        mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()[None, None]
+    products = sinks.to(query.dtype)[None, :, None, None].expand(*query.shape[:3], 1)
+    unit = torch.cat([key.new_zeros(*key.shape[:2], 1, key.shape[3]), key.new_ones(*key.shape[:2], 1, 1)], -1)
+    keys = torch.cat([unit, functional.pad(key, (0, 1))], 2)
+    return (
+        torch.cat([query, products], -1),
+        keys,
+        functional.pad(value, (0, 0, 1, 0)),
+        functional.pad(mask, (1, 0), value=True),
+    )
+
+
+def is_recurrent(model: PreTrainedModel) -> bool:
+    """Whether layers of a model pass a state from token to token, which no attention mask bounds."""
+    layers = DynamicCache(config=model.config.get_text_config()).layers
+    return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers)
 
 
 def packed_attention_forward(
@@ -263,20 +309,21 @@ def packed_attention_forward(
     packing: Packing,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
     **settings: Any,
 ) -> tuple[Tensor, None]:
     """Compute causal attention within each packed sequence; arguments as transformers' attention functions.
 
     Raises:
-        ConfigError: the model's attention has a softcap or sinks, which SDPA cannot compute.
+        ConfigError: the model's attention has a softcap, which SDPA cannot compute.
     """
     del attention_mask
-    if unsupported := [name for name in ("softcap", "s_aux") if settings.get(name) is not None]:
+    if settings.get("softcap") is not None:
         kind = type(module).__name__
-        msg = f"{kind} needs {unsupported[0]}, which the torch engine's attention lacks; choose another model"
+        msg = f"{kind} needs softcap, which the torch engine's attention lacks; choose another model"
         raise ConfigError(msg)
     packed = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    return packing.attend(*packed, scale=scaling, window=sliding_window)[None], None
+    return packing.attend(*packed, scale=scaling, window=sliding_window, sinks=s_aux)[None], None
 
 
 def _no_mask(**_: Any) -> None:

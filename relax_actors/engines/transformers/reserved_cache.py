@@ -9,9 +9,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedConfig
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
 MIN_RESERVE = 64
 """Least number of tokens for which a layer reserves room; a longer sequence reserves a quarter of its length."""
@@ -60,10 +61,28 @@ class ReservedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         super().batch_select_indices(indices)
 
 
+class RecurrentLayer(LinearAttentionLayer):
+    """State of a recurrent layer, with what the cache of a batch does; transformers has it for beams only."""
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every sequence."""
+        states = (*self.conv_states.values(), *self.recurrent_states.values())
+        sequences = next(len(state) for state in states if state is not None)
+        self.batch_select_indices(torch.arange(sequences).repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep the sequences at `indices`."""
+        self.reorder_cache(indices)  # type: ignore[arg-type]
+
+
 def reserved_cache(config: PreTrainedConfig, limit: int) -> DynamicCache:
     """Return an empty cache for up to `limit` tokens; layers that are bounded by a window are those of transformers."""
     cache = DynamicCache(config=config)
-    cache.layers = [ReservedLayer(limit) if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    for number, layer in enumerate(cache.layers):
+        if type(layer) is DynamicLayer:
+            cache.layers[number] = ReservedLayer(limit)
+        elif type(layer) is LinearAttentionLayer:
+            cache.layers[number] = RecurrentLayer(layer.number_of_states)
     return cache
 
 

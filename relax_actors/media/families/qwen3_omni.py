@@ -29,6 +29,6 @@ QWEN3_OMNI = FamilySpec(
     audio=AudioSpec(mels=128, chunk=100),
     positions=PositionRule("interleaved", times, scale, dtype="float32", after_side=False),
     processors=replace(QWEN2_5_OMNI.processors, whole="Qwen3OmniMoeProcessor"),
-    decoder=DecoderSpec("qwen3_moe", "model.", router="Qwen3OmniMoeThinkerTextTopKRouter"),
+    decoder=DecoderSpec("qwen3_moe", "model."),
     sglang=SglangSpec("Qwen3OmniMoeForConditionalGeneration", (("", "thinker."),)),
 )

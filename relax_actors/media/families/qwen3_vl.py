@@ -34,6 +34,6 @@ QWEN3_VL = FamilySpec(
 QWEN3_VL_MOE = replace(
     QWEN3_VL,
     model_type="qwen3_vl_moe",
-    decoder=DecoderSpec("qwen3_moe", router="Qwen3VLMoeTextTopKRouter"),
+    decoder=DecoderSpec("qwen3_moe"),
     sglang=SglangSpec("Qwen3VLMoeForConditionalGeneration"),
 )

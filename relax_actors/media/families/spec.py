@@ -129,14 +129,12 @@ class DecoderSpec:
         prefix: prefix of its weights in transformers.
         ignores_head_dim: whether transformers computes `head_dim` from the hidden size, whatever config.json says.
         is_open: whether `text_config.model_type` may name any text model.
-        router: class of its routers in transformers; empty if it has no experts.
     """
 
     family: Literal["qwen2", "qwen3", "qwen3_moe"]
     prefix: str = "model.language_model."
     ignores_head_dim: bool = False
     is_open: bool = False
-    router: str = ""
 
 
 @dataclass(frozen=True, slots=True)

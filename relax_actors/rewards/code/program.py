@@ -1,7 +1,7 @@
 """Runs the program and answers calls of the tests: `python -I -S -c <exchange and this> <read> <write>`.
 
 The first line is the program. A request is [kind, object, name, arguments, keywords]; an answer is ["value", value] or
-["error", type, text].
+["error", type, text]. The program is no main module: it does not begin to read its input.
 """
 
 from __future__ import annotations
@@ -34,29 +34,30 @@ def answer(names: dict[str, Any], request: Any) -> Any:
 
 def described(error: BaseException) -> Any:
     """Return the answer that an exception gives."""
-    return ["error", type(error).__name__, str(error)[:1000]]
+    try:
+        text = str(error)[:1000]
+    except BaseException:  # noqa: BLE001 of the program
+        text = ""
+    return ["error", type(error).__name__, text]
 
 
 def main() -> None:
     """Run the program, then answer until the tests have ended."""
-    names: dict[str, Any] = {"__name__": "__main__"}
+    names: dict[str, Any] = {"__name__": "program"}
     source, failure = channel.receive(), None
     try:
         exec(compile(source, "program.py", "exec"), names)  # noqa: S102 this is a sandbox for it
     except BaseException as error:  # noqa: BLE001 of the program
-        failure = error
+        failure = described(error)
     while True:
         try:
             request = channel.receive()
         except EOFError:
             return
-        found = None if failure is None else described(failure)
-        if found is None:
-            try:
-                found = ["value", packed(answer(names, request), hold)]
-            except BaseException as error:  # noqa: BLE001 of the program
-                found = described(error)
-        channel.send(found)
+        try:
+            channel.send(failure or ["value", packed(answer(names, request), hold)])
+        except BaseException as error:  # noqa: BLE001 of the program; what cannot be sent was not sent in part
+            channel.send(described(error))
 
 
 main()

@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import builtins
 import json
 import os
-import re
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from relax_actors.errors import RowError
-from relax_actors.isolation.sandbox import Limits, check_bubblewrap, communicate, python_command, run_program, started
+from pydantic import Field
+
+from relax_actors.config.sections import Positive, PositiveFloat
+from relax_actors.errors import ActorError, RowError
+from relax_actors.isolation.sandbox import (
+    Limits,
+    check_bubblewrap,
+    communicate,
+    python_command,
+    run_program,
+    started,
+    timeout_text,
+)
 from relax_actors.messages import Prompt
 
 LARGEST = 100_000
 """Bytes of a program; one argument of a command has room for 128 KiB."""
-_FENCED = re.compile(r"```(?:python|py|python3)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+_PYTHON = ("python", "py", "python3")
+_SIGNALLED = 128
+# One byte of error output says that the sandbox was started; that of the program is discarded.
+_QUIETLY = ("/bin/sh", "-c", 'printf 1 >&2; exec "$@" 2>/dev/null', "sh")
 _HERE = Path(__file__).parent
-# Without its error output, which a warning would mix into what is compared.
-_QUIETLY = ("/bin/sh", "-c", 'exec "$@" 2>/dev/null', "sh")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,24 +51,25 @@ class InputTest:
 class CodeTests:
     """Reward 1 if the program in a completion passes all tests of its row, else 0.
 
-    The program is the last fenced block of the completion, or all of it without one. The tests are the row's field
-    `tests`: a list of `{"input": ..., "output": ...}`, of which the program reads the one from standard input and must
-    print the other (white space at the ends of lines ignored) and end with exit code 0; or a list of Python statements,
-    such as `assert add(1, 2) == 3`. Fields `test` and `entry_point` as in HumanEval are one such test.
+    The program is the last fenced block that is labelled as Python, otherwise the last one without a label, otherwise
+    the whole completion. The tests are the row's field `tests`: a list of `{"input": ..., "output": ...}`, where the
+    program reads `input` from standard input, must print `output` (white space at the ends of lines ignored) and end
+    with exit code 0; or a list of Python statements, such as `assert add(1, 2) == 3`. `test` and `entry_point` as in
+    HumanEval are one such test. A function that has the name of one of Python's own is tested only as `entry_point`.
 
     Every run has a sandbox of its own, without network and files. Statements run in another sandbox than the program:
     they call it through a pipe, so it cannot reach the tests, their results or the process that counts them. Arguments
     and results are plain values (numbers, texts, lists, tuples, sets, dicts); other objects of the program can be
-    called and have attributes, but equal nothing and have no truth. Changes that the program makes to its arguments do
-    not come back.
+    called and have attributes, but equal nothing and cannot be conditions. Changes that the program makes to its
+    arguments do not come back. Hashes of texts are the same in each run.
 
     Args:
         partial: whether the reward is the share of passed tests instead.
-        seconds: wall clock of a run: of one input, or of all statements together.
+        seconds: wall clock of a program with all its tests.
         memory_mib: memory of each process of a run; where a control group can be created, of all together.
         processes: processes and threads of a run.
         max_output: bytes of output of a run.
-        concurrent: programs that an actor runs at once; 0 for the number of its processors.
+        concurrent: programs that an actor runs at once; by default the number of its processors.
         sandbox: "none" runs programs with limits alone, as this user.
     """
 
@@ -65,11 +80,11 @@ class CodeTests:
         self,
         *,
         partial: bool = False,
-        seconds: float = 10.0,
-        memory_mib: int = 512,
-        processes: int = 16,
-        max_output: int = 1 << 20,
-        concurrent: int = 0,
+        seconds: PositiveFloat = 10.0,
+        memory_mib: Annotated[int, Field(ge=64)] = 512,
+        processes: Annotated[int, Field(ge=8)] = 16,
+        max_output: Positive = 1 << 20,
+        concurrent: Positive | None = None,
         sandbox: Literal["bubblewrap", "none"] = "bubblewrap",
     ) -> None:
         self._partial, self._sandbox = partial, sandbox
@@ -90,58 +105,80 @@ class CodeTests:
 
         Raises:
             RowError: the row has no tests.
+            ActorError: no sandbox could be started.
         """
-        tests = tests_of(prompt)
-        program = program_of(completion)
-        if not program.strip() or len(program.encode(errors="replace")) > LARGEST:
+        tests, entry = tests_of(prompt)
+        program = program_of(completion).encode(errors="replace").decode()
+        if not program.strip() or "\0" in program or len(program.encode()) > LARGEST:
             return 0.0
         async with self._places:
-            passed = await asyncio.to_thread(self._run, program, tests)
-        return sum(passed) / len(passed) if self._partial else float(all(passed))
+            if isinstance(tests[0], str):
+                passed = await asyncio.to_thread(self._run_statements, program, tests, entry)
+            else:
+                passed = await asyncio.to_thread(self._run_inputs, program, tests)
+        return sum(passed) / len(tests) if self._partial else float(all(passed))
 
-    def _run(self, program: str, tests: Sequence[InputTest] | Sequence[str]) -> list[bool]:
+    def _run_inputs(self, program: str, tests: Sequence[InputTest]) -> list[bool]:
         """Return which tests a program passes; those behind a failed one are not run if all must pass."""
-        statements = [test for test in tests if isinstance(test, str)]
-        if statements:
-            return self._run_statements(program, statements)
         passed: list[bool] = []
+        end = time.monotonic() + self._limits.seconds
         for test in tests:
-            assert isinstance(test, InputTest)  # noqa: S101 tests are of one kind
-            passed.append(self._prints(program, test))
+            left = end - time.monotonic()
+            passed.append(left > 0 and self._prints(program, test, replace(self._limits, seconds=left)))
             if not passed[-1] and not self._partial:
                 break
         return passed
 
-    def _prints(self, program: str, test: InputTest) -> bool:
-        command = [*_QUIETLY, *python_command()[:-1], "-c", program]
-        ended = run_program(command, test.text, self._limits, self._sandbox)
+    def _prints(self, program: str, test: InputTest, limits: Limits) -> bool:
+        """Run a program with a test's input.
+
+        Raises:
+            ActorError: the sandbox could not be started.
+        """
+        read, write = os.pipe()
+        with os.fdopen(read, "rb") as begun:
+            try:
+                command = [*_QUIETLY, *_python(), "-c", program]
+                ended = run_program(command, test.text, limits, self._sandbox, stderr=write)
+            finally:
+                os.close(write)
+            if begun.read(1) != b"1" and ended.problem != timeout_text(limits):
+                raise ActorError(_no_sandbox(ended.problem or ended.output))
         return not ended.problem and _lines(ended.output) == _lines(test.expected)
 
-    def _run_statements(self, program: str, tests: list[str]) -> list[bool]:
-        """Run statements in one sandbox against the program in another one."""
-        given = json.dumps({"program": program, "tests": tests}).encode()
+    def _run_statements(self, program: str, tests: Sequence[str], entry: str | None) -> list[bool]:
+        """Run statements in one sandbox against the program in another one; return which pass.
+
+        Raises:
+            ActorError: a sandbox could not be started.
+        """
+        given = json.dumps({"program": program, "tests": tests, "entry": entry}).encode()
         with ExitStack() as stack:
             ours = stack.enter_context(ExitStack())
-            (program_reads, tests_write), (tests_read, program_writes) = os.pipe(), os.pipe()
-            for end in (program_reads, program_writes, tests_read, tests_write):
-                ours.callback(os.close, end)
+            ends: list[int] = []
+            for _ in range(2):
+                pair = os.pipe()
+                for end in pair:
+                    ours.callback(os.close, end)
+                ends += pair
+            program_reads, tests_write, tests_read, program_writes = ends
             stack.enter_context(self._started("program", program_reads, program_writes))
             process = stack.enter_context(self._started("tests", tests_read, tests_write, subprocess.PIPE))
             # Each side sees the end of the other, as nobody else holds an end of a pipe.
             ours.close()
-            output, _ = communicate(process, given, self._limits)
-        try:
-            passed = json.loads(output)
-        except ValueError:
-            return [False] * len(tests)
-        right = isinstance(passed, list) and len(passed) == len(tests) and all(type(flag) is bool for flag in passed)
-        return passed if right else [False] * len(tests)
+            output, stopped = communicate(process, given, self._limits)
+            code = process.poll()
+        flags = output.split()
+        if not flags and not stopped and code is not None and 0 < code < _SIGNALLED:
+            raise ActorError(_no_sandbox(f"exit code {code}"))
+        passed = [flag == b"true" for flag in flags[: len(tests)]]
+        return passed + [False] * (len(tests) - len(passed))
 
     @contextmanager
     def _started(
         self, script: str, read: int, write: int, stream: int = subprocess.DEVNULL
     ) -> Iterator[subprocess.Popen[bytes]]:
-        command = [*python_command()[:-1], "-c", _script(script), str(read), str(write)]
+        command = [*_python(), "-c", _script(script), str(read), str(write)]
         quiet = subprocess.DEVNULL
         with started(
             command, self._limits, self._sandbox, stdin=stream, stdout=stream, stderr=quiet, pass_fds=(read, write)
@@ -149,32 +186,66 @@ class CodeTests:
             yield process
 
 
+def _python() -> list[str]:
+    """Return the command of Python: with `exit` and `quit`, and hashes that are the same in each run."""
+    return ["/usr/bin/env", "PYTHONHASHSEED=0", python_command()[0], "-s"]
+
+
+def _no_sandbox(why: str) -> str:
+    return f"reward code_tests: no sandbox could be started ({why.strip()[-300:]}); `relax check` looks for the cause"
+
+
 def program_of(completion: str) -> str:
-    """Return the last fenced block of a completion, or all of it without one."""
-    blocks = _FENCED.findall(completion)
-    return str(blocks[-1]) if blocks else completion
+    """Return the program in a completion; see `CodeTests`."""
+    labelled: dict[bool, str] = {}
+    block: list[str] | None = None
+    label = ""
+    for line in completion.splitlines(keepends=True):
+        if line.startswith("```"):
+            if block is None:
+                block, label = [], line[3:].strip().lower()
+                continue
+            if label in ("", *_PYTHON):
+                labelled[label in _PYTHON] = "".join(block)
+            block = None
+        elif block is not None:
+            block.append(line)
+    return labelled.get(True) or labelled.get(False) or completion
 
 
-def tests_of(prompt: Prompt) -> list[InputTest] | list[str]:
-    """Return the tests of a row.
+def tests_of(prompt: Prompt) -> tuple[list[InputTest] | list[str], str | None]:
+    """Return the tests of a row, and the name of its entry point if it has one.
 
     Raises:
-        RowError: there are none, or they are neither all statements nor all inputs with outputs.
+        RowError: there are none, they are neither all statements nor all inputs with outputs, or a statement uses no
+            name of the program.
     """
-    found = prompt.metadata.get("tests")
+    found, entry = prompt.metadata.get("tests"), prompt.metadata.get("entry_point")
     match prompt.metadata:
-        case {"test": str(test), "entry_point": str(name)} if found is None:
-            return [f"{test}\ncheck({name})"]
-    if isinstance(found, list) and found:
-        if all(isinstance(test, str) for test in found):
-            return found
-        if all(_is_input(test) for test in found):
-            return [InputTest(test["input"], test["output"]) for test in found]
+        case {"test": str(test), "entry_point": str(name)} if found is None and name.isidentifier():
+            return [f"{test}\ncheck({name})"], name
+    if entry is None or (isinstance(entry, str) and entry.isidentifier()):
+        if isinstance(found, list) and found and all(isinstance(test, str) for test in found):
+            if entry is None and (idle := next((test for test in found if not uses_program(test)), None)):
+                msg = f"reward code_tests: the statement {idle!r:.80} uses no name of the program; set entry_point"
+                raise RowError(msg)
+            return found, entry
+        if isinstance(found, list) and found and all(_is_input(test) for test in found):
+            return [InputTest(test["input"], test["output"]) for test in found], None
     msg = (
         f"reward code_tests reads the field tests of a row as a list of statements or of {{input, output}}, it is "
         f"{found!r:.80}; the row has {sorted(prompt.metadata)}"
     )
     raise RowError(msg)
+
+
+def uses_program(test: str) -> bool:
+    """Whether a statement may use a name that Python does not have; one that is no Python fails when it is run."""
+    try:
+        names = {node.id for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Name)}
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return True
+    return not names <= set(dir(builtins))
 
 
 def _is_input(test: Any) -> bool:

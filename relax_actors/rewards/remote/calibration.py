@@ -27,7 +27,7 @@ def examples_of(file: Path, mode: str) -> list[Example]:
     """Read examples, one a line.
 
     Raises:
-        ConfigError: the file cannot be read, a line is no example, or no two of them can be compared.
+        ConfigError: the file cannot be read, a line is not a valid example, or no two of them can be compared.
     """
     where = f"reward.options.judge.calibration = {str(file)!r}"
     try:
@@ -59,5 +59,5 @@ def _example(line: str, where: str) -> Example:
                 return Example(Prompt(text, np.zeros(1, np.int32), answer, {}, 0, 0), completion, float(score))
     except ValueError:
         pass
-    msg = f'{where} is no example; write {{"prompt": ..., "completion": ..., "score": ...}}'
+    msg = f'{where} is not a valid example; write {{"prompt": ..., "completion": ..., "score": ...}}'
     raise ConfigError(msg)

@@ -12,20 +12,23 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from relax_actors.errors import ConfigError, RowError
+from relax_actors.errors import ActorError, ConfigError, RowError
 
 T = TypeVar("T")
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 """Seconds before the second try of a call; each further pause is twice as long, up to the longest one."""
 FAILURES_UNTIL_PAUSE = 5
 """Failed tries in a row, of all calls, after which only one call at a time tries the service."""
+TRIES, SHORTEST_TRY = 3, 1.0
+"""A try may take a third of the deadline of a call, and at least one second."""
 LARGEST_ANSWER = 8 << 20
+_JSON = {"Content-Type": "application/json"}
 _TRY_AGAIN = frozenset({408, 409, 425, 429, *range(500, 600)})
 _OF_THE_CONFIGURATION = frozenset({301, 302, 307, 308, 401, 403, 404, 405})
 
 
 class EndpointError(Exception):
-    """The service gave no usable answer: the row is tried again later, at most `supervision.max_failures` times."""
+    """The service gave no usable answer for a row."""
 
 
 class Endpoint:
@@ -41,9 +44,8 @@ class Endpoint:
     """
 
     def __init__(self, url: str, setting: str, key_variable: str, deadline: float, concurrent: int) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
-            msg = f"{setting} = {url!r} is no address; write http:// or https://, a host and a path, without a password"
+        if not _is_url(url):
+            msg = f"{setting} = {url!r} is not a valid URL; write http:// or https:// and a host, without a password"
             raise ConfigError(msg)
         headers = {}
         if key_variable:
@@ -60,6 +62,10 @@ class Endpoint:
         self._failures = 0
         self._probe = asyncio.Lock()
 
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
     async def post(self, body: Mapping[str, Any], read: Callable[[Any], T]) -> T:
         """Send JSON and return what `read` makes of the JSON of the answer.
 
@@ -67,37 +73,46 @@ class Endpoint:
 
         Raises:
             ConfigError: the service refuses every call: wrong address, or wrong key.
-            RowError: it refuses this call.
-            EndpointError: it has not answered within the deadline.
+            RowError: it refuses this call, or `body` is no JSON.
+            ActorError: it has not answered within the deadline.
+            EndpointError: it has answered, but none of its answers could be used.
         """
-        why, pause = "no try has begun", FIRST_PAUSE
+        try:
+            data = json.dumps(body, allow_nan=False).encode(errors="replace")
+        except (ValueError, TypeError) as error:
+            msg = f"{self._setting}: the row cannot be sent as JSON: {error}"
+            raise RowError(msg) from error
+        why, answered, pause = "", False, FIRST_PAUSE
         async with self._places:
             end = time.monotonic() + self._deadline
             while (left := end - time.monotonic()) > 0:
+                limit = min(left, max(SHORTEST_TRY, self._deadline / TRIES))
                 try:
-                    async with asyncio.timeout(left):
-                        found = await self._tried_alone_while_down(body, read)
+                    async with asyncio.timeout(limit):
+                        found = await self._tried_alone_while_down(data, read)
                 except TimeoutError:
-                    break
-                except (httpx.HTTPError, ValueError, EndpointError) as error:
-                    self._failures += 1
-                    why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-                    await asyncio.sleep(min(pause, max(0.0, end - time.monotonic())))
-                    pause = min(2 * pause, LONGEST_PAUSE)
+                    why = why or f"no answer within {limit:.3g} seconds"
+                except (httpx.HTTPError, EndpointError) as error:
+                    why, answered = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__, False
+                except ValueError as error:
+                    why, answered = str(error), True
                 else:
                     self._failures = 0
                     return found
+                self._failures += 1
+                await asyncio.sleep(max(0.0, min(pause, end - time.monotonic())))
+                pause = min(2 * pause, LONGEST_PAUSE)
         msg = f"{self._setting}: {self._url} gave no usable answer within {self._deadline:g} seconds ({why})"
-        raise EndpointError(msg)
+        raise (EndpointError if answered else ActorError)(msg)
 
-    async def _tried_alone_while_down(self, body: Mapping[str, Any], read: Callable[[Any], T]) -> T:
+    async def _tried_alone_while_down(self, data: bytes, read: Callable[[Any], T]) -> T:
         if self._failures < FAILURES_UNTIL_PAUSE:
-            return await self._tried(body, read)
+            return await self._tried(data, read)
         async with self._probe:
-            return await self._tried(body, read)
+            return await self._tried(data, read)
 
-    async def _tried(self, body: Mapping[str, Any], read: Callable[[Any], T]) -> T:
-        async with self._client.stream("POST", self._url, json=body) as answer:
+    async def _tried(self, body: bytes, read: Callable[[Any], T]) -> T:
+        async with self._client.stream("POST", self._url, content=body, headers=_JSON) as answer:
             data = bytearray()
             async for chunk in answer.aiter_bytes():
                 data += chunk
@@ -114,3 +129,11 @@ class Endpoint:
             msg = f"{self._setting}: {said}"
             raise RowError(msg)
         raise EndpointError(said)
+
+
+def _is_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.username is None and parts.port != 0
+    except ValueError:  # such as a port above 65535
+        return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from relax_actors.config.sections import Positive, PositiveFloat
 from relax_actors.messages import Prompt
 from relax_actors.rewards.remote.endpoint import Endpoint
 from relax_actors.rewards.score import Score
@@ -16,9 +17,10 @@ class Remote:
     It gets JSON `{"completions": [...], "prompt": ..., "answer": ..., "metadata": {...}}` by POST, and answers
     `{"rewards": [...]}` with a number, or `{"reward": ..., "components": {...}, "tokens": [...]}`, for each completion.
 
-    A service that does not answer gives no reward: the call is tried again until its deadline, then the row fails, is
-    tried again by another actor, and is quarantined after `supervision.max_failures`. After five failed tries in a row,
-    one call at a time tries the service until it answers again.
+    A service that does not answer gives no reward: the call is tried again until its deadline, then the actor ends with
+    the reason, and its rows wait for the next one. After five failed tries in a row, one call at a time tries the
+    service until it answers again. A row whose answers cannot be used is tried again, and quarantined after
+    `supervision.max_failures`.
 
     Args:
         url: address of the service.
@@ -28,10 +30,17 @@ class Remote:
     """
 
     deadline = None
+    may_hang = True
     not_in_sandbox = "a sandbox has no network"
 
-    def __init__(self, *, url: str, key_variable: str = "", seconds: float = 60.0, concurrent: int = 16) -> None:
+    def __init__(
+        self, *, url: str, key_variable: str = "", seconds: PositiveFloat = 60.0, concurrent: Positive = 16
+    ) -> None:
         self._endpoint = Endpoint(url, "reward.options.remote.url", key_variable, seconds, concurrent)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._endpoint.aclose()
 
     async def __call__(self, completions: list[str], prompt: Prompt) -> list[float | Score]:
         """Return the rewards of the samples of a row.
@@ -39,7 +48,8 @@ class Remote:
         Raises:
             ConfigError: wrong address or key.
             RowError: the service refuses the row.
-            EndpointError: it gave no usable answer in time.
+            ActorError: it gave no answer in time.
+            EndpointError: none of its answers could be used.
         """
         body = {
             "completions": completions,
@@ -65,10 +75,14 @@ def _scores(answer: Any, expected: int) -> list[float | Score]:
 
 def _score(reward: Any) -> float | Score:
     if isinstance(reward, Mapping) and reward.keys() <= {"reward", "components", "tokens"}:
-        components = reward.get("components") or {}
-        if isinstance(components, Mapping):
-            return Score(reward.get("reward"), components, reward.get("tokens"))
-    if isinstance(reward, int | float) and not isinstance(reward, bool):
-        return reward
+        number, components = reward.get("reward"), reward.get("components", {})
+        if isinstance(components, Mapping) and (_is_number(number) or (number is None and components)):
+            return Score(number, components, reward.get("tokens"))
+    if _is_number(reward):
+        return float(reward)
     msg = f"a reward is {reward!r:.200}, not a number or an object with reward, components or tokens"
     raise ValueError(msg)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

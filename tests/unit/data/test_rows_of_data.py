@@ -187,3 +187,14 @@ def test_tools_and_their_calls_reach_the_template(tmp_path: Path) -> None:
         "<|im_start|>tools add<|im_end|><|im_start|>user one<|im_end|><|im_start|>assistant call add<|im_end|>"
     )
     assert row.texts == ["call add"]
+
+
+def test_labelled_answer_comes_with_the_answer_to_another_prompt(tmp_path: Path) -> None:
+    made = Made(tmp_path, "algorithm.name=kto", "data.chat=false")
+    row = row_of(Task("2 + 2 =", " 5", {"label": False}), Task("3 + 3 =", " 6"), seed=0, min_version=0)
+    found = made.maker.make(row)
+    assert found.texts == [" 5", " 6"]
+    assert sign_of_samples(found).values.tolist() == [-1, 0]
+    assert sign_of_samples(made.row("2 + 2 =", " 4", label=True)).values.tolist() == [1]
+    with pytest.raises(RowError, match=r"'label' is 'good'.*true"):
+        made.row("2 + 2 =", " 4", label="good")

@@ -12,6 +12,7 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 
 from relax_actors.engines.megatron.mcore.batch_media import MicroBatchMedia
@@ -38,7 +39,7 @@ class PackedParams(PackedSeqParams):  # type: ignore[misc]
 
 
 class SdpaAttention(MegatronModule):  # type: ignore[misc]
-    """Causal attention within each sequence.
+    """Causal attention within each sequence, in some layers within a window of it.
 
     Sequences are packed (`packed_seq_params` is a `PackedParams`), or padded on the right, which needs no mask. With
     context parallelism rank r of n has chunks r and 2n-1-r of each sequence, and gathers keys and values of all ranks.
@@ -47,6 +48,7 @@ class SdpaAttention(MegatronModule):  # type: ignore[misc]
     def __init__(
         self,
         config: Any,
+        layer_number: int,
         *_: Any,
         softmax_scale: float | None = None,
         pg_collection: Any,
@@ -55,6 +57,8 @@ class SdpaAttention(MegatronModule):  # type: ignore[misc]
         super().__init__(config=config)
         self._group = pg_collection.cp
         self._scale = softmax_scale
+        slides = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
+        self._window = config.window_size[0] + 1 if slides else None
 
     def forward(
         self,
@@ -68,19 +72,25 @@ class SdpaAttention(MegatronModule):  # type: ignore[misc]
         """Attention output, `[seq, batch, heads * head_dim]`.
 
         Args:
-            query: `[seq, batch, heads, head_dim]`.
+            query: `[seq, batch, heads, head_dim]`; latent attention leaves out `batch` where it is 1.
             key: the same, with the number of query groups for heads.
             value: as `key`.
             packed_seq_params: packing of the micro-batch, if it is packed; `batch` is then 1.
         """
         if packed_seq_params is not None:
-            packing, packed = packed_seq_params.packing, (query[:, 0], key[:, 0], value[:, 0])
-            return packing.attend(*packed, scale=self._scale).flatten(1)[:, None]
-        ranks, mask = self._group.size(), None
+            packing, tensors = packed_seq_params.packing, (query, key, value)
+            packed = tensors if query.dim() == 3 else [tensor[:, 0] for tensor in tensors]  # noqa: PLR2004 dimensions
+            return packing.attend(*packed, scale=self._scale, window=self._window).flatten(1)[:, None]
+        ranks = self._group.size()
         if ranks > 1:
             key, value = self._gather_sequence(key), self._gather_sequence(value)
             positions = chunk_positions(key.shape[0], ranks, self._group.rank(), query.device)
-            mask = positions[:, None] >= torch.arange(key.shape[0], device=query.device)[None]
+        else:
+            positions = torch.arange(query.shape[0], device=query.device)
+        mask = None
+        if ranks > 1 or self._window is not None:
+            distance = positions[:, None] - torch.arange(key.shape[0], device=query.device)[None]
+            mask = (distance >= 0) & (distance < (self._window or key.shape[0]))
         rows = [tensor.permute(1, 2, 0, 3) for tensor in (query, key, value)]
         return attend_rows(rows[0], rows[1], rows[2], mask, self._scale).transpose(0, 1).flatten(2)
 

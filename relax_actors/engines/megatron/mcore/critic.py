@@ -19,7 +19,7 @@ from relax_actors.algorithms.schedules import scheduled_learning_rate
 from relax_actors.algorithms.values import measure_values, value_loss, value_metrics
 from relax_actors.config.schema import Config
 from relax_actors.config.training import CriticSection
-from relax_actors.engines.megatron.architecture import Architecture
+from relax_actors.engines.megatron.architecture import architecture_of
 from relax_actors.engines.megatron.conversion import VALUE_BIAS, VALUE_WEIGHT
 from relax_actors.engines.megatron.folder_reader import SafetensorsReader, stored_weights
 from relax_actors.engines.megatron.layout import Layout
@@ -59,7 +59,7 @@ class MegatronCritic:
         self._layout = layout = Layout.of(settings.megatron)
         process_groups.check_device(settings.device, "critic.device")
         process_groups.initialise(layout, rank, store or HashStore())
-        architecture = Architecture.of(self._path)
+        architecture = architecture_of(self._path)
         self._hidden_size = architecture.hidden_size
         self._schedule = Schedule(config, architecture, layout, is_critic=True)
         chunks = ModelChunks(config, architecture, layout, critic=self._path)

@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import HashStore, Store
 from relax_actors.algorithms.controllers import StepCoefficients
 from relax_actors.algorithms.schedules import scheduled_learning_rate
 from relax_actors.config.schema import Config
-from relax_actors.engines.megatron.architecture import Architecture
+from relax_actors.engines.megatron.architecture import architecture_of
 from relax_actors.engines.megatron.folder_reader import stored_weights
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore import checkpoint, process_groups
@@ -52,7 +52,7 @@ class MegatronEngine:
         process_groups.check_device(config.trainer.device, "trainer.device")
         process_groups.initialise(layout, rank, store or HashStore())
         self._device = process_groups.device()
-        self._architecture = Architecture.of(config.model_path)
+        self._architecture = architecture_of(config.model_path)
         self._schedule = Schedule(config, self._architecture, layout)
         self._chunks = ModelChunks(config, self._architecture, layout)
         conversion = conversion_of(config.model_path, self._architecture, layout)

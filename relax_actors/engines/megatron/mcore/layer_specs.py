@@ -6,6 +6,7 @@ from typing import Any
 
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import nn
 
 from relax_actors.engines.megatron.mcore.attention import SdpaAttention
@@ -24,17 +25,28 @@ class RMSNorm(nn.RMSNorm):
 
 def block_spec(config: Any, stage: int | None) -> Any:
     """Spec of the layers of one virtual stage of this rank."""
+    first, count = get_transformer_layer_offset(config, vp_stage=stage), get_num_layers_to_build(config, vp_stage=stage)
+    frequency = config.moe_layer_freq  # of a model with experts, a list of 1 for each layer that has them, else 0
+    has_experts = frequency if config.num_moe_experts else [0] * config.num_layers
+    by_kind = {kind: _layer_spec(config, config.num_moe_experts if kind else None) for kind in sorted(set(has_experts))}
+    layers = [by_kind[has_experts[layer]] for layer in range(first, first + count)]
+    return TransformerBlockSubmodules(layer_specs=layers, layer_norm=RMSNorm)
+
+
+def _layer_spec(config: Any, experts: int | None) -> Any:
     spec = get_gpt_layer_local_spec(
-        num_experts=config.num_moe_experts,
+        num_experts=experts,
         moe_grouped_gemm=config.moe_grouped_gemm,
         qk_layernorm=config.qk_layernorm,
+        multi_latent_attention=config.multi_latent_attention,
         normalization="RMSNorm",
     )
     layer = spec.submodules
     attention = layer.self_attention.submodules
     layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
     attention.core_attention = SdpaAttention
-    if config.qk_layernorm:
+    if config.multi_latent_attention:
+        attention.q_layernorm = attention.kv_layernorm = RMSNorm
+    elif config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
-    layers = get_num_layers_to_build(config, vp_stage=stage)
-    return TransformerBlockSubmodules(layer_specs=[spec] * layers, layer_norm=RMSNorm)
+    return spec

@@ -10,18 +10,18 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.module import Float16Module
-from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 from torch import nn
 
 from relax_actors.config.schema import Config
-from relax_actors.engines.megatron.architecture import Architecture
 from relax_actors.engines.megatron.conversion import VALUE_BIAS, VALUE_WEIGHT, Conversion
+from relax_actors.engines.megatron.families import Architecture
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore import ON_CPU, layer_specs
 from relax_actors.engines.megatron.mcore.logprobs import return_hidden_states
 from relax_actors.engines.megatron.mcore.media_model import MediaModel
 from relax_actors.engines.megatron.mcore.process_groups import device
-from relax_actors.engines.megatron.mcore.rotary import PackedRotaryEmbedding
+from relax_actors.engines.megatron.mcore.rotary import PackedRotaryEmbedding, softmax_scale
 from relax_actors.engines.megatron.mcore.value_head import ValueHead
 from relax_actors.engines.megatron.towers import build_towers, float32_buffers, tower_shapes
 from relax_actors.media.family import family_of
@@ -39,9 +39,11 @@ _RECOMPUTE: dict[str, dict[str, Any]] = {
 def transformer_config(config: Config, architecture: Architecture, layout: Layout) -> Any:
     """TransformerConfig of megatron-core for a run."""
     dtype = getattr(torch, config.trainer.precision)
-    return TransformerConfig(
+    kind = TransformerConfig if architecture.latent is None else MLATransformerConfig
+    return kind(
         **architecture.transformer_config_arguments(),
         activation_func=nn.functional.silu,
+        softmax_scale=softmax_scale(architecture),
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype is torch.bfloat16,
@@ -97,6 +99,9 @@ class ModelChunks:
         self.wrapped = [Float16Module(self.config, model) if half else model for model in self.bare]
         for module, name, buffer in kept:  # frequencies of the towers, which half precision would round
             setattr(module, name, buffer)
+        if architecture.experts is not None and architecture.experts.spec.has_bias:
+            for model in self.bare:
+                _hold_expert_bias(model)
 
     def _build(self, architecture: Architecture, layout: Layout, stage: int) -> Any:
         virtual = stage if layout.virtual > 1 else None
@@ -112,14 +117,15 @@ class ModelChunks:
             parallel_output=True,
             share_embeddings_and_output_weights=architecture.tied_embeddings and not self._is_critic,
             position_embedding_type="rope",
-            rotary_base=architecture.rotary_base,
             vp_stage=virtual,
         )
-        model.rotary_pos_emb = PackedRotaryEmbedding(
+        rotary = PackedRotaryEmbedding(
             architecture,
             use_cpu_initialization=ON_CPU,
             cp_group=parallel_state.get_context_parallel_group(),
         )
+        for turning in (model,) if architecture.latent is None else (x.self_attention for x in model.decoder.layers):
+            turning.rotary_pos_emb = rotary
         if not self._is_critic:
             return_hidden_states(model)
         elif model.post_process:
@@ -131,6 +137,17 @@ class ModelChunks:
             return GPTModel
         towers = build_towers(self._folder, device()) if is_first else None
         return partial(MediaModel, family=self._family, towers=towers)
+
+
+def _hold_expert_bias(model: Any) -> None:
+    """Give routers the bias of the choice of experts as a weight in float32 that is never trained.
+
+    megatron-core would change it after every step.
+    """
+    for layer in model.decoder.layers:
+        if router := getattr(layer.mlp, "router", None):
+            bias = torch.zeros(router.config.num_moe_experts, device=router.weight.device)
+            router.expert_bias = nn.Parameter(bias, requires_grad=False)
 
 
 def conversion_of(folder: Path, architecture: Architecture, layout: Layout, *, is_critic: bool = False) -> Conversion:

@@ -1,7 +1,7 @@
 """Patches for bugs of megatron-core 0.16, one function a bug.
 
-Each is covered by a test that fails without it. The first also applies on GPUs, to MoE without TransformerEngine, the
-others on the CPU only. A newer megatron-core with its own fix stays unpatched.
+Each is covered by a test that fails without it. The first two also apply on GPUs without TransformerEngine, to MoE
+and to latent attention, the others on the CPU only. A newer megatron-core with its own fix stays unpatched.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 from megatron.core.tensor_parallel import random
+from megatron.core.transformer import multi_latent_attention
 from megatron.core.transformer.moe import moe_utils, token_dispatcher
 
 
 def apply(*, on_cpu: bool) -> None:
     """Apply all patches; idempotent."""
     define_te_general_gemm()
+    tell_latent_attention_of_transformer_engine()
     if on_cpu:
         convert_split_sizes_to_ints()
         use_cpu_generator()
@@ -25,6 +27,12 @@ def define_te_general_gemm() -> None:
     """Fix a NameError of MoE without TransformerEngine, whose import defines the name."""
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = None
+
+
+def tell_latent_attention_of_transformer_engine() -> None:
+    """Fix a TypeError of latent attention, which takes TransformerEngine for installed where only its imports work."""
+    if not isinstance(multi_latent_attention.TELinear, type):
+        multi_latent_attention.HAVE_TE = False
 
 
 class _Splits(list[int]):

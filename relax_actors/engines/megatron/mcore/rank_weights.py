@@ -34,9 +34,9 @@ _LOCAL_EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(.+)")
 
 @dataclass(slots=True)
 class _Part:
-    """Shard of a parameter: its shape, and the ranks that hold it."""
+    """Shard of a parameter: its form, and the ranks that hold it."""
 
-    shape: tuple[int, ...]
+    form: TensorForm
     holders: list[int]
 
 
@@ -92,12 +92,17 @@ class RankWeights:
         self.rank, self.ranks = distributed.get_rank(), distributed.get_world_size()
         self.local, self._conversion = local_shards(models), conversion
         self._entries = list(conversion.entries())
-        held = {key: (local.shard, tuple(local.parameter.shape)) for key, local in self.local.items()}
+        forms = {key: TensorForm.of(local.parameter) for key, local in self.local.items()}
+        held = {
+            key: (local.shard, str(forms[key].dtype).removeprefix("torch."), forms[key].shape)
+            for key, local in self.local.items()
+        }
         self._parts: dict[str, dict[int, _Part]] = {}
         for rank, message in enumerate(all_gather_messages(held)):
-            for key, (shard, shape) in message.items():
-                self._parts.setdefault(key, {}).setdefault(shard, _Part(tuple(shape), [])).holders.append(rank)
-        self._like = next(iter(self.local.values())).parameter
+            for key, (shard, dtype, shape) in message.items():
+                form = TensorForm(getattr(torch, dtype), tuple(shape))
+                self._parts.setdefault(key, {}).setdefault(shard, _Part(form, [])).holders.append(rank)
+        self._device = next(iter(self.local.values())).parameter.device
         self._dealt: dict[int, list[int]] = {}
 
     @property
@@ -145,7 +150,7 @@ class RankWeights:
         places = [(key, number) for keys in self._entries for key in keys for number, _ in self._parts_of(key)]
         parts = [self._parts[key][number] for key, number in places]
         return dict(
-            zip(places, deal([Entry(prod(part.shape), part.holders) for part in parts], self.ranks), strict=True)
+            zip(places, deal([Entry(prod(part.form.shape), part.holders) for part in parts], self.ranks), strict=True)
         )
 
     def keeps(self, key: str) -> bool:
@@ -158,7 +163,10 @@ class RankWeights:
         found = {}
         for number, keys in enumerate(self._entries):
             wholes = [
-                merge_shards(key, [self._like.new_empty(part.shape, device="meta") for _, part in self._parts_of(key)])
+                merge_shards(
+                    key,
+                    [torch.empty(p.form.shape, dtype=p.form.dtype, device="meta") for _, p in self._parts_of(key)],
+                )
                 for key in keys
             ]
             for name, tensor in self._conversion.to_hugging_face(keys, wholes):
@@ -172,7 +180,7 @@ class RankWeights:
         """Rank that writes each entry."""
         if writers not in self._dealt:
             parts = [[part for key in keys for part in self._parts[key].values()] for keys in self._entries]
-            sizes = [sum(prod(part.shape) for part in each) for each in parts]
+            sizes = [sum(prod(part.form.shape) for part in each) for each in parts]
             holders = [sorted({rank for part in each for rank in part.holders}) for each in parts]
             self._dealt[writers] = deal([Entry(*each) for each in zip(sizes, holders, strict=True)], writers)
         return self._dealt[writers]
@@ -230,8 +238,7 @@ class RankWeights:
             shards = []
             for _, part in self._parts_of(key):
                 own = self.local[key].parameter.detach() if self.rank in part.holders else None
-                form = TensorForm(self._like.dtype, part.shape)
-                found = self._passed(own, form, nearest(part.holders, owner), owner)
+                found = self._passed(own, part.form, nearest(part.holders, owner), owner)
                 if is_here and found is not None:
                     shards.append(found)
             if is_here:
@@ -245,6 +252,6 @@ class RankWeights:
         if tensor is not None and self.rank == sender:
             distributed.send(tensor.contiguous(), receiver)
             return tensor
-        received = torch.empty(form.shape, dtype=form.dtype, device=self._like.device)
+        received = torch.empty(form.shape, dtype=form.dtype, device=self._device)
         distributed.recv(received, sender)
         return received

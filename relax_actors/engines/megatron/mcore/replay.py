@@ -76,18 +76,19 @@ class Replay:
     """
 
     def __init__(self, models: Sequence[Any], *, recomputed: bool, sequence_parallel: bool) -> None:
-        if not all(hasattr(layer.mlp, "router") for model in models for layer in _layers(model)):
+        # Recorded experts are those of the layers that have some, in order.
+        frequency = models[0].config.moe_layer_freq if models[0].config.num_moe_experts else [0]
+        if not any(frequency):
             msg = "trainer.router_replay = true, but the model has no experts; leave it out"
             raise ConfigError(msg)
         self.reroutes = RerouteCounter()
         self._sequence_parallel = sequence_parallel
         self._routers: list[dict[int, _Router]] = []
         for model in models:
-            routers = {
-                layer.layer_number - 1: _Router(self.reroutes, recomputed=recomputed) for layer in _layers(model)
-            }
-            for layer in _layers(model):
-                layer.mlp.router.router_replay = routers[layer.layer_number - 1]
+            routers = {}
+            for layer in _layers_with_experts(model):
+                number = sum(frequency[: layer.layer_number - 1])
+                layer.mlp.router.router_replay = routers[number] = _Router(self.reroutes, recomputed=recomputed)
             self._routers.append(routers)
 
     def begin(self, *, replays: bool, trains: bool) -> None:
@@ -123,6 +124,6 @@ class Replay:
         return ordered.flatten(0, 1).transpose(0, 1).contiguous()
 
 
-def _layers(model: Any) -> Any:
-    """Layers of a model chunk; their `layer_number` counts from 1 in the whole model."""
-    return model.decoder.layers
+def _layers_with_experts(model: Any) -> list[Any]:
+    """Layers of a model chunk that have experts; their `layer_number` counts from 1 in the whole model."""
+    return [layer for layer in model.decoder.layers if hasattr(layer.mlp, "router")]

@@ -1,4 +1,7 @@
-"""Rotary embeddings of packed sequences, by one position a token or by the three of multimodal models."""
+"""Rotary embeddings of packed sequences, by one position a token or by the three of multimodal models.
+
+Frequencies of a scaling (linear, llama3, YaRN) are those of transformers: megatron-core has some, with other settings.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,11 @@ from typing import Any
 import torch
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from torch import Tensor
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from relax_actors.engines.megatron.architecture import Architecture
+from relax_actors.engines.megatron.families import Architecture
+from relax_actors.engines.megatron.mcore import ON_CPU
 from relax_actors.engines.megatron.mcore.attention import PackedParams
 
 
@@ -21,8 +27,13 @@ class PackedRotaryEmbedding(RotaryEmbedding):  # type: ignore[misc]
     """
 
     def __init__(self, architecture: Architecture, **settings: Any) -> None:
-        super().__init__(architecture.head_dim, rotary_percent=1.0, rotary_base=architecture.rotary_base, **settings)
-        self._axes = axes_of(architecture)
+        rotary = architecture.rotary
+        fraction, base = rotary["partial_rotary_factor"], float(rotary["rope_theta"])
+        super().__init__(architecture.head_dim, rotary_percent=fraction, rotary_base=base, **settings)
+        self._axes, self._is_latent = axes_of(architecture), architecture.latent is not None
+        if is_scaled(architecture):
+            device = "cpu" if ON_CPU else torch.cuda.current_device()
+            self.inv_freq = _scaled(architecture)[0].to(device)
 
     def get_rotary_seq_len(
         self, context: Any, transformer: Any, tensor: Any, config: Any, packed: PackedParams | None = None, **_: Any
@@ -31,19 +42,49 @@ class PackedRotaryEmbedding(RotaryEmbedding):  # type: ignore[misc]
         return packed or super().get_rotary_seq_len(context, transformer, tensor, config)
 
     def forward(self, length: Any, **settings: Any) -> Any:
-        """Rotation angles, `[seq, 1, 1, head_dim] float32`."""
+        """Rotation angles, `[seq, 1, 1, head_dim] float32`; of packed latent attention `[seq, 1, head_dim]`."""
         if not isinstance(length, PackedParams):
             return super().forward(length, **settings)
         if length.media is not None and self._axes is not None:
             return self._angles(length.media.positions, self._axes)
         packing = length.packing
-        return self.get_emb(packing.longest)[packing.positions[0]]
+        angles = self.get_emb(packing.longest)[packing.positions[0]]
+        return angles[:, 0] if self._is_latent else angles
 
     def _angles(self, positions: Tensor, axes: Tensor) -> Tensor:
         """Rotation angles of tokens with positions `[3, seq]`."""
         by_frequency = positions.float()[axes.to(positions.device)].T
         angles = by_frequency * self.inv_freq.to(positions.device)
         return torch.cat([angles, angles], -1)[:, None, None]
+
+
+def is_scaled(architecture: Architecture) -> bool:
+    """Whether the positions of a model are scaled to a longer context."""
+    return architecture.rotary["rope_type"] in ROPE_INIT_FUNCTIONS
+
+
+def softmax_scale(architecture: Architecture) -> float | None:
+    """Factor of the scores of attention; None for 1 / sqrt(head_dim), or where latent attention has its own.
+
+    transformers multiplies turned queries and keys by the attention factor of YaRN; here their products are multiplied.
+    """
+    if architecture.latent is not None or not is_scaled(architecture):
+        return None
+    factor = _scaled(architecture)[1]
+    return None if factor == 1 else factor**2 / architecture.head_dim**0.5
+
+
+def _scaled(architecture: Architecture) -> tuple[Tensor, float]:
+    """Frequencies and attention factor."""
+    config = LlamaConfig(
+        hidden_size=architecture.hidden_size,
+        num_attention_heads=architecture.heads,
+        head_dim=architecture.head_dim,
+        max_position_embeddings=architecture.context_length,
+        rope_parameters=dict(architecture.rotary),
+    )
+    frequencies, factor = ROPE_INIT_FUNCTIONS[architecture.rotary["rope_type"]](config, torch.device("cpu"))
+    return frequencies, float(factor)
 
 
 def axes_of(architecture: Architecture) -> Tensor | None:

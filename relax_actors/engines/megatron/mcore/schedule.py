@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from relax_actors.config.schema import Config
-from relax_actors.engines.megatron.architecture import Architecture
+from relax_actors.engines.megatron.families import Architecture
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore import process_groups
 from relax_actors.engines.megatron.mcore.attention import PackedParams
@@ -57,7 +57,7 @@ class Schedule:
     def __init__(self, config: Config, architecture: Architecture, layout: Layout, *, is_critic: bool = False) -> None:
         self._layout = layout
         self._max_tokens, self._temperature = config.trainer.max_tokens_per_microbatch, config.rollout.temperature
-        self._share_prefixes, self._keeps_rows = config.trainer.share_prefixes, config.algorithm.rows == "pairs"
+        self._share_prefixes, self._keeps_rows = config.trainer.share_prefixes, config.algorithm.compares_answers
         self._device = process_groups.device()
         self._family = family_of(config.model_path)
         padded = padded_vocabulary(architecture, layout)

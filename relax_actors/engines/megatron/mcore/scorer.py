@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import HashStore
 
 from relax_actors.config.schema import Config
 from relax_actors.config.training import MegatronSection
-from relax_actors.engines.megatron.architecture import Architecture
+from relax_actors.engines.megatron.architecture import architecture_of
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore import process_groups
 from relax_actors.engines.megatron.mcore.micro_batches import MicroBatchTensors
@@ -40,7 +40,7 @@ class MegatronScorer(SwappableWeights):
 
     def __init__(self, config: Config, device: str = "auto", *, follows: bool = True) -> None:
         super().__init__(follows=follows)
-        layout, architecture = Layout.of(MegatronSection()), Architecture.of(config.model_path)
+        layout, architecture = Layout.of(MegatronSection()), architecture_of(config.model_path)
         process_groups.check_device(device, "device of the scoring role")
         process_groups.initialise(layout, 0, HashStore())
         self._chunks = ModelChunks(config, architecture, layout)
