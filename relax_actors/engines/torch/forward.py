@@ -102,14 +102,8 @@ class Forward:
         return rows_are_whole(samples, [plan.indices for plans in self._plans(samples, max_tokens) for plan in plans])
 
     def _plans(self, samples: Sequence[TrainSample], max_tokens: int) -> list[list[MicroBatchPlan]]:
-        return plans_of_ranks(
-            samples,
-            self._sharding.count,
-            max_tokens,
-            share_prefixes=self._share_prefixes,
-            keeps_rows=self._keeps_rows,
-            alone=self._alone,
-        )
+        settings = {"share_prefixes": self._share_prefixes, "keeps_rows": self._keeps_rows, "alone": self._alone}
+        return plans_of_ranks(samples, self._sharding.count, max_tokens, **settings)
 
     def loss(
         self, model: PreTrainedModel, loss_of: Callable[[MicroBatchPlan], tuple[Tensor, dict[str, float]]]
