@@ -102,7 +102,10 @@ class ExampleMaker:
             SlowRowError: the chat template or the tokenizer did not end in time.
         """
         label = [1.0 if _label_of(row.metadata) else -1.0, 0.0] if self._has_labels else []
-        return self._trajectory([self._limited(example) for example in self.examples(row)], label)
+        examples = [self._limited(example) for example in self.examples(row)]
+        if self._has_pairs:
+            _check_pair(*examples)
+        return self._trajectory(examples, label)
 
     def examples(self, row: Prompt) -> list[Example]:
         """Return the examples of a row in full length; errors as `make`."""
@@ -278,3 +281,18 @@ def _label_of(fields: Mapping[str, Any]) -> bool:
         msg = f"its field 'label' is {label!r:.60}; write true for a good answer, and false for a bad one"
         raise RowError(msg)
     return label
+
+
+def _check_pair(chosen: Example, rejected: Example) -> None:
+    """Check that a pair has one prompt and two answers.
+
+    Raises:
+        RowError: it has not.
+    """
+    prompts = [example.ids[: int(np.argmax(example.trained))] for example in (chosen, rejected)]
+    if not np.array_equal(*prompts):
+        msg = "chosen and rejected have different prompts; write the same messages before both answers"
+        raise RowError(msg)
+    if np.array_equal(chosen.ids, rejected.ids):
+        msg = "chosen and rejected have the same tokens, as far as they are trained; remove the row"
+        raise RowError(msg)

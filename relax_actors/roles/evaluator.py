@@ -93,8 +93,11 @@ class Evaluator(StatefulRole):
         for cell_id, cell in cells:
             if not is_evaluated(config, cell_id.step):
                 continue
-            if cell_id.kind == "weights" and read_numbered(self.context, cell, Weights) is not None:
-                published.add(cell_id.step)
+            if cell_id.kind == "weights":
+                weights = read_numbered(self.context, cell, Weights)
+                # Where rows come from data, versions that nobody was to evaluate then have no files.
+                if weights is not None and (weights.shards or not config.from_data):
+                    published.add(cell_id.step)
             elif cell_id.kind == "evaluation":
                 self._record_result(cell_id, cell)
             elif cell_id.kind == "eval" and cell_id.step not in self._done and cell_id.index < self._rows:

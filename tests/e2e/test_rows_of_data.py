@@ -37,6 +37,17 @@ def test_model_learns_from_examples_and_then_prefers_other_answers(tmp_path: Pat
 
 
 @pytest.mark.slow
+def test_versions_that_nobody_was_to_evaluate_are_left_out_after_a_change(make_run: Callable[..., Run]) -> None:
+    sft = EXAMPLES / "sft" / "sft.toml"
+    settings = ("eval.rows=4", "trainer.schedule=constant", "trainer.warmup_steps=0", "trainer.checkpoint_every=1")
+    first = make_run("changed", *settings, "run.steps=3", "eval.every=0", config=sft)
+    assert first.complete()["steps"] == 3
+    again = make_run("changed", *settings, "run.steps=6", "eval.every=1", config=sft)
+    result = again.complete()
+    assert (result["steps"], result["quarantined"], result["restarts"]) == (6, 0, 0)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("backend", ["torch", "megatron"])
 def test_two_ranks_end_with_the_loss_of_one(make_run: Callable[..., Run], backend: str) -> None:

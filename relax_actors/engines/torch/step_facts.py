@@ -42,11 +42,9 @@ def needs_records(objective: StepObjective, samples: Sequence[TrainSample], *, k
         samples: sequences of the step.
         keeps_rows: whether all sequences of a row are in one micro-batch.
     """
-    if keeps_rows:
-        return objective.needs_whole_step
     of_samples = objective.needs_sample_sums and any(_has_others(sample) for sample in samples)
     of_rows = objective.needs_row_sums and len({sample.row for sample in samples}) < len(samples)
-    return objective.needs_whole_step or of_samples or of_rows
+    return objective.needs_whole_step or of_samples or (of_rows and not keeps_rows)
 
 
 def loss_inputs(

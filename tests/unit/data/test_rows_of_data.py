@@ -173,6 +173,18 @@ def test_bad_pair_is_refused_with_the_reason(tmp_path: Path, fields: dict[str, A
         Made(tmp_path, *settings).row("2 + 2 =", **fields)
 
 
+def test_a_pair_has_one_prompt_and_two_answers(tmp_path: Path) -> None:
+    made = Made(tmp_path, "algorithm.name=dpo")
+    other = [TALK[0] | {"content": "another question"}, TALK[1]]
+    with pytest.raises(RowError, match="different prompts"):
+        made.row("ignored", chosen=TALK[:2], rejected=other)
+    settings = ("algorithm.name=dpo", "data.chat=false", "examples.oversize=truncate")
+    cut = Made(tmp_path / "cut", *settings, context=12)
+    assert cut.row("2 + 2 =", chosen=" 4", rejected=" 5").texts == [" 4", " 5"]
+    with pytest.raises(RowError, match="the same tokens, as far as"):
+        cut.row("2 + 2 =", chosen=" 4 4 4 4 5", rejected=" 4 4 4 4 6")
+
+
 def test_tools_and_their_calls_reach_the_template(tmp_path: Path) -> None:
     template = (
         "{% if tools %}<|im_start|>tools {{ tools[0].name }}<|im_end|>{% endif %}{% for m in messages %}"
