@@ -37,9 +37,9 @@ class LossScaleSection(Section):
     An update whose gradients overflow is skipped, and the factor is halved.
     """
 
-    initial: Annotated[float, Field(ge=1)] = 1024.0
-    """Factor of the first update. The loss of a micro-batch is a sum over its tokens, so a smaller factor suffices than
-    for a mean."""
+    initial: Annotated[float, Field(ge=1)] = 64.0
+    """Factor of the first update. The loss of a micro-batch is a sum over its tokens, and so are its gradients: a
+    smaller factor suffices than for a mean."""
     growth_interval: Positive = 200
     """Updates without overflow after which the factor is doubled."""
 

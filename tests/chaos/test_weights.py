@@ -13,7 +13,7 @@ from tests.support.running import Run, wait_until
 
 MakeRun = Callable[..., Run]
 SMALL_STEPS = (*ON_POLICY, "trainer.precision=bfloat16", "trainer.learning_rate=1e-5", "weights.full_every=3")
-OVERFLOWS = (*ON_POLICY, "trainer.precision=float16", "trainer.loss_scale.initial=524288")
+OVERFLOWS = (*ON_POLICY, "trainer.precision=float16", "trainer.loss_scale.initial=8192")
 """The first updates have gradients above the largest number of float16."""
 
 

@@ -212,10 +212,13 @@ def test_several_ranks_train_what_one_process_trains(tmp_path: Path, name: str) 
 
 
 @pytest.mark.slow
-def test_ranks_in_half_precision_train_what_one_process_trains(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("architecture", "precision"), [(QWEN3, "bfloat16"), (UNTIED, "float16")])
+def test_ranks_in_half_precision_train_what_one_process_trains(
+    tmp_path: Path, architecture: dict[str, Any], precision: str
+) -> None:
     found = []
     for ranks in (1, 2):
-        config = ranks_config(tmp_path / str(ranks), QWEN3, ranks, precision="bfloat16")
+        config = ranks_config(tmp_path / str(ranks), architecture, ranks, precision=precision)
         with ranks_of(config) as engine:
             metrics = trained(started(engine))
             engine.remember()

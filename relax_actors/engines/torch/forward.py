@@ -168,8 +168,9 @@ class Forward:
             routers: routers of the model, to replay the recorded experts.
             only_count: let the routers make their own choice, and only count differences from the recorded experts.
         """
+        divisor = self._temperature if temperature is None else temperature
         hidden = self._scored_states(model, batch, routers, only_count=only_count)
-        logprobs, _ = self._scores(model, hidden, batch.targets, temperature or self._temperature)
+        logprobs, _ = self._scores(model, hidden, batch.targets, divisor)
         return batch.laid_out(logprobs[:, 0])
 
     def score_trained(
@@ -216,9 +217,7 @@ class Forward:
         """Compute the sum of squared probabilities at the trained tokens, `[batch, width] float32`, as `logprobs`."""
         hidden = self._scored_states(model, batch, routers)
         square = partial(squared_probabilities, temperature=self._temperature)
-        return batch.laid_out(
-            self._sharding.at_head(model, hidden, lambda states: square(states, head=self._head(model)))
-        )
+        return batch.laid_out(self._sharding.at_head(model, hidden, lambda s: square(s, head=self._head(model))))
 
     def _head(self, model: PreTrainedModel) -> Head:
         return self._head_form.head(model, self._barred.ids, self._head_dtype)
