@@ -289,8 +289,8 @@ def _check_pair(chosen: Example, rejected: Example) -> None:
     Raises:
         RowError: it has not.
     """
-    prompts = [example.ids[: int(np.argmax(example.trained))] for example in (chosen, rejected)]
-    if not np.array_equal(*prompts):
+    asked, other = (example.ids[: int(np.argmax(example.trained))] for example in (chosen, rejected))
+    if not np.array_equal(asked, other):
         msg = "chosen and rejected have different prompts; write the same messages before both answers"
         raise RowError(msg)
     if np.array_equal(chosen.ids, rejected.ids):
