@@ -6,7 +6,7 @@ large ratios, advantages of both signs and 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,7 +34,7 @@ STEP = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Sequences of a step: `[sequences, tokens] float64`, their mask, and the sample of each sequence."""
+    """Sequences of a step: `[sequences, tokens] float64`, their mask, the sample of each, and the row if it is read."""
 
     logprobs: Tensor
     proximal: Tensor
@@ -42,6 +42,7 @@ class _Step:
     advantages: Tensor
     mask: Tensor
     samples: tuple[int, ...]
+    rows: tuple[int, ...] = ()
 
     def counts(self) -> Tensor:
         """Return the trained tokens of each sequence's sample."""
@@ -84,10 +85,11 @@ def check_policy_loss(
         loss = function(inputs, **bound)
         return checked_loss(loss, inputs.mask, _name(function))
 
+    spec = loss_spec(function)
     for seed in range(3):
-        step = _made_up(seed, ratio)
+        step = _made_up(seed, ratio, over_row=spec.over_row)
         _check_gradient(call, step, ratio, _name(function))
-        _check_cuts(call, step, ratio, _name(function), wide=loss_spec(function).needs_whole_step)
+        _check_cuts(call, step, ratio, _name(function), wide=spec.needs_whole_step)
 
 
 def try_functions(algorithm: AlgorithmSection) -> None:
@@ -99,7 +101,8 @@ def try_functions(algorithm: AlgorithmSection) -> None:
         ConfigError: one raised an exception, or returned a wrong shape, no gradient, no choice of tokens, or a loss,
             gradient or weight that is not finite; or the loss of a step depends on its cut into micro-batches.
     """
-    functions, step = PolicyFunctions(algorithm), _made_up(0, algorithm.ratio).in_float32()
+    functions = PolicyFunctions(algorithm)
+    step = _made_up(0, algorithm.ratio, over_row=functions.spec.over_row).in_float32()
     for example in (step, replace(step, logprobs=step.proximal, rollout=step.proximal)):
         try:
             _try_step(functions, algorithm, example)
@@ -116,7 +119,8 @@ def _try_cuts(functions: PolicyFunctions, algorithm: AlgorithmSection) -> None:
     def call(inputs: PolicyInputs) -> Tensor:
         return functions.policy_loss(inputs).loss
 
-    source, step = f"algorithm.surrogate = {algorithm.surrogate!r}", _made_up(0, algorithm.ratio)
+    source = f"algorithm.surrogate = {algorithm.surrogate!r}"
+    step = _made_up(0, algorithm.ratio, over_row=functions.spec.over_row)
     try:
         _check_cuts(
             call, step, algorithm.ratio, source, wide=functions.spec.needs_whole_step, tolerance=TRIED_TOLERANCE
@@ -214,8 +218,8 @@ def _check_cuts(
             _require(
                 difference <= tolerance * largest,
                 f"{name}: the {what} of a step differs by {difference:.3g} between 1 and {len(cut)} micro-batches; a "
-                "token may read others only through inputs.sample_sum, and through inputs.step_sum with "
-                "@LossSpec(whole_step=True)",
+                "token may read others only through inputs.sample_sum, through inputs.row_sum with "
+                "@LossSpec(over_row=True), and through inputs.step_sum with @LossSpec(whole_step=True)",
             )
 
 
@@ -227,9 +231,9 @@ def _loss_and_gradient(
     leaf = step.logprobs.clone().requires_grad_()
     total = torch.zeros((), dtype=torch.float64)
     for rows in cut:
-        sums = [facts.sample_sums[row] for row in rows]
-        samples = {n: torch.tensor([s[n] for s in sums], dtype=torch.float64) for n in sums[0]}
-        inputs = _inputs(step, rows, level, Totals(samples=samples, step=facts.sums if wide else None), leaf)
+        samples, of_rows = (_columns(sums, rows) for sums in (facts.sample_sums, facts.row_sums))
+        totals = Totals(samples=samples, step=facts.sums if wide else None, rows=of_rows)
+        inputs = _inputs(step, rows, level, totals, leaf)
         loss = reduce_loss(call(inputs), inputs.mask, mode="token_mean", normaliser=float(step.mask.sum()))
         torch.autograd.backward(loss)
         total = total + loss.detach()
@@ -249,7 +253,14 @@ def _facts(
         for i, row in enumerate(rows):
             sums = {name: float(values[i]) for name, values in totals.recorded.items()}
             records[row] = SequenceRecord(empty, empty, empty, empty, sums)
-    return sum_records([records[row] for row in range(len(step.samples))], step.samples)
+    return sum_records([records[row] for row in range(len(step.samples))], step.samples, step.rows)
+
+
+def _columns(sums: Sequence[Mapping[str, float]], rows: Sequence[int]) -> dict[str, Tensor]:
+    """Return the sums of some sequences by name, `[rows] float64`; empty if there are none."""
+    if not sums:
+        return {}
+    return {n: torch.tensor([sums[row][n] for row in rows], dtype=torch.float64) for n in sums[rows[0]]}
 
 
 def _inputs(step: _Step, rows: Sequence[int], level: RatioLevel, totals: Totals, logprobs: Tensor) -> PolicyInputs:
@@ -258,13 +269,15 @@ def _inputs(step: _Step, rows: Sequence[int], level: RatioLevel, totals: Totals,
     width = max(1, int(step.mask[chosen].sum(-1).max()))
     cut = [t[chosen, :width] for t in (logprobs, step.proximal, step.advantages, step.mask, step.rollout)]
     counts = step.counts()[chosen]
+    if step.rows:
+        totals.row = torch.tensor([step.rows[i] for i in chosen])
     selected = torch.arange(width).expand(len(chosen), width) % 3 == 0
     return PolicyInputs.of(
         *cut[:4], level=level, rollout=cut[4], sample_tokens=counts, selected=selected, totals=totals
     )
 
 
-def _made_up(seed: int, level: RatioLevel) -> _Step:
+def _made_up(seed: int, level: RatioLevel, *, over_row: bool) -> _Step:
     random = torch.Generator().manual_seed(seed)
     lengths, samples = torch.tensor([9, 1, 4, 0, 6, 2]), (0, 1, 2, 3, 4, 4)
     shape = len(lengths), int(lengths.max())
@@ -279,7 +292,8 @@ def _made_up(seed: int, level: RatioLevel) -> _Step:
     advantages[1:, :] = advantages[1:, :1]
     advantages[2] = 0.0
     mask = torch.arange(shape[1]) < lengths[:, None]
-    return _Step(logprobs, proximal, proximal + 0.05 * draw[2], advantages, mask, samples)
+    of_rows = tuple(sample // 2 for sample in samples) if over_row else ()
+    return _Step(logprobs, proximal, proximal + 0.05 * draw[2], advantages, mask, samples, of_rows)
 
 
 @contextmanager

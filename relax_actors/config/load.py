@@ -74,7 +74,8 @@ def _overridden(tree: dict[str, Any], overrides: list[str], path: Path) -> dict[
     if unknown := sorted(own.keys() - set(names)):
         msg = f"override {STAGES}.{unknown[0]}: no stage has this name; stages: {', '.join(names) or 'none'}"
         raise ConfigError(msg)
-    if not names and "stage" not in tree.get("run", {}):
+    run = tree.get("run")
+    if not names and not (isinstance(run, dict) and "stage" in run):
         return tree
     found = copy.deepcopy(tree_of_stage(tree, str(path)))
     named = ("run.name", "run.folder", "run.stage")

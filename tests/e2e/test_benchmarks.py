@@ -58,6 +58,7 @@ PROGRAMS = {
     ),
     "overhead.py": Program("--steps 2", (r"broker +\d", r"overhead +-?\d")),
     "packing.py": Program("--repeats 1", (r"packed", r"\d\.\d")),
+    "precision.py": Program("--layers 1 --hidden 32 --vocabulary 64", (r"bfloat16", r"float16")),
     "ppo_vs_trl.py": Program("--steps 3 --warm-up 1 --repeats 1 --trl-python {python}", (r"completions",), ("trl",)),
     "r3.py": Program("--backend torch --steps 2", (r"torch",)),
     "recompute.py": Program("--tokens 512 --layers 2 --hidden 32", (r"none: +\d+ MiB", r"full: +\d+ MiB")),

@@ -35,7 +35,7 @@ class Custom(Role):
 
 BUILT_IN = [check_role(ROLES.load(name, "role"), name) for name in ROLES.built_in]
 POOLS = [cls for cls in BUILT_IN if not issubclass(cls, StatefulRole | ServiceRole)]
-CLASSES = [*POOLS, TurnRollout, AgentRollout, Custom]
+CLASSES = [cls for cls in (*POOLS, TurnRollout, AgentRollout, Custom) if "group" in cls.kinds]
 BOTH = [cls for cls in CLASSES if "eval" in cls.kinds]
 ROWS = 8
 
