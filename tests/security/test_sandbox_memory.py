@@ -169,8 +169,8 @@ import os, time
 for n in range(3):
     if os.fork() == 0:
         x = b"x" * (64 << 20)
+        time.sleep(2)
         print("one", flush=True)
-        time.sleep(1)
         os._exit(0)
 for n in range(3): os.wait()
 """
@@ -212,7 +212,7 @@ def test_program_holds_no_more_than_its_limit(way: str, is_bounded: bool) -> Non
 
 @needs_bubblewrap
 def test_memory_of_all_processes_and_files_is_bounded_together(is_bounded: bool) -> None:  # noqa: FBT001
-    """Without a control group each process has the limit of its own."""
+    """Without a control group each process has the limit of its own; with it the kernel kills one of the three."""
     ended = run(PROCESSES)
     if is_bounded:
         assert ended.problem == f"it used more than {MIB} MiB of memory" or ended.output.count("one") < 3, ended
