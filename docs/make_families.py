@@ -24,7 +24,7 @@ NAMES = {
     "qwen3_moe": "Qwen3-MoE",
     "mistral": "Mistral",
     "mixtral": "Mixtral",
-    "glm4_moe": "GLM-4.5 and later",
+    "glm4_moe": "GLM-4.5",
     "gemma3_text": "Gemma 3",
     "glm4": "GLM-4",
     "deepseek_v3": "DeepSeek-V3",

@@ -39,7 +39,8 @@ class LossScaleSection(Section):
 
     initial: Annotated[float, Field(ge=1)] = 64.0
     """Factor of the first update. The loss of a micro-batch is a sum over its tokens, and so are its gradients: a
-    smaller factor suffices than for a mean."""
+    smaller factor suffices than for a mean. With `algorithm.aggregate = "sample_mean_of_means"`, or a warm start,
+    losses are means: give a larger one."""
     growth_interval: Positive = 200
     """Updates without overflow after which the factor is doubled."""
 
@@ -263,8 +264,8 @@ class WeightsSection(Section):
     """[weights]: how weights get from the trainer to other actors."""
 
     delta: Literal["auto", "off"] = "auto"
-    """With `trainer.precision = "bfloat16"` publish only the changes since the previous version, where these are
-    smaller and reproduce the same bits; actors that generate then keep a copy of the weights in memory."""
+    """With `trainer.precision = "bfloat16"` or `"float16"` publish only the changes since the previous version, where
+    these are smaller and reproduce the same bits; actors that generate then keep a copy of the weights in memory."""
     full_every: Positive = 16
     """Maximum versions between full sets of weights; a late joiner reads at most this many files."""
     transport: Annotated[str, Named(WEIGHT_TRANSPORTS)] = "store"

@@ -243,7 +243,7 @@ def _decoder_parameters(body: dict[str, Any]) -> int:
     width = body.get("head_dim") or hidden // heads
     kv = body.get("num_key_value_heads") or heads
     attention = hidden * width * (heads + 2 * kv) + heads * width * hidden
-    experts = body.get("num_experts") or body.get("num_local_experts") or 0
+    experts = expert_count(body)
     if body["model_type"].startswith("qwen3"):
         attention += 2 * width  # norms of queries and keys
     if body["model_type"].startswith("qwen2"):

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from relax_actors.config import Config
-from relax_actors.config.training import CriticSection
+from relax_actors.config.training import CriticSection, LossScaleSection
 from relax_actors.engines.protocols.backend import CriticBackend, InferenceBackend, ScoringBackend, TrainingBackend
 from relax_actors.engines.protocols.footprint import Footprint
 from relax_actors.errors import ConfigError
@@ -84,6 +84,14 @@ def unused_settings(config: Config, spelled: Collection[str] = ()) -> Iterator[s
                 yield (
                     f"{setting} = {json.dumps(value)} has no effect with {section}.backend = "
                     f'"{getattr(config, section).backend}"; set {section}.backend = "{name}", or remove it'
+                )
+    if config.trainer.precision != "float16":
+        for key, value in config.trainer.loss_scale.model_dump(mode="json").items():
+            setting = f"trainer.loss_scale.{key}"
+            if setting in spelled or value != LossScaleSection.model_fields[key].default:
+                yield (
+                    f"{setting} = {json.dumps(value)} has no effect with trainer.precision = "
+                    f'"{config.trainer.precision}"; set trainer.precision = "float16", or remove it'
                 )
     for section in ("rollout", "trainer"):
         settings = getattr(config, section)

@@ -33,7 +33,7 @@ LLAMA3 = {
 }
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
 LATENT: dict[str, Any] = {"q_lora_rank": 16, "kv_lora_rank": 16, "num_key_value_heads": 4}
-LATENT |= {"head_dim": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 24}
+LATENT |= {"head_dim": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
 RECURRENT = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,

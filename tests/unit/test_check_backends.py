@@ -153,9 +153,16 @@ def test_models_without_named_layers_are_refused_where_layers_are_needed(setting
 
 
 def test_quantisation_that_an_update_of_weights_would_break_is_refused() -> None:
-    for arguments in ("['--quantization', 'fp8']", "['--quantization=fp8']"):
+    for arguments in ("['--quantization', 'fp8']", "['--quantization=fp8']", "['--modelopt-quant', 'fp8']"):
         (error,) = errors(*URLS, f"rollout.sglang.arguments={arguments}")
-        assert "--quantization" in error
+        assert f"leave {arguments[2:].partition('=')[0].partition(chr(39))[0]} out" in error
+
+
+def test_a_loss_scale_without_float16_is_named() -> None:
+    scale = "trainer.loss_scale.initial=8"
+    (line,) = unused_settings(load_config(DEMO, [scale]))
+    assert line.startswith("trainer.loss_scale.initial = 8.0 has no effect with trainer.precision")
+    assert list(unused_settings(load_config(DEMO, [scale, "trainer.precision=float16"]))) == []
 
 
 def test_external_servers_are_told_to_compute_logits_in_float32() -> None:

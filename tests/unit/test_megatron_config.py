@@ -80,6 +80,10 @@ def test_possible_layout_is_accepted(model: dict[str, Any], section: dict[str, A
     layout.check(layout.Layout.of(MegatronSection(**section)), model)
 
 
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+MSCALE = {"mscale": 1.0, "mscale_all_dim": 1.0}
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
@@ -95,6 +99,16 @@ def test_possible_layout_is_accepted(model: dict[str, Any], section: dict[str, A
             {"model_type": "glm4_moe", "n_group": 4, "topk_group": 2, "num_experts_per_tok": 2},
             "n_group = 4.*topk_group = 2",
         ),
+        ({"model_type": "deepseek_v3", "rope_parameters": YARN}, "without mscale"),
+        (
+            {"model_type": "deepseek_v3", "rope_parameters": YARN | {"mscale": 1, "mscale_all_dim": 0.5}},
+            "only that of mscale_all_dim",
+        ),
+        (
+            {"model_type": "deepseek_v3", "rope_parameters": YARN | MSCALE | {"attention_factor": 1.5}},
+            "attention_factor = 1.5",
+        ),
+        ({"model_type": "glm4_moe", "num_experts_per_tok": 1}, "num_experts_per_tok = 1"),
     ],
 )
 def test_model_that_megatron_core_would_compute_differently_is_refused(fields: dict[str, Any], reason: str) -> None:

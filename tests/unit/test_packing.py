@@ -54,7 +54,7 @@ FAMILIES = [
         **SHAPE | {"num_key_value_heads": 4},
         **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "moe_intermediate_size"), 16),
         qk_rope_head_dim=8,
-        v_head_dim=24,
+        v_head_dim=16,
         first_k_dense_replace=1,
         num_experts_per_tok=2,
         n_routed_experts=4,

@@ -120,12 +120,25 @@ def _unsupported(family: TextFamily, fields: Mapping[str, Any], *, is_media: boo
     fraction = _rotary_fraction(family, fields)
     if fraction != 1 and (family.rotary_fraction is None or kind != "default"):
         yield f"partial_rotary_factor = {fraction!r} is not supported here, only 1.0"
-    if family.has_latent_attention and kind != "default" and rotary.get("mscale") != rotary.get("mscale_all_dim"):
-        yield f"mscale = {rotary.get('mscale')!r} is not supported, only that of mscale_all_dim"
+    if family.has_latent_attention and kind != "default":
+        yield from _unsupported_scales(kind, rotary)
+    if family.experts is not None and fields.get("num_experts_per_tok") == 1:
+        yield "num_experts_per_tok = 1 is not supported, only 2 or more"
     groups, of_token = fields.get("n_group") or 1, fields.get("topk_group") or 1
     # megatron-core judges a group by as many experts as a token may get of it, transformers by two.
     if groups > 1 and fields.get("num_experts_per_tok", 2 * of_token) != 2 * of_token:
         yield f"num_experts_per_tok with n_group = {groups} is not supported, only twice topk_group = {of_token}"
+
+
+def _unsupported_scales(kind: str, rotary: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the settings of the scores of latent attention that megatron-core would compute differently."""
+    if rotary.get("mscale") != rotary.get("mscale_all_dim"):
+        yield f"mscale = {rotary.get('mscale')!r} is not supported, only that of mscale_all_dim"
+    elif kind == "yarn" and not rotary.get("mscale"):
+        # transformers multiplies the part with rotary positions by a factor of its own then.
+        yield "rope_type = 'yarn' without mscale is not supported; name mscale and mscale_all_dim"
+    if (factor := rotary.get("attention_factor")) is not None:
+        yield f"attention_factor = {factor!r} is not supported, only mscale"
 
 
 def _head_dim(fields: Mapping[str, Any], heads: int) -> int:

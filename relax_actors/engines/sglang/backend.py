@@ -23,6 +23,8 @@ from relax_actors.runtime import Context
 
 SERVER_BYTES = 1700 << 20
 """Memory of a server without its model."""
+QUANTISES = ("--quantization", "--modelopt-quant", "--quantize-and-serve")
+"""Arguments of a server with which it holds other numbers than the trainer's."""
 SEGMENTS = ("sglang_", "sgl_shm", "sem.mp-", "psm_", "torch_")
 """Beginnings of the names of the shared-memory segments of a server."""
 
@@ -91,10 +93,11 @@ class SglangBackend(InferenceBackend):
         if (key := rollout.sglang.api_key_file) is not None and not key.is_file():
             msg = f"rollout.sglang.api_key_file {key} does not exist; write the key of the servers to it"
             raise ConfigError(msg)
-        if any(argument.partition("=")[0] == "--quantization" for argument in rollout.sglang.arguments):
+        given = [argument.partition("=")[0] for argument in rollout.sglang.arguments]
+        if quantises := next((name for name in given if name in QUANTISES), None):
             msg = (
-                "rollout.sglang.arguments: SGLang quantises weights when it starts with them, and an update writes the "
-                "trainer's numbers into the quantised parameters; leave --quantization out"
+                "rollout.sglang.arguments: SGLang quantises weights while it loads them, and an update writes the "
+                f"trainer's numbers into the quantised parameters; leave {quantises} out"
             )
             raise ConfigError(msg)
         if len(urls) not in (0, rollout.replicas):

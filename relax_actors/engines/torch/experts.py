@@ -6,7 +6,7 @@ The weights of replayed experts are computed from the current logits of the rout
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -60,7 +60,7 @@ class Routers:
     """Routers of a transformers model, in the order of its layers.
 
     Transformers names the routers of a model, whose output is (logits, weights of the chosen experts, chosen experts).
-    How the weights follow from the logits is found out by a trial.
+    A trial determines how it computes weights from logits.
 
     Args:
         model: model with experts.
@@ -186,11 +186,13 @@ def _rule_of(router: nn.Module) -> Weigh:
         drawn = torch.randn(tensor.shape, generator=source) / tensor.shape[-1] ** 0.5
         state[name] = drawn.to(tensor.device)
     hidden = torch.randn(8, state["weight"].shape[-1], generator=source).to(state["weight"].device)
-    logits, weights, chosen = functional_call(router, state, (hidden,))
     scale = float(getattr(router, "routed_scaling_factor", 1.0))
-    for rule in (_softmax_of_chosen, _softmax, _normalised_sigmoid, _sigmoid):
-        if torch.allclose(rule(logits, chosen) * scale, weights.float(), rtol=1e-4, atol=1e-6):
-            return partial(_scaled, rule, scale)
+    # A router may return something else than logits, weights and indices.
+    with suppress(ValueError, TypeError, RuntimeError, IndexError):
+        logits, weights, chosen = functional_call(router, state, (hidden,))
+        for rule in (_softmax_of_chosen, _softmax, _normalised_sigmoid, _sigmoid):
+            if torch.allclose(rule(logits, chosen) * scale, weights.float(), rtol=1e-4, atol=1e-6):
+                return partial(_scaled, rule, scale)
     msg = (
         f"trainer.router_replay: {type(router).__name__} weighs the chosen experts in an unknown way; leave the "
         "setting out, or add its rule to relax_actors/engines/torch/experts.py"

@@ -188,7 +188,8 @@ class Packing:
         Returns:
             `[total, heads, dim]`.
         """
-        if sinks is None and varlen.can_attend(query, window):
+        # The kernel takes one width; values of latent attention have another.
+        if sinks is None and value.shape[-1] == query.shape[-1] and varlen.can_attend(query, window):
             if self.keys is not None:
                 key, value = key.index_select(0, self.keys), value.index_select(0, self.keys)
             ends = self.ends, self.key_ends

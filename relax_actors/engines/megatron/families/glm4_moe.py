@@ -1,4 +1,4 @@
-"""GLM-4.5 and its successors with experts: routers of DeepSeek-V3, and half of a head's dimensions turn."""
+"""GLM-4.5 with experts: routers of DeepSeek-V3, and rotary positions in half of each head."""
 
 from relax_actors.engines.megatron.families.deepseek_v3 import SIGMOID_EXPERTS
 from relax_actors.engines.megatron.families.spec import TextFamily

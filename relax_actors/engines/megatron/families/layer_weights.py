@@ -64,7 +64,7 @@ def _attention(model: Architecture) -> tuple[Weight, ...]:
 
 
 def _latent_attention(model: Architecture, latent: Latent) -> tuple[Weight, ...]:
-    hidden, width = model.hidden_size, latent.turned + latent.still
+    hidden, width = model.hidden_size, latent.rope_dims + latent.nope_dims
     queries: tuple[Weight, ...] = (_latent("q_proj", "q_proj", model.heads * width, hidden),)
     if latent.queries is not None:
         queries = (
@@ -74,9 +74,9 @@ def _latent_attention(model: Architecture, latent: Latent) -> tuple[Weight, ...]
         )
     return (
         *queries,
-        _latent("kv_down_proj", "kv_a_proj_with_mqa", latent.keys + latent.turned, hidden),
+        _latent("kv_down_proj", "kv_a_proj_with_mqa", latent.keys + latent.rope_dims, hidden),
         same("self_attention.kv_layernorm.weight", "self_attn.kv_a_layernorm.weight", latent.keys),
-        _latent("kv_up_proj", "kv_b_proj", model.heads * (latent.still + latent.values), latent.keys),
+        _latent("kv_up_proj", "kv_b_proj", model.heads * (latent.nope_dims + latent.values), latent.keys),
         same("self_attention.linear_proj.weight", "self_attn.o_proj.weight", hidden, model.heads * latent.values),
     )
 

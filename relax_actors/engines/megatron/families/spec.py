@@ -35,7 +35,7 @@ class ExpertSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextFamily:
-    """How megatron-core computes the models of a family, which are of the Llama family but for what is said here.
+    """Differences of a family from Llama, as megatron-core computes it.
 
     Attributes:
         model_type: in config.json.
@@ -43,8 +43,8 @@ class TextFamily:
         qk_layernorm: whether queries and keys are normalised, or the field that says so.
         qkv_bias: whether the projections to queries, keys and values have a bias, or the field that says so.
         has_windows: whether the family reads `sliding_window`.
-        rotary_fraction: share of a head's dimensions that turn by the position, where config.json does not say; None
-            if all of them do.
+        rotary_fraction: share of a head's dimensions with rotary positions, where config.json does not say; None
+            for all of them.
         has_latent_attention: whether queries, keys and values are made of latent vectors (MLA).
         experts: how a token's experts compute; None for a family without.
         stored_names: parts of the names of weights in transformers, each with that in files of the hub.
@@ -73,7 +73,7 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {
     "mlp_bias": (None, False),
     "quantization_config": (None,),
 }
-"""Values of fields that megatron-core computes for a family that says nothing of them."""
+"""Values of fields that megatron-core computes, where a family does not name others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,15 +133,15 @@ class Latent:
     Attributes:
         queries: size of the latent vector of a token's queries; None if they are made of its hidden state.
         keys: size of the latent vector of its keys and values.
-        turned: dimensions of a head of queries and keys that turn by the position.
-        still: those that do not.
+        rope_dims: dimensions of a head of queries and keys with rotary positions.
+        nope_dims: those without.
         values: dimensions of a head of values.
     """
 
     queries: int | None
     keys: int
-    turned: int
-    still: int
+    rope_dims: int
+    nope_dims: int
     values: int
 
     def transformer_config_arguments(self, rotary: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,8 +149,8 @@ class Latent:
         return {
             "q_lora_rank": self.queries,
             "kv_lora_rank": self.keys,
-            "qk_head_dim": self.still,
-            "qk_pos_emb_head_dim": self.turned,
+            "qk_head_dim": self.nope_dims,
+            "qk_pos_emb_head_dim": self.rope_dims,
             "v_head_dim": self.values,
             "qk_layernorm": True,
             # The frequencies of YaRN are set afterwards; the factor of its scores follows from these two.
