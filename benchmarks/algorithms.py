@@ -110,7 +110,7 @@ def run(folder: Path, preset: str, settings: list[str], seed: int, steps: int) -
         sys.exit(f"{preset}, seed {seed}: {' '.join(command)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
     summary = json.loads(done.stdout.strip().splitlines()[-1])
     with connected(str(folder / "runs" / name)) as at:
-        accuracy = dict(read_curves(at.table, read_ledger(at.table, at.config)).evals)
+        accuracy = dict(read_curves(at.table, read_ledger(at.table, at.config), from_data=False).evals)
     return Result(preset, settings, seed, steps, accuracy, summary["seconds"])
 
 
