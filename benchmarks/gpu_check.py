@@ -42,7 +42,7 @@ def has_gpu() -> bool:
 
 
 def run_all(names: list[str], options: argparse.Namespace, scratch: Path, console: Console) -> list[Outcome]:
-    """Run the checks, those that need the machine for themselves last; write the report after each."""
+    """Run the checks and write the report after each one. Checks that must run alone come last."""
     began, found = time.monotonic(), dict[str, Outcome]()
     logs: Path = options.out / "logs"
     logs.mkdir(parents=True, exist_ok=True)

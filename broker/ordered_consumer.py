@@ -162,7 +162,7 @@ class OrderedConsumer:
         """Return the messages of the stream, and close.
 
         Args:
-            caught_up: also return those that arrive while it reads.
+            caught_up: also return messages that arrive during the read.
         """
         found: list[Msg] = []
         try:

@@ -257,7 +257,7 @@ def _facts(
 
 
 def _columns(sums: Sequence[Mapping[str, float]], rows: Sequence[int]) -> dict[str, Tensor]:
-    """Return the sums of some sequences by name, `[rows] float64`; empty if there are none."""
+    """Return the sums of the chosen sequences, by name, as `[rows] float64`."""
     if not sums:
         return {}
     return {n: torch.tensor([sums[row][n] for row in rows], dtype=torch.float64) for n in sums[rows[0]]}

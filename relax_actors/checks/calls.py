@@ -125,7 +125,7 @@ def check_call(config: Config, call: Call, import_path: Path, rows: Mapping[str,
 
 
 def _is_harmless(name: str) -> bool:
-    """Whether a reward function is one of ours that needs no other package and ends soon."""
+    """Whether a reward function is built in, needs no optional package, and cannot take long."""
     if name not in REWARDS.built_in:
         return False
     function = REWARDS.load(name, "")

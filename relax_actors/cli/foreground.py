@@ -113,7 +113,7 @@ def _train_stages(request: Request, console: Screen, names: Sequence[str]) -> in
         if begun:
             msg = (
                 f"stage {name} has steps to train, but {begun[0]} has begun with the model it had; write run.name=NAME "
-                f"to train the stages anew, or remove {folders[names.index(begun[0])].root}"
+                f"to train all stages again, or remove the folder {folders[names.index(begun[0])].root}"
             )
             raise ConfigError(msg)
         console.show(f"stage {k + 1} of {len(names)}: {name}")

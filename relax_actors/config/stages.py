@@ -26,7 +26,7 @@ def names_of_stages(tree: dict[str, Any], source: str) -> list[str]:
     """Return the names of the stages in order; none if the file describes one run.
 
     Raises:
-        ConfigError: a stage has no name or that of another one, or is no table of sections.
+        ConfigError: a stage has no name, two stages have the same one, or a stage sets a key outside of a section.
     """
     stages = tree.get(STAGES, [])
     if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
@@ -37,7 +37,7 @@ def names_of_stages(tree: dict[str, Any], source: str) -> list[str]:
         try:
             check_name(name if isinstance(name, str) else "", "name")
         except RelaxError as error:
-            msg = f'{source}: stages: the {i}. stage needs a name, such as name = "sft": {error}'
+            msg = f'{source}: stages: stage {i} needs a name, such as name = "sft": {error}'
             raise ConfigError(msg) from error
         if names.count(name) > 1:
             msg = f"{source}: stages: {name!r} names more than one stage; rename one"
@@ -45,7 +45,10 @@ def names_of_stages(tree: dict[str, Any], source: str) -> list[str]:
     for stage in stages:
         for section, body in stage.items():
             if section != "name" and not isinstance(body, dict):
-                msg = f"{source}: stages: {section} of the stage {stage['name']!r} is no section; [stages.{section}]"
+                msg = (
+                    f"{source}: stages: {section} of the stage {stage['name']!r} is not a section; write it in one, "
+                    "such as [stages.run]"
+                )
                 raise ConfigError(msg)
     return names
 

@@ -107,7 +107,7 @@ class Publisher:
         return Weights(version, fingerprint, shards, self.context.incarnation, base_version)
 
     def _is_read(self, version: int) -> bool:
-        """Whether an actor may read a version: where rows come from data, those that are evaluated, and the first."""
+        """Whether an actor may read a version. Where rows come from data: only version 0 and evaluated versions."""
         config = self.context.config
         if not config.from_data or config.roles.keys() - {"reference"}:
             return True

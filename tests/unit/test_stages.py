@@ -50,10 +50,10 @@ def test_sections_whose_keys_depend_on_each_other_are_replaced_whole(tmp_path: P
 @pytest.mark.parametrize(
     ("more", "settings", "said"),
     [
-        ("[[stages]]\n", [], "the 3. stage needs a name"),
-        ('[[stages]]\nname = "a/b"\n', [], "the 3. stage needs a name"),
+        ("[[stages]]\n", [], "stage 3 needs a name"),
+        ('[[stages]]\nname = "a/b"\n', [], "stage 3 needs a name"),
         ('[[stages]]\nname = "sft"\n', [], "'sft' names more than one stage"),
-        ('[[stages]]\nname = "x"\nsteps = 3\n', [], "steps of the stage 'x' is no section"),
+        ('[[stages]]\nname = "x"\nsteps = 3\n', [], "steps of the stage 'x' is not a section"),
         ("", ["run.stage=ppo"], "'ppo' names no stage; stages: sft, grpo"),
         ("", ["stages.ppo.run.steps=1"], "no stage has this name; stages: sft, grpo"),
         ("", [], "run.stage is not set; stages: sft, grpo; write run.stage=sft"),

@@ -38,7 +38,7 @@ def unpacked(body: Any, held: Callable[[int], Any]) -> Any:
     """Return the value that `packed` made JSON types of; `held` returns the object with a number.
 
     Raises:
-        Exception: it made none.
+        Exception: `packed` has not made it.
     """
     if body is None or isinstance(body, (bool, int, str)):
         return body

@@ -19,7 +19,7 @@ class ExpertSpec:
         scores: function that makes weights of the router's logits.
         normalises: whether the weights of a token's experts sum to 1, or the field that says so.
         has_bias: whether a bias, which is not trained, is added to the scores for the choice alone.
-        shared: name of the experts that compute every token, in the feed-forward layer; empty if there are none.
+        shared: name of the module with the shared experts, which compute every token; empty without shared experts.
         shared_width: returns their feed-forward size.
         has_shared_gate: whether a gate weighs their output.
     """
