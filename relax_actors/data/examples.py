@@ -49,7 +49,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """Token ids `[len] int32`, which of them are trained `[len] bool`, and whether the example's end is cut off."""
+    """Token ids `[len] int32`, which of them are trained `[len] bool`, and whether a part of the example is cut off."""
 
     ids: Array
     trained: Array
@@ -102,7 +102,7 @@ class ExampleMaker:
             SlowRowError: the chat template or the tokenizer did not end in time.
         """
         label = [1.0 if _label_of(row.metadata) else -1.0, 0.0] if self._has_labels else []
-        examples = [self._limited(example) for example in self.examples(row)]
+        examples = self._limited(self.examples(row))
         if self._has_pairs:
             _check_pair(*examples)
         return self._trajectory(examples, label)
@@ -157,7 +157,7 @@ class ExampleMaker:
         """Return the example of a text and its answer, which the stop token ends."""
         trains_all = self._settings.train == "all"
         if not answer and not (trains_all or "user" in self._roles):
-            msg = 'it has no answer; set data.answer_field, or examples.train = "all" to train texts without answers'
+            msg = 'it has no answer; set data.fields.answer, or examples.train = "all" to train texts without answers'
             raise RowError(msg)
         parts = [Part(prompt, trains_all or "user" in self._roles, is_answer=not answer)]
         parts += [Part(answer, trains_all or ASSISTANT in self._roles, is_answer=True)] if answer else []
@@ -209,27 +209,35 @@ class ExampleMaker:
         ]
         return [bool(m.get("train", chosen)) for m, chosen in zip(messages, by_setting, strict=True)]
 
-    def _limited(self, example: Example) -> Example:
-        """Return an example that fits the model and a micro-batch, with the first token and all behind the last left.
+    def _limited(self, examples: Sequence[Example]) -> list[Example]:
+        """Return the examples of a row as they fit the model and a micro-batch, without what follows trained tokens.
+
+        Their beginnings are cut off by the same number of tokens, so that answers keep their prompt in common.
 
         Raises:
-            RowError: it does not fit, or none of its tokens is trained.
+            RowError: one does not fit, or none of its tokens is trained.
         """
-        ids, trained = example.ids, example.trained.copy()
-        trained[:1] = False  # no token before it
-        is_cut = len(ids) > self._most
-        if is_cut and self._settings.oversize == "drop":
+        longest, most, oversize = max(len(example.ids) for example in examples), self._most, self._data.oversize
+        if longest > most and oversize in ("skip", "keep"):
             half = ", half of which is for the other answer" if self._is_half else ""
             msg = (
-                f"it has {len(ids)} tokens, more than the {self._most} of the model's context or of "
-                f'trainer.max_tokens_per_microbatch{half}; raise that, or set examples.oversize = "truncate"'
+                f"it has {longest} tokens, more than the {most} of the model's context or of "
+                f"trainer.max_tokens_per_microbatch{half}; raise that, or set data.oversize to cut rows off"
             )
             raise RowError(msg)
-        if not trained[: self._most].any():
-            where = f" among the first {self._most}" if is_cut else ""
+        begin = max(0, longest - most) if oversize == "truncate_left" else 0
+        return [self._cut(example, begin) for example in examples]
+
+    def _cut(self, example: Example, begin: int) -> Example:
+        """Return an example from `begin` on that ends with its last trained token, at most `_most` tokens behind."""
+        ids, trained = example.ids[begin:][: self._most], example.trained[begin:][: self._most].copy()
+        trained[:1] = False  # no token before it
+        is_cut = len(ids) < len(example.ids)
+        if not trained.any():
+            where = f" among the {'last' if begin else 'first'} {self._most}" if is_cut else ""
             msg = f"none of its tokens is trained{where}; correct the row, or set examples.train"
             raise RowError(msg)
-        end = int(np.flatnonzero(trained[: self._most])[-1]) + 1
+        end = int(np.flatnonzero(trained)[-1]) + 1
         return Example(ids[:end], trained[:end], is_cut)
 
     def _trajectory(self, examples: Sequence[Example], label: Sequence[float]) -> Trajectory:
