@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from relax_actors.config.media import KINDS
 from relax_actors.config.sections import NonNegativeInt, Positive, Section
-from relax_actors.config.sources import MixedSection
+from relax_actors.config.sources import MixedSection, changed
 from relax_actors.messages.media import Kind
 
 PATH_EXAMPLE = """\
@@ -130,7 +130,7 @@ class EvalSection(Section):
     @field_validator("data")
     @classmethod
     def _in_order(cls, value: DataSection) -> DataSection:
-        idle = {"stop", "shuffle", "curriculum"} & value.model_fields_set
+        idle = changed(value, ("stop", "shuffle", "curriculum"))
         idle |= {f"mixture.{name}.weight" for name, part in value.mixture.items() if part.weight is not None}
         if idle:
             msg = (

@@ -99,7 +99,7 @@ class MixedSection(SourceSection):
                 "  weight = 0.7\n  [data.mixture.code]\n  ..."
             )
             raise ValueError(msg)
-        own = {"path", "split", "task", "function", "size", "rows", "fields", "options"} & self.model_fields_set
+        own = changed(self, SourceSection.model_fields.keys() - {"kind"})
         if self.mixture and own:
             msg = f"{min(own)} belongs to a source of the mixture; set it in [data.mixture.<name>]"
             raise ValueError(msg)
@@ -122,6 +122,12 @@ class MixedSection(SourceSection):
                     msg = f"curriculum of step {stage.step}: no source of the mixture is named {name!r}; {hint}"
                     raise ValueError(msg)
             exact_weights(stage.weights, f"curriculum of step {stage.step}: ")
+
+
+def changed(section: Section, names: Iterable[str]) -> set[str]:
+    """Return which keys of a section have other values than by default; a saved configuration sets all of them."""
+    fields = type(section).model_fields
+    return {name for name in names if getattr(section, name) != fields[name].get_default(call_default_factory=True)}
 
 
 def exact_weights(weights: Mapping[str, float], where: str = "") -> dict[str, Fraction]:

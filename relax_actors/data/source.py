@@ -14,7 +14,7 @@ from relax_actors.data.task import Task
 from relax_actors.errors import ConfigError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Blocks:
     """Ranges of a source that are cheap to read together, such as the row groups of Parquet files.
 

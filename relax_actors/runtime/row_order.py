@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from broker.subjects import RowId
 from relax_actors.config import Config
@@ -33,6 +32,26 @@ class Part:
     blocks: Blocks | None = None
 
 
+class _Windows:
+    """Blocks in random order, and their items in random order within windows of some blocks."""
+
+    def __init__(self, blocks: Blocks, seed: int) -> None:
+        self._seed, sizes, held = seed, blocks.sizes, blocks.held
+        order = np.array([permuted(seed, len(sizes), i) for i in range(len(sizes))])
+        # First item, in the data, of each block in the new order; and the items before each block in the new order.
+        self._first = (np.cumsum(sizes) - sizes)[order]
+        self._before = np.concatenate([[0], np.cumsum(sizes[order])])
+        self._windows = self._before[[*range(0, len(sizes), held), len(sizes)]]
+
+    def item(self, place: int) -> int:
+        """Return the item of a place."""
+        window = int(np.searchsorted(self._windows, place, "right")) - 1
+        start, end = self._windows[window : window + 2].tolist()
+        within = start + permuted(derive_seed(self._seed, "window", window), end - start, place - start)
+        block = int(np.searchsorted(self._before, within, "right")) - 1
+        return int(self._first[block] + within - self._before[block])
+
+
 class RowOrder:
     """Order of the rows of a run; a restarted run has the same.
 
@@ -52,6 +71,8 @@ class RowOrder:
             ]
         else:
             self._parts = [Part("", 0, len(source), blocks_of(source))]
+        # Rows of two epochs are in flight at the end of one.
+        self._windows = lru_cache(maxsize=2 * len(self._parts))(_Windows)
 
     def item(self, row: RowId) -> int:
         """Return the item of the data for a row. A successor gets any item of the source of the row before it."""
@@ -67,33 +88,6 @@ class RowOrder:
         """Return an item of a part: a permutation, or one in windows of as many blocks as a source holds."""
         named = (part.name,) if part.name else ()
         seed = derive_seed(self._seed, "epoch", epoch, *named)
-        blocks = part.blocks
-        if blocks is None or len(blocks.sizes) <= blocks.held:
+        if part.blocks is None or len(part.blocks.sizes) <= part.blocks.held:
             return permuted(seed, part.size, place)
-        windows = _windows(seed, tuple(blocks.sizes.tolist()), blocks.held)
-        return windows.item(place)
-
-
-class _Windows:
-    """Blocks in random order, and their items in random order within windows of some blocks."""
-
-    def __init__(self, seed: int, sizes: NDArray[np.int64], held: int) -> None:
-        self._seed = seed
-        order = np.array([permuted(seed, len(sizes), i) for i in range(len(sizes))])
-        # First item, in the data, of each block in the new order; and the items before each block in the new order.
-        self._first = (np.cumsum(sizes) - sizes)[order]
-        self._before = np.concatenate([[0], np.cumsum(sizes[order])])
-        self._windows = self._before[[*range(0, len(sizes), held), len(sizes)]]
-
-    def item(self, place: int) -> int:
-        """Return the item of a place."""
-        window = int(np.searchsorted(self._windows, place, "right")) - 1
-        start, end = self._windows[window : window + 2].tolist()
-        within = start + permuted(derive_seed(self._seed, "window", window), end - start, place - start)
-        block = int(np.searchsorted(self._before, within, "right")) - 1
-        return int(self._first[block] + within - self._before[block])
-
-
-@lru_cache(maxsize=16)
-def _windows(seed: int, sizes: tuple[int, ...], held: int) -> _Windows:
-    return _Windows(seed, np.array(sizes, np.int64), held)
+        return self._windows(part.blocks, seed).item(place)

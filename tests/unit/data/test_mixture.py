@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from relax_actors.checks import examine
-from relax_actors.config import Config, load_config
+from relax_actors.config import Config, load_config, validate
 from relax_actors.data.epochs import with_epochs
 from relax_actors.errors import ConfigError
 from tests.support.running import SUPPORT
@@ -72,6 +72,11 @@ CURRICULUM = "\n[[data.curriculum]]\nstep = {}\nweights = {{ {} }}\n"
 def test_mixture_that_cannot_be_meant_is_refused(mixed: Any, change: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         mixed(**change)
+
+
+def test_saved_mixture_loads_unchanged(mixed: Any) -> None:
+    config = mixed(more=CURRICULUM.format(4, "a = 1"))
+    assert validate(config.model_dump(mode="json"), "saved") == config
 
 
 def test_held_out_rows_have_no_weights(mixed: Any) -> None:
