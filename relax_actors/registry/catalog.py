@@ -37,6 +37,7 @@ ROLES: Registry[type] = Registry(
         "actor_fwd": "relax_actors.roles.scorer:ActorFwd",
         "squares": "relax_actors.roles.scorer:Squares",
         "teacher": "relax_actors.roles.teacher:Teacher",
+        "judge": "relax_actors.roles.judge:Judge",
     },
 )
 ADVANTAGES: Registry[Callable[..., Any]] = Registry(
