@@ -75,7 +75,7 @@ ALGORITHM = (
     Case("idle coefficient", ("algorithm.kl.coefficient=0.1",)),
     Case(
         "idle bound of tis",
-        ("algorithm.proximal=trainer", "algorithm.correction.kind=tis", "algorithm.correction.low=0.2"),
+        ("algorithm.proximal=trainer", "algorithm.correction.kind=importance", "algorithm.correction.low=0.2"),
     ),
     Case("idle lambda", ("algorithm.gae_lambda=0.9",)),
     Case("one sample", ("rollout.group_size=1",)),

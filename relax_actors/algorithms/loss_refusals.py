@@ -122,7 +122,7 @@ def _correction(config: Config) -> Iterator[str]:
             'which is 0 while a batch is trained once; set algorithm.proximal = "rollout", or trainer.minibatches '
             "above 1"
         )
-    bounded = {"correction": correction.kind == "icepop", "reject": reject.kind != "none"}
+    bounded = {"correction": correction.kind == "icepop", "reject": reject.kind in ("geometric", "max", "product")}
     for section, is_bounded in bounded.items():
         if is_bounded and getattr(algorithm, section).low == 0:
             yield (

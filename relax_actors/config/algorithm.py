@@ -92,12 +92,12 @@ class AlgorithmSection(Section):
     log_ratio_penalty: NonNegative = 0.0
     """Factor of the squared log-ratio of each trained token, added to the loss (arXiv 2602.02276)."""
     aggregate: Literal[
-        "token_mean", "sample_mean_of_means", "sample_mean_of_sums", "constant", "sample_weight_length"
+        "token_mean", "prompt_mean", "sample_mean_of_means", "sample_mean_of_sums", "constant", "sample_weight_length"
     ] = "token_mean"
-    """Aggregation of the loss: mean over all tokens of the step (DAPO, arXiv 2503.14476); mean over samples of the
-    means (GRPO, arXiv 2402.03300) or sums over their tokens; sum over all tokens divided by the samples of the step
-    times `length` (Dr. GRPO, arXiv 2503.20783); or mean over samples of their loss times their length (LUSPO, arXiv
-    2602.05261)."""
+    """Aggregation of the loss: mean over all tokens of the step (DAPO, arXiv 2503.14476); mean over prompts of the mean
+    over all tokens of their samples (ScaleRL, arXiv 2510.13786); mean over samples of the means (GRPO, arXiv
+    2402.03300) or sums over their tokens; sum over all tokens divided by the samples of the step times `length` (Dr.
+    GRPO, arXiv 2503.20783); or mean over samples of their loss times their length (LUSPO, arXiv 2602.05261)."""
     length: Positive | None = None
     """Tokens that `aggregate = "constant"` divides by; `rollout.max_tokens` if not set."""
     proximal: Literal["rollout", "trainer", "actor_fwd"] = "rollout"

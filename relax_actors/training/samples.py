@@ -129,6 +129,7 @@ def samples_of(
                 row=row,
                 sample=numbers[i],
                 sample_tokens=sample_tokens[numbers[i]],
+                row_tokens=sum(sample_tokens),
             )
         )
     return found

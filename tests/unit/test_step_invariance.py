@@ -77,6 +77,14 @@ MORE: dict[str, dict[str, Any]] = {
         }
         for loss in FORMULAS
     },
+    "prompt mean": {"aggregate": "prompt_mean", "reject": {"kind": "k3", "max_kl": 0.02}},
+    "prompt mean of all": {"aggregate": "prompt_mean", "reject": {"kind": "k2", "max_kl": 0.02, "counted": True}},
+    "absolute KL": {"kl": {"place": "loss", "kind": "abs", "coefficient": 0.1}},
+    "bounded weights": {
+        "proximal": "trainer",
+        "correction": {"kind": "tis", "low": 0.9, "high": 1.1},
+        "reject": {"kind": "geometric", "low": 0.9, "high": 1.2, "counted": True},
+    },
     "OPSM": {"reject": {"kind": "product", "low": 0.0, "high": 1e9, "opsm": 0.1}, "aggregate": "sample_mean_of_sums"},
 }
 
@@ -129,9 +137,11 @@ class Step:
             return taught(two_rows(), self.seed)
         random, found = np.random.default_rng(self.seed), []
         for row, samples in enumerate(self.sequences):
+            row_tokens = sum(sum(lengths) for lengths in samples)
             for sample, lengths in enumerate(samples):
                 advantage = random.normal()
-                found += [drawn(random, n, advantage, row, sample, sum(lengths)) for n in lengths]
+                own = [drawn(random, n, advantage, row, sample, sum(lengths)) for n in lengths]
+                found += [replace(sequence, row_tokens=row_tokens) for sequence in own]
         return taught(found, self.seed)
 
     def shares(self) -> list[list[list[int]]]:

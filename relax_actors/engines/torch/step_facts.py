@@ -80,7 +80,7 @@ def loss_inputs(
     if samples and samples[0].reference_logprobs is not None:
         reference = column("reference_logprobs")
     given = bool(samples) and samples[0].proximal_logprobs is not None
-    counts = [sample.sample_tokens or sample.trained for sample in samples]
+    counts, of_rows = [[getattr(s, name) or s.trained for s in samples] for name in ("sample_tokens", "row_tokens")]
     teacher = None
     if objective.needs_teacher:
         top = None if scored.top is None else column("teacher_top_logprobs")
@@ -91,6 +91,7 @@ def loss_inputs(
         column("advantages"),
         mask,
         torch.tensor(counts, dtype=torch.int64, device=mask.device),
+        torch.tensor(of_rows, dtype=torch.int64, device=mask.device),
         proximal=column("proximal_logprobs") if given else None,
         reference=reference,
         entropies=scored.entropies,
