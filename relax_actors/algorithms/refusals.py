@@ -104,6 +104,11 @@ def _advantages(config: Config) -> Iterator[str]:
             f'rollout.group_size = {n} leaves algorithm.advantage = "{advantage}" no other sample to compare with; set '
             f"rollout.group_size to 2 or more, or algorithm.advantage to {advantages_with(_takes_one_sample)}"
         )
+    if advantage == "pass_at_k" and 1 < n < config.algorithm.pass_k:
+        yield (
+            f"algorithm.pass_k = {config.algorithm.pass_k} is more than the samples of a prompt, rollout.group_size = "
+            f"{n}; set algorithm.pass_k below that, or rollout.group_size to several times pass_k"
+        )
     if "values" in required.needs and config.critic is None:
         yield f'algorithm.advantage = "{advantage}" needs the values of a critic; add the section [critic]'
     if "squares" in required.needs and "squares" not in config.roles:

@@ -40,6 +40,10 @@ class AlgorithmSection(Section):
     reward of the group."""
     epsilon: PositiveFloat = 1e-6
     """Added to a standard deviation that divides."""
+    pass_k: Positive = 4
+    """k of `pass_at_k`: samples of which at least one should be correct; at most `rollout.group_size`."""
+    correct_reward: float = 1.0
+    """Reward from which a sample is correct, for `pass_at_k`."""
     whiten: Literal["none", "tokens", "samples"] = "none"
     """Subtract the mean of the advantages over all trained tokens or samples of the step, then divide by their standard
     deviation. A step then trains when all of its rows are there (no streaming)."""
@@ -89,6 +93,11 @@ class AlgorithmSection(Section):
     """Covariances among which tokens are chosen."""
     covariance_coefficient: PositiveFloat = 0.1
     """Factor of |log-ratio| of the chosen tokens."""
+    second_moment_budget: PositiveFloat = 0.04
+    """Largest mean of the squared log-ratio over the tokens that the update moves further away from the proximal policy
+    (arXiv 2510.01161); those with the largest are dropped."""
+    dro_beta: PositiveFloat = 0.05
+    """Factor of half the squared log-ratio of each token in `dro` (arXiv 2405.19107)."""
     log_ratio_penalty: NonNegative = 0.0
     """Factor of the squared log-ratio of each trained token, added to the loss (arXiv 2602.02276)."""
     aggregate: Literal[

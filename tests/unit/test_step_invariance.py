@@ -42,6 +42,7 @@ from tests.unit.test_masked_training import config_of, nothing
 SETTINGS = (
     *("ratio", "surrogate", "clip_low", "clip_high", "dual_clip", "divergence", "ratio_cap", "tau_pos", "tau_neg"),
     *("gamma_pos", "gamma_neg", "covariance_share", "covariance_bounds", "covariance_coefficient"),
+    *("second_moment_budget", "dro_beta"),
     *("log_ratio_penalty", "aggregate", "length", "proximal", "entropy", "correction", "reject"),
 )
 """Settings of [algorithm] that the loss reads."""
