@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from relax_actors.config import presets
 from relax_actors.config.algorithm_parts import (
+    OVER_STEP,
     CorrectionSection,
     DistilSection,
     EntropySection,
@@ -161,4 +162,4 @@ class AlgorithmSection(Section):
     @property
     def pairs_need_whole_step(self) -> bool:
         """Whether a loss of pairs needs numbers of the whole step."""
-        return self.rows == "pairs" and "sft" in self.pairs.losses
+        return self.surrogate == "preference" and any(name in OVER_STEP for name in self.pairs.losses)

@@ -142,11 +142,15 @@ PairLoss = Literal[
     "bco_pair",
     "discopop",
     "sigmoid_norm",
+    "aot",
+    "aot_unpaired",
     "sft",
     "cpo",
     "simpo",
     "odds_ratio",
 ]
+OVER_STEP = ("sft", "aot", "aot_unpaired")
+"""Losses of pairs that need numbers of the whole step."""
 WITHOUT_REFERENCE = ("sft", "cpo", "simpo", "odds_ratio")
 """Losses of pairs that read no log-probs of a reference."""
 
@@ -160,11 +164,23 @@ class PairsSection(Section):
     beta: PositiveFloat = 0.1
     """Factor of the log-ratios to the reference, or of log-probs in losses without one; with `ipo` its tau."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
-    """Probability that the answers of a pair are interchanged; read by `robust`, `exo_pair`, `cpo` and `simpo`."""
+    """Probability that the answers of a pair are interchanged; read by `robust`, `exo_pair`, `aot`, `aot_unpaired`,
+    `cpo` and `simpo`."""
     tau: PositiveFloat = 0.05
     """Temperature of the mixture in `discopop`."""
     gamma: NonNegative = 0.5
     """Margin between the answers in `simpo`."""
+    alpha: float = 0.0
+    """Shape of the reward in `cpo` and `simpo` (AlphaPO, arXiv 2501.03884): (1 - p^-alpha) / alpha, with p the
+    exponential of the log-prob of an answer, its mean over tokens in `simpo`; 0 is the log-prob itself."""
+    f_divergence: Literal["reverse_kl", "forward_kl", "js", "alpha"] = "reverse_kl"
+    """Divergence from the reference that the answers are scored by (f-DPO, arXiv 2309.16240), in the losses of a
+    difference or of means: `sigmoid`, `hinge`, `ipo`, `robust`, `exo_pair`, `discopop` and `sigmoid_norm`."""
+    f_alpha: Annotated[float, Field(gt=0)] = 0.5
+    """alpha of `f_divergence = "alpha"`; 1 is the reverse KL."""
+    ld_alpha: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Weight of the log-probs of tokens beyond the length of the shorter answer of the pair (LD-DPO, arXiv 2409.06411),
+    in all losses but `sft`; 1, as if not set, weighs all tokens alike."""
 
     @property
     def needs_reference(self) -> bool:

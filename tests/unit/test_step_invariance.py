@@ -86,6 +86,15 @@ MORE: dict[str, dict[str, Any]] = {
         "correction": {"kind": "tis", "low": 0.9, "high": 1.1},
         "reject": {"kind": "geometric", "low": 0.9, "high": 1.2, "counted": True},
     },
+    "pairs: AOT of desensitised lengths, with a divergence": {
+        **PRESETS["dpo"].settings,
+        "pairs": {
+            "losses": {"aot": 1.0, "aot_unpaired": 0.5, "sft": 0.5, "sigmoid": 1.0},
+            "ld_alpha": 0.3,
+            "f_divergence": "js",
+            "beta": 0.5,
+        },
+    },
     "OPSM": {"reject": {"kind": "product", "low": 0.0, "high": 1e9, "opsm": 0.1}, "aggregate": "sample_mean_of_sums"},
 }
 

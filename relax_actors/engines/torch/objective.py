@@ -207,6 +207,7 @@ class StepObjective:
             selected=selected,
             totals=inputs.totals,
             reference=inputs.reference,
+            row_tokens=inputs.row_counts,
         )
 
     @property

@@ -120,7 +120,14 @@ def _totals(
         return {n: torch.tensor([own[n] for own in of], dtype=torch.float64, device=device) for n in names}
 
     step = facts.sums if objective.needs_whole_step else None
-    return Totals(samples=columns(facts.sample_sums), step=step, row=row, rows=columns(facts.row_sums))
+    return Totals(
+        samples=columns(facts.sample_sums),
+        step=step,
+        row=row,
+        rows=columns(facts.row_sums),
+        by_row={n: torch.tensor(sums, dtype=torch.float64, device=device) for n, sums in facts.by_row.items()},
+        row_number=torch.tensor([facts.row_numbers[i] for i in indices], device=device) if facts.row_numbers else None,
+    )
 
 
 def record(objective: StepObjective, inputs: LossInputs, indices: Sequence[int]) -> Records:
