@@ -84,6 +84,8 @@ ALGORITHM = (
     Case("no greedy sample", ("algorithm.name=remax", ON_POLICY, "rollout.actor=my.Rollout")),
     Case("negative rewards", ("algorithm.name=max_rl", "algorithm.shaping.overlong=true")),
     Case("whiten and scale", ("algorithm.whiten=samples",)),
+    Case("reference without readers", ("algorithm.reference_every=10", "roles.reference.replicas=1")),
+    Case("reference in the trainer", ("algorithm.reference_every=10", "algorithm.kl.place=loss")),
     Case("k of a smaller group", ("algorithm.name=pass_at_k", "algorithm.pass_k=64")),
     Case("whiten rloo", ("algorithm.advantage=rloo", "algorithm.scale=none", "algorithm.whiten=samples")),
     Case("decoupled rloo", ("algorithm.name=gdpo", "algorithm.advantage=rloo", "algorithm.whiten=none")),

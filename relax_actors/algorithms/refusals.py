@@ -27,6 +27,7 @@ def refusals(config: Config, spelled: Collection[str] = ()) -> Iterator[str]:
     """
     yield from _idle(config, spelled)
     yield from _rows(config)
+    yield from _reference(config)
     if config.from_data:
         return
     yield from _advantages(config)
@@ -79,6 +80,23 @@ def _rows(config: Config) -> Iterator[str]:
         yield (
             f"algorithm.{setting} is about samples of the policy and their rewards, and rows come from the data; "
             "remove it, or choose another algorithm.name"
+        )
+
+
+def _reference(config: Config) -> Iterator[str]:
+    """Refuse a refreshed reference that nothing reads, or that the trainer would have to keep itself."""
+    algorithm = config.algorithm
+    if algorithm.reference_every is None:
+        return
+    if not algorithm.needs_reference:
+        yield (
+            f"algorithm.reference_every = {algorithm.reference_every} refreshes a reference that nothing reads; set "
+            "algorithm.kl.place, or leave it out"
+        )
+    elif "reference" not in config.roles:
+        yield (
+            f"algorithm.reference_every = {algorithm.reference_every} needs a role that loads published weights; add "
+            "[roles.reference]"
         )
 
 

@@ -114,6 +114,11 @@ class AlgorithmSection(Section):
     """Policy in the denominator of the ratio: the log-probs of sampling; the trainer's own before the step (decoupled
     PPO); or the column `actor_fwd`, `[total] float32`, of a role that writes it."""
 
+    reference_every: Positive | None = None
+    """Steps after which the reference is refreshed: a row of step s is scored with the newest version that is a
+    multiple of this and at most s - `staleness.max`, the versions that are published when it is admitted. Needs
+    [roles.reference]. If not set, the reference is the model at the start of the run."""
+
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of your own policy loss, correction and estimator: their keyword-only parameters that are no settings of
     [algorithm], of the types of their annotations."""

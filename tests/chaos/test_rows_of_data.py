@@ -21,6 +21,10 @@ STAGES = {
     "examples": ((), ("trainer.0", "examples.0", "prompts.0")),
     "labelled": (LABELLED, ("trainer.0", "examples.0", "prompts.0")),
     "pairs": (PAIRS, ("trainer.0", "reference.0", "examples.0")),
+    "pairs of a refreshed reference": (
+        (*PAIRS, "algorithm.reference_every=4", "trainer.checkpoint_every=3"),
+        ("reference.0", "trainer.0", "reference.0", "examples.0"),
+    ),
 }
 """Settings and victims by the rows of a run."""
 FAST = ("supervision.intensity=100000", "supervision.backoff_max=0.2", "supervision.ack_wait=1")
