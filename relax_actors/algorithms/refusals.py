@@ -43,9 +43,10 @@ def refusals(config: Config, spelled: Collection[str] = ()) -> Iterator[str]:
 def _rows(config: Config) -> Iterator[str]:
     """Refuse a loss of other rows, and for rows from the data what only sampled rows have."""
     algorithm, spec = config.algorithm, spec_of_loss(config.algorithm)
-    if spec.rows != algorithm.rows:
+    if algorithm.rows not in spec.kinds_of_rows:
+        kinds = " or ".join(f'"{kind}"' for kind in spec.kinds_of_rows)
         yield (
-            f'algorithm.surrogate = "{algorithm.surrogate}" is a loss of rows = "{spec.rows}", and algorithm.rows = '
+            f'algorithm.surrogate = "{algorithm.surrogate}" is a loss of rows = {kinds}, and algorithm.rows = '
             f'"{algorithm.rows}"; set algorithm.name to a preset, which sets both'
         )
     if not config.from_data:

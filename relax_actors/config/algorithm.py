@@ -156,8 +156,14 @@ class AlgorithmSection(Section):
     @property
     def loss_reads_reference(self) -> bool:
         """Whether the loss reads log-probs of the reference model, for a KL or for pairs."""
-        of_answers = self.rows == "labelled" or (self.rows == "pairs" and self.pairs.needs_reference)
+        has_pairs = self.rows == "pairs" or self.trains_sampled_pairs
+        of_answers = self.rows == "labelled" or (has_pairs and self.pairs.needs_reference)
         return self.kl.place == "loss" or of_answers
+
+    @property
+    def trains_sampled_pairs(self) -> bool:
+        """Whether the best and the worst sample of a row are a pair, and the other samples are not trained."""
+        return self.rows == "sampled" and self.surrogate == "preference"
 
     @property
     def compares_answers(self) -> bool:

@@ -171,6 +171,20 @@ SAMPLED: dict[str, Preset] = {
         "The baseline is the mean of the group, where the paper learns a value.",
         figures="beta 0.05 of Tinker's example; the paper has no figure for language models of today.",
     ),
+    "online_dpo": Preset(
+        "Online DPO",
+        "2402.04792",
+        {
+            "advantage": "best_worst",
+            "scale": "none",
+            "ratio": "none",
+            "surrogate": "preference",
+            "aggregate": "sample_mean_of_sums",
+            "shaping": {"filter_zero_variance": True},
+        },
+        "The best and the worst sample of a prompt, judged by the reward, are a pair. `pairs` has the losses of `dpo`.",
+        figures="beta 0.1 of DPO; the paper compares two answers, a group of two, by a model.",
+    ),
     "rloo": Preset(
         "RLOO",
         "2402.14740",

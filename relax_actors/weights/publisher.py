@@ -205,12 +205,11 @@ class Publisher:
         recent = version - config.staleness.max - 3
         kept = {*range(max(0, recent), version + 1), *last_evaluated(config, version)}
         kept |= {*self._pending_evaluations(recent)}
-        # Rows that are in flight may belong to steps as old as the last few versions.
-        steps = range(max(0, recent), version + config.staleness.max + 1)
-        kept |= {reference_version(config, step) for step in steps}
-        kept |= {cell.version for v in kept for cell in self._delta_chain(v)}
         if self._initial is not None:
-            kept.add(0)
+            # Rows that are in flight may belong to steps as old as the last few versions.
+            steps = range(max(0, recent), version + config.staleness.max + 1)
+            kept |= {0, *(reference_version(config, step) for step in steps)}
+        kept |= {cell.version for v in kept for cell in self._delta_chain(v)}
         self._cells = {v: cell for v, cell in self._cells.items() if v in kept}
         for path in self.context.table.store.path("weights").glob("*.safetensors"):
             number = path.name.split(".", 1)[0]

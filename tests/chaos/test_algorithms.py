@@ -31,6 +31,12 @@ CASES = {
         "algorithm.kl.coefficient=0.2",
         "roles.reference.actor=reference",
     ),
+    "pairs of the best and the worst sample": (
+        "algorithm.name=online_dpo",
+        "algorithm.shaping.filter_zero_variance=false",
+        "algorithm.pairs.losses={aot = 1.0, sigmoid = 1.0}",
+        "roles.reference.actor=reference",
+    ),
     "a greedy sample": ("algorithm.advantage=greedy", "algorithm.scale=none"),
     "an optimal token baseline": (
         "algorithm.advantage=optimal_token",

@@ -228,6 +228,29 @@ def mean_ratio(group: Group) -> Array:
 
 
 @AdvantageSpec(
+    min_samples=2,
+    equal_rewards="zero",
+    formula="1 for the best sample, -1 for the worst, else 0",
+    latex=r"\mathbb{1}[i = \arg\max_j r_j] - \mathbb{1}[i = \arg\min_j r_j]",
+)
+def best_worst(group: Group) -> Array:
+    """Make a pair of the best and the worst sample: online DPO, with the loss `preference` (arXiv 2402.04792).
+
+    The first of equal samples counts. Equal rewards make no pair: all advantages are 0.
+
+    Args:
+        group: rewards `[n]`; token rewards are summed into them.
+
+    Returns:
+        `[n] float64`.
+    """
+    totals, advantages = group.totals, np.zeros(group.n)
+    if totals.min() < totals.max():
+        advantages[totals.argmax()], advantages[totals.argmin()] = 1.0, -1.0
+    return advantages
+
+
+@AdvantageSpec(
     needs=("role",),
     equal_rewards="signal",
     running_mean=True,

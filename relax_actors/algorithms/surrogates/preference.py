@@ -96,7 +96,7 @@ _SUMS = ("chosen_logprobs", "rejected_logprobs", "chosen_reference", "rejected_r
 
 
 @LossSpec(
-    rows="pairs",
+    rows=("pairs", "sampled"),
     ratio="none",
     over_row=True,
     formula="losses of c = sum(lp - ref) of the chosen answer and r of the rejected one",
@@ -110,23 +110,27 @@ def preference(inputs: PolicyInputs, *, pairs: PairsSection) -> PolicyLoss:
     each token has the gradient of its own log-prob times the one of its answer: as in GSPO-token, the gradient of a
     pair is that of its loss, wherever its sequences are computed. Both samples of a pair have its loss, so that the
     mean over samples (`aggregate = "sample_mean_of_sums"`) is the mean over pairs.
+
+    The chosen answer has a positive advantage and the rejected one a negative advantage. Of sampled rows these are the
+    best and the worst sample (`advantage = "best_worst"`): online DPO. A row without both has no loss.
     """
     import torch  # noqa: PLC0415 facts of losses are read without torch
 
     from relax_actors.algorithms.pair_losses import PAIR_LOSSES, PairSums  # noqa: PLC0415
 
-    logprobs, is_chosen = inputs.logprobs.detach(), inputs.advantages > 0
+    logprobs, is_chosen, is_rejected = inputs.logprobs.detach(), inputs.advantages > 0, inputs.advantages < 0
     part = _weights_of_length(inputs, pairs.ld_alpha)
     reference = torch.zeros_like(logprobs) if inputs.reference is None else inputs.reference
     ones = torch.ones_like(logprobs)
 
     def sums(name: str, values: Tensor) -> list[Tensor]:
-        halves = {"chosen": is_chosen, "rejected": ~is_chosen}
+        halves = {"chosen": is_chosen, "rejected": is_rejected}
         return [inputs.row_sum(f"{half}_{name}", values * member) for half, member in halves.items()]
 
     chosen, rejected = (own.clone().requires_grad_() for own in sums("logprobs", logprobs * part))
     taught = inputs.row_sum("taught_logprobs", logprobs * is_chosen).clone().requires_grad_()
-    tokens, references = [own.clamp(min=1) for own in sums("tokens", ones)], sums("reference", reference * part)
+    counts, references = sums("tokens", ones), sums("reference", reference * part)
+    tokens, is_pair = [own.clamp(min=1) for own in counts], (counts[0] > 0) & (counts[1] > 0)
     of_samples = ones / inputs.sample_tokens.clamp(min=1).unsqueeze(-1)
     samples = inputs.row_sum("samples", of_samples)
     share: Tensor | float = 0.0
@@ -139,11 +143,11 @@ def preference(inputs: PolicyInputs, *, pairs: PairsSection) -> PolicyLoss:
         loss = torch.stack([weight * PAIR_LOSSES[name](given, pairs) for name, weight in pairs.losses.items()]).sum(0)
         leaves = (chosen, rejected, taught)
         slopes = torch.autograd.grad(loss.sum(), leaves, allow_unused=True, materialize_grads=True)
-    slope = part * torch.where(is_chosen, slopes[0], slopes[1]) + is_chosen * slopes[2]
+    slope = part * (is_chosen * slopes[0] + is_rejected * slopes[1]) + is_chosen * slopes[2]
     value = (loss.detach() / inputs.row_sum("all_tokens", ones)).expand_as(logprobs)
     margin = given.difference.detach().squeeze(-1)
     return PolicyLoss(
-        samples * (value + slope * (inputs.logprobs - logprobs)),
+        is_pair * samples * (value + slope * (inputs.logprobs - logprobs)),
         inputs.no_token,
         ones,
         measured={"pair_accuracy": (margin > 0).to(logprobs.dtype), "pair_margin": pairs.beta * margin},
