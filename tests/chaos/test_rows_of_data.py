@@ -28,6 +28,11 @@ STAGES = {
         (*SCORED, "data.function=tiny_images.pairs"),
         ("trainer.0", "reference.0", "examples.0"),
     ),
+    "pairs of a refreshed reference": (
+        EXAMPLES,
+        (*PAIRS, "algorithm.reference_every=4", "trainer.checkpoint_every=3"),
+        ("reference.0", "trainer.0", "reference.0", "examples.0"),
+    ),
 }
 """Configuration, settings and victims by the rows of a run."""
 FAST = ("supervision.intensity=100000", "supervision.backoff_max=0.2", "supervision.ack_wait=1")
