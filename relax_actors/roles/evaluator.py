@@ -157,8 +157,9 @@ class Evaluator(StatefulRole):
         seed = derive_seed(self.context.config.run.seed, "eval", row.index)
         task = self._source[self._items[row.index]]
         fields: dict[str, Any] = {"seed": seed, "min_version": row.step, "exact_version": True, "greedy": True}
-        from_data = self.context.config.from_data
-        return row_of(task, **fields) if from_data else self._maker.make(task, row, **fields)
+        if self.context.config.from_data:
+            return row_of(task, media=self._maker.media_of(task, row), **fields)
+        return self._maker.make(task, row, **fields)
 
     def metrics(self) -> dict[str, float]:
         """Return the version and the mean reward of the latest result."""

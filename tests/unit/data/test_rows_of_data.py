@@ -132,6 +132,16 @@ def test_long_example_is_refused_or_cut_off(tmp_path: Path) -> None:
         made.row("2 + 2 + 2 + 2 =", " 8")
 
 
+def test_example_may_lose_its_beginning(tmp_path: Path) -> None:
+    made = Made(tmp_path, "data.chat=false", "data.oversize=truncate_left", context=10)
+    row = made.row("2 + 2 =", " 4 4 4 ")
+    assert (made.text(row), row.texts, row.finish_reasons) == (" = 4 4 4 <|im_end|>", [" 4 4 4 "], ["length"])
+    pairs = Made(tmp_path / "p", "algorithm.name=dpo", "data.chat=false", "data.oversize=truncate_left", context=9)
+    row = pairs.row("2 + 2 =", chosen=" 4 4", rejected=" 5")
+    assert pairs.tokenizer.decode(row.prompt_tokens) == " 2 ="
+    assert row.texts == [" 4 4", " 5"]
+
+
 def test_row_that_no_cell_holds_is_refused() -> None:
     with pytest.raises(RowError, match=r"line 3.*bytes, more than"):
         row_of(Task("1", "2" * (4 << 20), origin="line 3"), seed=0, min_version=0)
