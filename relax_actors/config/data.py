@@ -1,4 +1,4 @@
-"""The sections [model], [data] and [eval]: which model is trained, on which prompts, and how it is evaluated."""
+"""The sections [model] and [data]: which model is trained, and on which prompts."""
 
 from __future__ import annotations
 
@@ -122,16 +122,3 @@ class DataSection(Section):
             msg = "data.template must contain {prompt}"
             raise ValueError(msg)
         return value
-
-
-class EvalSection(Section):
-    """[eval]: held-out prompts, answered greedily before the first step, at intervals, and after the last step."""
-
-    rows: Positive = 64
-    """Number of held-out prompts."""
-    every: NonNegativeInt = 0
-    """Steps between evaluations; 0 evaluates only before the first and after the last step."""
-    reward: str | dict[str, float] = "exact_match"
-    """Reward of held-out rows, as `reward.function`."""
-    data: DataSection
-    """Source of the held-out prompts, separate from the training data."""

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from relax_actors.config.data import PATH_EXAMPLE
 from relax_actors.config.schema import Config
+from relax_actors.config.sections import MissingKeyError
 from relax_actors.config.simulate import DEFAULTS
 from relax_actors.config.stages import STAGES, names_of_stages, tree_of_stage
 from relax_actors.errors import ConfigError
@@ -200,6 +201,7 @@ _PATHS = (
     ("critic", "path"),
     ("data", "path"),
     ("eval", "data", "path"),
+    ("eval", "sets", "*", "data", "path"),
     ("broker", "credentials"),
     ("broker", "ca"),
     ("store", "path"),
@@ -216,11 +218,13 @@ _PATHS = (
 
 def _resolve_paths(tree: dict[str, Any], base: Path) -> None:
     for *sections, key in _PATHS:
-        table: Any = tree
+        tables: list[Any] = [tree]
         for section in sections:
-            table = table.get(section) if isinstance(table, dict) else None
-        if isinstance(table, dict) and isinstance(table.get(key), str):
-            table[key] = str(base / table[key])
+            of = [table for table in tables if isinstance(table, dict)]
+            tables = [inner for table in of for inner in (table.values() if section == "*" else [table.get(section)])]
+        for table in tables:
+            if isinstance(table, dict) and isinstance(table.get(key), str):
+                table[key] = str(base / table[key])
     agent = tree.get("agent")
     command = agent.get("command") if isinstance(agent, dict) else None
     if isinstance(command, list) and command and isinstance(command[0], str) and "/" in command[0]:
@@ -257,13 +261,17 @@ def _explain(source: str, error: Any) -> str:
     where = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
         section: Any = Config
-        for part in error["loc"][:-1]:
-            section = _section_type(section, str(part))
+        for part in map(str, error["loc"][:-1]):
+            # A name that the user has given, as of a set, is no field.
+            section = _section_type(section, part) if section and part in section.model_fields else section
         names = list(section.model_fields) if section else []
         close = difflib.get_close_matches(str(error["loc"][-1]), names, 1)
         hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(sorted(names))}"
         return f"{source}: {where}: unknown key; {hint}"
-    if error["type"] == "missing":
+    needed = error.get("ctx", {}).get("error")
+    if isinstance(needed, MissingKeyError):
+        where = f"{where}.{needed.key}"
+    if error["type"] == "missing" or isinstance(needed, MissingKeyError):
         example = EXAMPLES.get(where, "")
         return f"{source}: {where}: is missing; add it" + (f", for example:\n{example}" if example else "")
     text = error["msg"].removeprefix("Value error, ")

@@ -68,8 +68,6 @@ def check_data(run: CheckedRun, data: DataSection, where: str) -> Iterator[str]:
         )
         raise ConfigError(msg)
     yield f"{where}: {len(source)} rows, prompts of up to {longest} tokens among the first {sampled}"
-    if config.eval is not None and data is config.eval.data and config.eval.rows > len(source):
-        yield f"eval.rows = {config.eval.rows}, but eval.data has {len(source)} rows: {len(source)} are evaluated"
 
 
 def _check_timestamps(tokenizer: Tokenizer, timestamp: str, tasks: Collection[Task], where: str) -> None:

@@ -27,13 +27,14 @@ class Examples(Role):
         config: Config = self.context.config
         tokenizer, context = Tokenizer(config.model_path), measure(config.model_path).context_length
         self._maker = ExampleMaker(config, config.data, tokenizer, context)
-        held_out = config.data if config.eval is None else config.eval.data
-        self._held_out = ExampleMaker(config, held_out, tokenizer, context)
+        sets = () if config.eval is None else config.eval.named.values()
+        self._held_out = [(each, ExampleMaker(config, each.source, tokenizer, context)) for each in sets]
 
     def handle(self, row: Row) -> Trajectory:
         """Return the samples of a row.
 
         Raises:
-            RowError: the row cannot be trained; see `ExampleMaker.make`.
+            RowError: the row cannot be trained, see `ExampleMaker.make`; or no set of [eval] has it.
         """
-        return (self._held_out if row.is_eval else self._maker).make(row.prompt)
+        own = self.context.config.held_out(row.id)
+        return next((maker for each, maker in self._held_out if each is own), self._maker).make(row.prompt)

@@ -39,7 +39,7 @@ WAIT_SECONDS = 1.0
 
 
 class RewardRole(Role):
-    """Scores training rows by `reward.function` and held-out rows by `eval.reward`."""
+    """Scores training rows by `reward.function` and held-out rows by the `reward` of their set of [eval]."""
 
     reads: ClassVar = ("prompt", "trajectory")
     writes: ClassVar = "reward"
@@ -50,41 +50,51 @@ class RewardRole(Role):
     def check(self, run: CheckedRun) -> Iterator[str]:
         """Check that the reward functions import; those for a sandbox are imported in it only."""
         config = run.config
-        settings = [config.reward.function, *([config.eval.reward] if config.eval else [])]
+        held_out = config.held_out_sets
+        settings = [config.reward.function, *(each.reward for each in held_out.values())]
         names = [name for setting in settings for name in ([setting] if isinstance(setting, str) else setting)]
         check_options(config.reward.options, names)
         if config.reward.isolation == "sandbox":
             check_sandboxed(names)
         else:
             RewardScorer(config.reward.function, "reward.function", config.reward.options)
-            if config.eval is not None:
-                RewardScorer(config.eval.reward, "eval.reward", config.reward.options)
+            for where, each in held_out.items():
+                RewardScorer(each.reward, f"{where}.reward", config.reward.options)
         yield from ()
 
     def setup(self) -> None:
         """Load the reward functions."""
         config = self.context.config
         section = config.reward
-        self._train = RewardScorer(
-            section.function, "reward.function", section.options, section.deadline, self.progress
-        )
+        # By setting: sets of held-out rows with equal settings share what their functions hold.
+        self._scorers: dict[str, RewardScorer] = {}
+        settings = {"reward.function": section.function}
+        settings |= {f"{where}.reward": each.reward for where, each in config.held_out_sets.items()}
+        for where, setting in settings.items():
+            if (key := repr(setting)) not in self._scorers:
+                self._scorers[key] = RewardScorer(setting, where, section.options, section.deadline, self.progress)
         self._devices = None if config.simulate is None else Devices(config.simulate, self.context.folder.root)
-        self._eval = self._train
-        if config.eval and config.eval.reward != section.function:
-            self._eval = RewardScorer(
-                config.eval.reward, "eval.reward", section.options, section.deadline, self.progress
-            )
         self._runner = asyncio.Runner()
 
     def close(self) -> None:
         """Release what the reward functions hold."""
-        for scorer in {self._train, self._eval}:
+        for scorer in self._scorers.values():
             self._runner.run(scorer.aclose())
         self._runner.close()
 
     def metrics(self) -> dict[str, float]:
         """Mean seconds that each reward function takes for a row."""
-        return self._eval.metrics() | self._train.metrics()
+        scorers = reversed(self._scorers.values())  # where names are the same, those of training rows count
+        return {name: seconds for scorer in scorers for name, seconds in scorer.metrics().items()}
+
+    def _scorer(self, row: Row) -> RewardScorer:
+        """Return what scores a row.
+
+        Raises:
+            RowError: the row is held out, and no set of [eval] has it.
+        """
+        own = self.context.config.held_out(row.id)
+        return self._scorers[repr(self.context.config.reward.function if own is None else own.reward)]
 
     def handle(self, row: Row) -> Reward:
         """Score a row with functions that are not async."""
@@ -99,7 +109,7 @@ class RewardRole(Role):
 
     def stream(self, rows: Sequence[Row], more: More) -> Iterator[Results]:
         """Score rows, those that wait for async functions at the same time."""
-        if not (self._train.is_async or self._eval.is_async):
+        if not any(scorer.is_async for scorer in self._scorers.values()):
             yield from super().stream(rows, more)
             return
         loop = self._runner.get_loop()
@@ -129,7 +139,7 @@ class RewardRole(Role):
         Raises:
             RowError: a function did not return a finite number or score for each sample.
         """
-        scorer = self._eval if row.is_eval else self._train
+        scorer = self._scorer(row)
         if self._devices is not None:
             self._devices.elapse_phase(REWARD, row.prompt.seed, self.progress)
         config, trajectory = self.context.config, row.trajectory

@@ -41,7 +41,7 @@ OPERATIONAL = (
     "weights.transport",
 )
 """Settings that do not change what is trained."""
-MOVABLE = ("data.path", "model.path", "eval.data.path")
+MOVABLE = ("data.path", "model.path", "eval.data.path", "eval.sets.*.data.path")
 """Files that may be moved; their content must stay."""
 EVALUATION = ("eval", "eval.*")
 """Settings of the evaluation, which apply from the next evaluated version on."""
@@ -124,7 +124,7 @@ def _judged(change: Change, old: Config, new: Config, added_columns: set[str]) -
     section, _, name = change.key.partition(".")
     if any(fnmatchcase(change.key, pattern) for pattern in OPERATIONAL):
         effect = Effect.NONE
-    elif change.key in MOVABLE:
+    elif any(fnmatchcase(change.key, pattern) for pattern in MOVABLE):
         effect = Effect.CONTENT
     elif any(fnmatchcase(change.key, pattern) for pattern in EVALUATION):
         effect = Effect.RESULT

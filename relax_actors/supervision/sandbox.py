@@ -248,7 +248,8 @@ def _media_folders(config: Config) -> list[Path]:
     """Folders with media of prompts, which reward functions may open."""
     if config.media is None:
         return []
-    sections = [config.data, *([config.eval.data] if config.eval is not None else [])]
+    sets = () if config.eval is None else config.eval.named.values()
+    sections = [config.data, *(each.source for each in sets)]
     return [*(section.path.parent for section in sections if section.path is not None), *config.media.folders]
 
 
