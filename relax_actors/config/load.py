@@ -35,6 +35,15 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Config:
     Raises:
         ConfigError: one line for each mistake, with the key and the remedy.
     """
+    return validate(load_tree(path, overrides), str(path))
+
+
+def load_tree(path: Path, overrides: list[str] | None = None) -> dict[str, Any]:
+    """Read a TOML file and apply overrides, as `load_config`, without validating the settings.
+
+    Raises:
+        ConfigError: the file cannot be read, or an override is wrong.
+    """
     tree = _read(path)
     for part in (tree, *_stages_in(tree)):
         _resolve_paths(part, path.resolve().parent)
@@ -42,7 +51,7 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Config:
         tree = _with_defaults(tree, DEFAULTS)
     tree = _overridden(tree, overrides or [], path)
     make_importable(path.resolve().parent)
-    return validate(tree, str(path))
+    return tree
 
 
 def stages_of(path: Path, overrides: list[str] | None = None) -> list[str]:

@@ -9,7 +9,7 @@ cells, to remove those of earlier results.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from broker.files import remove_unfinished
@@ -167,7 +167,14 @@ class Evaluator(StatefulRole):
         complete = [version for version in sorted(self._ended) if self._is_complete(version)]
         for version in complete:
             self._publish_result(version)
-        self.context.report_waiting("a version to evaluate")
+        self.context.report_waiting(self._awaited(published))
+
+    def _awaited(self, published: Collection[int]) -> str:
+        """Return what the role waits for."""
+        if not (pending := sorted((set(self._ended) | set(published)) - self._done)):
+            return "a version to evaluate"
+        ended, rows = self._ended.get(pending[0], set()), len(self._rows)
+        return f"answers of version {pending[0]}: {len(ended)} of {rows} held-out rows have ended"
 
     def _is_complete(self, version: int) -> bool:
         return self._ended.get(version, set()).issuperset(self._rows)
