@@ -62,7 +62,8 @@ def role_of(setting: str) -> str:
 def reward_of_answer(config: Config, setting: str, prompt: Prompt) -> float:
     """Score the answer of a row as if the model had written it.
 
-    Each character counts as a token, at least one; each measurement of an episode is 1, its reward 0.
+    Each character counts as a token, at least one; each measurement of an episode is 1, its reward 0, and so are scores
+    of roles.
 
     Args:
         config: configuration of the run.
@@ -74,7 +75,8 @@ def reward_of_answer(config: Config, setting: str, prompt: Prompt) -> float:
     """
     held_out = {f"{where}.reward": each.reward for where, each in config.held_out_sets.items()}
     function = held_out.get(setting, config.reward.function)
-    scorer = RewardScorer(function, setting, config.reward.options, config.reward.deadline)
+    options, deadline = config.reward.options, config.reward.deadline
+    scorer = RewardScorer(function, setting, options, deadline, columns=config.roles)
     has_episodes = config.environment is not None or config.agent is not None
     tokens = np.zeros(max(1, len(prompt.answer)), np.int32)
     sample = Sample(
@@ -83,7 +85,8 @@ def reward_of_answer(config: Config, setting: str, prompt: Prompt) -> float:
         metrics=defaultdict(lambda: 1.0, environment_reward=0.0) if has_episodes else {},
         messages=[*prompt.messages, {"role": "assistant", "content": prompt.answer}],
     )
-    return asyncio.run(scorer.score([prompt.answer], prompt, [sample]))[0].reward
+    columns = dict.fromkeys(scorer.columns, (0.0,))
+    return asyncio.run(scorer.score([prompt.answer], prompt, [sample], columns))[0].reward
 
 
 async def _played(config: Config, prompt: Prompt) -> dict[str, Any]:

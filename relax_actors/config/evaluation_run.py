@@ -62,9 +62,8 @@ def evaluation_tree(tree: dict[str, Any], model: Path | None, sets: Sequence[str
         msg = f"{source}: it has no held-out prompts to evaluate; add them, for example:\n{EXAMPLE}"
         raise ConfigError(msg)
     taken["eval"] = _chosen(taken["eval"], sets, source)
-    custom = [name for name in ("rollout", "reward") if "actor" in tree.get(name, {})]
-    if custom and "roles" in tree:
-        taken["roles"] = copy.deepcopy(tree["roles"])  # which the role may read
+    if roles := _roles(tree, taken["eval"]):
+        taken["roles"] = roles
     trainer = tree.get("trainer", {})
     taken["trainer"] = {key: value for key, value in trainer.items() if key in TRAINER}
     run = tree.get("run", {})
@@ -110,13 +109,27 @@ def _first_data(section: dict[str, Any]) -> Any:
     return next((copy.deepcopy(body["data"]) for body in _bodies(section) if "data" in body), {})
 
 
+def _roles(tree: dict[str, Any], held_out: dict[str, Any]) -> dict[str, Any]:
+    """Return the roles whose columns the answers or the rewards may read."""
+    roles: dict[str, Any] = copy.deepcopy(tree.get("roles", {}))
+    if any("actor" in tree.get(name, {}) for name in ("rollout", "reward")):
+        return roles
+    return {name: own for name, own in roles.items() if name in _rewards(held_out)}
+
+
+def _rewards(held_out: dict[str, Any]) -> set[str]:
+    """Return the names in the rewards of the sets."""
+    rewards = [body["reward"] for body in _bodies(held_out) if "reward" in body]
+    return {name for each in rewards for name in ([each] if isinstance(each, str) else each)}
+
+
 def _with_rewards_of_sets(tree: dict[str, Any]) -> dict[str, Any]:
     """Return the settings with the rewards of the sets alone, so that nothing else is loaded and called."""
     reward = tree.get("reward", {})
     rewards = [body["reward"] for body in _bodies(tree["eval"]) if "reward" in body]
     if "actor" in reward or not isinstance(reward, dict):
         return tree
-    used = {name for each in rewards for name in ([each] if isinstance(each, str) else each)}
+    used = _rewards(tree["eval"])
     options = {name: own for name, own in reward.get("options", {}).items() if name in used}
     kept = _without(reward, ("function", "options"))
     kept |= {"options": options} if options else {}

@@ -205,6 +205,7 @@ EXAMPLES = {
 }
 """What to write for each key that has no default, as a part of a TOML file."""
 
+_JUDGED = ("rubric_file", "calibration")
 _PATHS = (
     ("model", "path"),
     ("critic", "path"),
@@ -222,6 +223,8 @@ _PATHS = (
     ("gateway", "certificate_key"),
     ("roles", "teacher", "model"),
     ("roles", "teacher", "api_key_file"),
+    ("roles", "judge", "model"),
+    *((*section, key) for section in (("roles", "judge"), ("reward", "options", "judge")) for key in _JUDGED),
 )
 
 

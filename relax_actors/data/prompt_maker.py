@@ -18,14 +18,14 @@ from relax_actors.config import Config
 from relax_actors.config.data import DataSection
 from relax_actors.config.media import MediaSection
 from relax_actors.data.model_folder import measure
-from relax_actors.data.placeholders import PLACEHOLDER, arrange, kinds_of, with_parts
+from relax_actors.data.placeholders import PLACEHOLDER, arrange, kinds_of, with_parts, with_tokens
 from relax_actors.data.source import DataSource
 from relax_actors.data.sources import open_source
 from relax_actors.data.task import Medium, Task
 from relax_actors.data.time_limit import call_within
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import RowError, SlowRowError
-from relax_actors.messages import Prompt
+from relax_actors.messages import MediaSource, Prompt
 
 if TYPE_CHECKING:
     from relax_actors.data.media_admission import MediaAdmission
@@ -148,6 +148,23 @@ class PromptMaker:
             fields["messages"] = self._chat_of(task) or []
         return Prompt(text, tokens, task.answer, task.metadata, **fields)
 
+    def media_of(self, task: Task, row: RowId | None = None) -> list[MediaSource]:
+        """Return the media of a task in their order in the data.
+
+        Args:
+            task: the task.
+            row: its row, whose step keeps media that the data holds itself; None to check the media only.
+
+        Raises:
+            RowError: the model does not take them, or they may not be used.
+        """
+        where = task.origin or "a task"
+        if self._admission is None:
+            self._check_media(task)
+            return []
+        self._admission.check_kinds(task.media, where)
+        return self._admission.sources([self._with_options(medium) for medium in task.media], row, where)
+
     def _without_messages(self, task: Task) -> Task:
         """Return a task whose prompt is a text if the model has no chat template, which alone can tell messages apart.
 
@@ -197,9 +214,12 @@ class PromptMaker:
                 f"({', '.join(wanted[:8]) or 'none'}); write each as <image>, <video>, <audio> or a content part"
             )
             raise RowError(msg)
+        return [self._with_options(medium) for medium in arrange(found, task.media)]
+
+    def _with_options(self, medium: Medium) -> Medium:
+        """Add the settings of the data set to those of a medium."""
         options = {str(kind): own for kind, own in self._data.media.items()}
-        arranged = arrange(found, task.media)
-        return [replace(medium, options=options.get(medium.kind, {}) | medium.options) for medium in arranged]
+        return replace(medium, options=options.get(medium.kind, {}) | medium.options)
 
     def _messages(self, task: Task) -> list[dict[str, Any]]:
         """Return the prompt as messages, with its placeholders as content parts."""
@@ -267,11 +287,7 @@ class PromptMaker:
         """Return content parts as the text that the family writes them with, where there is no chat template."""
         if self._admission is None:
             return "".join(part["text"] for part in parts if part["type"] == "text")
-        family, inner = self._admission.family, self._tokenizer.inner
-        return "".join(
-            family.marker(part["type"], inner) if part["type"] in family.kinds else part.get("text", "")
-            for part in parts
-        )
+        return with_tokens(parts, self._admission.family, self._tokenizer.inner)
 
 
 def _origin(task: Task) -> str:

@@ -230,12 +230,14 @@ class Evaluator(StatefulRole):
         config = self.context.config
         assert config.eval is not None  # noqa: S101 `setup` has checked it
         name, held_out, number = config.eval.place(row.index)
-        task, greedy = self._sources[name][number], held_out.temperature == 0
+        task, greedy, maker = self._sources[name][number], held_out.temperature == 0, self._makers[name]
         # Of the set and the row in it alone: a set beside others has the answers that it has without them.
         parts = (row.index,) if name == ONLY_SET else (name, number)
         seed = derive_seed(config.run.seed, "eval", *parts)
         fields: dict[str, Any] = {"seed": seed, "min_version": row.step, "exact_version": True, "greedy": greedy}
-        return row_of(task, **fields) if config.from_data else self._makers[name].make(task, row, **fields)
+        if config.from_data:
+            return row_of(task, media=maker.media_of(task, row), **fields)
+        return maker.make(task, row, **fields)
 
     def metrics(self) -> dict[str, float]:
         """Return the version and the mean reward of the latest result, and the mean reward of each of several sets."""

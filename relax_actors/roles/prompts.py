@@ -219,6 +219,7 @@ class PromptSource(StatefulRole):
         task = self._source[index]
         if not config.from_data:
             return self._maker.make(task, row, **fields)
+        fields["media"] = self._maker.media_of(task, row)
         compared = config.algorithm.rows == "labelled" and config.algorithm.labels.loss == "kto"
         return row_of(task, self._source[(index + 1) % len(self._source)] if compared else None, **fields)
 
