@@ -48,7 +48,7 @@ path = {model}
 [data]
 kind = "jsonl"
 path = {prompts}
-answer_field = "completion"
+fields = {{ answer = "completion" }}
 
 [algorithm]
 name = "{stage}"

@@ -135,7 +135,8 @@ def _config(request: EvalRequest, tree: dict[str, Any], model: Path | None) -> C
     evaluation = evaluation_tree(tree, model, request.sets, source)
     config = validate(evaluation, source)
     assert config.eval is not None  # noqa: S101 `evaluation_tree` refuses settings without it
-    files = [path for each in config.eval.named.values() if (path := each.source.path) is not None]
+    sources = [part for each in config.eval.named.values() for part in (each.source, *each.source.mixture.values())]
+    files = [source.path for source in sources if source.path is not None]
     given = [each.partition("=")[0].strip() for each in request.settings]
     update: dict[str, Any] = {"folder": None}
     if "run.folder" in given:

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from broker.subjects import check_name
 from relax_actors.config.data import DataSection
 from relax_actors.config.sections import MissingKeyError, NonNegativeInt, Positive, Section
+from relax_actors.config.sources import changed
 from relax_actors.errors import RowError
 
 ONLY_SET = "held_out"
@@ -45,6 +46,21 @@ class EvalSet(Section):
     """Field of a row's metadata by whose values the figures are also given."""
     data: DataSection | None = None
     """Source of the held-out prompts, separate from the training data."""
+
+    @field_validator("data")
+    @classmethod
+    def _in_order(cls, value: DataSection | None) -> DataSection | None:
+        if value is None:
+            return None
+        idle = changed(value, ("stop", "shuffle", "curriculum"))
+        idle |= {f"mixture.{name}.weight" for name, part in value.mixture.items() if part.weight is not None}
+        if idle:
+            msg = (
+                f"{min(idle)} has no effect: the first held-out rows are evaluated, of a mixture those of each source "
+                "in turn; leave it out"
+            )
+            raise ValueError(msg)
+        return value
 
     @model_validator(mode="after")
     def _samples(self) -> EvalSet:

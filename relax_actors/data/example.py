@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from relax_actors.errors import RowError
 from relax_actors.messages import ObservedMedia
 
 Array = NDArray[Any]
@@ -33,7 +34,7 @@ class Example:
     Attributes:
         ids: `[len] int32`.
         trained: `[len] bool`, which of them are trained.
-        is_cut: whether its end is cut off.
+        is_cut: whether its beginning or end is cut off.
         observed: media and positions of all its tokens; None while each medium has one placeholder, and for a model of
             text alone.
     """
@@ -42,6 +43,22 @@ class Example:
     trained: Array
     is_cut: bool = False
     observed: ObservedMedia | None = None
+
+    def since(self, begin: int) -> Example:
+        """Return the tokens from `begin` on.
+
+        Raises:
+            RowError: the example has media, which may not be divided.
+        """
+        if not begin:
+            return self
+        observed = self.observed
+        if observed is not None and observed.media:
+            msg = 'its beginning cannot be cut off, as it has media; set data.oversize = "truncate_right"'
+            raise RowError(msg)
+        if observed is not None:
+            observed = replace(observed, positions=observed.positions[:, : len(self.ids) - begin])
+        return Example(self.ids[begin:], self.trained[begin:], is_cut=True, observed=observed)
 
     def until(self, end: int, *, is_cut: bool) -> Example:
         """Return the first `end` tokens, which end within no medium."""

@@ -98,7 +98,7 @@ class ExampleMaker:
             SlowRowError: the chat template or the tokenizer did not end in time.
         """
         label = [1.0 if _label_of(row.metadata) else -1.0, 0.0] if self._has_labels else []
-        examples = [self._limited(self._with_media(example, row)) for example in self.examples(row)]
+        examples = self._limited([self._with_media(example, row) for example in self.examples(row)])
         if self._has_pairs:
             _check_pair(*examples)
         return self._trajectory(examples, label)
@@ -167,7 +167,7 @@ class ExampleMaker:
         """Return the example of a text and its answer, which the stop token ends."""
         trains_all = self._settings.train == "all"
         if not answer and not (trains_all or "user" in self._roles):
-            msg = 'it has no answer; set data.answer_field, or examples.train = "all" to train texts without answers'
+            msg = 'it has no answer; set data.fields.answer, or examples.train = "all" to train texts without answers'
             raise RowError(msg)
         parts = [Part(prompt, trains_all or "user" in self._roles, is_answer=not answer)]
         parts += [Part(answer, trains_all or ASSISTANT in self._roles, is_answer=True)] if answer else []
@@ -219,26 +219,34 @@ class ExampleMaker:
         ]
         return [bool(m.get("train", chosen)) for m, chosen in zip(messages, by_setting, strict=True)]
 
-    def _limited(self, example: Example) -> Example:
-        """Return an example that fits the model and a micro-batch, with the first token and all behind the last left.
+    def _limited(self, examples: Sequence[Example]) -> list[Example]:
+        """Return the examples of a row as they fit the model and a micro-batch, without what follows trained tokens.
+
+        Their beginnings are cut off by the same number of tokens, so that answers keep their prompt in common.
 
         Raises:
-            RowError: it does not fit, or none of its tokens is trained.
+            RowError: one does not fit, or none of its tokens is trained.
         """
-        ids, trained = example.ids, example.trained.copy()
-        trained[:1] = False  # no token before it
-        most, is_cut = self._most, len(ids) > self._most
-        if is_cut and self._settings.oversize == "drop":
+        longest, most, oversize = max(len(example.ids) for example in examples), self._most, self._data.oversize
+        if longest > most and oversize in ("skip", "keep"):
             half = ", half of which is for the other answer" if self._is_half else ""
             msg = (
-                f"it has {len(ids)} tokens, more than the {self._most} of the model's context or of "
-                f'trainer.max_tokens_per_microbatch{half}; raise that, or set examples.oversize = "truncate"'
+                f"it has {longest} tokens, more than the {most} of the model's context or of "
+                f"trainer.max_tokens_per_microbatch{half}; raise that, or set data.oversize to cut rows off"
             )
             raise RowError(msg)
+        begin = max(0, longest - most) if oversize == "truncate_left" else 0
+        return [self._cut(example.since(begin)) for example in examples]
+
+    def _cut(self, example: Example) -> Example:
+        """Return an example that ends with its last trained token, among the first `_most`, and not within a medium."""
+        trained = example.trained.copy()
+        trained[:1] = False  # no token before it
+        most, is_cut = self._most, example.is_cut or len(example.ids) > self._most
         if is_cut and example.observed is not None:
-            most = end_between_media(ids, example.observed, most)
+            most = end_between_media(example.ids, example.observed, most)
         if not trained[:most].any():
-            where = f" among the first {most}" if is_cut else ""
+            where = f" among the {'last' if example.is_cut else 'first'} {most}" if is_cut else ""
             msg = f"none of its tokens is trained{where}; correct the row, or set examples.train"
             raise RowError(msg)
         end = int(np.flatnonzero(trained[:most])[-1]) + 1

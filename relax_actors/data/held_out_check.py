@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from relax_actors.config.evaluation import EvalSet
 from relax_actors.data.check import SAMPLED_ROWS
 from relax_actors.data.checked_run import CheckedRun
+from relax_actors.data.mixture import first_items
 from relax_actors.data.prompt_maker import open_data
 from relax_actors.data.task import Task
 from relax_actors.errors import ConfigError, RowError
@@ -25,9 +26,8 @@ def check_set(run: CheckedRun, held_out: EvalSet, where: str) -> Iterator[str]:
         ConfigError: its reward compares with the answer, and rows have none; or no row has its category.
     """
     source = open_data(held_out.source, run.config.media)
-    count = min(held_out.rows, len(source), SAMPLED_ROWS)
     tasks = []
-    for i in range(count):
+    for i in first_items(source, min(held_out.rows, SAMPLED_ROWS)):
         try:
             tasks.append(source[i])
         except RowError:  # the check of the data says why

@@ -17,7 +17,9 @@ from broker.subjects import RowId
 from relax_actors.config import Config
 from relax_actors.config.data import DataSection
 from relax_actors.config.media import MediaSection
+from relax_actors.config.sources import SourceSection
 from relax_actors.data.model_folder import measure
+from relax_actors.data.oversize import Rendered, cut_to
 from relax_actors.data.placeholders import PLACEHOLDER, arrange, kinds_of, with_parts, with_tokens
 from relax_actors.data.source import DataSource
 from relax_actors.data.sources import open_source
@@ -42,9 +44,10 @@ def open_data(data: DataSection, media: MediaSection | None = None) -> DataSourc
     Raises:
         ConfigError: it cannot be opened, or has not one usable row.
     """
-    fields = ("path", "task", "function", "size", "seed", "options", "prompt_field", "answer_field")
+    mixture = {name: part.model_dump(exclude={"weight"}) for name, part in data.mixture.items()}
+    own = {name: getattr(data, name) for name in SourceSection.model_fields}
     media_bytes = 0 if media is None else media.limits.max_bytes
-    return open_source(data.kind, **{name: getattr(data, name) for name in fields}, media_bytes=media_bytes)
+    return open_source(**own, mixture=mixture, media_bytes=media_bytes)
 
 
 def room(config: Config) -> int:
@@ -111,7 +114,7 @@ class PromptMaker:
     ) -> None:
         self._keeps_messages = keeps_messages
         self._data, self._tokenizer, self._admission = data, tokenizer, admission
-        self._room = whole - max_tokens
+        self._room = whole - (1 if data.oversize == "keep" else max_tokens)
         self._whole, self._max_tokens = whole, max_tokens
 
     def make(self, task: Task, row: RowId | None = None, **fields: Any) -> Prompt:
@@ -135,18 +138,33 @@ class PromptMaker:
             msg = f"{_origin(task)}prompt {text[:60]!r} has no tokens; write a prompt or remove the row"
             raise RowError(msg)
         if len(tokens) > self._room:
-            msg = (
-                f"{_origin(task)}prompt {text[:60]!r} has {len(tokens)} tokens, more than the {self._room} that "
-                f"rollout.max_tokens = {self._max_tokens} leaves of {self._whole} (the model's context, or "
-                "trainer.max_tokens_per_microbatch if that is smaller); shorten the prompt or lower rollout.max_tokens"
-            )
-            raise RowError(msg)
+            task, (text, tokens) = self._cut(task, text, tokens)
         if self._admission is not None:
             media = self._media(task, tokens)
             fields["media"] = self._admission.sources(media, row, task.origin or "a task")
         if self._keeps_messages:
             fields["messages"] = self._chat_of(task) or []
         return Prompt(text, tokens, task.answer, task.metadata, **fields)
+
+    def _cut(self, task: Task, text: str, tokens: NDArray[np.int32]) -> tuple[Task, Rendered]:
+        """Cut a prompt that is too long, if `data.oversize` says so.
+
+        Raises:
+            RowError: it does not, or the prompt cannot be cut.
+        """
+        oversize = self._data.oversize
+        if oversize in ("truncate_left", "truncate_right"):
+            left = oversize == "truncate_left"
+            cut = cut_to(task, self._room, left=left, tokenizer=self._tokenizer, render=self._text_and_tokens)
+            if cut is not None:
+                return cut
+        left_by = "the completion's first token" if oversize == "keep" else f"rollout.max_tokens = {self._max_tokens}"
+        msg = (
+            f"{_origin(task)}prompt {text[:60]!r} has {len(tokens)} tokens, more than the {self._room} that "
+            f"{left_by} leaves of {self._whole} (the model's context, or trainer.max_tokens_per_microbatch if that is "
+            "smaller); shorten the prompt, lower rollout.max_tokens, or set data.oversize"
+        )
+        raise RowError(msg)
 
     def media_of(self, task: Task, row: RowId | None = None) -> list[MediaSource]:
         """Return the media of a task in their order in the data.

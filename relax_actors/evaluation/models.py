@@ -54,13 +54,14 @@ def _is_run(path: Path) -> bool:
 
 
 def digest_of_files(model: Path | None, files: Iterable[Path]) -> str:
-    """Return a digest of the files of a model folder, if there is one, and of other files.
+    """Return a digest of the files of a model folder, if there is one, and of other files and folders of files.
 
     A file that cannot be read counts as empty: the check of the data says why.
     """
     digest = xxhash.xxh3_128()
     listed = [] if model is None else [path for path in model.iterdir() if path.suffix in SUFFIXES]
-    for path in [*sorted(listed), *files]:
+    below = [part for path in files for part in (sorted(path.rglob("*")) if path.is_dir() else [path])]
+    for path in [*sorted(listed), *below]:
         digest.update(path.name.encode())
         with suppress(OSError), path.open("rb") as file:
             while chunk := file.read(CHUNK):

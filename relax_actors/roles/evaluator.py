@@ -20,6 +20,7 @@ from relax_actors.config import Config
 from relax_actors.config.data import DataSection
 from relax_actors.config.evaluation import ONLY_SET
 from relax_actors.data.examples import row_of
+from relax_actors.data.mixture import first_items
 from relax_actors.data.prompt_maker import PromptMaker, admission_of, open_data, room
 from relax_actors.data.source import DataSource
 from relax_actors.data.tokenizer import Tokenizer
@@ -106,12 +107,15 @@ class Evaluator(StatefulRole):
         tokenizer, admission = Tokenizer(config.model_path), admission_of(config, self.context.table.store)
         self._sources: dict[str, DataSource] = {}
         self._makers: dict[str, PromptMaker] = {}
+        # Items of the sources that are evaluated: the n-th is row n of the set.
+        self._items: dict[str, list[int]] = {}
         for name, each in config.eval.named.items():
             self._sources[name] = open_data(each.source, config.media)
+            self._items[name] = first_items(self._sources[name], each.rows)
             self._makers[name] = self._maker_of(each.source, each.max_tokens, tokenizer, admission)
         places = ((index, *config.eval.place(index)) for index in range(config.eval.total_rows))
         # Indices of the rows that the data of their set has.
-        self._rows = [index for index, name, _, number in places if number < len(self._sources[name])]
+        self._rows = [index for index, name, _, number in places if number < len(self._items[name])]
         self._facts = facts_of(config)
         if self.context.folder.evaluations.is_dir():
             remove_unfinished(self.context.folder.evaluations)
@@ -230,10 +234,10 @@ class Evaluator(StatefulRole):
         config = self.context.config
         assert config.eval is not None  # noqa: S101 `setup` has checked it
         name, held_out, number = config.eval.place(row.index)
-        task, greedy, maker = self._sources[name][number], held_out.temperature == 0, self._makers[name]
+        task, maker = self._sources[name][self._items[name][number]], self._makers[name]
         # Of the set and the row in it alone: a set beside others has the answers that it has without them.
         parts = (row.index,) if name == ONLY_SET else (name, number)
-        seed = derive_seed(config.run.seed, "eval", *parts)
+        seed, greedy = derive_seed(config.run.seed, "eval", *parts), held_out.temperature == 0
         fields: dict[str, Any] = {"seed": seed, "min_version": row.step, "exact_version": True, "greedy": greedy}
         if config.from_data:
             return row_of(task, media=maker.media_of(task, row), **fields)

@@ -9,7 +9,9 @@ from itertools import cycle
 import pytest
 
 from broker.subjects import RowId
-from relax_actors.runtime.seeds import task_index
+from relax_actors.config import load_config
+from relax_actors.data.prompt_maker import open_data
+from relax_actors.runtime.row_order import RowOrder
 from tests.support.faults import hit, story_of
 from tests.support.running import SUPPORT, Run, wait_until
 
@@ -41,7 +43,9 @@ FAST = ("supervision.intensity=100000", "supervision.backoff_max=0.2", "supervis
 def trained_tasks(run: Run) -> Counter[int]:
     """How often each of 30 tasks was trained, from the rows that batches name."""
     rows = [RowId(step, index) for step, batch in story_of(run).values("batch").items() for index in batch.rows]
-    return Counter(task_index(3, row, 8, 30) for row in rows)
+    config = load_config(EXAMPLES)
+    order = RowOrder(config, open_data(config.data))
+    return Counter(order.item(row) for row in rows)
 
 
 @pytest.mark.slow

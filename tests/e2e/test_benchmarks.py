@@ -42,6 +42,9 @@ PROGRAMS = {
     "bus.py": Program("--table-only --batches 3 --repeats 1", (r"pipelined, samples/s", r"memory_mib")),
     "collection.py": Program("--steps 4 --repeats 1", (r"CPU ms of the broker: \d",)),
     "commands.py": Program("--rounds 1", (r"status", r"check")),
+    "data.py": Program(
+        "--rows 2000 --read 200", (r"jsonl +2000 rows: first row", r"parquet +2000", r"arrow +2000", r"mixture +4000")
+    ),
     "engines.py": Program("--tokens 4 --repeats 1", (r"sglang",), ("sglang",)),
     "gpu_check.py": Program("--short --only inventory attention", (r"pass +attention", r"2 pass, 0 fail")),
     "generation.py": Program("--repeats 1", (r"ratio \d",)),

@@ -149,7 +149,7 @@ def test_example_of_text_alone_has_positions(tmp_path: Path) -> None:
     ("context", "trained", "images"), [(12, "34#", 1), (13, "34#", 1), (15, "34#", 1), (128, "34#|67#", 2)]
 )
 def test_cut_example_keeps_media_whole(tmp_path: Path, context: int, trained: str, images: int) -> None:
-    settings = ('examples.train=["assistant"]', "examples.oversize=truncate")
+    settings = ('examples.train=["assistant"]', "data.oversize=truncate_right")
     made = Made(tmp_path, *settings, template=TEMPLATE, context=context)
     row = made.row(TALK, "", SMALL, WIDE)
     ((observed,),) = row.observed
