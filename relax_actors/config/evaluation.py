@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
-from broker.subjects import check_name
+from broker.subjects import RowId, check_name
 from relax_actors.config.data import DataSection
 from relax_actors.config.sections import MissingKeyError, NonNegativeInt, Positive, Section
 from relax_actors.config.sources import changed
 from relax_actors.errors import RowError
+
+if TYPE_CHECKING:
+    from relax_actors.config.pools import RewardSection, RolloutSection
 
 ONLY_SET = "held_out"
 """Name of the set of a section [eval] without [eval.sets]."""
@@ -158,9 +161,64 @@ class EvalSection(EvalSet):
         msg = f"row {index} of an evaluation belongs to no set of [eval], which has {self.total_rows} rows"
         raise RowError(msg)
 
-    def with_sets(self, sets: dict[str, EvalSet]) -> EvalSection:
-        """Return the section with other settings of the sets that it has."""
-        if self.sets:
-            return self.model_copy(update={"sets": sets})
-        only = sets[ONLY_SET]
-        return self.model_copy(update={name: getattr(only, name) for name in EvalSet.model_fields})
+    def check_lengths(self, most: int) -> None:
+        """Check that no set allows longer answers than `rollout.max_tokens`.
+
+        Raises:
+            ValueError: one does.
+        """
+        for where, each in self.located.items():
+            if (each.max_tokens or 0) > most:
+                msg = (
+                    f"{where}.max_tokens = {each.max_tokens} is more than rollout.max_tokens = {most}, the limit of "
+                    "all answers; raise rollout.max_tokens"
+                )
+                raise ValueError(msg)
+
+    def with_reward(self, name: str) -> EvalSection:
+        """Return the section with this reward in the sets that set none."""
+        sets = {
+            key: each if "reward" in each.model_fields_set else _rewarded(each, name) for key, each in self.sets.items()
+        }
+        section = self if "reward" in self.model_fields_set else _rewarded(self, name)
+        return section.model_copy(update={"sets": sets})
+
+
+S = TypeVar("S", bound=EvalSet)
+
+
+def _rewarded(section: S, name: str) -> S:
+    return section if "reward" in section.model_fields_set else section.model_copy(update={"reward": name})
+
+
+class HeldOutRows:
+    """The part of a configuration that says how held-out rows are answered and scored."""
+
+    if TYPE_CHECKING:
+        eval: EvalSection | None
+        rollout: RolloutSection
+        reward: RewardSection
+
+    def held_out(self, row: RowId) -> EvalSet | None:
+        """Return the settings of a held-out row; None for a training row.
+
+        Raises:
+            RowError: no set of [eval] has the row.
+        """
+        return None if row.kind != "eval" or self.eval is None else self.eval.place(row.index)[1]
+
+    @property
+    def held_out_sets(self) -> dict[str, EvalSet]:
+        """The sets of held-out rows by the dotted names of their sections; empty without [eval]."""
+        return {} if self.eval is None else self.eval.located
+
+    @property
+    def most_samples(self) -> int:
+        """Most samples of a row, held-out rows included."""
+        return max([self.rollout.group_size, *(each.samples for each in self.held_out_sets.values())])
+
+    def takes_reported_reward(self, row: RowId) -> bool:
+        """Whether a row is scored by what its environment or agent reports."""
+        own = self.held_out(row)
+        setting = self.reward.function if own is None else own.reward
+        return setting == "environment" or (isinstance(setting, dict) and "environment" in setting)

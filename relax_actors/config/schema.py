@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from broker.subjects import RowId, check_name
+from broker.subjects import check_name
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.config.data import DataSection, ModelSection
 from relax_actors.config.environment import EnvironmentSection
-from relax_actors.config.evaluation import EvalSection, EvalSet
+from relax_actors.config.evaluation import EvalSection, HeldOutRows
 from relax_actors.config.gateway import AgentSection, GatewaySection
 from relax_actors.config.infrastructure import BrokerSection, StoreSection, SupervisionSection
 from relax_actors.config.media import MediaSection, is_multimodal
@@ -45,7 +45,7 @@ NOT_ROLES = ("broker", "chaos", "node", "observer", "operator", "owner", "privat
 """Authors of events, users, leases and folders that belong to no role: views would believe a role of such a name."""
 
 
-class Config(Section):
+class Config(HeldOutRows, Section):
     """The configuration of a run.
 
     Validators fill unset settings from sections declared above, so the order of the fields matters.
@@ -123,22 +123,8 @@ class Config(Section):
         rollout: RolloutSection | None = info.data.get("rollout")
         if value is None or rollout is None:
             return value
-        for where, each in value.located.items():
-            if (each.max_tokens or 0) > rollout.max_tokens:
-                msg = (
-                    f"{where}.max_tokens = {each.max_tokens} is more than rollout.max_tokens = "
-                    f"{rollout.max_tokens}, the limit of all answers; raise rollout.max_tokens"
-                )
-                raise ValueError(msg)
-        if not _has_episodes(info):
-            return value
-        rewarded = {"reward": "environment"}
-        return value.with_sets(
-            {
-                name: each if "reward" in each.model_fields_set else each.model_copy(update=rewarded)
-                for name, each in value.named.items()
-            }
-        )
+        value.check_lengths(rollout.max_tokens)
+        return value.with_reward("environment") if _has_episodes(info) else value
 
     @field_validator("reward")
     @classmethod
@@ -277,30 +263,6 @@ class Config(Section):
         """The section [agent] if actors of this run run the agents."""
         agent = self.agent
         return agent if agent is not None and (agent.command or agent.function) else None
-
-    def held_out(self, row: RowId) -> EvalSet | None:
-        """Return the settings of a held-out row; None for a training row.
-
-        Raises:
-            RowError: no set of [eval] has the row.
-        """
-        return None if row.kind != "eval" or self.eval is None else self.eval.place(row.index)[1]
-
-    @property
-    def held_out_sets(self) -> dict[str, EvalSet]:
-        """The sets of held-out rows by the dotted names of their sections; empty without [eval]."""
-        return {} if self.eval is None else self.eval.located
-
-    @property
-    def most_samples(self) -> int:
-        """Most samples of a row, held-out rows included."""
-        return max([self.rollout.group_size, *(each.samples for each in self.held_out_sets.values())])
-
-    def takes_reported_reward(self, row: RowId) -> bool:
-        """Whether a row is scored by what its environment or agent reports."""
-        own = self.held_out(row)
-        setting = self.reward.function if own is None else own.reward
-        return setting == "environment" or (isinstance(setting, dict) and "environment" in setting)
 
     @property
     def playing(self) -> PlayersSection | None:
