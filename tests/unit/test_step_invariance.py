@@ -78,6 +78,7 @@ MORE: dict[str, dict[str, Any]] = {
         }
         for loss in FORMULAS
     },
+    "imitation": {"positive_nll": 0.5},
     "prompt mean": {"aggregate": "prompt_mean", "reject": {"kind": "k3", "max_kl": 0.02}},
     "prompt mean of all": {"aggregate": "prompt_mean", "reject": {"kind": "k2", "max_kl": 0.02, "counted": True}},
     "absolute KL": {"kl": {"place": "loss", "kind": "abs", "coefficient": 0.1}},
@@ -192,6 +193,7 @@ def taught(samples: list[TrainSample], seed: int) -> list[TrainSample]:
         found.append(
             replace(
                 sample,
+                imitated=np.full(length, random.uniform(0, 2), np.float32),
                 teacher_logprobs=random.uniform(-3, -1, length).astype(np.float32),
                 teacher_top_ids=np.argsort(random.random((length, 12)))[:, :TOP_K].astype(np.int32),
                 teacher_top_logprobs=top[:, :TOP_K].astype(np.float32),

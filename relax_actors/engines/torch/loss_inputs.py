@@ -44,6 +44,7 @@ class LossInputs:
         selected: bool, tokens that the covariance selected, if the algorithm selects any.
         uncertain: bool, tokens that algorithm.entropy.quantile selected, if it selects any.
         teacher: log-probs of a teacher; required with algorithm.distil.place = "loss".
+        imitated: float32, factor of -log-prob of each token in the sum of the losses, with algorithm.positive_nll.
         totals: sums of whole samples and of the step.
     """
 
@@ -59,6 +60,7 @@ class LossInputs:
     selected: Tensor | None = None
     uncertain: Tensor | None = None
     teacher: TeacherInputs | None = None
+    imitated: Tensor | None = None
     totals: Totals = field(default_factory=Totals)
 
     @property

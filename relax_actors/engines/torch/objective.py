@@ -49,6 +49,7 @@ PER_TOKEN = (
     "weight",
     "bounded",
     "distil",
+    "positive_nll",
 )
 """Metrics that a micro-batch measures as sums over tokens and a step reports as means."""
 
@@ -281,6 +282,10 @@ class StepObjective:
             measured["entropy"] = float((inputs.entropies.detach() * mask).sum())
             if bonus := applied_entropy(self._coefficients, algorithm.entropy.target):
                 yield -bonus * inputs.entropies
+        if inputs.imitated is not None:
+            imitation = -inputs.imitated * logprobs
+            measured["positive_nll"] = float((imitation.detach() * mask).sum())
+            yield imitation
         if penalty := algorithm.log_ratio_penalty:
             delta = logprobs - self._proximal(inputs)
             yield penalty * delta.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).square()

@@ -96,6 +96,7 @@ def loss_inputs(
         reference=reference,
         entropies=scored.entropies,
         teacher=teacher,
+        imitated=column("imitated") if samples and samples[0].imitated is not None else None,
         selected=flags(facts.selected if facts else None),
         uncertain=flags(facts.uncertain if facts else None),
         totals=_totals(objective, samples, facts, indices, mask.device),
