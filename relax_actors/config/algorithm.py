@@ -175,6 +175,11 @@ class AlgorithmSection(Section):
         return self.rows == "sampled" and self.surrogate == "preference"
 
     @property
+    def loss_reads_squares(self) -> bool:
+        """Whether the loss reads the sums of squared probabilities of the trained policy."""
+        return self.surrogate == "preference" and self.pairs.weighted
+
+    @property
     def compares_answers(self) -> bool:
         """Whether the loss of a row from the data is one of several answers, which are trained together."""
         return self.rows in ("pairs", "labelled")

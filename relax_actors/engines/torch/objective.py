@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,22 +19,6 @@ from relax_actors.algorithms.policy_functions import PolicyFunctions
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.engines.torch.loss_inputs import LossInputs
 from relax_actors.engines.torch.replay_metrics import with_replay_shares
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredTokens:
-    """What the trained policy says of the trained tokens of a micro-batch, with gradient.
-
-    Attributes:
-        logprobs: `[batch, width] float32`.
-        entropies: `[batch, width] float32`, if they were computed.
-        top: `[batch, width, k] float32`, log-probs of the teacher's most likely tokens, if it names any.
-    """
-
-    logprobs: Tensor
-    entropies: Tensor | None = None
-    top: Tensor | None = None
-
 
 PER_TOKEN = (
     "abs_delta",
@@ -105,6 +88,11 @@ class StepObjective:
     def needs_row_sums(self) -> bool:
         """Whether the loss of a token depends on all samples of its row."""
         return self._functions.spec.over_row
+
+    @property
+    def reads_squares(self) -> bool:
+        """Whether the loss reads the sums of squared probabilities of the trained policy."""
+        return self._algorithm.loss_reads_squares
 
     @property
     def trains_entropy(self) -> bool:
@@ -209,6 +197,7 @@ class StepObjective:
             totals=inputs.totals,
             reference=inputs.reference,
             row_tokens=inputs.row_counts,
+            squares=inputs.squares,
         )
 
     @property
