@@ -21,8 +21,14 @@ STAGES = {
     "examples": ((), ("trainer.0", "examples.0", "prompts.0")),
     "labelled": (LABELLED, ("trainer.0", "examples.0", "prompts.0")),
     "pairs": (PAIRS, ("trainer.0", "reference.0", "examples.0")),
-    "pairs of a refreshed reference": (
-        (*PAIRS, "algorithm.reference_every=4", "trainer.checkpoint_every=3"),
+    "weighted pairs of a refreshed reference": (
+        (
+            *PAIRS,
+            "algorithm.reference_every=4",
+            "algorithm.pairs.weighted=true",
+            "algorithm.pairs.ld_alpha=0.5",
+            "trainer.checkpoint_every=3",
+        ),
         ("reference.0", "trainer.0", "reference.0", "examples.0"),
     ),
 }
