@@ -56,11 +56,6 @@ def _rows(config: Config) -> Iterator[str]:
             f'algorithm.aggregate = "{algorithm.aggregate}" would weigh answers by their length; set '
             'algorithm.aggregate = "sample_mean_of_sums"'
         )
-    if config.media is not None:
-        yield (
-            f'algorithm.rows = "{algorithm.rows}" trains texts alone, and the model takes images, video or sound; use '
-            "a model of text, or sample rows"
-        )
     if config.trainer.router_replay:
         yield (
             f"trainer.router_replay = true replays experts that a rollout recorded, and algorithm.rows = "

@@ -37,6 +37,7 @@ ROLES: Registry[type] = Registry(
         "actor_fwd": "relax_actors.roles.scorer:ActorFwd",
         "squares": "relax_actors.roles.scorer:Squares",
         "teacher": "relax_actors.roles.teacher:Teacher",
+        "judge": "relax_actors.roles.judge:Judge",
     },
 )
 ADVANTAGES: Registry[Callable[..., Any]] = Registry(
@@ -103,8 +104,10 @@ DATA_SOURCES: Registry[Callable[..., Any]] = Registry(
     {
         "jsonl": "relax_actors.data.jsonl:open_jsonl",
         "parquet": "relax_actors.data.parquet:open_parquet",
+        "arrow": "relax_actors.data.arrow:open_arrow",
         "reasoning_gym": "relax_actors.data.reasoning_gym:open_reasoning_gym",
         "python": "relax_actors.data.python:open_function",
+        "mixture": "relax_actors.data.mixture:open_mixture",
     },
 )
 INFERENCE_ENGINES: Registry[Any] = Registry(

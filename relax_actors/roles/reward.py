@@ -1,4 +1,7 @@
-"""Role `reward`: scores the samples of a trajectory with a reward function, in its own process."""
+"""Role `reward`: scores the samples of a trajectory with a reward function, in its own process.
+
+A reward may also name roles, whose columns hold scores: see `relax_actors.roles.reward_columns`.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from broker.store import Store
+from relax_actors.config import Config
 from relax_actors.data.checked_run import CheckedRun
 from relax_actors.errors import RowError
 from relax_actors.messages import FinishReason, Prompt, Reward
@@ -17,6 +21,7 @@ from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.rewards.credit import environment_reward
 from relax_actors.rewards.score import Total
 from relax_actors.rewards.scorer import RewardScorer, check_options, check_sandboxed, token_rewards
+from relax_actors.roles.reward_columns import check_reward_roles, columns_of, names_in_rewards, scores_of
 from relax_actors.runtime import Role, Row
 from relax_actors.runtime.role import More, Results
 from relax_actors.simulation.devices import REWARD, Devices
@@ -50,29 +55,34 @@ class RewardRole(Role):
     def check(self, run: CheckedRun) -> Iterator[str]:
         """Check that the reward functions import; those for a sandbox are imported in it only."""
         config = run.config
-        settings = [config.reward.function, *([config.eval.reward] if config.eval else [])]
-        names = [name for setting in settings for name in ([setting] if isinstance(setting, str) else setting)]
-        check_options(config.reward.options, names)
+        check_reward_roles(config)
+        columns = columns_of(config)
+        names = {name for part in names_in_rewards(config).values() for name in part} - columns.keys()
+        check_options(config.reward.options, sorted(names))
         if config.reward.isolation == "sandbox":
-            check_sandboxed(names)
+            check_sandboxed(sorted(names))
         else:
-            RewardScorer(config.reward.function, "reward.function", config.reward.options)
+            RewardScorer(config.reward.function, "reward.function", config.reward.options, columns=columns)
             if config.eval is not None:
-                RewardScorer(config.eval.reward, "eval.reward", config.reward.options)
+                RewardScorer(config.eval.reward, "eval.reward", config.reward.options, columns=columns)
         yield from ()
+
+    def inputs(self, config: Config) -> tuple[str, ...]:
+        """Return the columns to read: `reads`, and those of the roles that the rewards name."""
+        return (*self.reads, *columns_of(config).values())
 
     def setup(self) -> None:
         """Load the reward functions."""
         config = self.context.config
-        section = config.reward
+        section, self._columns = config.reward, columns_of(config)
         self._train = RewardScorer(
-            section.function, "reward.function", section.options, section.deadline, self.progress
+            section.function, "reward.function", section.options, section.deadline, self.progress, self._columns
         )
         self._devices = None if config.simulate is None else Devices(config.simulate, self.context.folder.root)
         self._eval = self._train
         if config.eval and config.eval.reward != section.function:
             self._eval = RewardScorer(
-                config.eval.reward, "eval.reward", section.options, section.deadline, self.progress
+                config.eval.reward, "eval.reward", section.options, section.deadline, self.progress, self._columns
             )
         self._runner = asyncio.Runner()
 
@@ -141,7 +151,11 @@ class RewardRole(Role):
         samples = trajectory.samples if scorer.reads_samples else None
         whole = [i for i, reason in enumerate(trajectory.finish_reasons) if reason != FinishReason.ERROR]
         texts, chosen = [trajectory.texts[i] for i in whole], None if samples is None else [samples[i] for i in whole]
-        scored = await scorer.score(texts, prompt, chosen) if whole else []
+        columns = {
+            name: scores_of(row.column(self._columns[name]), len(trajectory.texts), name) for name in scorer.columns
+        }
+        columns = {name: [scores[i] for i in whole] for name, scores in columns.items()}
+        scored = await scorer.score(texts, prompt, chosen, columns) if whole else []
         names = scored[0].components if scored else dict.fromkeys(() if row.is_eval else config.reward_components)
         totals = [Total(0.0, dict.fromkeys(names, 0.0))] * len(trajectory.texts)
         for i, total in zip(whole, scored, strict=True):

@@ -132,7 +132,7 @@ class Scorer(Role):
         return samples
 
     def _media_of(self, row: Row) -> list[PromptMedia] | None:
-        return None if self._media is None else self._media.of_sequences(row.media, row.id, row.trajectory)
+        return None if self._media is None else self._media.of_row(row)
 
     def trajectory(self, row: Row) -> Trajectory:
         """Return the trajectory of a row whose trained tokens are scored."""
