@@ -89,6 +89,7 @@ ALGORITHM = (
     Case("pair without a loss of pairs", ("algorithm.advantage=best_worst", "algorithm.scale=none")),
     Case("loss of pairs without a pair", ("algorithm.name=online_dpo", "algorithm.advantage=group")),
     Case("pairs by length", ("algorithm.name=online_dpo", "algorithm.aggregate=token_mean")),
+    Case("imitation beside means of samples", ("algorithm.name=grpo", "algorithm.positive_nll=0.1")),
     Case("k of a smaller group", ("algorithm.name=pass_at_k", "algorithm.pass_k=64")),
     Case("whiten rloo", ("algorithm.advantage=rloo", "algorithm.scale=none", "algorithm.whiten=samples")),
     Case("decoupled rloo", ("algorithm.name=gdpo", "algorithm.advantage=rloo", "algorithm.whiten=none")),

@@ -159,6 +159,7 @@ class PolicyInputs:
         totals: sums of whole samples and of the step.
         reference: float32, log-probs of the reference model; None without one.
         row_tokens: `[batch] int64`, trained tokens of all samples of the row of each sequence.
+        squares: float32, sum of the squared probabilities of the vocabulary, detached; None if the loss reads none.
     """
 
     logprobs: Tensor
@@ -173,6 +174,7 @@ class PolicyInputs:
     totals: Totals = field(default_factory=Totals)
     reference: Tensor | None = None
     row_tokens: Tensor | None = None
+    squares: Tensor | None = None
 
     @classmethod
     def of(
@@ -194,7 +196,7 @@ class PolicyInputs:
             mask: `[batch, seq] bool`.
             level: ratio of a token or of a sample; see `log_ratio`.
             others: `rollout` (default: `proximal`), `weights` (1), `sample_tokens` (those of the sequence), `selected`,
-                `totals`, `reference`, `row_tokens` (those of the sample).
+                `totals`, `reference`, `row_tokens` (those of the sample), `squares`.
 
         Raises:
             ValueError: shapes do not match.
@@ -226,6 +228,7 @@ class PolicyInputs:
             totals,
             others.get("reference"),
             counts if others.get("row_tokens") is None else others["row_tokens"],
+            others.get("squares"),
         )
 
     @property

@@ -159,6 +159,7 @@ def _players(config: Config) -> Iterator[str]:
         (f'advantage = "{algorithm.advantage}"', 'advantage = "group"'): spec_of_advantage(algorithm).running_mean,
         ('scale = "batch_std"', 'scale = "none"'): algorithm.scale == "batch_std",
         ("signal_scale = true", "signal_scale = false"): algorithm.signal_scale,
+        (f"positive_nll = {algorithm.positive_nll:g}", "positive_nll = 0"): algorithm.positive_nll > 0,
         ('components = "decoupled"', 'components = "sum"'): algorithm.components == "decoupled",
         ('whiten = "samples"', 'whiten = "none"'): algorithm.whiten == "samples",
     }

@@ -94,7 +94,7 @@ class AdvantageSpec(FunctionSpec):
     @property
     def further_settings(self) -> frozenset[str]:
         """Settings of [algorithm] that are read for the function outside of it."""
-        return frozenset({"ema_decay"} if self.running_mean else ())
+        return frozenset({"ema_decay"} if self.running_mean else {"critic_lambda"} if "values" in self.needs else ())
 
     @property
     def compares_samples(self) -> bool:

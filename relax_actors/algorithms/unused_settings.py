@@ -95,6 +95,8 @@ def _function_reason(algorithm: AlgorithmSection, name: str) -> Idle | None:
     if algorithm.components == "decoupled" and name in ("scale", "epsilon"):
         # Each component is divided by its standard deviation.
         return DECOUPLED if name == "scale" else None
+    if name == "correct_reward" and algorithm.positive_nll:
+        return None
     for setting, chosen, registry in (
         ("advantage", algorithm.advantage, ADVANTAGES),
         ("surrogate", algorithm.surrogate, POLICY_LOSSES),

@@ -44,7 +44,7 @@ class AlgorithmSection(Section):
     pass_k: Positive = 4
     """k of `pass_at_k`: samples of which at least one should be correct; at most `rollout.group_size`."""
     correct_reward: float = 1.0
-    """Reward from which a sample is correct, for `pass_at_k`."""
+    """Reward from which a sample is correct, for `pass_at_k` and `positive_nll`."""
     whiten: Literal["none", "tokens", "samples"] = "none"
     """Subtract the mean of the advantages over all trained tokens or samples of the step, then divide by their standard
     deviation. A step then trains when all of its rows are there (no streaming)."""
@@ -60,6 +60,15 @@ class AlgorithmSection(Section):
     """Discount of later token rewards."""
     gae_lambda: Fraction = 1.0
     """Lambda of generalised advantage estimation (arXiv 1506.02438)."""
+    gae_alpha: PositiveFloat | None = None
+    """Lambda of a sample with |y| trained tokens is 1 - 1 / (gae_alpha |y|), at least 0, in place of `gae_lambda`
+    (length-adaptive GAE, arXiv 2504.05118)."""
+    critic_lambda: Fraction | None = None
+    """Lambda of the returns that the critic learns (decoupled GAE, arXiv 2503.01491); that of the advantages if not
+    set."""
+    positive_nll: NonNegative = 0.0
+    """Factor of the mean -log-prob over the tokens of correct samples, those with a reward of `correct_reward` or more,
+    added to the loss (arXiv 2504.05118). Needs `aggregate = "token_mean"`."""
     ema_decay: Fraction = 0.95
     """Decay of the running mean reward that is subtracted (arXiv 2506.24119)."""
 
@@ -164,6 +173,11 @@ class AlgorithmSection(Section):
     def trains_sampled_pairs(self) -> bool:
         """Whether the best and the worst sample of a row are a pair, and the other samples are not trained."""
         return self.rows == "sampled" and self.surrogate == "preference"
+
+    @property
+    def loss_reads_squares(self) -> bool:
+        """Whether the loss reads the sums of squared probabilities of the trained policy."""
+        return self.surrogate == "preference" and self.pairs.weighted
 
     @property
     def compares_answers(self) -> bool:

@@ -94,6 +94,7 @@ def samples_of(
     *,
     replays: bool = False,
     distil: DistilSection | None = None,
+    imitation: float = 0.0,
     media: Sequence[PromptMedia] | None = None,
 ) -> list[TrainSample]:
     """Convert a row to samples: one for each sequence with trained tokens.
@@ -105,6 +106,7 @@ def samples_of(
         scores: log-probs and values of the row, `[total] float32`, and `TeacherScores`, by column.
         replays: whether engines compute with the recorded experts.
         distil: section [algorithm.distil] of a run with a teacher.
+        imitation: factor of -log-prob of each token of a correct sample; see `StepRows.imitating`.
         media: media and positions of each sequence; None for a model that reads text only.
     """
     scores = dict(scores or {})
@@ -116,6 +118,8 @@ def samples_of(
             flat["advantages"] = flat["advantages"] + distil.coefficient * (teacher.logprobs - trajectory.logprobs)
         if advantage.returns is not None:
             flat["returns"] = advantage.returns
+        if imitation and advantage.correct is not None:
+            flat["imitated"] = np.repeat(advantage.correct.astype(np.float32) * imitation, trajectory.sample_lengths)
     if teacher is not None and distil is not None and distil.place == "loss":
         flat |= teacher_fields(teacher, trajectory)
     layout, recorded = _Layout(trajectory), trajectory.expanded_experts() if replays else None

@@ -62,8 +62,9 @@ class RowValidator:
     def of_row(self, trajectory: Trajectory, advantage: Advantage, step: int) -> str:
         """Return why a row cannot be trained in a step."""
         n, total = len(trajectory.texts), len(trajectory.token_ids)
-        if len(advantage.values) not in (n, total):
-            return f"there are {len(advantage.values)} advantages for {n} samples with {total} tokens"
+        given = [len(advantage.values), *([] if advantage.correct is None else [len(advantage.correct)])]
+        if given[0] not in (n, total) or given[1:] not in ([], [n]):
+            return f"there are {' and '.join(map(str, given))} advantages for {n} samples with {total} tokens"
         if advantage.lengths is not None and not np.array_equal(advantage.lengths, trajectory.sample_lengths):
             return f"token rewards are for samples of {advantage.lengths[:8].tolist()} tokens, the samples have others"
         if advantage.returns is None and self._needs_returns:

@@ -30,9 +30,15 @@ STAGES = {
         (*SCORED, "data.function=tiny_images.pairs"),
         ("trainer.0", "reference.0", "examples.0"),
     ),
-    "pairs of a refreshed reference": (
+    "weighted pairs of a refreshed reference": (
         EXAMPLES,
-        (*PAIRS, "algorithm.reference_every=4", "trainer.checkpoint_every=3"),
+        (
+            *PAIRS,
+            "algorithm.reference_every=4",
+            "algorithm.pairs.weighted=true",
+            "algorithm.pairs.ld_alpha=0.5",
+            "trainer.checkpoint_every=3",
+        ),
         ("reference.0", "trainer.0", "reference.0", "examples.0"),
     ),
 }

@@ -26,8 +26,8 @@ from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.config.presets import PRESETS
 from relax_actors.engines.protocols import TrainSample
 from relax_actors.engines.torch.engine import TorchEngine
-from relax_actors.engines.torch.loss_inputs import LossInputs
-from relax_actors.engines.torch.objective import ScoredTokens, StepObjective
+from relax_actors.engines.torch.loss_inputs import LossInputs, ScoredTokens
+from relax_actors.engines.torch.objective import StepObjective
 from relax_actors.engines.torch.step_facts import (
     loss_inputs,
     needs_records,
@@ -78,6 +78,7 @@ MORE: dict[str, dict[str, Any]] = {
         }
         for loss in FORMULAS
     },
+    "imitation": {"positive_nll": 0.5},
     "prompt mean": {"aggregate": "prompt_mean", "reject": {"kind": "k3", "max_kl": 0.02}},
     "prompt mean of all": {"aggregate": "prompt_mean", "reject": {"kind": "k2", "max_kl": 0.02, "counted": True}},
     "absolute KL": {"kl": {"place": "loss", "kind": "abs", "coefficient": 0.1}},
@@ -86,6 +87,7 @@ MORE: dict[str, dict[str, Any]] = {
         "correction": {"kind": "tis", "low": 0.9, "high": 1.1},
         "reject": {"kind": "geometric", "low": 0.9, "high": 1.2, "counted": True},
     },
+    "weighted pairs": {**PRESETS["dpo"].settings, "pairs": {"weighted": True, "beta": 0.5}},
     "pairs: AOT of desensitised lengths, with a divergence": {
         **PRESETS["dpo"].settings,
         "pairs": {
@@ -192,6 +194,7 @@ def taught(samples: list[TrainSample], seed: int) -> list[TrainSample]:
         found.append(
             replace(
                 sample,
+                imitated=np.full(length, random.uniform(0, 2), np.float32),
                 teacher_logprobs=random.uniform(-3, -1, length).astype(np.float32),
                 teacher_top_ids=np.argsort(random.random((length, 12)))[:, :TOP_K].astype(np.int32),
                 teacher_top_logprobs=top[:, :TOP_K].astype(np.float32),
@@ -291,7 +294,8 @@ class Rank:
             return found
 
         top = self.top[indices, :width] if self.has_top else None
-        scored = ScoredTokens(self.logprobs[indices, :width], self.entropies[indices, :width], top)
+        squares = self.entropies[indices, :width] + 0.1
+        scored = ScoredTokens(self.logprobs[indices, :width], self.entropies[indices, :width], top, squares)
         return loss_inputs(self.objective, chosen, scored, mask, padded, facts=facts, indices=indices)
 
     def records(self, micro_batches: list[list[int]]) -> list[dict[str, Any]]:

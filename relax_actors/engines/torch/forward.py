@@ -25,8 +25,8 @@ from relax_actors.engines.torch import multimodal
 from relax_actors.engines.torch.barred import BarredIds
 from relax_actors.engines.torch.experts import Routers
 from relax_actors.engines.torch.head import HeadForm
+from relax_actors.engines.torch.loss_inputs import ScoredTokens
 from relax_actors.engines.torch.micro_batch import IDLE, MicroBatch, padded, plans_of_ranks
-from relax_actors.engines.torch.objective import ScoredTokens
 from relax_actors.engines.torch.packing import ATTENTION, Packing, is_recurrent
 from relax_actors.engines.torch.sharding import Whole
 from relax_actors.media.family import Family
@@ -170,7 +170,7 @@ class Forward:
         """
         divisor = self._temperature if temperature is None else temperature
         hidden = self._scored_states(model, batch, routers, only_count=only_count)
-        logprobs, _ = self._scores(model, hidden, batch.targets, divisor)
+        logprobs, *_ = self._scores(model, hidden, batch.targets, divisor)
         return batch.laid_out(logprobs[:, 0])
 
     def score_trained(
@@ -180,6 +180,7 @@ class Forward:
         *,
         entropies: bool = False,
         ids: Tensor | None = None,
+        squares: bool = False,
         routers: Routers | None = None,
     ) -> ScoredTokens:
         """Compute log-probs of the trained tokens as `logprobs` does, and what else the loss needs.
@@ -189,27 +190,28 @@ class Forward:
             batch: the micro-batch.
             entropies: whether to compute entropies over the vocabulary.
             ids: `[batch, width, k] int64`, tokens whose log-probs are needed at the place of each trained token.
+            squares: whether to compute sums of squared probabilities.
             routers: routers of the model, to replay the recorded experts.
         """
-        tokens = batch.targets
-        if ids is not None:
-            tokens = torch.cat([tokens, ids.flatten(0, 1)[batch.places]], -1)
+        tokens = batch.targets if ids is None else torch.cat([batch.targets, ids.flatten(0, 1)[batch.places]], -1)
         hidden = self._scored_states(model, batch, routers)
-        logprobs, of_vocabulary = self._scores(model, hidden, tokens, self._temperature, entropies=entropies)
-        return ScoredTokens(
-            batch.laid_out(logprobs[:, 0]),
-            None if of_vocabulary is None else batch.laid_out(of_vocabulary),
-            None if ids is None else batch.laid_out(logprobs[:, 1:]),
-        )
+        asked = {"entropies": entropies, "squares": squares}
+        logprobs, *of_vocabulary = self._scores(model, hidden, tokens, self._temperature, **asked)
+        entropy, square = (None if values is None else batch.laid_out(values) for values in of_vocabulary)
+        top = None if ids is None else batch.laid_out(logprobs[:, 1:])
+        return ScoredTokens(batch.laid_out(logprobs[:, 0]), entropy, top, square)
 
     def _scores(
-        self, model: PreTrainedModel, hidden: Tensor, ids: Tensor, temperature: float, *, entropies: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        """Compute log-probs of tokens, `[trained, k]`, and entropies, `[trained]`, if they are asked for."""
+        self, model: PreTrainedModel, hidden: Tensor, ids: Tensor, temperature: float, **asked: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Compute log-probs of tokens, `[trained, k]`; `entropies` and `squares`, `[trained]`, if asked for."""
 
-        def score(states: Tensor) -> tuple[Tensor, Tensor | None]:
-            scores = score_tokens(states, ids, temperature, head=self._head(model), entropies=entropies)
-            return scores.logprobs, scores.entropies
+        def score(states: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+            head = self._head(model)
+            scores = score_tokens(states, ids, temperature, head=head, entropies=asked.get("entropies", False))
+            # Within one `at_head`: ranks without trained tokens gather the head once, too.
+            squares = squared_probabilities(states, temperature, head=head) if asked.get("squares") else None
+            return scores.logprobs, scores.entropies, squares
 
         return self._sharding.at_head(model, hidden, score)
 
