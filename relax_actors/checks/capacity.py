@@ -45,7 +45,7 @@ def check_memory(run: CheckedRun, facts: ModelFacts) -> Iterator[str]:
     backend = inference_backend(config)
     generates_here = backend.server(config) is None and backend.footprint(config).parameter_bytes
     if "rollout" in here and facts.cached and generates_here:
-        samples = config.rollout.max_concurrent_prompts * config.rollout.group_size
+        samples = config.rollout.max_concurrent_prompts * config.most_samples
         size = samples * facts.cached * CACHED_BYTES / (1 << 20)
         yield f"besides, keys and values of {samples} samples: {size:.3g} MiB a token in each rollout actor"
 

@@ -6,14 +6,16 @@ import copy
 import difflib
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from relax_actors.config.data import PATH_EXAMPLE
 from relax_actors.config.schema import Config
+from relax_actors.config.sections import MissingKeyError
 from relax_actors.config.simulate import DEFAULTS
 from relax_actors.config.stages import STAGES, names_of_stages, tree_of_stage
 from relax_actors.errors import ConfigError
@@ -34,6 +36,15 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Config:
     Raises:
         ConfigError: one line for each mistake, with the key and the remedy.
     """
+    return validate(load_tree(path, overrides), str(path))
+
+
+def load_tree(path: Path, overrides: list[str] | None = None) -> dict[str, Any]:
+    """Read a TOML file and apply overrides, as `load_config`, without validating the settings.
+
+    Raises:
+        ConfigError: the file cannot be read, or an override is wrong.
+    """
     tree = _read(path)
     for part in (tree, *_stages_in(tree)):
         _resolve_paths(part, path.resolve().parent)
@@ -41,7 +52,7 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Config:
         tree = _with_defaults(tree, DEFAULTS)
     tree = _overridden(tree, overrides or [], path)
     make_importable(path.resolve().parent)
-    return validate(tree, str(path))
+    return tree
 
 
 def stages_of(path: Path, overrides: list[str] | None = None) -> list[str]:
@@ -200,7 +211,11 @@ _PATHS = (
     ("model", "path"),
     ("critic", "path"),
     ("data", "path"),
+    ("data", "mixture", "*", "path"),
     ("eval", "data", "path"),
+    ("eval", "data", "mixture", "*", "path"),
+    ("eval", "sets", "*", "data", "path"),
+    ("eval", "sets", "*", "data", "mixture", "*", "path"),
     ("broker", "credentials"),
     ("broker", "ca"),
     ("store", "path"),
@@ -219,15 +234,25 @@ _PATHS = (
 
 def _resolve_paths(tree: dict[str, Any], base: Path) -> None:
     for *sections, key in _PATHS:
-        table: Any = tree
-        for section in sections:
-            table = table.get(section) if isinstance(table, dict) else None
-        if isinstance(table, dict) and isinstance(table.get(key), str):
-            table[key] = str(base / table[key])
+        for table in _tables(tree, sections):
+            if isinstance(table.get(key), str):
+                table[key] = str(base / table[key])
     agent = tree.get("agent")
     command = agent.get("command") if isinstance(agent, dict) else None
     if isinstance(command, list) and command and isinstance(command[0], str) and "/" in command[0]:
         command[0] = str(base / command[0])  # a name without a slash is looked up on the PATH
+
+
+def _tables(tree: Any, sections: list[str]) -> Iterator[dict[str, Any]]:
+    """Return the tables at a path of sections, of which `*` stands for any name."""
+    if not isinstance(tree, dict):
+        return
+    if not sections:
+        yield tree
+        return
+    first, *rest = sections
+    for inner in tree.values() if first == "*" else [tree.get(first)]:
+        yield from _tables(inner, rest)
 
 
 def _apply(tree: dict[str, Any], override: str) -> None:
@@ -259,14 +284,14 @@ def shortened(value: object) -> str:
 def _explain(source: str, error: Any) -> str:
     where = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
-        section: Any = Config
-        for part in error["loc"][:-1]:
-            section = _section_type(section, str(part))
-        names = list(section.model_fields) if section else []
+        names = _names_in(Config, error["loc"][:-1])
         close = difflib.get_close_matches(str(error["loc"][-1]), names, 1)
         hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(sorted(names))}"
         return f"{source}: {where}: unknown key; {hint}"
-    if error["type"] == "missing":
+    needed = error.get("ctx", {}).get("error")
+    if isinstance(needed, MissingKeyError):
+        where = f"{where}.{needed.key}"
+    if error["type"] == "missing" or isinstance(needed, MissingKeyError):
         example = EXAMPLES.get(where, "")
         return f"{source}: {where}: is missing; add it" + (f", for example:\n{example}" if example else "")
     text = error["msg"].removeprefix("Value error, ")
@@ -292,9 +317,14 @@ def _keys(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{name}"
 
 
-def _section_type(section: Any, name: str) -> type[BaseModel] | None:
-    if section is None or name not in section.model_fields:
-        return None
-    annotation = section.model_fields[name].annotation
-    options = [annotation, *getattr(annotation, "__args__", ())]
-    return next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
+def _names_in(annotation: Any, path: Sequence[int | str]) -> list[str]:
+    """Return the keys of the section at a path below an annotated type; none if it is no section."""
+    if get_origin(annotation) is Annotated:
+        return _names_in(get_args(annotation)[0], path)
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        fields = annotation.model_fields
+        if not path:
+            return list(fields)
+        return _names_in(fields[str(path[0])].annotation, path[1:]) if path[0] in fields else []
+    rest = path if get_origin(annotation) in (Union, UnionType) else path[1:]
+    return next((names for option in get_args(annotation) if (names := _names_in(option, rest))), [])

@@ -6,8 +6,8 @@ tokenized on its own, as the prompt of a generation is, so that training and gen
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,14 +15,17 @@ from numpy.typing import NDArray
 
 from relax_actors.config import Config
 from relax_actors.config.data import DataSection
+from relax_actors.data.example import Example, Part, end_between_media
 from relax_actors.data.fields import checked_prompt
+from relax_actors.data.placeholders import arranged_numbers, with_parts, with_tokens
 from relax_actors.data.prompt_maker import MAX_SECONDS, check_size
 from relax_actors.data.task import Task
 from relax_actors.data.template_spans import has_generation_tags, message_spans, tagged_spans
 from relax_actors.data.time_limit import call_within
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import RowError, SlowRowError
-from relax_actors.messages import NOT_SAMPLED, FinishReason, Prompt, Trajectory
+from relax_actors.media.family import Family
+from relax_actors.messages import NOT_SAMPLED, FinishReason, MediaSource, Prompt, Trajectory
 from relax_actors.messages.trajectory import LABEL
 
 Array = NDArray[Any]
@@ -34,26 +37,8 @@ PAIR = ("chosen", "rejected")
 """Fields of the answers of a pair: a text, the messages of an answer, or whole conversations."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A part of an example's text, and whether its tokens are trained.
-
-    `is_answer` says that a stop token ends it: added to plain text; in a conversation the first one that the template
-    writes, and what follows that is not trained, since no generation reaches it.
-    """
-
-    text: str
-    trained: bool
-    is_answer: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """Token ids `[len] int32`, which of them are trained `[len] bool`, and whether the example's end is cut off."""
-
-    ids: Array
-    trained: Array
-    is_cut: bool = False
+Expand = Callable[[Example, Sequence[MediaSource]], Example]
+"""Expands the placeholders of an example, with its media in their order."""
 
 
 def row_of(task: Task, other: Task | None = None, **fields: Any) -> Prompt:
@@ -62,7 +47,7 @@ def row_of(task: Task, other: Task | None = None, **fields: Any) -> Prompt:
     Args:
         task: its task.
         other: task whose answer the row's is compared with; None if none is.
-        fields: further fields of the cell, such as seed and min_version.
+        fields: further fields of the cell, such as seed, min_version and media.
 
     Raises:
         RowError: the row is too large for a cell.
@@ -81,9 +66,20 @@ class ExampleMaker:
         data: section of the source.
         tokenizer: of the model.
         context: maximum tokens of a sequence of the model.
+        family: of a model that sees or hears.
+        expand: expands the placeholders of media; without it each counts as one token.
     """
 
-    def __init__(self, config: Config, data: DataSection, tokenizer: Tokenizer, context: int) -> None:
+    def __init__(
+        self,
+        config: Config,
+        data: DataSection,
+        tokenizer: Tokenizer,
+        context: int,
+        family: Family | None = None,
+        expand: Expand | None = None,
+    ) -> None:
+        self._family, self._expand = family, expand
         self._settings, self._data, self._tokenizer = config.examples, data, tokenizer
         self._has_pairs, self._has_labels = (config.algorithm.rows == name for name in ("pairs", "labelled"))
         self._is_half = config.algorithm.compares_answers
@@ -97,12 +93,12 @@ class ExampleMaker:
         """Make the trajectory of a row: one sample, or the chosen and the rejected one of a pair.
 
         Raises:
-            RowError: the row lacks an answer, nothing of it is trained, it is too long, its answers are the same, or
-                the chat template refuses or rewrites its messages.
+            RowError: the row lacks an answer, nothing of it is trained, it is too long, its answers are the same, the
+                chat template refuses or rewrites its messages, or its media do not fit their placeholders.
             SlowRowError: the chat template or the tokenizer did not end in time.
         """
         label = [1.0 if _label_of(row.metadata) else -1.0, 0.0] if self._has_labels else []
-        examples = [self._limited(example) for example in self.examples(row)]
+        examples = self._limited([self._with_media(example, row) for example in self.examples(row)])
         if self._has_pairs:
             _check_pair(*examples)
         return self._trajectory(examples, label)
@@ -120,6 +116,14 @@ class ExampleMaker:
             raise SlowRowError(msg) from error
         except RuntimeError as error:
             raise RowError(str(error)) from error
+
+    def _with_media(self, example: Example, row: Prompt) -> Example:
+        if self._family is None:
+            return example
+        kinds = {self._family.ids[kind]: kind for kind in self._family.kinds}
+        places = [kinds[token] for token in example.ids.tolist() if token in kinds]
+        media = [row.media[number] for number in arranged_numbers(places, row.media)]
+        return example if self._expand is None else self._expand(example, media)
 
     def _answers(self, row: Prompt) -> list[str | list[Message]]:
         if self._has_labels and OTHER in row.metadata:
@@ -141,7 +145,12 @@ class ExampleMaker:
         if not isinstance(answer, str):
             msg = "its answers are messages, which need a chat template, and the model has none; give texts"
             raise RowError(msg)
-        return self._of_text(self._templated(row.text), answer)
+        text = self._templated(row.text)
+        return self._of_text(text if self._family is None else self._with_markers(text, self._family), answer)
+
+    def _with_markers(self, text: str, family: Family) -> str:
+        """Return a text without chat template, with placeholders as the family writes them."""
+        return with_tokens(with_parts([{"content": text}])[0]["content"], family, self._tokenizer.inner)
 
     def _templated(self, text: str) -> str:
         return self._data.template.replace("{prompt}", text)
@@ -151,13 +160,14 @@ class ExampleMaker:
         is_whole = bool(said) and said[0]["role"] != ASSISTANT
         asked = row.messages or [{"role": "user", "content": self._templated(row.text)}]
         system = [] if self._data.system is None else [{"role": "system", "content": self._data.system}]
-        return [*system, *([] if is_whole else asked), *said]
+        messages = [*system, *([] if is_whole else asked), *said]
+        return messages if self._family is None else with_parts(messages)
 
     def _of_text(self, prompt: str, answer: str) -> Example:
         """Return the example of a text and its answer, which the stop token ends."""
         trains_all = self._settings.train == "all"
         if not answer and not (trains_all or "user" in self._roles):
-            msg = 'it has no answer; set data.answer_field, or examples.train = "all" to train texts without answers'
+            msg = 'it has no answer; set data.fields.answer, or examples.train = "all" to train texts without answers'
             raise RowError(msg)
         parts = [Part(prompt, trains_all or "user" in self._roles, is_answer=not answer)]
         parts += [Part(answer, trains_all or ASSISTANT in self._roles, is_answer=True)] if answer else []
@@ -209,28 +219,38 @@ class ExampleMaker:
         ]
         return [bool(m.get("train", chosen)) for m, chosen in zip(messages, by_setting, strict=True)]
 
-    def _limited(self, example: Example) -> Example:
-        """Return an example that fits the model and a micro-batch, with the first token and all behind the last left.
+    def _limited(self, examples: Sequence[Example]) -> list[Example]:
+        """Return the examples of a row as they fit the model and a micro-batch, without what follows trained tokens.
+
+        Their beginnings are cut off by the same number of tokens, so that answers keep their prompt in common.
 
         Raises:
-            RowError: it does not fit, or none of its tokens is trained.
+            RowError: one does not fit, or none of its tokens is trained.
         """
-        ids, trained = example.ids, example.trained.copy()
-        trained[:1] = False  # no token before it
-        is_cut = len(ids) > self._most
-        if is_cut and self._settings.oversize == "drop":
+        longest, most, oversize = max(len(example.ids) for example in examples), self._most, self._data.oversize
+        if longest > most and oversize in ("skip", "keep"):
             half = ", half of which is for the other answer" if self._is_half else ""
             msg = (
-                f"it has {len(ids)} tokens, more than the {self._most} of the model's context or of "
-                f'trainer.max_tokens_per_microbatch{half}; raise that, or set examples.oversize = "truncate"'
+                f"it has {longest} tokens, more than the {most} of the model's context or of "
+                f"trainer.max_tokens_per_microbatch{half}; raise that, or set data.oversize to cut rows off"
             )
             raise RowError(msg)
-        if not trained[: self._most].any():
-            where = f" among the first {self._most}" if is_cut else ""
+        begin = max(0, longest - most) if oversize == "truncate_left" else 0
+        return [self._cut(example.since(begin)) for example in examples]
+
+    def _cut(self, example: Example) -> Example:
+        """Return an example that ends with its last trained token, among the first `_most`, and not within a medium."""
+        trained = example.trained.copy()
+        trained[:1] = False  # no token before it
+        most, is_cut = self._most, example.is_cut or len(example.ids) > self._most
+        if is_cut and example.observed is not None:
+            most = end_between_media(example.ids, example.observed, most)
+        if not trained[:most].any():
+            where = f" among the {'last' if example.is_cut else 'first'} {most}" if is_cut else ""
             msg = f"none of its tokens is trained{where}; correct the row, or set examples.train"
             raise RowError(msg)
-        end = int(np.flatnonzero(trained[: self._most])[-1]) + 1
-        return Example(ids[:end], trained[:end], is_cut)
+        end = int(np.flatnonzero(trained[:most])[-1]) + 1
+        return replace(example, trained=trained).until(end, is_cut=is_cut)
 
     def _trajectory(self, examples: Sequence[Example], label: Sequence[float]) -> Trajectory:
         """Return the trajectory of examples, whose prompt is what they share before the first trained token.
@@ -255,6 +275,7 @@ class ExampleMaker:
             finish_reasons=[(FinishReason.LENGTH if e.is_cut else FinishReason.STOP).value for e in examples],
             loss_mask=np.concatenate([example.trained[prompt:] for example in examples]),
             metrics={LABEL: [*label[: len(examples)]]} if label else {},
+            observed=[[e.observed] for e in examples if e.observed is not None],
         )
 
 

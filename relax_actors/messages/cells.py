@@ -309,9 +309,28 @@ class CriticVersion:
 
 
 @dataclass(frozen=True, slots=True)
+class SetResult:
+    """Result of a set of held-out rows.
+
+    Attributes:
+        rows: rows that were scored.
+        reward: mean of their mean rewards.
+        accuracy: mean share of their answers that pass; None where nothing can pass.
+    """
+
+    rows: int
+    reward: float
+    accuracy: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Cell `evaluation.<version>`: mean reward of the `rows` held-out rows of the version that were scored."""
+    """Cell `evaluation.<version>`: mean reward of the `rows` held-out rows of the version that were scored, and by set.
+
+    The answers are in the file `evaluations/<version>.jsonl` of the evaluator's run folder.
+    """
 
     version: int
     reward: float
     rows: int
+    sets: dict[str, SetResult] = field(default_factory=dict)

@@ -52,7 +52,7 @@ POLICY_LOSSES: Registry[Callable[..., Any]] = Registry(
     "relax_actors.policy_losses",
     modules=[
         f"relax_actors.algorithms.surrogates.{name}"
-        for name in ("clipped", "smooth", "weighted", "covariance", "supervised", "preference", "labels")
+        for name in ("clipped", "smooth", "weighted", "covariance", "proximity", "supervised", "preference", "labels")
     ],
 )
 CORRECTIONS: Registry[Callable[..., Any]] = Registry(
@@ -104,8 +104,10 @@ DATA_SOURCES: Registry[Callable[..., Any]] = Registry(
     {
         "jsonl": "relax_actors.data.jsonl:open_jsonl",
         "parquet": "relax_actors.data.parquet:open_parquet",
+        "arrow": "relax_actors.data.arrow:open_arrow",
         "reasoning_gym": "relax_actors.data.reasoning_gym:open_reasoning_gym",
         "python": "relax_actors.data.python:open_function",
+        "mixture": "relax_actors.data.mixture:open_mixture",
     },
 )
 INFERENCE_ENGINES: Registry[Any] = Registry(

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from relax_actors.errors import RowError
 from relax_actors.messages import Prompt
 
+F = TypeVar("F", bound=Callable[..., Any])
 
+
+def compares(function: F) -> F:
+    """Decorate a reward function that needs the answer of every row, so that a set without answers is refused."""
+    function.compares = True  # type: ignore[attr-defined]
+    return function
+
+
+@compares
 def exact_match(completion: str, prompt: Prompt) -> float:
     """Return 1 if the completion equals the answer, else 0; surrounding white space is ignored."""
     return float(completion.strip() == required_answer(prompt, "exact_match"))
 
 
+@compares
 def positional_match(completion: str, prompt: Prompt) -> float:
     """Return the fraction of characters at the same position as in the answer, 0 to 1.
 
@@ -36,7 +48,7 @@ def required_answer(prompt: Prompt, reward_name: str) -> str:
     return answer
 
 
-REMEDY = "set data.answer_field to the field with the answer"
+REMEDY = "set data.fields.answer to the field with the answer"
 
 
 _TAG = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)

@@ -119,7 +119,9 @@ def _check_log_probs(config: Config, produced: Collection[str], read: Collection
         msg = "the actor of roles.reference does not write column reference; set its `writes`, or rename the role"
         raise ConfigError(msg)
     if wanted["reference"]:
-        where = "by the role reference, from version 0" if "reference" in config.roles else "inside the trainer"
+        every = config.algorithm.reference_every
+        weights = "version 0" if every is None else f"every {every}th version"
+        where = f"by the role reference, from {weights}" if "reference" in config.roles else "inside the trainer"
         why = f'the KL (algorithm.kl.place = "{algorithm.kl.place}")' if algorithm.kl.place != "none" else "pairs"
         yield f"log-probs of the reference, for {why}: computed {where}"
     if config.from_data:
