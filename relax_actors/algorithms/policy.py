@@ -134,6 +134,9 @@ class PolicyInputs:
         selected: bool, tokens that a choice over the whole step selected; None without such a choice.
         totals: sums of whole samples and of the step.
         reference: float32, log-probs of the reference model; None without one.
+        scores: `[batch, seq, classes] float32`, with gradient, of a model with `algorithm.head = "scores"`, in which
+            `logprobs` are the first of them; None for a model of tokens.
+        targets: float32, what the scores are compared with: the class of a label, or the margin of a pair, detached.
     """
 
     logprobs: Tensor
@@ -147,6 +150,8 @@ class PolicyInputs:
     selected: Tensor | None = None
     totals: Totals = field(default_factory=Totals)
     reference: Tensor | None = None
+    scores: Tensor | None = None
+    targets: Tensor | None = None
 
     @classmethod
     def of(
@@ -168,7 +173,7 @@ class PolicyInputs:
             mask: `[batch, seq] bool`.
             level: ratio of a token or of a sample; see `log_ratio`.
             others: `rollout` (default: `proximal`), `weights` (1), `sample_tokens` (those of the sequence), `selected`,
-                `totals`, `reference`.
+                `totals`, `reference`, `scores`, `targets`.
 
         Raises:
             ValueError: shapes do not match.
@@ -199,7 +204,21 @@ class PolicyInputs:
             others.get("selected"),
             totals,
             others.get("reference"),
+            others.get("scores"),
+            others.get("targets"),
         )
+
+    @property
+    def scored(self) -> tuple[Tensor, Tensor]:
+        """`scores` and `targets`.
+
+        Raises:
+            ValueError: the model computes no scores, or the batch lacks what they are compared with.
+        """
+        if self.scores is None or self.targets is None:
+            msg = 'this loss reads scores and their targets; set algorithm.head = "scores", and label the data'
+            raise ValueError(msg)
+        return self.scores, self.targets
 
     @property
     def no_token(self) -> Tensor:

@@ -167,6 +167,8 @@ class ExamplesSection(PoolSection):
     oversize: Literal["drop", "truncate"] = "drop"
     """What happens to an example that is longer than the model's context or `trainer.max_tokens_per_microbatch`: its
     row is quarantined, with the length; or its end is cut off."""
+    step_separator: Annotated[str, Field(min_length=1)] = "\n"
+    """Text behind each step of an answer, where a process reward model is read, with `algorithm.rows = "steps"`."""
 
 
 class AdvantagesSection(PoolSection):

@@ -228,6 +228,24 @@ PRESETS: dict[str, Preset] = {
         {**PAIRS, "rows": "labelled", "surrogate": "unpaired"},
         "A row has an answer and a field `label`, true or false.",
     ),
+    "reward_model": Preset(
+        "Reward model of pairs (Bradley-Terry)",
+        "2203.02155",
+        {**PAIRS, "head": "scores", "surrogate": "bradley_terry"},
+        "A field `margin` of a row is the least difference of its scores (arXiv 2307.09288).",
+    ),
+    "outcome_reward": Preset(
+        "Reward model of labelled answers",
+        "2110.14168",
+        {**EXAMPLES, **TOKENS, "rows": "labelled", "head": "scores", "surrogate": "answer_class"},
+        "A row has an answer and a field `label`: true or false, or the number of a class.",
+    ),
+    "process_reward": Preset(
+        "Process reward model",
+        "2305.20050",
+        {**EXAMPLES, **TOKENS, "rows": "steps", "head": "scores", "surrogate": "step_class", "scores": {"classes": 2}},
+        "A row has `steps`, a list of texts, or an answer with separators, and `labels`, one for each step.",
+    ),
     "opd": Preset(
         "On-policy distillation",
         "2306.13649",

@@ -51,7 +51,7 @@ POLICY_LOSSES: Registry[Callable[..., Any]] = Registry(
     "relax_actors.policy_losses",
     modules=[
         f"relax_actors.algorithms.surrogates.{name}"
-        for name in ("clipped", "smooth", "weighted", "covariance", "supervised", "preference", "labels")
+        for name in ("clipped", "smooth", "weighted", "covariance", "supervised", "preference", "labels", "scores")
     ],
 )
 CORRECTIONS: Registry[Callable[..., Any]] = Registry(

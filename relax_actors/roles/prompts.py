@@ -219,7 +219,7 @@ class PromptSource(StatefulRole):
         task = self._source[index]
         if not config.from_data:
             return self._maker.make(task, row, **fields)
-        compared = config.algorithm.rows == "labelled" and config.algorithm.labels.loss == "kto"
+        compared = config.algorithm.compares_prompts
         return row_of(task, self._source[(index + 1) % len(self._source)] if compared else None, **fields)
 
     def _drop_surplus(self) -> None:

@@ -17,10 +17,16 @@ EXAMPLES = SUPPORT / "tiny_examples.toml"
 KILLS = 10
 PAIRS = ("algorithm.name=dpo", "data.function=tiny_tasks.pairs", "roles.reference.replicas=1", "run.deterministic=true")
 LABELLED = ("algorithm.name=kto", "data.function=tiny_tasks.labelled")
+SCORES = ("algorithm.name=reward_model", "data.function=tiny_tasks.pairs")
+OUTCOMES = ("algorithm.name=outcome_reward", "data.function=tiny_tasks.outcomes", "algorithm.scores.classes=3")
+STEPS = ("algorithm.name=process_reward", "data.function=tiny_tasks.processes", "examples.step_separator='#'")
 STAGES = {
     "examples": ((), ("trainer.0", "examples.0", "prompts.0")),
     "labelled": (LABELLED, ("trainer.0", "examples.0", "prompts.0")),
     "pairs": (PAIRS, ("trainer.0", "reference.0", "examples.0")),
+    "scores of pairs": (SCORES, ("trainer.0", "examples.0", "prompts.0")),
+    "scores of answers": (OUTCOMES, ("trainer.0", "examples.0", "prompts.0")),
+    "scores of steps": (STEPS, ("trainer.0", "examples.0", "prompts.0")),
 }
 """Settings and victims by the rows of a run."""
 FAST = ("supervision.intensity=100000", "supervision.backoff_max=0.2", "supervision.ack_wait=1")

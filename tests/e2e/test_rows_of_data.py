@@ -15,6 +15,10 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 TINY = SUPPORT / "tiny_examples.toml"
 LABELLED = ("algorithm.name=kto", "data.function=tiny_tasks.labelled")
 PAIRS = ("algorithm.name=dpo", "data.function=tiny_tasks.pairs")
+SCORES = {
+    "scores": ("algorithm.name=reward_model", "data.function=tiny_tasks.pairs"),
+    "steps": ("algorithm.name=process_reward", "data.function=tiny_tasks.processes", "examples.step_separator='#'"),
+}
 
 
 @pytest.mark.slow
@@ -54,7 +58,8 @@ def test_two_ranks_end_with_the_loss_of_one(make_run: Callable[..., Run], backen
     if backend == "megatron":
         skip_if_missing()
     ranks = (f"trainer.backend={backend}", f"trainer.{backend}.ranks=2")
-    for name, settings in {"examples": (), "pairs": PAIRS, "labelled": LABELLED}.items():
+    scores = {} if backend == "megatron" else SCORES
+    for name, settings in {"examples": (), "pairs": PAIRS, "labelled": LABELLED, **scores}.items():
         alone = make_run(f"{name}-alone", *settings, config=TINY).complete()
         shared = make_run(f"{name}-shared", *settings, *ranks, config=TINY).complete()
         assert (shared["steps"], shared["trained"]) == (alone["steps"], alone["trained"]) == (8, 60)

@@ -41,6 +41,9 @@ class LossInputs:
         entropies: float32, with gradient; required if `StepObjective.needs_entropy`.
         selected: bool, tokens that the covariance selected, if the algorithm selects any.
         uncertain: bool, tokens that algorithm.entropy.quantile selected, if it selects any.
+        scores: `[batch, width, classes] float32`, with gradient, with algorithm.head = "scores"; `logprobs` are then
+            the first of them.
+        targets: float32, what the scores are compared with.
         teacher: log-probs of a teacher; required with algorithm.distil.place = "loss".
         totals: sums of whole samples and of the step.
     """
@@ -55,6 +58,8 @@ class LossInputs:
     entropies: Tensor | None = None
     selected: Tensor | None = None
     uncertain: Tensor | None = None
+    scores: Tensor | None = None
+    targets: Tensor | None = None
     teacher: TeacherInputs | None = None
     totals: Totals = field(default_factory=Totals)
 

@@ -30,11 +30,13 @@ class ScoredTokens:
         logprobs: `[batch, width] float32`.
         entropies: `[batch, width] float32`, if they were computed.
         top: `[batch, width, k] float32`, log-probs of the teacher's most likely tokens, if it names any.
+        scores: `[batch, width, classes] float32` of a reward model, in which `logprobs` are the first of them.
     """
 
     logprobs: Tensor
     entropies: Tensor | None = None
     top: Tensor | None = None
+    scores: Tensor | None = None
 
 
 PER_TOKEN = (
@@ -168,7 +170,8 @@ class StepObjective:
         mode, counts = algorithm.aggregate, inputs.sample_tokens
         loss = reduce_loss(per_token, trained, mode=mode, normaliser=1.0, sample_tokens=counts)
         measured["loss"] = float(loss.detach())
-        measured["entropy_proxy"] = float(-(logprobs.detach() * mask).sum())
+        if inputs.scores is None:
+            measured["entropy_proxy"] = float(-(logprobs.detach() * mask).sum())
         return loss, measured
 
     @torch.no_grad()
@@ -205,6 +208,8 @@ class StepObjective:
             selected=selected,
             totals=inputs.totals,
             reference=inputs.reference,
+            scores=inputs.scores,
+            targets=inputs.targets,
         )
 
     @property

@@ -94,6 +94,8 @@ def loss_inputs(
         proximal=column("proximal_logprobs") if given else None,
         reference=reference,
         entropies=scored.entropies,
+        scores=scored.scores,
+        targets=None if scored.scores is None else column("targets"),
         teacher=teacher,
         selected=flags(facts.selected if facts else None),
         uncertain=flags(facts.uncertain if facts else None),
