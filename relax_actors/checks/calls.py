@@ -40,6 +40,8 @@ END_BYTES = 1 << 16
 SKIP = "or skip the calls by `relax check --no-calls`"
 REPORTED = "environment"
 """Reward that is no function of the text: what an environment or an agent reports."""
+SCORED_ELSEWHERE = ([REPORTED], ["reward_model"])
+"""Rewards of a run that say what another role says."""
 FILES = ("row", "result", "output")
 """Standard input, output and error output of a process that calls something."""
 
@@ -73,7 +75,7 @@ def calls_of(config: Config) -> list[Call]:
         calls.append(Call("reward.function", config.reward.function))
         if config.eval is not None and config.eval.reward != config.reward.function:
             calls.append(Call("eval.reward", config.eval.reward, "eval.data"))
-    return [call for call in calls if call.setting == ENVIRONMENT or call.functions != [REPORTED]]
+    return [call for call in calls if call.setting == ENVIRONMENT or call.functions not in SCORED_ELSEWHERE]
 
 
 def check_calls(run: CheckedRun, import_path: Path) -> list[Callable[[], Iterator[str]]]:

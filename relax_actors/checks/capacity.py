@@ -22,6 +22,8 @@ CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/
 """Files with the memory limit of a container."""
 LIGHT = Footprint(process_bytes=100 << 20)
 """An actor without an engine."""
+WITH_MODEL = ("teacher", "reward_model")
+"""Roles that may have a model of their own."""
 CACHED_BYTES = 4
 """Bytes of a number in the key-value cache of a rollout that generates in its own process."""
 
@@ -93,8 +95,8 @@ def engine_bytes(config: Config, role: str, facts: ModelFacts) -> int:
         return int(facts.parameters * (footprint.parameter_bytes + reference))
     if role not in config.roles or not spec_of(config, role).device:
         return 0
-    if role == "teacher":
-        return teacher_parameters(config) * WEIGHT_BYTES["float32"]
+    if role in WITH_MODEL:
+        return own_parameters(config, role) * WEIGHT_BYTES["float32"]
     return facts.parameters * (WEIGHT_BYTES["float32"] if role == "reference" else follower_bytes(config))
 
 
@@ -128,9 +130,9 @@ def on_cpu(device: str) -> bool:
     return device == "cpu" or (device == "auto" and not has_gpu())
 
 
-def teacher_parameters(config: Config) -> int:
-    """Parameters of the model of the teachers that run here; 0 without any."""
-    section = config.roles.get("teacher")
+def own_parameters(config: Config, role: str) -> int:
+    """Parameters of the model of a role that has one of its own; 0 without it."""
+    section = config.roles.get(role)
     folder = section.options.get("model") if section is not None else None
     if folder is None or not (Path(folder) / "config.json").exists():
         return 0

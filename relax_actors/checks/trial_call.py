@@ -23,6 +23,7 @@ from relax_actors.errors import RelaxError
 from relax_actors.messages import Act, Open, Prompt, Sample
 from relax_actors.messages.environment import OPENED
 from relax_actors.messages.samples import TokenSequence
+from relax_actors.rewards.score import Score
 from relax_actors.rewards.scorer import RewardScorer
 from relax_actors.roles import section_of
 from relax_actors.runtime.run_folder import RunFolder
@@ -62,7 +63,8 @@ def role_of(setting: str) -> str:
 def reward_of_answer(config: Config, setting: str, prompt: Prompt) -> float:
     """Score the answer of a row as if the model had written it.
 
-    Each character counts as a token, at least one; each measurement of an episode is 1, its reward 0.
+    Each character counts as a token, at least one; each measurement of an episode is 1. Its reward and the score of a
+    reward model are 0.
 
     Args:
         config: configuration of the run.
@@ -84,7 +86,7 @@ def reward_of_answer(config: Config, setting: str, prompt: Prompt) -> float:
         metrics=defaultdict(lambda: 1.0, environment_reward=0.0) if has_episodes else {},
         messages=[*prompt.messages, {"role": "assistant", "content": prompt.answer}],
     )
-    return asyncio.run(scorer.score([prompt.answer], prompt, [sample]))[0].reward
+    return asyncio.run(scorer.score([prompt.answer], prompt, [sample], [Score(0.0)]))[0].reward
 
 
 async def _played(config: Config, prompt: Prompt) -> dict[str, Any]:

@@ -211,6 +211,7 @@ _PATHS = (
     ("gateway", "certificate_key"),
     ("roles", "teacher", "model"),
     ("roles", "teacher", "api_key_file"),
+    ("roles", "reward_model", "model"),
 )
 
 

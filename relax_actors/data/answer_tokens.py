@@ -68,9 +68,18 @@ class AnswerTokens:
         settings: section [examples] of the run.
         data: section of the source, with the system message and the template of its texts; None for texts and messages
             that have both.
+        any_text: whether characters that the tokenizer does not know are spelled in another way, as those of samples.
     """
 
-    def __init__(self, tokenizer: Tokenizer, settings: ExamplesSection, data: DataSection | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        settings: ExamplesSection,
+        data: DataSection | None = None,
+        *,
+        any_text: bool = False,
+    ) -> None:
+        self._encode = tokenizer.encode_any if any_text else tokenizer.encode
         self._settings, self._tokenizer = settings, tokenizer
         self._template, self._system = ("{prompt}", None) if data is None else (data.template, data.system)
         self._chat = False if data is None else data.chat
@@ -114,11 +123,11 @@ class AnswerTokens:
         separator = self._settings.step_separator
         parts = self._before(prompt, "".join(step + separator for step in steps))
         special = not self._chats(prompt)
-        ids = [self._tokenizer.encode(text, special=special and not i) for i, text in enumerate(parts)]
-        begin, end = sum(map(len, ids)), self._tokenizer.encode(separator, special=False)
+        ids = [self._encode(text, special=special and not i) for i, text in enumerate(parts)]
+        begin, end = sum(map(len, ids)), self._encode(separator, special=False)
         places = []
         for step in steps:
-            ids += [self._tokenizer.encode(step, special=False), end]
+            ids += [self._encode(step, special=False), end]
             places.append(sum(map(len, ids)) - 1)
         whole = np.concatenate(ids).astype(np.int32)
         values = np.full(len(whole), np.nan, np.float32)
@@ -165,7 +174,7 @@ class AnswerTokens:
             raise RowError(msg)
         parts = [Part(prompt, trains_all or "user" in self._roles, is_answer=not is_answered)]
         parts += [Part(answer, trains_all or ASSISTANT in self._roles, is_answer=True)] if is_answered else []
-        ids = [self._tokenizer.encode(part.text, special=i == 0) for i, part in enumerate(parts)]
+        ids = [self._encode(part.text, special=i == 0) for i, part in enumerate(parts)]
         if not len(ids[-1]) or int(ids[-1][-1]) not in self._tokenizer.stop_ids:
             ids[-1] = np.concatenate([ids[-1], self._stop])
         masks = [np.full(len(own), part.trained) for own, part in zip(ids, parts, strict=True)]
@@ -174,7 +183,7 @@ class AnswerTokens:
     def _of_conversation(self, messages: list[Message], tools: object) -> Example:
         ids, masks = [], []
         for part in self._parts(messages, tools):
-            own = self._tokenizer.encode(part.text, special=False)
+            own = self._encode(part.text, special=False)
             mask = np.full(len(own), part.trained)
             if part.is_answer and len(stops := np.flatnonzero(np.isin(own, list(self._tokenizer.stop_ids)))):
                 mask[stops[0] + 1 :] = False

@@ -37,6 +37,7 @@ ROLES: Registry[type] = Registry(
         "actor_fwd": "relax_actors.roles.scorer:ActorFwd",
         "squares": "relax_actors.roles.scorer:Squares",
         "teacher": "relax_actors.roles.teacher:Teacher",
+        "reward_model": "relax_actors.roles.reward_model:RewardModel",
     },
 )
 ADVANTAGES: Registry[Callable[..., Any]] = Registry(
@@ -79,6 +80,7 @@ REWARDS: Registry[Callable[..., Any]] = Registry(
         "positional_match": "relax_actors.rewards._text:positional_match",
         "reasoning_gym_score": "relax_actors.rewards._reasoning_gym:reasoning_gym_score",
         "remote": "relax_actors.rewards.remote.reward:Remote",
+        "reward_model": "relax_actors.rewards._model_score:reward_model",
         "repetition": "relax_actors.rewards._form:repetition",
         "temporal_iou": "relax_actors.rewards._intervals:temporal_iou",
         "token_f1": "relax_actors.rewards._overlap:token_f1",

@@ -13,8 +13,15 @@ import numpy as np
 from relax_actors.errors import ConfigError, RowError
 from relax_actors.messages import Prompt, Sample
 from relax_actors.registry.catalog import REWARDS
-from relax_actors.rewards.loading import OPTIONS, RewardFunction, is_async, load_reward, parameters_of
-from relax_actors.rewards.score import Total, total_of
+from relax_actors.rewards.loading import (
+    MODEL_SCORE,
+    OPTIONS,
+    RewardFunction,
+    is_async,
+    load_reward,
+    parameters_of,
+)
+from relax_actors.rewards.score import Score, Total, total_of
 
 
 class RewardScorer:
@@ -60,6 +67,11 @@ class RewardScorer:
         return bool(self._asyncs)
 
     @property
+    def reads_model_scores(self) -> bool:
+        """Whether a function reads the scores of a reward model."""
+        return any(takes & set(MODEL_SCORE) for takes in self._takes.values())
+
+    @property
     def reads_samples(self) -> bool:
         """Whether a function reads more of a sample than its text."""
         return any(takes & {"sample", "samples"} for takes in self._takes.values())
@@ -77,19 +89,27 @@ class RewardScorer:
             if (close := getattr(function, "aclose", None)) is not None:
                 await close()
 
-    async def score(self, texts: Sequence[str], prompt: Prompt, samples: Sequence[Sample] | None = None) -> list[Total]:
+    async def score(
+        self,
+        texts: Sequence[str],
+        prompt: Prompt,
+        samples: Sequence[Sample] | None = None,
+        model_scores: Sequence[Score] | None = None,
+    ) -> list[Total]:
         """Return the scores of the samples of a row.
 
         Args:
             texts: `[n]`, what the model wrote.
             prompt: of the row.
             samples: `[n]`, needed if `reads_samples`.
+            model_scores: `[n]`, what a reward model says, needed if `reads_model_scores`.
 
         Raises:
             RowError: a function did not return a finite number or score for each sample.
             TimeoutError: an async function took longer than the deadline.
         """
-        calls = [self._called(path, function, texts, prompt, samples) for path, function in self._functions.items()]
+        given = {"sample": samples, "model_score": model_scores}
+        calls = [self._called(path, function, texts, prompt, given) for path, function in self._functions.items()]
         found = await asyncio.gather(*calls) if self._asyncs else [await call for call in calls]
         self.calls += 1
         by_name = dict(zip(self._functions, found, strict=True))
@@ -101,20 +121,20 @@ class RewardScorer:
         function: RewardFunction,
         texts: Sequence[str],
         prompt: Prompt,
-        samples: Sequence[Sample] | None,
+        given: Mapping[str, Sequence[Any] | None],
     ) -> list[Total]:
-        """Call one function for all samples."""
+        """Call one function for all samples; `given` has what it may read of each, by the parameter for one sample."""
         begin = time.monotonic()
         takes = self._takes[path]
         if "completions" in takes:
-            more = {"samples": samples} if "samples" in takes else {}
+            more = {f"{name}s": each for name, each in given.items() if f"{name}s" in takes}
             values = await self._value(path, function, list(texts), prompt, more)
             if isinstance(values, str) or not hasattr(values, "__len__") or len(values) != len(texts):
                 msg = f"reward {path} returned {values!r:.200} for {len(texts)} samples; return one value for each"
                 raise RowError(msg)
         else:
-            given: Sequence[Sample | None] = samples or [None] * len(texts)
-            each = [{"sample": sample} if "sample" in takes else {} for sample in given]
+            own = {name: values for name, values in given.items() if name in takes and values is not None}
+            each = [{name: values[i] for name, values in own.items()} for i in range(len(texts))]
             calls = [self._value(path, function, text, prompt, more) for text, more in zip(texts, each, strict=True)]
             # Without async functions one after the other, as they block.
             values = await asyncio.gather(*calls) if path in self._asyncs else [await call for call in calls]
@@ -180,6 +200,17 @@ def weights_of(setting: str | dict[str, float], name: str) -> dict[str, float]:
             msg = f"{name}: the weight of {path!r} is {weight!r}; give a finite number"
             raise ConfigError(msg)
     return {path: float(weight) for path, weight in setting.items()}
+
+
+def reads_model_scores(name: str) -> bool:
+    """Whether a reward function, by its name or dotted path, reads the scores of a reward model.
+
+    Raises:
+        ConfigError: it does not import.
+    """
+    function: Any = REWARDS.load(name, "reward.function")
+    call = function.__call__ if isinstance(function, type) else function
+    return bool(parameters_of(call) & set(MODEL_SCORE))
 
 
 def check_options(options: Mapping[str, object], named: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from broker.subjects import CellId, RowId, Subjects
 from relax_actors.algorithms.schedules import is_evaluated
 from relax_actors.config import Config
+from relax_actors.config.rows import keeps_messages
 from relax_actors.data.examples import row_of
 from relax_actors.data.prompt_maker import PromptMaker, admission_of, open_data, room
 from relax_actors.data.tokenizer import Tokenizer
@@ -67,7 +68,7 @@ class Evaluator(StatefulRole):
             room(config),
             config.rollout.max_tokens,
             admission,
-            keeps_messages=config.environment is not None or config.agent is not None,
+            keeps_messages=keeps_messages(config),
         )
         # Mean reward of each ended row by version and index; None for rows without a reward.
         self._ended: dict[int, dict[int, float | None]] = {}

@@ -10,12 +10,13 @@ from typing import ClassVar
 import numpy as np
 
 from broker.store import Store
+from relax_actors.config import Config
 from relax_actors.data.checked_run import CheckedRun
-from relax_actors.errors import RowError
-from relax_actors.messages import FinishReason, Prompt, Reward
+from relax_actors.errors import ConfigError, RowError
+from relax_actors.messages import FinishReason, Prompt, Reward, Trajectory
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.rewards.credit import environment_reward
-from relax_actors.rewards.score import Total
+from relax_actors.rewards.score import Score, Total
 from relax_actors.rewards.scorer import RewardScorer, check_options, check_sandboxed, token_rewards
 from relax_actors.runtime import Role, Row
 from relax_actors.runtime.role import More, Results
@@ -34,6 +35,8 @@ def with_files(prompt: Prompt, store: Store) -> Prompt:
     return replace(prompt, media=media)
 
 
+REWARD_MODEL = "reward_model"
+"""Role and column of a reward model that the run serves."""
 WAIT_SECONDS = 1.0
 """Longest wait for a call before progress is reported."""
 
@@ -56,10 +59,21 @@ class RewardRole(Role):
         if config.reward.isolation == "sandbox":
             check_sandboxed(names)
         else:
-            RewardScorer(config.reward.function, "reward.function", config.reward.options)
-            if config.eval is not None:
-                RewardScorer(config.eval.reward, "eval.reward", config.reward.options)
+            scorers = {"reward.function": config.reward.function}
+            scorers |= {} if config.eval is None else {"eval.reward": config.eval.reward}
+            for setting, name in scorers.items():
+                scorer = RewardScorer(name, setting, config.reward.options)
+                if scorer.reads_model_scores and REWARD_MODEL not in config.roles:
+                    msg = (
+                        f"{setting} reads the scores of a reward model, and the run serves none; add "
+                        '[roles.reward_model] with model = "<folder>"'
+                    )
+                    raise ConfigError(msg)
         yield from ()
+
+    def inputs(self, config: Config) -> tuple[str, ...]:
+        """Return the columns to read: prompt and trajectory, and the scores of a reward model if the run serves one."""
+        return (*self.reads, REWARD_MODEL) if REWARD_MODEL in config.roles else self.reads
 
     def setup(self) -> None:
         """Load the reward functions."""
@@ -139,14 +153,32 @@ class RewardRole(Role):
             return environment_reward(trajectory, credit, discount, section.trained_players)
         prompt = with_files(row.prompt, self.context.table.store)
         samples = trajectory.samples if scorer.reads_samples else None
+        judged = model_scores(row.column(REWARD_MODEL), trajectory) if scorer.reads_model_scores else None
         whole = [i for i, reason in enumerate(trajectory.finish_reasons) if reason != FinishReason.ERROR]
         texts, chosen = [trajectory.texts[i] for i in whole], None if samples is None else [samples[i] for i in whole]
-        scored = await scorer.score(texts, prompt, chosen) if whole else []
+        of_model = None if judged is None else [judged[i] for i in whole]
+        scored = await scorer.score(texts, prompt, chosen, of_model) if whole else []
         names = scored[0].components if scored else dict.fromkeys(() if row.is_eval else config.reward_components)
         totals = [Total(0.0, dict.fromkeys(names, 0.0))] * len(trajectory.texts)
         for i, total in zip(whole, scored, strict=True):
             totals[i] = total
         return _reward_of(totals, trajectory.sample_lengths)
+
+
+def model_scores(column: object, trajectory: Trajectory) -> list[Score]:
+    """Return what a reward model says of each sample.
+
+    Raises:
+        RowError: the column holds no reward of each sample.
+    """
+    if not isinstance(column, Reward) or len(column) != len(trajectory.texts):
+        msg = f"column {REWARD_MODEL} holds no score of each of {len(trajectory.texts)} samples"
+        raise RowError(msg)
+    if column.token_values is None or column.lengths is None:
+        return [Score(value) for value in column]
+    ends = np.cumsum(column.lengths).tolist()
+    parts = [column.token_values[end - n : end] for end, n in zip(ends, column.lengths.tolist(), strict=True)]
+    return [Score(value, tokens=tokens) for value, tokens in zip(column, parts, strict=True)]
 
 
 def _reward_of(totals: Sequence[Total], lengths: np.ndarray) -> Reward:

@@ -16,6 +16,7 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 
 from relax_actors.config import Config
 from relax_actors.data.model_folder import stored_shapes
+from relax_actors.data.score_folder import STEP_SEPARATOR
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.torch.model import build, config_of, read_folder, tensors_of
 from relax_actors.errors import ConfigError
@@ -23,8 +24,6 @@ from relax_actors.errors import ConfigError
 SCORE = "score."
 """Beginning of the names of the head's weights."""
 _VOCABULARY = "lm_head."
-STEP_SEPARATOR = "step_separator"
-"""Field of config.json with the text that ends a step."""
 
 
 def build_score_model(
