@@ -13,6 +13,7 @@ from relax_actors.algorithms.kl import KL
 from relax_actors.algorithms.losses import AGGREGATES
 from relax_actors.algorithms.policy import RATIOS
 from relax_actors.config.algorithm import AlgorithmSection
+from relax_actors.config.preset import Preset
 from relax_actors.config.presets import PRESETS, leaves
 from relax_actors.registry import catalog
 
@@ -61,7 +62,7 @@ def _table() -> Iterator[str]:
     yield "| --- | --- | --- | --- |"
     for name, preset in PRESETS.items():
         wanted = ", ".join(needs(AlgorithmSection(name=name)))
-        yield f"| [`{name}`](#{name}) | {preset.title} | {_link(preset.paper)} | {wanted} |"
+        yield f"| [`{name}`](#{name}) | {preset.title} | {_link(preset)} | {wanted} |"
 
 
 def _preset(name: str) -> Iterator[str]:
@@ -69,15 +70,16 @@ def _preset(name: str) -> Iterator[str]:
     yield f"### {name}"
     yield ""
     wanted = needs(section)
-    yield f"{preset.title}, {_link(preset.paper)}." + (f" Needs: {', '.join(wanted)}." if wanted else "")
+    yield f"{preset.title}, {_link(preset)}." + (f" Needs: {', '.join(wanted)}." if wanted else "")
     for formula in formulas(section):
         yield ""
         yield f"{formula.part[:1].upper() + formula.part[1:]}:"
         yield ""
         yield f"$${formula.latex}$$"
-    if preset.note:
-        yield ""
-        yield preset.note
+    for text in (preset.note, preset.figures and f"Figures: {preset.figures}"):
+        if text:
+            yield ""
+            yield text
     yield ""
     yield from ("```toml", *_toml(preset.settings), "```")
 
@@ -88,8 +90,8 @@ def _toml(settings: Mapping[str, object]) -> Iterator[str]:
         yield f"{key} = {json.dumps(value)}"
 
 
-def _link(paper: str) -> str:
-    return f"[arXiv {paper}](https://arxiv.org/abs/{paper})"
+def _link(preset: Preset) -> str:
+    return f"[{preset.source.removeprefix('https://').split('/')[0]}]({preset.address})"
 
 
 def _description(function: Any) -> list[str]:

@@ -16,7 +16,6 @@ from pydantic_core import PydanticUndefined
 from relax_actors.algorithms.named_functions import readers
 from relax_actors.config import Config
 from relax_actors.config.algorithm import AlgorithmSection
-from relax_actors.config.pools import RoleSection
 from relax_actors.config.sections import Named
 from relax_actors.config.simulate import Distribution
 from relax_actors.registry.catalog import ADVANTAGES, POLICY_LOSSES
@@ -106,7 +105,8 @@ def lines_of(model: type[BaseModel], path: str) -> list[str]:
         if section is Distribution:
             section = None
         if section is not None:
-            inner.append((section, "roles.<name>" if section is RoleSection else f"{path}.{name}".removeprefix(".")))
+            named = ".<name>" if get_origin(info.annotation) is dict else ""
+            inner.append((section, f"{path}.{name}{named}".removeprefix(".")))
             continue
         default = "required" if info.default is PydanticUndefined and info.default_factory is None else info.default
         if info.default_factory is not None:

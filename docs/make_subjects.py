@@ -75,6 +75,8 @@ EXAMPLES: dict[str, Any] = {
     "critic": messages.CriticVersion(12, FINGERPRINT, 1),
     "critic_checkpoint": messages.Checkpoint(12, "critic-checkpoints/12.1", FINGERPRINT, 12, messages.RowCounts(), 1),
 }
+LOG_PROBS = "Log-probs `[total] float32`, in the layout of the trajectory's own."
+MEANINGS = {"judge": "Grades of the samples from 0 to 1: a `Reward` as in the column `reward`."}
 LOG = {
     "event": {"time": 1.7e9, "kind": "ready", "role": "rollout", "n": 0, "seconds": 1.2},
     "metric": {
@@ -140,7 +142,7 @@ def cells(subjects: Subjects) -> list[str]:
         lines += [f"### `{pattern}`", "", f"{meaning(cls)} Fields: {fields(cls)}.", "", "```", example(name), "```", ""]
     for name in (name for name in SCORING_ROLES if built_in_spec(name).writes and name not in COLUMNS):
         pattern = subjects.cell(ROW, name).replace(str(ROW), "group.<step>.<index>")
-        lines += [f"### `{pattern}`", "", "Log-probs `[total] float32`, in the layout of the trajectory's own.", ""]
+        lines += [f"### `{pattern}`", "", MEANINGS.get(name, LOG_PROBS), ""]
     values = subjects.cell(ROW, "values").replace(str(ROW), "group.<step>.<index>")
     lines += [f"### `{values}`", "", "Values of the critic, `[total] float32`, in the same layout.", ""]
     again = subjects.cell(ROW, "redeliver-role").replace(str(ROW), "group.<step>.<index>").replace("-role", "-<role>")

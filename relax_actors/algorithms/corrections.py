@@ -27,7 +27,9 @@ from relax_actors.algorithms.losses import MAX_LOG_RATIO, check_same_shape
 
 CorrectionKind = Literal["none", "importance", "tis", "icepop"]
 CorrectionLevel = Literal["token", "sequence"]
-RejectKind = Literal["none", "geometric", "max", "product"]
+RejectKind = Literal["none", "geometric", "max", "product", "k2", "k3"]
+ICEPOP_LOW = 0.5
+"""Lower bound of `icepop` if none is set."""
 QUANTILES = {"ratio_p1": 0.01, "ratio_p50": 0.5, "ratio_p99": 0.99}
 
 
@@ -51,15 +53,16 @@ def correction_weights(
     *,
     kind: CorrectionKind,
     level: CorrectionLevel = "token",
-    low: float,
+    low: float | None = None,
     high: float,
 ) -> TokenWeights:
     """Compute the factor of each token's policy loss from importance ratios w.
 
     - "none": 1.
     - "importance": w. Decoupled PPO (Hilton et al., arXiv 2110.00641).
-    - "tis": min(w, high). Truncated importance sampling (Ionides, 2008; for the mismatch of engines: Yao et al., "Your
-      efficient RL framework secretly brings you off-policy RL training", 2025).
+    - "tis": min(w, high), and at least `low` if that is set. Truncated importance sampling (Ionides, 2008; for the
+      mismatch of engines: Yao et al., "Your efficient RL framework secretly brings you off-policy RL training", 2025);
+      the lower bound is that of slime and TRL, where it is off by default, too.
     - "icepop": w within [low, high], 0 outside (Ring-1T, arXiv 2510.18855). A token of weight 0 still counts where the
       loss is divided by the number of tokens.
 
@@ -70,12 +73,14 @@ def correction_weights(
         kind: which correction.
         level: "token", w of the token; "sequence", the product of w over the sequence, as the weight of all of its
             tokens ("tis" is then sequence-level TIS, "icepop" is masked importance sampling).
-        low: lower bound of w, in [0, 1].
+        low: lower bound of w, in [0, 1]; None for 0.5 with "icepop" and for none with "tis".
         high: upper bound of w, at least 1.
 
     Raises:
         ValueError: the shapes differ, or the bounds do not enclose 1.
     """
+    if low is None:
+        low = ICEPOP_LOW if kind == "icepop" else 0.0
     _check_bounds(low, high)
     check_same_shape(proximal, rollout)
     ratio = _ratio(proximal, rollout)
@@ -88,7 +93,7 @@ def correction_weights(
         case "importance":
             return TokenWeights(ratio, torch.zeros_like(ratio, dtype=torch.bool))
         case "tis":
-            return TokenWeights(ratio.clamp(max=high), ratio > high)
+            return TokenWeights(ratio.clamp(low, high), (ratio < low) | (ratio > high))
         case "icepop":
             outside = (ratio < low) | (ratio > high)
             return TokenWeights(ratio.masked_fill(outside, 0.0), outside)
@@ -97,7 +102,14 @@ def correction_weights(
 
 
 def kept_sequences(
-    proximal: Tensor, rollout: Tensor, mask: Tensor, *, kind: RejectKind, low: float, high: float
+    proximal: Tensor,
+    rollout: Tensor,
+    mask: Tensor,
+    *,
+    kind: RejectKind,
+    low: float = 0.5,
+    high: float = 2.0,
+    max_kl: float = 0.01,
 ) -> Tensor:
     """Select the sequences whose importance ratios w are close enough to 1 to be trained.
 
@@ -105,6 +117,8 @@ def kept_sequences(
     - "geometric": the geometric mean of w, the length-normalised ratio of GSPO (arXiv 2507.18071), is in [low, high].
     - "max": w of every token is in [low, high].
     - "product": the product of w over the sequence is in [low, high].
+    - "k2", "k3": the mean over tokens of an estimate of KL(rollout || proximal), (log w)^2 / 2 or w - 1 - log w, is at
+      most `max_kl` (as `seq_mean_k2` and `seq_mean_k3` in verl).
 
     A sequence without tokens is kept.
 
@@ -115,6 +129,7 @@ def kept_sequences(
         kind: which criterion.
         low: lower bound, in [0, 1].
         high: upper bound, at least 1.
+        max_kl: largest mean of "k2" and "k3".
 
     Returns:
         `[batch] bool`, true for sequences to train.
@@ -138,6 +153,9 @@ def kept_sequences(
         case "max":
             ratio = _ratio(proximal, rollout)
             return (((ratio >= low) & (ratio <= high)) | ~mask).all(-1)
+        case "k2" | "k3":
+            divergence = kl_estimate(rollout, proximal, kind).detach().masked_fill(~mask, 0.0).double().sum(-1)
+            return divergence / mask.sum(-1).clamp(min=1) <= max_kl
         case _:
             assert_never(kind)
 

@@ -60,7 +60,8 @@ def needs(algorithm: AlgorithmSection) -> list[str]:
 
 def _is_score(algorithm: AlgorithmSection) -> bool:
     """Whether the loss of sampled rows has neither a ratio nor a correction."""
-    no_ratio = algorithm.rows == "sampled" and spec_of_loss(algorithm).ratio == "none"
+    spec = spec_of_loss(algorithm)
+    no_ratio = algorithm.rows == "sampled" and spec.ratio == "none" and not spec.over_row
     return no_ratio and algorithm.correction.kind == "none"
 
 

@@ -9,11 +9,12 @@ from relax_actors.algorithms.losses import MAX_LOG_RATIO, check_same_shape
 if TYPE_CHECKING:
     from torch import Tensor
 
-KLKind = Literal["k1", "k2", "k3"]
+KLKind = Literal["k1", "k2", "k3", "abs"]
 KL = {
     "k1": ("x", "x"),
     "k2": ("x^2 / 2", r"\frac{x^2}{2}"),
     "k3": ("exp(-x) - 1 + x", r"e^{-x} - 1 + x"),
+    "abs": ("|x|", r"\lvert x \rvert"),
 }
 """Formulas of the estimators, with x = lp - ref."""
 
@@ -26,9 +27,11 @@ def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, kind: KLKind) -> T
     - k1: `d`, unbiased.
     - k2: `d^2 / 2`, low variance, biased.
     - k3: `exp(-d) - 1 + d`, unbiased and never negative; `d` is clamped to +-`MAX_LOG_RATIO`.
+    - abs: `|d|`, no estimate of a KL, but a distance that verl offers beside the others.
 
     As a loss term, on-policy, the expected gradient of k1 is zero, that of k2 is the gradient of KL(policy ||
-    reference), and that of k3 is the gradient of KL(reference || policy).
+    reference), that of k3 is the gradient of KL(reference || policy), and that of abs is the gradient of the total
+    variation, `2 TV(policy, reference)`.
 
     Args:
         logprobs: `[batch, seq] float32`, of the policy.
@@ -48,6 +51,8 @@ def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, kind: KLKind) -> T
         case "k3":
             bounded = delta.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
             return (-bounded).expm1() + bounded
+        case "abs":
+            return delta.abs()
         case _:
             assert_never(kind)
 

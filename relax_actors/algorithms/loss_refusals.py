@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from relax_actors.algorithms.named_functions import readers, spec_of_loss
 from relax_actors.config import Config
-from relax_actors.registry.catalog import POLICY_LOSSES
+from relax_actors.registry.catalog import ADVANTAGES, POLICY_LOSSES
 
 MEAN_OF_SAMPLES = ("sample_mean_of_means", "sample_weight_length")
 """Aggregations that weigh a sample's loss by a known number, whatever its length."""
@@ -19,6 +19,40 @@ def loss_refusals(config: Config) -> Iterator[str]:
     yield from _kl(config)
     yield from _correction(config)
     yield from _distillation(config)
+    yield from _sampled_pairs(config)
+
+
+def _sampled_pairs(config: Config) -> Iterator[str]:
+    """Refuse a loss of pairs whose advantages do not say which samples are the pair, or whose answers are weighted."""
+    algorithm = config.algorithm
+    is_own = algorithm.advantage not in ADVANTAGES.built_in
+    if algorithm.advantage == "best_worst" and algorithm.surrogate in POLICY_LOSSES.built_in:
+        if not algorithm.trains_sampled_pairs:
+            yield (
+                f'algorithm.advantage = "best_worst" names a pair of samples, and algorithm.surrogate = '
+                f'"{algorithm.surrogate}" is no loss of pairs; set algorithm.surrogate = "preference"'
+            )
+    elif algorithm.trains_sampled_pairs and not is_own:
+        yield (
+            f'algorithm.surrogate = "preference" trains a pair of samples, which algorithm.advantage = '
+            f'"{algorithm.advantage}" does not name; set algorithm.advantage = "best_worst"'
+        )
+    if not algorithm.trains_sampled_pairs:
+        return
+    acting = {
+        ("aggregate", algorithm.aggregate, "sample_mean_of_sums"): algorithm.aggregate != "sample_mean_of_sums",
+        ("whiten", algorithm.whiten, "none"): algorithm.whiten != "none",
+        ("scale", algorithm.scale, "none"): algorithm.scale != "none",
+        ("components", algorithm.components, "sum"): algorithm.components != "sum",
+        ("correction.kind", algorithm.correction.kind, "none"): algorithm.correction.kind != "none",
+        ("reject.kind", algorithm.reject.kind, "none"): algorithm.reject.kind != "none",
+    }
+    for (setting, value, needed), is_set in acting.items():
+        if is_set:
+            yield (
+                f'algorithm.{setting} = "{value}" would weigh the two answers of a pair apart; set algorithm.{setting} '
+                f'= "{needed}"'
+            )
 
 
 def _loss(config: Config) -> Iterator[str]:
@@ -50,7 +84,9 @@ def _loss(config: Config) -> Iterator[str]:
 def _stale_score(config: Config) -> Iterator[str]:
     """Refuse a loss without a ratio for data that the trained weights did not sample."""
     algorithm, updates = config.algorithm, config.trainer.updates
-    if spec_of_loss(algorithm).ratio != "none" or algorithm.correction.kind != "none":
+    # A preference holds for answers of any policy.
+    has_ratio = spec_of_loss(algorithm).ratio != "none" or algorithm.trains_sampled_pairs
+    if has_ratio or algorithm.correction.kind != "none":
         return
     if config.staleness.max > 0:
         yield (
@@ -122,7 +158,7 @@ def _correction(config: Config) -> Iterator[str]:
             'which is 0 while a batch is trained once; set algorithm.proximal = "rollout", or trainer.minibatches '
             "above 1"
         )
-    bounded = {"correction": correction.kind == "icepop", "reject": reject.kind != "none"}
+    bounded = {"correction": correction.kind == "icepop", "reject": reject.kind in ("geometric", "max", "product")}
     for section, is_bounded in bounded.items():
         if is_bounded and getattr(algorithm, section).low == 0:
             yield (

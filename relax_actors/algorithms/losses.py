@@ -15,11 +15,17 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from torch import Tensor
 
-LossMode = Literal["token_mean", "sample_mean_of_means", "sample_mean_of_sums", "constant", "sample_weight_length"]
+LossMode = Literal[
+    "token_mean", "prompt_mean", "sample_mean_of_means", "sample_mean_of_sums", "constant", "sample_weight_length"
+]
 AGGREGATES = {
     "token_mean": (
         "sum over all tokens of the step / number of tokens",
         r"\frac{1}{\sum_i |y_i|} \sum_i \sum_t L_{i,t}",
+    ),
+    "prompt_mean": (
+        "mean over prompts of the mean over all tokens of their samples",
+        r"\frac{1}{P} \sum_p \frac{1}{\sum_{i \in p} |y_i|} \sum_{i \in p} \sum_t L_{i,t}",
     ),
     "sample_mean_of_means": (
         "mean over samples of the mean over their tokens",
@@ -39,7 +45,7 @@ MAX_LOG_RATIO = 20.0
 
 
 def reduce_loss(
-    per_token: Tensor, mask: Tensor, *, mode: LossMode, normaliser: float, sample_tokens: Tensor | None = None
+    per_token: Tensor, mask: Tensor, *, mode: LossMode, normaliser: float, tokens: Tensor | None = None
 ) -> Tensor:
     """Reduce the losses of a micro-batch to its part of the step's loss, scalar float32.
 
@@ -53,17 +59,19 @@ def reduce_loss(
       the sample is long (LUSPO, arXiv 2602.05261).
     - "sample_mean_of_means" sums the means over the tokens of each sample. With the number of samples of the step as
       `normaliser`, all samples have equal weight (GRPO, arXiv 2402.03300).
+    - "prompt_mean" sums the means over all tokens of the samples of each prompt. With the number of prompts of the step
+      as `normaliser`, all prompts have equal weight (prompt average of ScaleRL, arXiv 2510.13786).
 
-    The samples of a step are those with a trained token: an empty sample adds nothing and does not count, in every
-    mode.
+    The samples and prompts of a step are those with a trained token: an empty sample adds nothing and does not count,
+    in every mode.
 
     Args:
         per_token: `[batch, seq] float32`.
         mask: `[batch, seq] bool`, tokens that count.
         mode: which aggregation.
         normaliser: divisor, from counts of the whole step.
-        sample_tokens: `[batch] int64`, tokens of the whole sample of each sequence; None if every sample has one
-            sequence. Read by "sample_mean_of_means" only.
+        tokens: `[batch] int64`, tokens of the sample of each sequence with "sample_mean_of_means", of all samples of
+            its prompt with "prompt_mean"; None if a sequence is all of it. Other modes do not read it.
 
     Raises:
         ValueError: the shapes differ, or the normaliser is not positive.
@@ -73,8 +81,8 @@ def reduce_loss(
         msg = f"normaliser is {normaliser}; pass the number of tokens or samples of the step, and skip empty steps"
         raise ValueError(msg)
     sums = per_token.masked_fill(~mask, 0.0).sum(-1)
-    if mode == "sample_mean_of_means":
-        counts = mask.sum(-1) if sample_tokens is None else sample_tokens
+    if mode in ("sample_mean_of_means", "prompt_mean"):
+        counts = mask.sum(-1) if tokens is None else tokens
         sums = sums / counts.clamp(min=1)
     return sums.sum() / normaliser
 

@@ -70,6 +70,8 @@ class Totals:
             declare `whole_step`.
         row: `[batch] int64`, row of each sequence; None if the function declares no `over_row`.
         rows: sums over each sequence's row by name, `[batch] float64`; missing names are sums of the micro-batch.
+        by_row: sums over each row of the step by name, `[rows] float64`; missing names are those of the micro-batch.
+        row_number: `[batch] int64`, place of the row of each sequence in `by_row`; None without `by_row`.
     """
 
     recorded: dict[str, Tensor] = field(default_factory=dict)
@@ -78,6 +80,28 @@ class Totals:
     step: Mapping[str, float] | None = field(default_factory=dict)
     row: Tensor | None = None
     rows: Mapping[str, Tensor] = field(default_factory=dict)
+    by_row: Mapping[str, Tensor] = field(default_factory=dict)
+    row_number: Tensor | None = None
+
+    def all_rows(self, name: str) -> tuple[Tensor, Tensor]:
+        """Return the sums over all rows of the step that `row_sum` made under a name, and the place of own rows.
+
+        Returns:
+            `[rows] float64`, and `[batch] int64`, the place of each sequence's row; without gradient.
+
+        Raises:
+            ValueError: the function does not declare `over_row`, or has made no such sum.
+        """
+        if self.row is None or name not in self.recorded:
+            msg = f"all_rows({name!r}) needs row_sum({name!r}) before it, and @LossSpec(over_row=True, whole_step=True)"
+            raise ValueError(msg)
+        if name in self.by_row and self.row_number is not None:
+            return self.by_row[name], self.row_number
+        import torch  # noqa: PLC0415 facts of losses are read without torch
+
+        rows, numbers = torch.unique(self.row, return_inverse=True)
+        own = self.recorded[name]
+        return own.new_zeros(len(rows)).index_add(0, numbers, own), numbers
 
     def row_sum(self, name: str, values: Tensor, mask: Tensor) -> Tensor:
         """Return the sums over the trained tokens of each sequence's row, `[batch, 1]`, without gradient.
@@ -134,6 +158,7 @@ class PolicyInputs:
         selected: bool, tokens that a choice over the whole step selected; None without such a choice.
         totals: sums of whole samples and of the step.
         reference: float32, log-probs of the reference model; None without one.
+        row_tokens: `[batch] int64`, trained tokens of all samples of the row of each sequence.
         scores: `[batch, seq, classes] float32`, with gradient, of a model with `algorithm.head = "scores"`, in which
             `logprobs` are the first of them; None for a model of tokens.
         targets: float32, what the scores are compared with: the class of a label, or the margin of a pair, detached.
@@ -150,6 +175,7 @@ class PolicyInputs:
     selected: Tensor | None = None
     totals: Totals = field(default_factory=Totals)
     reference: Tensor | None = None
+    row_tokens: Tensor | None = None
     scores: Tensor | None = None
     targets: Tensor | None = None
 
@@ -173,7 +199,7 @@ class PolicyInputs:
             mask: `[batch, seq] bool`.
             level: ratio of a token or of a sample; see `log_ratio`.
             others: `rollout` (default: `proximal`), `weights` (1), `sample_tokens` (those of the sequence), `selected`,
-                `totals`, `reference`, `scores`, `targets`.
+                `totals`, `reference`, `row_tokens` (those of the sample), `scores`, `targets`.
 
         Raises:
             ValueError: shapes do not match.
@@ -204,6 +230,7 @@ class PolicyInputs:
             others.get("selected"),
             totals,
             others.get("reference"),
+            counts if others.get("row_tokens") is None else others["row_tokens"],
             others.get("scores"),
             others.get("targets"),
         )
@@ -248,6 +275,14 @@ class PolicyInputs:
         It needs a function that declares `over_row`.
         """
         return self.totals.row_sum(name, values, self.mask)
+
+    def all_rows(self, name: str) -> tuple[Tensor, Tensor]:
+        """Return the sums of `row_sum` over all rows of the step, `[rows] float64`, and the place of each own row.
+
+        It needs a function that declares `over_row` and `whole_step`. In the pass that collects the sums, the rows are
+        those of the micro-batch.
+        """
+        return self.totals.all_rows(name)
 
     def step_sum(self, name: str, values: Tensor) -> Tensor:
         """Return the sum of `values` over all trained tokens of the step; needs a function that declares `whole_step`.

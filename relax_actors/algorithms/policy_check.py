@@ -242,7 +242,10 @@ def _loss_and_gradient(
     total = torch.zeros((), dtype=torch.float64)
     for rows in cut:
         samples, of_rows = (_columns(sums, rows) for sums in (facts.sample_sums, facts.row_sums))
-        totals = Totals(samples=samples, step=facts.sums if wide else None, rows=of_rows)
+        by_row = {name: torch.tensor(sums, dtype=torch.float64) for name, sums in facts.by_row.items()}
+        numbers = torch.tensor([facts.row_numbers[i] for i in rows]) if by_row else None
+        step_sums = facts.sums if wide else None
+        totals = Totals(samples=samples, step=step_sums, rows=of_rows, by_row=by_row, row_number=numbers)
         inputs = _inputs(step, rows, level, totals, leaf)
         loss = reduce_loss(call(inputs), inputs.mask, mode="token_mean", normaliser=float(step.mask.sum()))
         torch.autograd.backward(loss)

@@ -28,6 +28,7 @@ def refusals(config: Config, spelled: Collection[str] = ()) -> Iterator[str]:
     """
     yield from _idle(config, spelled)
     yield from _rows(config)
+    yield from _reference(config)
     if config.from_data:
         return
     yield from _advantages(config)
@@ -43,9 +44,10 @@ def refusals(config: Config, spelled: Collection[str] = ()) -> Iterator[str]:
 def _rows(config: Config) -> Iterator[str]:
     """Refuse a loss of other rows, and for rows from the data what only sampled rows have."""
     algorithm, spec = config.algorithm, spec_of_loss(config.algorithm)
-    if spec.rows != algorithm.rows:
+    if algorithm.rows not in spec.kinds_of_rows:
+        kinds = " or ".join(f'"{kind}"' for kind in spec.kinds_of_rows)
         yield (
-            f'algorithm.surrogate = "{algorithm.surrogate}" is a loss of rows = "{spec.rows}", and algorithm.rows = '
+            f'algorithm.surrogate = "{algorithm.surrogate}" is a loss of rows = {kinds}, and algorithm.rows = '
             f'"{algorithm.rows}"; set algorithm.name to a preset, which sets both'
         )
     if spec.head != algorithm.head:
@@ -61,11 +63,6 @@ def _rows(config: Config) -> Iterator[str]:
         yield (
             f'algorithm.aggregate = "{algorithm.aggregate}" would weigh answers by their length; set '
             'algorithm.aggregate = "sample_mean_of_sums"'
-        )
-    if config.media is not None:
-        yield (
-            f'algorithm.rows = "{algorithm.rows}" trains texts alone, and the model takes images, video or sound; use '
-            "a model of text, or sample rows"
         )
     if config.trainer.router_replay:
         yield (
@@ -90,6 +87,23 @@ def _rows(config: Config) -> Iterator[str]:
         )
 
 
+def _reference(config: Config) -> Iterator[str]:
+    """Refuse a refreshed reference that nothing reads, or that the trainer would have to keep itself."""
+    algorithm = config.algorithm
+    if algorithm.reference_every is None:
+        return
+    if not algorithm.needs_reference:
+        yield (
+            f"algorithm.reference_every = {algorithm.reference_every} refreshes a reference that nothing reads; set "
+            "algorithm.kl.place, or leave it out"
+        )
+    elif "reference" not in config.roles:
+        yield (
+            f"algorithm.reference_every = {algorithm.reference_every} needs a role that loads published weights; add "
+            "[roles.reference]"
+        )
+
+
 def _idle(config: Config, spelled: Collection[str]) -> Iterator[str]:
     """Refuse settings that the user wrote and nothing reads."""
     reasons = idle(config.algorithm)
@@ -111,6 +125,11 @@ def _advantages(config: Config) -> Iterator[str]:
         yield (
             f'rollout.group_size = {n} leaves algorithm.advantage = "{advantage}" no other sample to compare with; set '
             f"rollout.group_size to 2 or more, or algorithm.advantage to {advantages_with(_takes_one_sample)}"
+        )
+    if advantage == "pass_at_k" and 1 < n < config.algorithm.pass_k:
+        yield (
+            f"algorithm.pass_k = {config.algorithm.pass_k} is more than the samples of a prompt, rollout.group_size = "
+            f"{n}; set algorithm.pass_k below that, or rollout.group_size to several times pass_k"
         )
     if "values" in required.needs and config.critic is None:
         yield f'algorithm.advantage = "{advantage}" needs the values of a critic; add the section [critic]'

@@ -95,3 +95,14 @@ def last_evaluated(config: Config, version: int) -> set[int]:
     every = config.eval.every or config.run.steps
     last = config.run.steps if version == config.run.steps else version - version % every
     return {last, last - 1 - (last - 1) % every} if last > 0 else {0}
+
+
+def reference_version(config: Config, step: int) -> int:
+    """Return the version that scores the rows of a step as their reference; 0 without `algorithm.reference_every`.
+
+    It follows from the step alone, so that a row that is scored again gets the same log-probs, and it is published
+    before any row of the step is admitted, so that no row waits for it.
+    """
+    every = config.algorithm.reference_every
+    published = max(0, step - config.staleness.max)
+    return 0 if every is None else published - published % every

@@ -22,6 +22,11 @@ def score_refusals(config: Config) -> Iterator[str]:
             f"examples.train has no effect with {head}: scores are read at the end of an answer or of its steps; "
             "leave it out"
         )
+    if config.media is not None:
+        yield (
+            f"{head} trains a classifier of texts, and the model takes images, video or sound, for which transformers "
+            "has none; use a model of text"
+        )
     if trainer.warm_start is not None:
         yield f"trainer.warm_start trains tokens, of which a model with {head} has no log-probs; leave it out"
     of_tokens = {

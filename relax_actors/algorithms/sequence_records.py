@@ -47,6 +47,8 @@ class StepFacts:
         sums: sums over the step by name.
         sample_sums: for each sequence, the sums over its sample by name.
         row_sums: for each sequence, the sums over its row by name.
+        by_row: sums over each row of the step by name, in the order of the rows' first sequences.
+        row_numbers: for each sequence, the place of its row in `by_row`.
         selected: for each sequence, `[tokens] bool`, tokens of the covariance choice; None without one.
         uncertain: for each sequence, `[tokens] bool`, tokens in the top share of entropy; None without one.
     """
@@ -54,6 +56,8 @@ class StepFacts:
     sums: Mapping[str, float] = field(default_factory=dict)
     sample_sums: Sequence[Mapping[str, float]] = ()
     row_sums: Sequence[Mapping[str, float]] = ()
+    by_row: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    row_numbers: Sequence[int] = ()
     selected: Sequence[Array] | None = None
     uncertain: Sequence[Array] | None = None
 
@@ -69,7 +73,16 @@ def sum_records(
         rows: key of each sequence's row; empty if no sums over rows are needed.
     """
     of_rows = _sums_by(records, rows) if rows else []
-    return StepFacts(_added([record.sums for record in records]), _sums_by(records, samples), of_rows)
+    firsts = dict(reversed(list(zip(rows, of_rows, strict=True))))
+    order = {row: number for number, row in enumerate(dict.fromkeys(rows))}
+    by_row = {name: [firsts[row][name] for row in order] for name in (of_rows[0] if of_rows else ())}
+    return StepFacts(
+        _added([record.sums for record in records]),
+        _sums_by(records, samples),
+        of_rows,
+        by_row,
+        [order[row] for row in rows],
+    )
 
 
 def _sums_by(records: Sequence[SequenceRecord], keys: Sequence[Hashable]) -> list[Mapping[str, float]]:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-KLKind = Literal["k1", "k2", "k3"]
+KLKind = Literal["k1", "k2", "k3", "abs"]
 
 
 def overlong_penalty(lengths: Array, *, max_tokens: int, buffer: int, factor: float = 1.0) -> Array:
@@ -70,9 +70,9 @@ def kl_rewards(
 ) -> Array:
     r"""Compute the KL in the reward of each trained token: $-\beta\,k(x)$ with $x = \log \pi_{old} - \log \pi_{ref}$.
 
-    k1 is x, k2 is x^2 / 2, k3 is exp(-x) - 1 + x (http://joschu.net/blog/kl-approx.html). InstructGPT, RLOO (arXiv
-    2402.14740) and REINFORCE++ (arXiv 2501.03262) use k1. There is no gradient: the log-probs are those before the
-    update.
+    k1 is x, k2 is x^2 / 2, k3 is exp(-x) - 1 + x (http://joschu.net/blog/kl-approx.html), abs is |x|. InstructGPT,
+    RLOO (arXiv 2402.14740) and REINFORCE++ (arXiv 2501.03262) use k1. There is no gradient: the log-probs are those
+    before the update.
 
     Args:
         old: `[total]`, log-probs of the proximal policy.
@@ -93,6 +93,8 @@ def kl_rewards(
             found = x * x / 2
         case "k3":
             found = np.expm1(-x) + x
+        case "abs":
+            found = np.abs(x)
         case _:
             assert_never(kind)
     return -coefficient * (found if clamp is None else np.clip(found, -clamp, clamp))

@@ -119,8 +119,8 @@ class LossSpec(FunctionSpec):
     ratio: FormulaRatio = ""
     """Ratio R of its formula: that of `algorithm.ratio`; of each token to the rollout; of the whole sample; or none, so
     that data of older weights need a correction. Empty if it is not known, or computed by the function."""
-    rows: str = "sampled"
-    """Rows that it is a loss of, a value of `algorithm.rows`."""
+    rows: str | tuple[str, ...] = "sampled"
+    """Rows that it is a loss of, one or several values of `algorithm.rows`."""
     head: Head = "tokens"
     """What the model computes that it is a loss of, a value of `algorithm.head`: with "scores" it reads
     `PolicyInputs.scores` and `PolicyInputs.targets`."""
@@ -141,6 +141,11 @@ class LossSpec(FunctionSpec):
         _check_choice("ratio", self.ratio, FormulaRatio)
         _check_choice("head", self.head, Head)
         _check_choice("over_sample", self.over_sample, OverSample)
+
+    @property
+    def kinds_of_rows(self) -> tuple[str, ...]:
+        """Values of `algorithm.rows` that it is a loss of."""
+        return (self.rows,) if isinstance(self.rows, str) else self.rows
 
     @property
     def needs_whole_step(self) -> bool:

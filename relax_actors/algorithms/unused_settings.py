@@ -37,13 +37,15 @@ CONDITIONS: tuple[tuple[tuple[str, ...], str, tuple[object, ...]], ...] = (
     (("entropy.delta",), "entropy.target", ()),
     (("correction.level", "correction.normalise"), "correction.kind", ("importance", "tis", "icepop")),
     (("correction.high",), "correction.kind", ("tis", "icepop")),
-    (("correction.low",), "correction.kind", ("icepop",)),
+    (("correction.low",), "correction.kind", ("tis", "icepop")),
     (("reject.low", "reject.high"), "reject.kind", ("geometric", "max", "product")),
+    (("reject.max_kl",), "reject.kind", ("k2", "k3")),
+    (("reject.counted",), "reject.kind", ("geometric", "max", "product", "k2", "k3")),
     (("distil.",), "distil.place", ("advantage", "loss")),
     (("distil.kind", "distil.top_k", "distil.tail", "distil.teacher_weight"), "distil.place", ("loss",)),
     (("distil.tail",), "distil.top_k", ()),
     (("distil.teacher_weight",), "distil.kind", ("jsd",)),
-    (("pairs.",), "rows", ("pairs",)),
+    (("pairs.",), "surrogate", ("preference",)),
     (("labels.",), "rows", ("labelled",)),
     (("pairs.", "labels."), "head", ("tokens",)),
     (("scores.",), "head", ("scores",)),
@@ -82,7 +84,8 @@ def _part_reason(values: Mapping[str, Any], name: str) -> Idle | None:
     """Why a setting is idle: the part of the algorithm that reads it is off."""
     for beginnings, key, options in CONDITIONS:
         value = values[key]
-        is_own = key == "correction.kind" and value not in CORRECTIONS.built_in
+        registry = {"correction.kind": CORRECTIONS, "surrogate": POLICY_LOSSES}.get(key)
+        is_own = registry is not None and value not in registry.built_in
         is_met = is_own or (value in options if options else value is not None)
         if not is_met and name.startswith(beginnings) and name != key:
             cause = f"algorithm.{key} unset" if value is None else f"algorithm.{key} = {json.dumps(value)}"

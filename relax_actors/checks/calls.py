@@ -40,8 +40,6 @@ END_BYTES = 1 << 16
 SKIP = "or skip the calls by `relax check --no-calls`"
 REPORTED = "environment"
 """Reward that is no function of the text: what an environment or an agent reports."""
-SCORED_ELSEWHERE = ([REPORTED], ["reward_model"])
-"""Rewards of a run that say what another role says."""
 FILES = ("row", "result", "output")
 """Standard input, output and error output of a process that calls something."""
 
@@ -75,7 +73,8 @@ def calls_of(config: Config) -> list[Call]:
         calls.append(Call("reward.function", config.reward.function))
         if config.eval is not None and config.eval.reward != config.reward.function:
             calls.append(Call("eval.reward", config.eval.reward, "eval.data"))
-    return [call for call in calls if call.setting == ENVIRONMENT or call.functions not in SCORED_ELSEWHERE]
+    known = {REPORTED, *config.roles}
+    return [call for call in calls if call.setting == ENVIRONMENT or not known.issuperset(call.functions)]
 
 
 def check_calls(run: CheckedRun, import_path: Path) -> list[Callable[[], Iterator[str]]]:
@@ -105,7 +104,8 @@ def check_call(config: Config, call: Call, import_path: Path, rows: Mapping[str,
     if prompt is None:
         return  # the check of the data has said why
     where = f"{call.setting} = {json.dumps(call.name)}"
-    if call.setting != ENVIRONMENT and all(map(_is_harmless, call.functions)):
+    functions = [name for name in call.functions if name not in config.roles]
+    if call.setting != ENVIRONMENT and all(map(_is_harmless, functions)):
         try:
             result: dict[str, Any] = {"reward": reward_of_answer(config, call.setting, prompt)}
         except Exception as error:  # noqa: BLE001 reported
@@ -122,8 +122,10 @@ def check_call(config: Config, call: Call, import_path: Path, rows: Mapping[str,
         msg = f"{where} failed for {row}: {problem}; fix it or the row, {SKIP}"
         raise ConfigError(msg)
     reward = result["reward"]
+    roles = ", ".join(name for name in call.functions if name in config.roles)
+    without = f", without the scores of {roles}" if roles and call.setting != ENVIRONMENT else ""
     what = "no reward" if reward is None else f"{reward:.4g}"
-    yield f"{where} gives {what} for the answer of {row}"
+    yield f"{where} gives {what} for the answer of {row}{without}"
 
 
 def _is_harmless(name: str) -> bool:

@@ -22,8 +22,8 @@ CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/
 """Files with the memory limit of a container."""
 LIGHT = Footprint(process_bytes=100 << 20)
 """An actor without an engine."""
-WITH_MODEL = ("teacher", "reward_model")
-"""Roles that may have a model of their own."""
+OWN_MODELS = ("teacher", "judge", "reward_model")
+"""Roles with a model of their own, the folder of their option `model`."""
 CACHED_BYTES = 4
 """Bytes of a number in the key-value cache of a rollout that generates in its own process."""
 
@@ -95,7 +95,7 @@ def engine_bytes(config: Config, role: str, facts: ModelFacts) -> int:
         return int(facts.parameters * (footprint.parameter_bytes + reference))
     if role not in config.roles or not spec_of(config, role).device:
         return 0
-    if role in WITH_MODEL:
+    if role in OWN_MODELS:
         return own_parameters(config, role) * WEIGHT_BYTES["float32"]
     return facts.parameters * (WEIGHT_BYTES["float32"] if role == "reference" else follower_bytes(config))
 
@@ -131,9 +131,8 @@ def on_cpu(device: str) -> bool:
 
 
 def own_parameters(config: Config, role: str) -> int:
-    """Parameters of the model of a role that has one of its own; 0 without it."""
-    section = config.roles.get(role)
-    folder = section.options.get("model") if section is not None else None
+    """Parameters of the model folder that a role names, such as a teacher's; 0 without any."""
+    folder = config.roles[role].options.get("model")
     if folder is None or not (Path(folder) / "config.json").exists():
         return 0
     return measure(Path(folder)).parameters

@@ -20,6 +20,7 @@ from relax_actors.config import Config
 from relax_actors.config.notes import check_steps, check_weight_files
 from relax_actors.data.check import check_characters, check_data
 from relax_actors.data.checked_run import CheckedModel, CheckedRun
+from relax_actors.data.duplicates import note_duplicates
 from relax_actors.data.example_check import check_examples
 from relax_actors.data.model_folder import ModelFacts, measure, prepare
 from relax_actors.data.tokenizer import Tokenizer
@@ -87,7 +88,7 @@ def examine(
         for check in (*_checks(run), *(_node_checks(run, nodes) if nodes else _machine_checks(run))):
             _attempt(check, errors, notes, elsewhere=bool(nodes))
         if calls is not None and not errors:
-            for check in check_calls(run, calls):
+            for check in (*check_calls(run, calls), *_comparisons(config)):
                 _attempt(check, errors, notes, elsewhere=bool(nodes))
     # Several checks may meet the same cause, such as a role that does not import.
     return Findings(tuple(dict.fromkeys(errors)), tuple(dict.fromkeys(notes)), None if model is None else model.facts)
@@ -130,6 +131,12 @@ def _checks(run: CheckedRun) -> Iterator[Check]:
     yield partial(check_rows, run, config.data, "data")
     if (held_out := config.eval) is not None:
         yield partial(check_rows, run, held_out.data, "eval.data")
+
+
+def _comparisons(config: Config) -> Iterator[Check]:
+    """Comparisons of held-out data with the training data, which take a second each."""
+    if config.eval is not None:
+        yield partial(note_duplicates, config, config.eval.data, "eval.data")
 
 
 def _machine_checks(run: CheckedRun) -> Iterator[Check]:

@@ -23,7 +23,6 @@ from relax_actors.errors import RelaxError
 from relax_actors.messages import Act, Open, Prompt, Sample
 from relax_actors.messages.environment import OPENED
 from relax_actors.messages.samples import TokenSequence
-from relax_actors.rewards.score import Score
 from relax_actors.rewards.scorer import RewardScorer
 from relax_actors.roles import section_of
 from relax_actors.runtime.run_folder import RunFolder
@@ -63,8 +62,8 @@ def role_of(setting: str) -> str:
 def reward_of_answer(config: Config, setting: str, prompt: Prompt) -> float:
     """Score the answer of a row as if the model had written it.
 
-    Each character counts as a token, at least one; each measurement of an episode is 1. Its reward and the score of a
-    reward model are 0.
+    Each character counts as a token, at least one; each measurement of an episode is 1, its reward 0, and so are scores
+    of roles.
 
     Args:
         config: configuration of the run.
@@ -76,7 +75,11 @@ def reward_of_answer(config: Config, setting: str, prompt: Prompt) -> float:
     """
     section, name = setting.split(".")
     scorer = RewardScorer(
-        getattr(getattr(config, section), name), setting, config.reward.options, config.reward.deadline
+        getattr(getattr(config, section), name),
+        setting,
+        config.reward.options,
+        config.reward.deadline,
+        columns=config.roles,
     )
     has_episodes = config.environment is not None or config.agent is not None
     tokens = np.zeros(max(1, len(prompt.answer)), np.int32)
@@ -86,7 +89,8 @@ def reward_of_answer(config: Config, setting: str, prompt: Prompt) -> float:
         metrics=defaultdict(lambda: 1.0, environment_reward=0.0) if has_episodes else {},
         messages=[*prompt.messages, {"role": "assistant", "content": prompt.answer}],
     )
-    return asyncio.run(scorer.score([prompt.answer], prompt, [sample], [Score(0.0)]))[0].reward
+    columns = dict.fromkeys(scorer.columns, (0.0,))
+    return asyncio.run(scorer.score([prompt.answer], prompt, [sample], columns))[0].reward
 
 
 async def _played(config: Config, prompt: Prompt) -> dict[str, Any]:

@@ -82,7 +82,8 @@ def _described(name: str) -> dict[str, Any]:
     return {
         "name": name,
         "title": preset.title,
-        "paper": preset.paper,
+        "source": preset.source,
+        "figures": preset.figures,
         "formulas": {formula.part: formula.plain for formula in formulas(section)},
         "needs": needs(section),
         "settings": dict(preset.settings),
@@ -94,14 +95,15 @@ def _page(name: str) -> Iterator[str]:
     from relax_actors.config.presets import leaves
 
     found = _described(name)
-    yield f"{name}: {found['title']}, arXiv {found['paper']}"
+    yield f"{name}: {found['title']}, {found['source']}"
     yield ""
     for part, plain in found["formulas"].items():
         yield f"  {part:<12} {plain}"
     yield ""
     yield f"  needs        {', '.join(found['needs']) or 'rewards only'}"
-    if found["note"]:
-        yield f"  note         {found['note']}"
+    for part in ("note", "figures"):
+        if found[part]:
+            yield f"  {part:<12} {found[part]}"
     yield ""
     yield f'[algorithm] with name = "{name}" sets'
     for key, value in leaves(found["settings"]):
@@ -115,7 +117,7 @@ def _list(names: list[str]) -> Iterator[str]:
     for name in names:
         found = _described(name)
         needed = f"; needs {', '.join(found['needs'])}" if found["needs"] else ""
-        yield f"{name}: {found['title']}, arXiv {found['paper']}{needed}"
+        yield f"{name}: {found['title']}, {found['source']}{needed}"
         for part, plain in found["formulas"].items():
             yield f"  {part:<12} {plain}"
         if numbers := constants(_section(name)):

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from relax_actors.config import presets
 from relax_actors.config.algorithm_parts import (
+    OVER_STEP,
     CorrectionSection,
     DistilSection,
     EntropySection,
@@ -44,6 +45,10 @@ class AlgorithmSection(Section):
     reward of the group."""
     epsilon: PositiveFloat = 1e-6
     """Added to a standard deviation that divides."""
+    pass_k: Positive = 4
+    """k of `pass_at_k`: samples of which at least one should be correct; at most `rollout.group_size`."""
+    correct_reward: float = 1.0
+    """Reward from which a sample is correct, for `pass_at_k`."""
     whiten: Literal["none", "tokens", "samples"] = "none"
     """Subtract the mean of the advantages over all trained tokens or samples of the step, then divide by their standard
     deviation. A step then trains when all of its rows are there (no streaming)."""
@@ -93,20 +98,30 @@ class AlgorithmSection(Section):
     """Covariances among which tokens are chosen."""
     covariance_coefficient: PositiveFloat = 0.1
     """Factor of |log-ratio| of the chosen tokens."""
+    second_moment_budget: PositiveFloat = 0.04
+    """Largest mean of the squared log-ratio over the tokens that the update moves further away from the proximal policy
+    (arXiv 2510.01161); those with the largest are dropped."""
+    dro_beta: PositiveFloat = 0.05
+    """Factor of half the squared log-ratio of each token in `dro` (arXiv 2405.19107)."""
     log_ratio_penalty: NonNegative = 0.0
     """Factor of the squared log-ratio of each trained token, added to the loss (arXiv 2602.02276)."""
     aggregate: Literal[
-        "token_mean", "sample_mean_of_means", "sample_mean_of_sums", "constant", "sample_weight_length"
+        "token_mean", "prompt_mean", "sample_mean_of_means", "sample_mean_of_sums", "constant", "sample_weight_length"
     ] = "token_mean"
-    """Aggregation of the loss: mean over all tokens of the step (DAPO, arXiv 2503.14476); mean over samples of the
-    means (GRPO, arXiv 2402.03300) or sums over their tokens; sum over all tokens divided by the samples of the step
-    times `length` (Dr. GRPO, arXiv 2503.20783); or mean over samples of their loss times their length (LUSPO, arXiv
-    2602.05261)."""
+    """Aggregation of the loss: mean over all tokens of the step (DAPO, arXiv 2503.14476); mean over prompts of the mean
+    over all tokens of their samples (ScaleRL, arXiv 2510.13786); mean over samples of the means (GRPO, arXiv
+    2402.03300) or sums over their tokens; sum over all tokens divided by the samples of the step times `length` (Dr.
+    GRPO, arXiv 2503.20783); or mean over samples of their loss times their length (LUSPO, arXiv 2602.05261)."""
     length: Positive | None = None
     """Tokens that `aggregate = "constant"` divides by; `rollout.max_tokens` if not set."""
     proximal: Literal["rollout", "trainer", "actor_fwd"] = "rollout"
     """Policy in the denominator of the ratio: the log-probs of sampling; the trainer's own before the step (decoupled
     PPO); or the column `actor_fwd`, `[total] float32`, of a role that writes it."""
+
+    reference_every: Positive | None = None
+    """Steps after which the reference is refreshed: a row of step s is scored with the newest version that is a
+    multiple of this and at most s - `staleness.max`, the versions that are published when it is admitted. Needs
+    [roles.reference]. If not set, the reference is the model at the start of the run."""
 
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of your own policy loss, correction and estimator: their keyword-only parameters that are no settings of
@@ -146,8 +161,14 @@ class AlgorithmSection(Section):
     @property
     def loss_reads_reference(self) -> bool:
         """Whether the loss reads log-probs of the reference model, for a KL or for pairs."""
-        of_answers = self.rows == "labelled" or (self.rows == "pairs" and self.pairs.needs_reference)
+        has_pairs = self.rows == "pairs" or self.trains_sampled_pairs
+        of_answers = self.rows == "labelled" or (has_pairs and self.pairs.needs_reference)
         return self.kl.place == "loss" or (of_answers and self.head == "tokens")
+
+    @property
+    def trains_sampled_pairs(self) -> bool:
+        """Whether the best and the worst sample of a row are a pair, and the other samples are not trained."""
+        return self.rows == "sampled" and self.surrogate == "preference"
 
     @property
     def compares_answers(self) -> bool:
@@ -167,4 +188,4 @@ class AlgorithmSection(Section):
     @property
     def pairs_need_whole_step(self) -> bool:
         """Whether a loss of pairs needs numbers of the whole step."""
-        return self.rows == "pairs" and self.head == "tokens" and "sft" in self.pairs.losses
+        return self.surrogate == "preference" and any(name in OVER_STEP for name in self.pairs.losses)

@@ -25,8 +25,8 @@ class KlSection(Section):
     place: Literal["none", "loss", "reward"] = "none"
     """No penalty; a term of the loss of each token; or a part of the token rewards: -`coefficient` x KL with the
     log-probs of sampling, or of `actor_fwd` with `proximal = "actor_fwd"`, without gradient."""
-    kind: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator: x; x^2 / 2; or exp(-x) - 1 + x (http://joschu.net/blog/kl-approx.html)."""
+    kind: Literal["k1", "k2", "k3", "abs"] = "k3"
+    """Estimator: x; x^2 / 2; or exp(-x) - 1 + x (http://joschu.net/blog/kl-approx.html); or the distance |x|."""
     coefficient: PositiveFloat = 1e-3
     """Factor of the penalty; its initial value with `target`."""
     k2_gradient: bool = False
@@ -65,12 +65,12 @@ class CorrectionSection(Section):
     """
 
     kind: Annotated[str, Named(CORRECTIONS)] = "none"
-    """Weight: 1; `importance`, w (arXiv 2110.00641); `tis`, w truncated at `high`; `icepop`, w within `low` and `high`,
-    else 0 (arXiv 2510.18855); or the dotted path of your own function."""
+    """Weight: 1; `importance`, w (arXiv 2110.00641); `tis`, w truncated at `high`, and at `low` if that is set;
+    `icepop`, w within `low` and `high`, else 0 (arXiv 2510.18855); or the dotted path of your own function."""
     level: Literal["token", "sequence"] = "token"
     """Whether w is the ratio of a token, or the product of the ratios of its sequence."""
-    low: Fraction = 0.5
-    """Lower bound of w for `icepop`."""
+    low: Fraction | None = None
+    """Lower bound of w. If not set, it is 0.5 for `icepop`, and `tis` has none; `tis` raises smaller w to it."""
     high: UpperBound = 2.0
     """Upper bound of w; 2 is usual for `tis`, 5 for `icepop`."""
     normalise: Literal["none", "tokens", "samples"] = "none"
@@ -80,13 +80,19 @@ class CorrectionSection(Section):
 class RejectSection(Section):
     """[algorithm.reject]: sequences left out of the loss, by their ratios w = trainer / rollout probability."""
 
-    kind: Literal["none", "geometric", "max", "product"] = "none"
-    """Reject by the geometric mean of w over tokens, by w of any token, or by the product of w. With `proximal =
-    "actor_fwd"` and a policy loss other than `score`, w is the probability of that role over the rollout's."""
+    kind: Literal["none", "geometric", "max", "product", "k2", "k3"] = "none"
+    """Reject by the geometric mean of w over tokens, by w of any token, by the product of w, or by the mean over tokens
+    of an estimate of the KL to the rollout: k2, (log w)^2 / 2, or k3, w - 1 - log w. With `proximal = "actor_fwd"` and
+    a policy loss other than `score`, w is the probability of that role over the rollout's."""
     low: Fraction = 0.5
     """Lower bound of w."""
     high: UpperBound = 2.0
     """Upper bound of w."""
+    max_kl: PositiveFloat = 0.01
+    """Largest mean of k2 or k3 that is trained."""
+    counted: bool = False
+    """Whether the loss is divided by the tokens or samples of rejected sequences, too, as in slime and TRL, so that
+    rejected data make the update smaller. Otherwise it is a mean over what is trained, as in verl."""
     opsm: PositiveFloat | None = None
     """Off-policy sequence masking (arXiv 2512.02556): drop the policy loss of a sequence with a negative advantage
     whose mean log-ratio of proximal to trained policy exceeds this, e.g. 1e-4. Its tokens count. Off if not set."""
@@ -136,11 +142,15 @@ PairLoss = Literal[
     "bco_pair",
     "discopop",
     "sigmoid_norm",
+    "aot",
+    "aot_unpaired",
     "sft",
     "cpo",
     "simpo",
     "odds_ratio",
 ]
+OVER_STEP = ("sft", "aot", "aot_unpaired")
+"""Losses of pairs that need numbers of the whole step."""
 WITHOUT_REFERENCE = ("sft", "cpo", "simpo", "odds_ratio")
 """Losses of pairs that read no log-probs of a reference."""
 
@@ -154,11 +164,23 @@ class PairsSection(Section):
     beta: PositiveFloat = 0.1
     """Factor of the log-ratios to the reference, or of log-probs in losses without one; with `ipo` its tau."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
-    """Probability that the answers of a pair are interchanged; read by `robust`, `exo_pair`, `cpo` and `simpo`."""
+    """Probability that the answers of a pair are interchanged; read by `robust`, `exo_pair`, `aot`, `aot_unpaired`,
+    `cpo` and `simpo`."""
     tau: PositiveFloat = 0.05
     """Temperature of the mixture in `discopop`."""
     gamma: NonNegative = 0.5
     """Margin between the answers in `simpo`."""
+    alpha: float = 0.0
+    """Shape of the reward in `cpo` and `simpo` (AlphaPO, arXiv 2501.03884): (1 - p^-alpha) / alpha, with p the
+    exponential of the log-prob of an answer, its mean over tokens in `simpo`; 0 is the log-prob itself."""
+    f_divergence: Literal["reverse_kl", "forward_kl", "js", "alpha"] = "reverse_kl"
+    """Divergence from the reference that the answers are scored by (f-DPO, arXiv 2309.16240), in the losses of a
+    difference or of means: `sigmoid`, `hinge`, `ipo`, `robust`, `exo_pair`, `discopop` and `sigmoid_norm`."""
+    f_alpha: Annotated[float, Field(gt=0)] = 0.5
+    """alpha of `f_divergence = "alpha"`; 1 is the reverse KL."""
+    ld_alpha: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Weight of the log-probs of tokens beyond the length of the shorter answer of the pair (LD-DPO, arXiv 2409.06411),
+    in all losses but `sft`; 1, as if not set, weighs all tokens alike."""
 
     @property
     def needs_reference(self) -> bool:

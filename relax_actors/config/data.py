@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from relax_actors.config.media import KINDS
-from relax_actors.config.sections import Named, NonNegativeInt, Positive, Section
+from relax_actors.config.sections import NonNegativeInt, Positive, Section
+from relax_actors.config.sources import MixedSection, changed
 from relax_actors.messages.media import Kind
-from relax_actors.registry.catalog import DATA_SOURCES
 
 PATH_EXAMPLE = """\
   [model]
@@ -70,29 +70,20 @@ class ModelSection(Section):
         return self
 
 
-class DataSection(Section):
+class DataSection(MixedSection):
     """[data]: where prompts come from."""
 
-    kind: Annotated[str, Named(DATA_SOURCES)]
-    """Format or generator of the prompts: `jsonl`, `parquet` (needs the extra `parquet`), `reasoning_gym` (needs the
-    extra `tasks`), `python` for a function, or a data source of another package."""
-    path: Path | None = None
-    """File of a `jsonl` or `parquet` source."""
-    task: str | None = None
-    """Name of a reasoning-gym task."""
-    function: str | None = None
-    """Dotted path of the function of a `python` source, in a module beside the TOML file or an installed package. It is
-    called with `size`, `seed` and `options` and returns a sequence of tasks."""
-    size: Positive | None = None
-    """Number of tasks to use or to generate; all tasks of a file, or the generator's default, if not set."""
-    seed: NonNegativeInt = 0
-    """Seed of a generator or function."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Options of a reasoning-gym task, of a function, or of a source of another package."""
-    prompt_field: str = "prompt"
-    """Field or column of a file that holds the prompt: a string, or a list of chat messages."""
-    answer_field: str = "answer"
-    """Field or column of a file that holds the answer; optional in each row."""
+    stop: Literal["first", "all"] = "first"
+    """End of an epoch of a mixture with weights: when the first source would begin again, or when all sources have come
+    to their ends, those that are done earlier from the beginning. Without `run.epochs` all sources begin again until
+    `run.steps`."""
+    shuffle: bool = True
+    """Whether each epoch has a new order; without, rows come in the order of the files."""
+    oversize: Literal["skip", "keep", "truncate_left", "truncate_right"] = "skip"
+    """What happens to a row that is longer than the model's context or `trainer.max_tokens_per_microbatch` allow: it is
+    quarantined, and another takes its place; its prompt is kept, and completions get the tokens that remain of
+    `rollout.max_tokens`; or its beginning or its end is cut off: of the text of the prompt, or of the whole example
+    where rows come from data."""
     template: str = "{prompt}"
     """Text that the model reads; `{prompt}` is replaced by the prompt of the task."""
     system: str | None = None
@@ -135,3 +126,16 @@ class EvalSection(Section):
     """Reward of held-out rows, as `reward.function`."""
     data: DataSection
     """Source of the held-out prompts, separate from the training data."""
+
+    @field_validator("data")
+    @classmethod
+    def _in_order(cls, value: DataSection) -> DataSection:
+        idle = changed(value, ("stop", "shuffle", "curriculum"))
+        idle |= {f"mixture.{name}.weight" for name, part in value.mixture.items() if part.weight is not None}
+        if idle:
+            msg = (
+                f"{min(idle)} has no effect: the first held-out rows are evaluated, of a mixture those of each source "
+                "in turn; leave it out"
+            )
+            raise ValueError(msg)
+        return value

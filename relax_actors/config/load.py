@@ -6,9 +6,10 @@ import copy
 import difflib
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -195,11 +196,14 @@ EXAMPLES = {
 }
 """What to write for each key that has no default, as a part of a TOML file."""
 
+_JUDGED = ("rubric_file", "calibration")
 _PATHS = (
     ("model", "path"),
     ("critic", "path"),
     ("data", "path"),
+    ("data", "mixture", "*", "path"),
     ("eval", "data", "path"),
+    ("eval", "data", "mixture", "*", "path"),
     ("broker", "credentials"),
     ("broker", "ca"),
     ("store", "path"),
@@ -212,20 +216,32 @@ _PATHS = (
     ("roles", "teacher", "model"),
     ("roles", "teacher", "api_key_file"),
     ("roles", "reward_model", "model"),
+    ("roles", "judge", "model"),
+    *((*section, key) for section in (("roles", "judge"), ("reward", "options", "judge")) for key in _JUDGED),
 )
 
 
 def _resolve_paths(tree: dict[str, Any], base: Path) -> None:
     for *sections, key in _PATHS:
-        table: Any = tree
-        for section in sections:
-            table = table.get(section) if isinstance(table, dict) else None
-        if isinstance(table, dict) and isinstance(table.get(key), str):
-            table[key] = str(base / table[key])
+        for table in _tables(tree, sections):
+            if isinstance(table.get(key), str):
+                table[key] = str(base / table[key])
     agent = tree.get("agent")
     command = agent.get("command") if isinstance(agent, dict) else None
     if isinstance(command, list) and command and isinstance(command[0], str) and "/" in command[0]:
         command[0] = str(base / command[0])  # a name without a slash is looked up on the PATH
+
+
+def _tables(tree: Any, sections: list[str]) -> Iterator[dict[str, Any]]:
+    """Return the tables at a path of sections, of which `*` stands for any name."""
+    if not isinstance(tree, dict):
+        return
+    if not sections:
+        yield tree
+        return
+    first, *rest = sections
+    for inner in tree.values() if first == "*" else [tree.get(first)]:
+        yield from _tables(inner, rest)
 
 
 def _apply(tree: dict[str, Any], override: str) -> None:
@@ -257,10 +273,7 @@ def shortened(value: object) -> str:
 def _explain(source: str, error: Any) -> str:
     where = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
-        section: Any = Config
-        for part in error["loc"][:-1]:
-            section = _section_type(section, str(part))
-        names = list(section.model_fields) if section else []
+        names = _names_in(Config, error["loc"][:-1])
         close = difflib.get_close_matches(str(error["loc"][-1]), names, 1)
         hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(sorted(names))}"
         return f"{source}: {where}: unknown key; {hint}"
@@ -290,9 +303,14 @@ def _keys(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{name}"
 
 
-def _section_type(section: Any, name: str) -> type[BaseModel] | None:
-    if section is None or name not in section.model_fields:
-        return None
-    annotation = section.model_fields[name].annotation
-    options = [annotation, *getattr(annotation, "__args__", ())]
-    return next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
+def _names_in(annotation: Any, path: Sequence[int | str]) -> list[str]:
+    """Return the keys of the section at a path below an annotated type; none if it is no section."""
+    if get_origin(annotation) is Annotated:
+        return _names_in(get_args(annotation)[0], path)
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        fields = annotation.model_fields
+        if not path:
+            return list(fields)
+        return _names_in(fields[str(path[0])].annotation, path[1:]) if path[0] in fields else []
+    rest = path if get_origin(annotation) in (Union, UnionType) else path[1:]
+    return next((names for option in get_args(annotation) if (names := _names_in(option, rest))), [])

@@ -164,9 +164,6 @@ class ExamplesSection(PoolSection):
     train: Literal["completion", "all"] | tuple[str, ...] = "completion"
     """Tokens to train: the answer, or the last message of a conversation; all; or the messages of these roles, such as
     `["assistant"]`. A message with `train = false` is never trained, one with `train = true` always."""
-    oversize: Literal["drop", "truncate"] = "drop"
-    """What happens to an example that is longer than the model's context or `trainer.max_tokens_per_microbatch`: its
-    row is quarantined, with the length; or its end is cut off."""
     step_separator: Annotated[str, Field(min_length=1)] = "\n"
     """Text behind each step of an answer, where a process reward model is read, with `algorithm.rows = "steps"`."""
 

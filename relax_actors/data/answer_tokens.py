@@ -7,7 +7,6 @@ tokenized on its own, as the prompt of a generation is, so that training and gen
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,49 +14,17 @@ from numpy.typing import NDArray
 
 from relax_actors.config.data import DataSection
 from relax_actors.config.pools import ExamplesSection
+from relax_actors.data.example import Example, Part
+from relax_actors.data.placeholders import with_parts, with_tokens
 from relax_actors.data.template_spans import has_generation_tags, message_spans, tagged_spans
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import RowError
+from relax_actors.media.family import Family
 from relax_actors.messages import Prompt
 
 Array = NDArray[Any]
 Message = dict[str, Any]
 ASSISTANT = "assistant"
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A part of an example's text, and whether its tokens are trained.
-
-    `is_answer` says that a stop token ends it: added to plain text; in a conversation the first one that the template
-    writes, and what follows that is not trained, since no generation reaches it.
-    """
-
-    text: str
-    trained: bool
-    is_answer: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """Tokens of a prompt with its answer.
-
-    Attributes:
-        ids: `[len] int32`.
-        trained: `[len] bool`, tokens of the answer that are trained, or that a reward model scores.
-        is_cut: whether the example's end is cut off.
-        targets: `[len] float32`, what scores are compared with; NaN where no score is read. None for a model of tokens.
-    """
-
-    ids: Array
-    trained: Array
-    is_cut: bool = False
-    targets: Array | None = None
-
-    @property
-    def mask(self) -> Array:
-        """Tokens that enter the loss, `[len] bool`: those that are trained, or where a score is read."""
-        return self.trained if self.targets is None else ~np.isnan(self.targets)
 
 
 class AnswerTokens:
@@ -68,6 +35,7 @@ class AnswerTokens:
         settings: section [examples] of the run.
         data: section of the source, with the system message and the template of its texts; None for texts and messages
             that have both.
+        family: of a model that sees or hears.
         any_text: whether characters that the tokenizer does not know are spelled in another way, as those of samples.
     """
 
@@ -76,11 +44,12 @@ class AnswerTokens:
         tokenizer: Tokenizer,
         settings: ExamplesSection,
         data: DataSection | None = None,
+        family: Family | None = None,
         *,
         any_text: bool = False,
     ) -> None:
         self._encode = tokenizer.encode_any if any_text else tokenizer.encode
-        self._settings, self._tokenizer = settings, tokenizer
+        self._settings, self._tokenizer, self._family = settings, tokenizer, family
         self._template, self._system = ("{prompt}", None) if data is None else (data.template, data.system)
         self._chat = False if data is None else data.chat
         train = settings.train
@@ -98,13 +67,13 @@ class AnswerTokens:
         Raises:
             RowError: the prompt has no answer, or the chat template refuses or rewrites the messages.
         """
-        if self._chats(prompt):
+        if self.chats(prompt):
             whole = self._conversation(prompt, answer, may_be_empty=may_be_empty)
             return self._of_conversation(whole, prompt.metadata.get("tools"))
         if not isinstance(answer, str):
             msg = "its answers are messages, which need a chat template, and the model has none; give texts"
             raise RowError(msg)
-        return self._of_text(self._templated(prompt.text), answer, may_be_empty=may_be_empty)
+        return self._of_text(self._marked(prompt.text), answer, may_be_empty=may_be_empty)
 
     def steps(self, prompt: Prompt, steps: Sequence[str], targets: Sequence[float]) -> Example:
         """Return the tokens of a prompt with an answer in steps, each with its separator behind it.
@@ -122,7 +91,7 @@ class AnswerTokens:
         """
         separator = self._settings.step_separator
         parts = self._before(prompt, "".join(step + separator for step in steps))
-        special = not self._chats(prompt)
+        special = not self.chats(prompt)
         ids = [self._encode(text, special=special and not i) for i, text in enumerate(parts)]
         begin, end = sum(map(len, ids)), self._encode(separator, special=False)
         places = []
@@ -136,7 +105,7 @@ class AnswerTokens:
 
     def _before(self, prompt: Prompt, answer: str) -> list[str]:
         """Return the texts before an answer, which are tokenized one by one."""
-        if not self._chats(prompt):
+        if not self.chats(prompt):
             return [self._templated(prompt.text)]
         parts = self._parts(self._conversation(prompt, answer), prompt.metadata.get("tools"))
         last = max((i for i, part in enumerate(parts) if part.trained), default=0)
@@ -149,8 +118,16 @@ class AnswerTokens:
             raise RowError(msg)
         return [text for text in (*(part.text for part in parts[:last]), parts[last].text[:at]) if text]
 
-    def _chats(self, prompt: Prompt) -> bool:
+    def chats(self, prompt: Prompt) -> bool:
+        """Whether a prompt is rendered by the chat template."""
         return bool(prompt.messages) or (self._tokenizer.has_chat_template if self._chat is None else self._chat)
+
+    def _marked(self, text: str) -> str:
+        """Return the text of a prompt without chat template, with placeholders as the family writes them."""
+        text = self._templated(text)
+        if self._family is None:
+            return text
+        return with_tokens(with_parts([{"content": text}])[0]["content"], self._family, self._tokenizer.inner)
 
     def _templated(self, text: str) -> str:
         return self._template.replace("{prompt}", text)
@@ -163,14 +140,15 @@ class AnswerTokens:
         is_whole = bool(said) and said[0]["role"] != ASSISTANT
         asked = prompt.messages or [{"role": "user", "content": self._templated(prompt.text)}]
         system = [] if self._system is None else [{"role": "system", "content": self._system}]
-        return [*system, *([] if is_whole else asked), *said]
+        messages = [*system, *([] if is_whole else asked), *said]
+        return messages if self._family is None else with_parts(messages)
 
     def _of_text(self, prompt: str, answer: str, *, may_be_empty: bool) -> Example:
         """Return the example of a text and its answer, which the stop token ends."""
         trains_all = self._settings.train == "all"
         is_answered = bool(answer) or may_be_empty
         if not is_answered and not (trains_all or "user" in self._roles):
-            msg = 'it has no answer; set data.answer_field, or examples.train = "all" to train texts without answers'
+            msg = 'it has no answer; set data.fields.answer, or examples.train = "all" to train texts without answers'
             raise RowError(msg)
         parts = [Part(prompt, trains_all or "user" in self._roles, is_answer=not is_answered)]
         parts += [Part(answer, trains_all or ASSISTANT in self._roles, is_answer=True)] if is_answered else []

@@ -10,6 +10,9 @@ from relax_actors.config import Config
 from relax_actors.config.data import DataSection
 from relax_actors.data.checked_run import CheckedRun
 from relax_actors.data.escapes import escape
+from relax_actors.data.field_names import FieldNames
+from relax_actors.data.mixture import Mixture, first_items, shares_of
+from relax_actors.data.oversize import CUT
 from relax_actors.data.prompt_maker import PromptMaker, admission_of, open_data
 from relax_actors.data.source import DataSource
 from relax_actors.data.task import Task
@@ -46,30 +49,42 @@ def check_data(run: CheckedRun, data: DataSection, where: str) -> Iterator[str]:
     admission = admission_of(config, folder=model.folder)
     maker = PromptMaker(data, tokenizer, facts.context_length, config.rollout.max_tokens, admission)
     sampled = min(SAMPLED_ROWS, len(source))
-    good, longest, bad, row = _sample(source, maker, sampled, where)
-    if row is not None:
-        run.first_rows[where] = row
+    good, prompts, bad = _sample(source, maker, sampled, where)
+    longest = max((len(prompt.tokens) for prompt in prompts), default=0)
+    if prompts:
+        run.first_rows[where] = prompts[0]
     if admission is not None and (timestamp := admission.family.spec.timestamp):
         _check_timestamps(tokenizer, timestamp, good, where)
-    warm_start = config.trainer.warm_start is not None and data is config.data
-    bad_answers = [problem for task in good if warm_start and (problem := _answer_problem(tokenizer, task))]
     if len(bad) == sampled:
         msg = f"{where}: none of the first {sampled} rows can be used; the first: {bad[0]}"
         raise ConfigError(msg)
     if bad:
         yield f"{where}: {len(bad)} of the first {sampled} rows will be quarantined; the first: {bad[0]}"
-    if bad_answers:
-        yield f"trainer.warm_start skips {len(bad_answers)} of the first {sampled} rows; the first: {bad_answers[0]}"
-    whole = longest + config.rollout.max_tokens
+    if config.trainer.warm_start is not None and data is config.data:
+        yield from _note_answers(tokenizer, good, sampled)
+    whole = longest + (1 if data.oversize == "keep" else config.rollout.max_tokens)
     if whole > (limit := config.trainer.max_tokens_per_microbatch):
         msg = (
             f"trainer.max_tokens_per_microbatch = {limit} is below one sequence of up to {whole} tokens ({longest} "
             f"of prompt + rollout.max_tokens); raise it"
         )
         raise ConfigError(msg)
-    yield f"{where}: {len(source)} rows, prompts of up to {longest} tokens among the first {sampled}"
+    yield from note_source(config, data, source, where)
+    cut = sum(CUT in prompt.metadata for prompt in prompts)
+    cut_off = f"; {cut} of them are cut off" if cut else ""
+    yield f"{where}: {len(source)} rows, prompts of up to {longest} tokens among the first {sampled}{cut_off}"
+
+
+def note_source(config: Config, data: DataSection, source: DataSource, where: str) -> Iterator[str]:
+    """Note what a run takes from a source, and names of fields that look misspelled."""
     if config.eval is not None and data is config.eval.data and config.eval.rows > len(source):
         yield f"eval.rows = {config.eval.rows}, but eval.data has {len(source)} rows: {len(source)} are evaluated"
+    for own in (data, *data.mixture.values()):
+        yield from FieldNames(own.fields).misspelled()
+    if isinstance(source, Mixture) and data is config.data:
+        size = config.trainer.prompts_per_step
+        rows = config.run.steps * size if config.run.rows is None else config.run.rows
+        yield f"{where}: shares of {rows} rows: {', '.join(shares_of(data, source, rows, size))}"
 
 
 def _check_timestamps(tokenizer: Tokenizer, timestamp: str, tasks: Collection[Task], where: str) -> None:
@@ -90,23 +105,22 @@ def _check_timestamps(tokenizer: Tokenizer, timestamp: str, tasks: Collection[Ta
 
 def _sample(
     source: DataSource, maker: PromptMaker, count: int, where: str
-) -> tuple[list[Task], int, list[str], Prompt | None]:
+) -> tuple[list[Task], list[Prompt], list[str]]:
     """Make the prompts of the first rows.
 
     Returns:
-        The good tasks, the most tokens of a prompt, the errors, and the first prompt.
+        The good tasks, their prompts, and the errors.
 
     Raises:
         ConfigError: prompts take too long, so that making further ones would take hours.
     """
     good: list[Task] = []
-    longest, slow, bad = 0, 0, []
-    first: Prompt | None = None
-    for i in range(count):
+    prompts: list[Prompt] = []
+    slow, bad = 0, []
+    for i, item in enumerate(first_items(source, count)):
         try:
-            task = source[i]
-            prompt = maker.make(task, seed=0, min_version=0)
-            longest, first = max(longest, len(prompt.tokens)), first or prompt
+            task = source[item]
+            prompts.append(maker.make(task, seed=0, min_version=0))
             good.append(task)
         except RowError as error:
             bad.append(str(error))
@@ -114,7 +128,13 @@ def _sample(
             if slow == MAX_SLOW_ROWS:
                 msg = f"{where}: {slow} of the first {i + 1} rows take too long; the last: {error}"
                 raise ConfigError(msg) from error
-    return good, longest, bad, first
+    return good, prompts, bad
+
+
+def _note_answers(tokenizer: Tokenizer, tasks: Collection[Task], sampled: int) -> Iterator[str]:
+    """Note tasks without an answer that a warm start can train."""
+    if problems := [problem for task in tasks if (problem := _answer_problem(tokenizer, task))]:
+        yield f"trainer.warm_start skips {len(problems)} of the first {sampled} rows; the first: {problems[0]}"
 
 
 def _answer_problem(tokenizer: Tokenizer, task: Task) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from relax_actors.config import Config
+from relax_actors.data.mixture import rows_of_epochs
 from relax_actors.data.prompt_maker import open_data
 from relax_actors.errors import ConfigError
 
@@ -21,7 +22,7 @@ def with_epochs(config: Config) -> Config:
         raise ConfigError(msg)
     if run.epochs is None:
         return config
-    rows = run.epochs * len(open_data(config.data, config.media))
+    rows = rows_of_epochs(config.data, open_data(config.data, config.media), run.epochs, size)
     if "steps" in run.model_fields_set:
         rows = min(rows, run.steps * size)
     own = run.model_copy(update={"rows": rows, "steps": -(-rows // size)})

@@ -9,10 +9,12 @@ from itertools import groupby
 import numpy as np
 
 from relax_actors.config.data import DataSection
-from relax_actors.data.answer_tokens import Example
+from relax_actors.data.check import note_source
 from relax_actors.data.checked_run import CheckedRun
+from relax_actors.data.example import Example
 from relax_actors.data.examples import ExampleMaker, row_of
-from relax_actors.data.prompt_maker import open_data
+from relax_actors.data.mixture import first_items
+from relax_actors.data.prompt_maker import PromptMaker, admission_of, open_data
 from relax_actors.data.source import DataSource
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import ConfigError, RowError, SlowRowError
@@ -51,15 +53,19 @@ def check_examples(run: CheckedRun, data: DataSection, where: str) -> Iterator[s
     source, model = open_data(data, run.config.media), run.model
     if model is None:
         return
-    maker = ExampleMaker(run.config, data, model.tokenizer, model.facts.context_length)
+    context, admission = model.facts.context_length, admission_of(run.config, folder=model.folder)
+    family = None if admission is None else admission.family
+    maker = ExampleMaker(run.config, data, model.tokenizer, context, family)
+    prompts = PromptMaker(data, model.tokenizer, context, 0, admission)
     count = min(SAMPLED_ROWS, len(source))
-    seen = _sample(source, maker, count, where)
+    seen = _sample(source, prompts, maker, count, where)
     if len(seen.bad) == count:
         msg = f"{where}: none of the first {count} rows can be trained; the first: {seen.bad[0]}"
         raise ConfigError(msg)
     if seen.bad:
         yield f"{where}: {len(seen.bad)} of the first {count} rows will be quarantined; the first: {seen.bad[0]}"
     _check_beginnings(seen.examples, model.tokenizer, where)
+    yield from note_source(run.config, data, source, where)
     scores = run.config.algorithm.trains_scores
     yield _shares(seen, len(source), where, scores=scores)
     if not scores:
@@ -69,12 +75,12 @@ def check_examples(run: CheckedRun, data: DataSection, where: str) -> Iterator[s
     yield f"{where}: the first row, with {OPEN}{'scored' if scores else 'trained'}{CLOSE} {what}: {shown}"
 
 
-def _sample(source: DataSource, maker: ExampleMaker, count: int, where: str) -> _Seen:
+def _sample(source: DataSource, prompts: PromptMaker, maker: ExampleMaker, count: int, where: str) -> _Seen:
     seen, slow = _Seen(), 0
-    for i in range(count):
+    for i, item in enumerate(first_items(source, count)):
         try:
-            task = source[i]
-            row = row_of(task, seed=0, min_version=0)
+            task = source[item]
+            row = row_of(task, seed=0, min_version=0, media=prompts.media_of(task))
             seen.rows.append(maker.make(row))
             seen.examples += maker.examples(row)
         except RowError as error:

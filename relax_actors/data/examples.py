@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,15 +11,18 @@ from numpy.typing import NDArray
 
 from relax_actors.config import Config
 from relax_actors.config.data import DataSection
-from relax_actors.data.answer_tokens import AnswerTokens, Example, Message
+from relax_actors.data.answer_tokens import AnswerTokens, Message
+from relax_actors.data.example import Example, end_between_media
 from relax_actors.data.fields import checked_prompt
+from relax_actors.data.placeholders import arranged_numbers
 from relax_actors.data.prompt_maker import MAX_SECONDS, check_size
 from relax_actors.data.targets import Targets, at_end, is_good
 from relax_actors.data.task import Task
 from relax_actors.data.time_limit import call_within
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import RowError, SlowRowError
-from relax_actors.messages import NOT_SAMPLED, FinishReason, Prompt, Trajectory
+from relax_actors.media.family import Family
+from relax_actors.messages import NOT_SAMPLED, FinishReason, MediaSource, Prompt, Trajectory
 from relax_actors.messages.trajectory import LABEL
 
 Array = NDArray[Any]
@@ -28,13 +32,17 @@ PAIR = ("chosen", "rejected")
 """Fields of the answers of a pair: a text, the messages of an answer, or whole conversations."""
 
 
+Expand = Callable[[Example, Sequence[MediaSource]], Example]
+"""Expands the placeholders of an example, with its media in their order."""
+
+
 def row_of(task: Task, other: Task | None = None, **fields: Any) -> Prompt:
     """Return the first cell of a row from the data, without tokens.
 
     Args:
         task: its task.
         other: task whose answer the row's is compared with; None if none is.
-        fields: further fields of the cell, such as seed and min_version.
+        fields: further fields of the cell, such as seed, min_version and media.
 
     Raises:
         RowError: the row is too large for a cell.
@@ -53,12 +61,23 @@ class ExampleMaker:
         data: section of the source.
         tokenizer: of the model.
         context: maximum tokens of a sequence of the model.
+        family: of a model that sees or hears.
+        expand: expands the placeholders of media; without it each counts as one token.
     """
 
-    def __init__(self, config: Config, data: DataSection, tokenizer: Tokenizer, context: int) -> None:
+    def __init__(
+        self,
+        config: Config,
+        data: DataSection,
+        tokenizer: Tokenizer,
+        context: int,
+        family: Family | None = None,
+        expand: Expand | None = None,
+    ) -> None:
         algorithm = config.algorithm
-        self._settings, self._tokenizer, self._rows = config.examples, tokenizer, algorithm.rows
-        self._chats, self._answers = data.chat, AnswerTokens(tokenizer, config.examples, data)
+        self._family, self._expand, self._rows = family, expand, algorithm.rows
+        self._data, self._tokenizer = data, tokenizer
+        self._answers = AnswerTokens(tokenizer, config.examples, data, family)
         self._compares, self._trains_scores = algorithm.compares_answers, algorithm.trains_scores
         self._targets = Targets(algorithm.scores.classes, config.examples.step_separator)
         # The answers of a row are in one micro-batch.
@@ -69,10 +88,10 @@ class ExampleMaker:
 
         Raises:
             RowError: the row lacks an answer or a label, nothing of it is trained, it is too long, its answers are the
-                same, or the chat template refuses or rewrites its messages.
+                same, the chat template refuses or rewrites its messages, or its media do not fit their placeholders.
             SlowRowError: the chat template or the tokenizer did not end in time.
         """
-        examples = [self._limited(example) for example in self.examples(row)]
+        examples = self._limited([self._with_media(example, row) for example in self.examples(row)])
         if self._rows == "pairs":
             _check_pair(*examples)
         if not self._trains_scores:
@@ -86,7 +105,7 @@ class ExampleMaker:
 
     def examples(self, row: Prompt) -> list[Example]:
         """Return the examples of a row in full length; errors as `make`."""
-        if row.messages or (self._tokenizer.has_chat_template if self._chats is None else self._chats):
+        if self._answers.chats(row):
             self._tokenizer.formatter  # noqa: B018 loads transformers, which takes longer than a row
         try:
             return call_within(MAX_SECONDS, lambda: self._examples(row))
@@ -97,6 +116,14 @@ class ExampleMaker:
             raise SlowRowError(msg) from error
         except RuntimeError as error:
             raise RowError(str(error)) from error
+
+    def _with_media(self, example: Example, row: Prompt) -> Example:
+        if self._family is None:
+            return example
+        kinds = {self._family.ids[kind]: kind for kind in self._family.kinds}
+        places = [kinds[token] for token in example.ids.tolist() if token in kinds]
+        media = [row.media[number] for number in arranged_numbers(places, row.media)]
+        return example if self._expand is None else self._expand(example, media)
 
     def _examples(self, row: Prompt) -> list[Example]:
         if self._rows == "steps":
@@ -115,30 +142,39 @@ class ExampleMaker:
             raise RowError(msg)
         return [chosen, rejected]
 
-    def _limited(self, example: Example) -> Example:
-        """Return an example that fits the model and a micro-batch, with the first token and all behind the last left.
+    def _limited(self, examples: Sequence[Example]) -> list[Example]:
+        """Return the examples of a row as they fit the model and a micro-batch, without what follows trained tokens.
+
+        Their beginnings are cut off by the same number of tokens, so that answers keep their prompt in common.
 
         Raises:
-            RowError: it does not fit, or none of its tokens is trained.
+            RowError: one does not fit, or none of its tokens is trained.
         """
-        ids, trained = example.ids, example.mask.copy()
-        trained[:1] = False  # no token before it
-        is_cut = len(ids) > self._most
-        if is_cut and self._settings.oversize == "drop":
+        longest, most, oversize = max(len(example.ids) for example in examples), self._most, self._data.oversize
+        if longest > most and oversize in ("skip", "keep"):
             half = ", half of which is for the other answer" if self._compares else ""
             msg = (
-                f"it has {len(ids)} tokens, more than the {self._most} of the model's context or of "
-                f'trainer.max_tokens_per_microbatch{half}; raise that, or set examples.oversize = "truncate"'
+                f"it has {longest} tokens, more than the {most} of the model's context or of "
+                f"trainer.max_tokens_per_microbatch{half}; raise that, or set data.oversize to cut rows off"
             )
             raise RowError(msg)
-        if not trained[: self._most].any():
-            where = f" among the first {self._most}" if is_cut else ""
+        begin = max(0, longest - most) if oversize == "truncate_left" else 0
+        return [self._cut(example.since(begin)) for example in examples]
+
+    def _cut(self, example: Example) -> Example:
+        """Return an example that ends with its last trained token, among the first `_most`, and not within a medium."""
+        mask = example.mask.copy()
+        mask[:1] = False  # no token before it
+        most, is_cut = self._most, example.is_cut or len(example.ids) > self._most
+        if is_cut and example.observed is not None:
+            most = end_between_media(example.ids, example.observed, most)
+        if not mask[:most].any():
+            where = f" among the {'last' if example.is_cut else 'first'} {most}" if is_cut else ""
             msg = f"none of its tokens is trained{where}; correct the row, or set examples.train"
             raise RowError(msg)
-        end = int(np.flatnonzero(trained[: self._most])[-1]) + 1
-        if example.targets is None:
-            return Example(ids[:end], trained[:end], is_cut)
-        return Example(ids[:end], example.trained[:end], is_cut, example.targets[:end])
+        end = int(np.flatnonzero(mask[:most])[-1]) + 1
+        trained = mask if example.targets is None else example.trained
+        return replace(example, trained=trained).until(end, is_cut=is_cut)
 
     def _trajectory(self, examples: Sequence[Example], label: Sequence[float]) -> Trajectory:
         """Return the trajectory of examples, whose prompt is what they share before the first trained token.
@@ -164,6 +200,7 @@ class ExampleMaker:
             finish_reasons=[(FinishReason.LENGTH if e.is_cut else FinishReason.STOP).value for e in examples],
             loss_mask=np.concatenate([example.mask[prompt:] for example in examples]),
             metrics={LABEL: [*label[: len(examples)]]} if label else {},
+            observed=[[e.observed] for e in examples if e.observed is not None],
             targets=np.concatenate([np.nan_to_num(t[prompt:]) for t in targets]) if targets else None,
         )
 

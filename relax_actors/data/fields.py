@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from broker.codec import MAX_CELL_BYTES
+from relax_actors.data.field_names import FieldNames, listed
 from relax_actors.data.media_fields import content_parts, side_media
 from relax_actors.data.plain import plain
 from relax_actors.data.task import Medium, Task
-from relax_actors.errors import ConfigError, RowError
+from relax_actors.errors import RowError
 
 MAX_ROW_BYTES = MAX_CELL_BYTES
 """Size of a row in a file. Larger ones fit into no cell, and decoding some kilobytes of a file can take gigabytes."""
-_SHOWN = 20
 _KINDS: dict[str, type] = {"train": bool, "tool_calls": list}
 """Types of the fields of a message that are no text."""
 
@@ -27,35 +27,17 @@ def check_index(i: int, size: int) -> None:
         raise IndexError(msg)
 
 
-def check_file(path: Path) -> None:
-    """Raise ConfigError unless `path` is a file that is not empty."""
-    if not path.is_file():
-        what = "is a folder" if path.is_dir() else "is no regular file" if path.exists() else "does not exist"
-        msg = f"data.path = {str(path)!r} {what}; give the path of a file, absolute or from the working directory"
-        raise ConfigError(msg)
-    if path.stat().st_size == 0:
-        msg = f"data.path = {str(path)!r} is empty; give a file with at least one row"
-        raise ConfigError(msg)
-
-
-def listed(names: list[str]) -> str:
-    """Join names with commas; at most twenty."""
-    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "") if names else "none"
-
-
 @dataclass(frozen=True, slots=True)
 class RowFields:
     """Where the rows of a file hold what a task needs.
 
     Attributes:
-        prompt: field with the prompt.
-        answer: field with the answer.
+        names: names of its fields.
         folder: folder that the paths of media start from.
         media_bytes: most bytes of media in a row; 0 if rows have no fields with media.
     """
 
-    prompt: str
-    answer: str
+    names: FieldNames
     folder: Path
     media_bytes: int = 0
 
@@ -76,27 +58,24 @@ def task_of(row: object, where: str, fields: RowFields) -> Task:
     Raises:
         RowError: the row is not an object, or its prompt is missing, empty or of the wrong type.
     """
-    prompt_field, answer_field = fields.prompt, fields.answer
     media: tuple[Medium, ...] = ()
     if not isinstance(row, dict):
-        msg = f"{where}: {_kind(row)}, not an object; write {{{json.dumps(prompt_field)}: ...}}"
+        msg = f"{where}: {_kind(row)}, not an object; write {{{json.dumps(fields.names.prompt)}: ...}}"
         raise RowError(msg)
-    if prompt_field not in row:
-        msg = f"{where}: no field {prompt_field!r}; fields found: {listed(list(row))}; set data.prompt_field or add it"
+    rest = fields.names.renamed(row)
+    if "prompt" not in rest:
+        msg = f"{where}: {fields.names.without_prompt(row)}"
         raise RowError(msg)
+    prompt, answer = rest.pop("prompt"), rest.pop("answer", None)
     if fields.media_bytes:
-        prompt_and_answer = {name: row[name] for name in (prompt_field, answer_field) if name in row}
-        others = {name: value for name, value in row.items() if name not in prompt_and_answer}
-        others, media = side_media(others, fields.folder, where)
-        row = prompt_and_answer | others
-    rest = {name: value for name, value in row.items() if name not in (prompt_field, answer_field)}
+        rest, media = side_media(rest, fields.folder, where)
     try:
-        answer, metadata = plain(row.get(answer_field)), plain(rest)
+        answer, metadata = plain(answer), plain(rest)
     except RecursionError:
         msg = f"{where}: nested too deeply; flatten the row"
         raise RowError(msg) from None
-    prompt, own = checked_prompt(row[prompt_field], f"{where}, field {prompt_field!r}", fields.folder)
-    return Task(prompt, _text(answer), metadata, where, (*media, *own))
+    checked, own = checked_prompt(prompt, f"{where}, field {fields.names.prompt!r}", fields.folder)
+    return Task(checked, _text(answer), metadata, where, (*media, *own))
 
 
 def checked_prompt(

@@ -7,18 +7,21 @@ is decoded in small batches, up to a limit.
 from __future__ import annotations
 
 from bisect import bisect_right
-from functools import lru_cache
+from collections.abc import Sequence
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from relax_actors.data.fields import RowFields, check_file, check_index, listed, task_of
-from relax_actors.data.source import SourceSettings
-from relax_actors.data.task import Task
+import numpy as np
+
+from relax_actors.data.files import FileRows, data_files
+from relax_actors.data.held_groups import HELD_BYTES, HeldGroups
+from relax_actors.data.source import Blocks, SourceSettings
 from relax_actors.errors import ConfigError, RowError
 from relax_actors.registry.dotted import import_extra
 
-_GROUPS_HELD = 4
+ENDINGS = (".parquet",)
 MAX_GROUP_ROWS, MAX_GROUP_BYTES = 10_000_000, 2 << 30
 """Rows of a row group, and bytes of their columns in memory."""
 BATCH_ROWS, BATCH_BYTES = 256, 256 << 20
@@ -32,100 +35,123 @@ def open_parquet(settings: SourceSettings) -> Parquet:
     Raises:
         ConfigError: pyarrow is not installed, no such file, or it has no rows or not the prompt column.
     """
-    path = Path(settings.required("path", "parquet"))
-    fields = RowFields(settings.prompt_field, settings.answer_field, path.parent, settings.media_bytes)
-    return Parquet(path, settings.size, fields)
+    return Parquet(settings)
 
 
-class Parquet:
-    """Tasks of a Parquet file; row groups are read on demand, and the last four are kept."""
+class Parquet(FileRows):
+    """Tasks of Parquet files; row groups are read on demand, and the last ones are kept."""
 
-    def __init__(self, path: Path, size: int | None, fields: RowFields) -> None:
+    def __init__(self, settings: SourceSettings) -> None:
         self._pyarrow = import_extra("pyarrow", "parquet", "data.kind = 'parquet'")
         self._parquet = import_extra("pyarrow.parquet", "parquet", "data.kind = 'parquet'")
-        check_file(path)
-        self._path = path
-        self._fields, prompt_field = fields, fields.prompt
-        counts, columns = self._footer()
-        if prompt_field not in columns:
+        paths = data_files(settings, "parquet", ENDINGS)
+        super().__init__(paths, settings)
+        # Number of the first row of each row group in its file, and the number of the file's rows at the end.
+        self._starts: list[list[int]] = []
+        for path in paths:
+            counts, columns = self._footer(path)
+            if not self.names.has_prompt(columns):
+                msg = f"data.path = {str(path)!r} has {self.names.without_prompt(columns, 'column')}"
+                raise ConfigError(msg)
+            self._starts.append([*accumulate(counts, initial=0)])
+        self._groups: HeldGroups[tuple[int, int]] = HeldGroups(self._read_group)
+        where = f"data.path = {str(settings.path)!r}"
+        self.set_counts([starts[-1] for starts in self._starts], settings.size, where)
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """Row groups, of which as many are held as fit into `HELD_BYTES` if all are like the first one."""
+        ends = np.cumsum(np.concatenate([np.diff(starts) for starts in self._starts])).clip(0, len(self))
+        sizes = np.diff(ends, prepend=0)
+        sizes = sizes[sizes > 0]
+        first = self._groups.get((0, 0))
+        size = 0 if isinstance(first, RowError) else first.nbytes / first.num_rows * sizes.mean()
+        held = 1 << max(0, int(HELD_BYTES // size).bit_length() - 1) if size else 1
+        return Blocks(sizes, held)
+
+    def place(self, file: int, number: int) -> str:
+        """Return file and row."""
+        return f"{self.paths[file]} row {number + 1}"
+
+    def read(self, file: int, number: int) -> object:
+        """Return a row, decoded."""
+        starts, where = self._starts[file], self.place(file, number)
+        group = bisect_right(starts, number) - 1
+        held = self._groups.get((file, group))
+        if isinstance(held, RowError):
+            msg = f"{where}: {held}"
+            raise RowError(msg) from held
+        row = held.slice(number - starts[group], 1)
+        if row.nbytes > self.max_bytes:
             msg = (
-                f"data.path = {str(path)!r} has no column {prompt_field!r}; columns found: {listed(columns)}; "
-                f"set data.prompt_field"
+                f"{where}: {row.nbytes} bytes, more than the {self.max_bytes >> 20} MiB that a row may have; remove "
+                "columns that the reward does not need"
             )
-            raise ConfigError(msg)
-        self._ends = list(accumulate(counts))
-        total = self._ends[-1] if counts else 0
-        if total == 0:
-            msg = f"data.path = {str(path)!r} has no rows; give a file with at least one row"
-            raise ConfigError(msg)
-        self._size = total if size is None else min(size, total)
-        self._group = lru_cache(maxsize=_GROUPS_HELD)(self._read_group)
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __getitem__(self, i: int) -> Task:
-        check_index(i, self._size)
-        where = f"{self._path} row {i + 1}"
-        group = bisect_right(self._ends, i)
-        start = self._ends[group - 1] if group else 0
+            raise RowError(msg)
         try:
-            held = self._group(group)
-            if isinstance(held, RowError):
-                raise held
-            row = held.slice(i - start, 1)
-            if row.nbytes > (most := self._fields.max_bytes):
-                msg = (
-                    f"{where}: {row.nbytes} bytes, more than the {most >> 20} MiB that a row may have; remove "
-                    "columns that the reward does not need"
-                )
-                raise RowError(msg)
-            fields = row.to_pylist()[0]
+            return row.to_pylist()[0]
         except (self._pyarrow.ArrowException, UnicodeDecodeError) as error:
-            msg = f"{where}: row group {group} cannot be read ({error}); write the file again"
+            msg = f"{where}: cannot be decoded ({error}); write the file again"
             raise RowError(msg) from error
-        return task_of(fields, where, self._fields)
 
-    def _footer(self) -> tuple[list[int], list[str]]:
+    def _footer(self, path: Path) -> tuple[list[int], list[str]]:
         """Number of rows of each row group, and names of the columns."""
         try:
-            with self._parquet.ParquetFile(self._path) as file:
+            with self._parquet.ParquetFile(path) as file:
                 groups = range(file.metadata.num_row_groups)
-                return [file.metadata.row_group(group).num_rows for group in groups], file.schema_arrow.names
+                counts = [file.metadata.row_group(group).num_rows for group in groups]
+                return [count for count in counts if count], file.schema_arrow.names
         except (self._pyarrow.ArrowException, OSError) as error:
-            msg = f"data.path = {str(self._path)!r} cannot be read as Parquet ({error}); give a Parquet file"
+            msg = f"data.path = {str(path)!r} cannot be read as Parquet ({error}); give a Parquet file"
             raise ConfigError(msg) from error
 
-    def _read_group(self, group: int) -> Any:
-        """Read a row group; an error if it is larger than the limits, so that it is not decoded for every row."""
+    def _read_group(self, key: tuple[int, int]) -> Any:
+        """Read a row group.
+
+        Returns:
+            A table, or why there is none: it is corrupt, or larger than the limits. It is then not decoded again.
+        """
+        number, group = key
+        path = self.paths[number]
+        try:
+            return self._decoded(path, group)
+        except (self._pyarrow.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # of the file system, not of the content
+            groups = len(self._starts[number]) - 1
+            text = " ".join(str(error).split())
+            return RowError(f"row group {group} of {groups} cannot be read ({text}); write the file again")
+
+    def _decoded(self, path: Path, group: int) -> Any:
         batches, size = [], 0
-        with self._parquet.ParquetFile(self._path) as file:
+        with self._parquet.ParquetFile(path) as file:
             facts = file.metadata.row_group(group)
-            rows = self._batch_rows([facts.column(column) for column in range(facts.num_columns)])
+            rows = self._batch_rows(path, [facts.column(column) for column in range(facts.num_columns)])
             if facts.num_rows > MAX_GROUP_ROWS or facts.total_byte_size > MAX_GROUP_BYTES:
-                return self._too_large(group)
+                return _too_large(group)
             for batch in file.iter_batches(batch_size=rows, row_groups=[group]):
                 batches.append(batch)
                 size += batch.nbytes
                 if size > MAX_GROUP_BYTES:
-                    return self._too_large(group)
+                    return _too_large(group)
             return self._pyarrow.Table.from_batches(batches)
 
-    def _too_large(self, group: int) -> RowError:
-        return RowError(
-            f"{self._path}: row group {group} has more than {MAX_GROUP_ROWS} rows or {MAX_GROUP_BYTES >> 30} GiB in "
-            "memory; write the file again with smaller row groups (row_group_size of pyarrow.parquet.write_table)"
-        )
-
-    def _batch_rows(self, columns: list[Any]) -> int:
+    def _batch_rows(self, path: Path, columns: Sequence[Any]) -> int:
         """Return how many rows are decoded at once, such that the longest values that all may have fit in memory."""
         largest = 1
-        with self._path.open("rb") as file:
+        with path.open("rb") as file:
             for column in columns:
                 if column.dictionary_page_offset is not None:
                     file.seek(column.dictionary_page_offset)
                     largest += _page_bytes(file.read(_HEADER_BYTES))
         return max(1, min(BATCH_ROWS, BATCH_BYTES // largest))
+
+
+def _too_large(group: int) -> RowError:
+    return RowError(
+        f"row group {group} has more than {MAX_GROUP_ROWS} rows or {MAX_GROUP_BYTES >> 30} GiB in memory; write the "
+        "file again with smaller row groups (row_group_size of pyarrow.parquet.write_table)"
+    )
 
 
 def _page_bytes(header: bytes) -> int:

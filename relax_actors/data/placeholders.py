@@ -6,9 +6,12 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from relax_actors.data.task import Medium
 from relax_actors.errors import RowError
-from relax_actors.messages import KINDS_OF_MEDIA
+from relax_actors.media.family import Family
+from relax_actors.messages import KINDS_OF_MEDIA, MediaSource
 
 PLACEHOLDER = re.compile(f"<({'|'.join(KINDS_OF_MEDIA)})>")
 
@@ -33,6 +36,16 @@ def with_parts(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+def with_tokens(content: str | Sequence[dict[str, str]], family: Family, tokenizer: Tokenizer) -> str:
+    """Return the content of a message as a text, with placeholders as a family of models writes them."""
+    if isinstance(content, str):
+        return content
+    return "".join(
+        family.marker(part["type"], tokenizer) if part["type"] in family.kinds else part.get("text", "")
+        for part in content
+    )
+
+
 def kinds_of(messages: Sequence[dict[str, Any]]) -> list[str]:
     """Return the kinds of the placeholders of messages, in order."""
     lists = [message["content"] for message in messages if isinstance(message["content"], list)]
@@ -40,7 +53,16 @@ def kinds_of(messages: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def arrange(kinds: Sequence[str], media: Sequence[Medium]) -> list[Medium]:
-    """Return the media in the order of their placeholders.
+    """Return the media in the order of their placeholders; errors as `arranged_numbers`."""
+    return [media[number] for number in arranged_numbers(kinds, media)]
+
+
+def arranged_numbers(kinds: Sequence[str], media: Sequence[Medium | MediaSource]) -> list[int]:
+    """Return the number in `media` of each placeholder's medium.
+
+    Args:
+        kinds: kind of each placeholder, in order.
+        media: of each kind in the order of its placeholders.
 
     Raises:
         RowError: there are more placeholders of a kind than media, or fewer.
@@ -53,7 +75,7 @@ def arrange(kinds: Sequence[str], media: Sequence[Medium]) -> list[Medium]:
             )
             msg = f"{found} placeholders of kind {kind}, but {given} media of it; {remedy}"
             raise RowError(msg)
-    rest: dict[str, Iterator[Medium]] = {
-        kind: iter([medium for medium in media if medium.kind == kind]) for kind in KINDS_OF_MEDIA
+    rest: dict[str, Iterator[int]] = {
+        kind: iter([n for n, medium in enumerate(media) if medium.kind == kind]) for kind in KINDS_OF_MEDIA
     }
     return [next(rest[kind]) for kind in kinds]

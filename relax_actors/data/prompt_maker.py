@@ -17,15 +17,17 @@ from broker.subjects import RowId
 from relax_actors.config import Config
 from relax_actors.config.data import DataSection
 from relax_actors.config.media import MediaSection
+from relax_actors.config.sources import SourceSection
 from relax_actors.data.model_folder import measure
-from relax_actors.data.placeholders import PLACEHOLDER, arrange, kinds_of, with_parts
+from relax_actors.data.oversize import Rendered, cut_to
+from relax_actors.data.placeholders import PLACEHOLDER, arrange, kinds_of, with_parts, with_tokens
 from relax_actors.data.source import DataSource
 from relax_actors.data.sources import open_source
 from relax_actors.data.task import Medium, Task
 from relax_actors.data.time_limit import call_within
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import RowError, SlowRowError
-from relax_actors.messages import Prompt
+from relax_actors.messages import MediaSource, Prompt
 
 if TYPE_CHECKING:
     from relax_actors.data.media_admission import MediaAdmission
@@ -42,9 +44,10 @@ def open_data(data: DataSection, media: MediaSection | None = None) -> DataSourc
     Raises:
         ConfigError: it cannot be opened, or has not one usable row.
     """
-    fields = ("path", "task", "function", "size", "seed", "options", "prompt_field", "answer_field")
+    mixture = {name: part.model_dump(exclude={"weight"}) for name, part in data.mixture.items()}
+    own = {name: getattr(data, name) for name in SourceSection.model_fields}
     media_bytes = 0 if media is None else media.limits.max_bytes
-    return open_source(data.kind, **{name: getattr(data, name) for name in fields}, media_bytes=media_bytes)
+    return open_source(**own, mixture=mixture, media_bytes=media_bytes)
 
 
 def room(config: Config) -> int:
@@ -111,7 +114,7 @@ class PromptMaker:
     ) -> None:
         self._keeps_messages = keeps_messages
         self._data, self._tokenizer, self._admission = data, tokenizer, admission
-        self._room = whole - max_tokens
+        self._room = whole - (1 if data.oversize == "keep" else max_tokens)
         self._whole, self._max_tokens = whole, max_tokens
 
     def make(self, task: Task, row: RowId | None = None, **fields: Any) -> Prompt:
@@ -135,18 +138,50 @@ class PromptMaker:
             msg = f"{_origin(task)}prompt {text[:60]!r} has no tokens; write a prompt or remove the row"
             raise RowError(msg)
         if len(tokens) > self._room:
-            msg = (
-                f"{_origin(task)}prompt {text[:60]!r} has {len(tokens)} tokens, more than the {self._room} that "
-                f"rollout.max_tokens = {self._max_tokens} leaves of {self._whole} (the model's context, or "
-                "trainer.max_tokens_per_microbatch if that is smaller); shorten the prompt or lower rollout.max_tokens"
-            )
-            raise RowError(msg)
+            task, (text, tokens) = self._cut(task, text, tokens)
         if self._admission is not None:
             media = self._media(task, tokens)
             fields["media"] = self._admission.sources(media, row, task.origin or "a task")
         if self._keeps_messages:
             fields["messages"] = self._chat_of(task) or []
         return Prompt(text, tokens, task.answer, task.metadata, **fields)
+
+    def _cut(self, task: Task, text: str, tokens: NDArray[np.int32]) -> tuple[Task, Rendered]:
+        """Cut a prompt that is too long, if `data.oversize` says so.
+
+        Raises:
+            RowError: it does not, or the prompt cannot be cut.
+        """
+        oversize = self._data.oversize
+        if oversize in ("truncate_left", "truncate_right"):
+            left = oversize == "truncate_left"
+            cut = cut_to(task, self._room, left=left, tokenizer=self._tokenizer, render=self._text_and_tokens)
+            if cut is not None:
+                return cut
+        left_by = "the completion's first token" if oversize == "keep" else f"rollout.max_tokens = {self._max_tokens}"
+        msg = (
+            f"{_origin(task)}prompt {text[:60]!r} has {len(tokens)} tokens, more than the {self._room} that "
+            f"{left_by} leaves of {self._whole} (the model's context, or trainer.max_tokens_per_microbatch if that is "
+            "smaller); shorten the prompt, lower rollout.max_tokens, or set data.oversize"
+        )
+        raise RowError(msg)
+
+    def media_of(self, task: Task, row: RowId | None = None) -> list[MediaSource]:
+        """Return the media of a task in their order in the data.
+
+        Args:
+            task: the task.
+            row: its row, whose step keeps media that the data holds itself; None to check the media only.
+
+        Raises:
+            RowError: the model does not take them, or they may not be used.
+        """
+        where = task.origin or "a task"
+        if self._admission is None:
+            self._check_media(task)
+            return []
+        self._admission.check_kinds(task.media, where)
+        return self._admission.sources([self._with_options(medium) for medium in task.media], row, where)
 
     def _without_messages(self, task: Task) -> Task:
         """Return a task whose prompt is a text if the model has no chat template, which alone can tell messages apart.
@@ -197,9 +232,12 @@ class PromptMaker:
                 f"({', '.join(wanted[:8]) or 'none'}); write each as <image>, <video>, <audio> or a content part"
             )
             raise RowError(msg)
+        return [self._with_options(medium) for medium in arrange(found, task.media)]
+
+    def _with_options(self, medium: Medium) -> Medium:
+        """Add the settings of the data set to those of a medium."""
         options = {str(kind): own for kind, own in self._data.media.items()}
-        arranged = arrange(found, task.media)
-        return [replace(medium, options=options.get(medium.kind, {}) | medium.options) for medium in arranged]
+        return replace(medium, options=options.get(medium.kind, {}) | medium.options)
 
     def _messages(self, task: Task) -> list[dict[str, Any]]:
         """Return the prompt as messages, with its placeholders as content parts."""
@@ -267,11 +305,7 @@ class PromptMaker:
         """Return content parts as the text that the family writes them with, where there is no chat template."""
         if self._admission is None:
             return "".join(part["text"] for part in parts if part["type"] == "text")
-        family, inner = self._admission.family, self._tokenizer.inner
-        return "".join(
-            family.marker(part["type"], inner) if part["type"] in family.kinds else part.get("text", "")
-            for part in parts
-        )
+        return with_tokens(parts, self._admission.family, self._tokenizer.inner)
 
 
 def _origin(task: Task) -> str:

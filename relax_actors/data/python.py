@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
 
-from relax_actors.data.fields import check_index, checked_prompt
+from relax_actors.data.field_names import FieldNames
+from relax_actors.data.fields import RowFields, check_index, checked_prompt, task_of
 from relax_actors.data.plain import plain
 from relax_actors.data.source import SourceSettings
 from relax_actors.data.task import Task
@@ -19,23 +20,23 @@ def open_function(settings: SourceSettings) -> FunctionTasks:
     Raises:
         ConfigError: it does not import, raises, or does not return a sequence of tasks.
     """
-    return FunctionTasks(settings.required("function", "python"), settings.size, settings.seed, settings.options)
+    return FunctionTasks(settings.required("function", "python"), settings)
 
 
 class FunctionTasks:
-    """The sequence of `Task` or (prompt, answer) that `function(size=size, seed=seed, **options)` returns.
+    """The sequence of `Task`, (prompt, answer) or objects that `function(size=size, seed=seed, **options)` returns.
 
     The function is called once, when the source is opened; each item is checked when it is used.
     """
 
-    def __init__(self, function: str, size: int | None, seed: int, options: dict[str, Any]) -> None:
+    def __init__(self, function: str, settings: SourceSettings) -> None:
         where = f"data.function = {function!r}"
         make = load(function, "data.function")
         if not callable(make):
             msg = f"{where} is a {type(make).__name__}; name a function that returns a sequence of tasks"
             raise ConfigError(msg)
         try:
-            items = make(size=size, seed=seed, **options)
+            items = make(size=settings.size, seed=settings.seed, **settings.options)
         except Exception as error:
             msg = (
                 f"{where}: calling it with size, seed and data.options raised {type(error).__name__}: {error}; "
@@ -50,6 +51,7 @@ class FunctionTasks:
             msg = f"{where} returned no tasks; return at least one"
             raise ConfigError(msg)
         self._function, self._items = function, items
+        self._fields = RowFields(FieldNames(settings.fields), Path(), settings.media_bytes)
 
     def __len__(self) -> int:
         return len(self._items)
@@ -64,6 +66,11 @@ class FunctionTasks:
             case (prompt, str(answer)):
                 checked, own = checked_prompt(prompt, where)
                 return Task(checked, plain(answer), {}, where, own)
+            case dict(row):
+                return task_of(row, where, self._fields)
             case other:
-                msg = f"{where}: {other!r:.200} is neither a Task nor a (prompt, answer) with a text as the answer"
+                msg = (
+                    f"{where}: {other!r:.200} is neither a Task, a (prompt, answer) with a text as the answer, nor an "
+                    "object with fields"
+                )
                 raise RowError(msg)

@@ -20,6 +20,9 @@ def open_reasoning_gym(settings: SourceSettings) -> ReasoningGym:
         ConfigError: reasoning-gym is not installed, has no such task, or the task refuses the options.
     """
     task = settings.required("task", "reasoning_gym")
+    if settings.fields:
+        msg = "data.fields has no effect on reasoning-gym, whose rows have no other fields; leave it out"
+        raise ConfigError(msg)
     return ReasoningGym(task, settings.size, settings.seed, settings.options)
 
 

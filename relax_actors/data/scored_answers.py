@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from relax_actors.config.pools import ExamplesSection
-from relax_actors.data.answer_tokens import ASSISTANT, AnswerTokens, Example
+from relax_actors.data.answer_tokens import ASSISTANT, AnswerTokens
+from relax_actors.data.example import Example
 from relax_actors.data.prompt_maker import MAX_SECONDS
 from relax_actors.data.score_folder import ScoreFolder
 from relax_actors.data.targets import at_end, steps_of
@@ -95,7 +96,8 @@ class ScoredAnswers:
         if not self._truncates:
             msg = (
                 f"a prompt with its answer has {len(example.ids)} tokens for the reward model, more than {self._most} "
-                'of its context or trainer.max_tokens_per_microbatch; set roles.reward_model.oversize = "truncate"'
+                "of its context or trainer.max_tokens_per_microbatch; raise that, or set roles.reward_model.oversize = "
+                '"truncate_right"'
             )
             raise RowError(msg)
         ids, mask = example.ids[: self._most], example.mask[: self._most].copy()

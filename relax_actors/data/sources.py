@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from relax_actors.data.slices import sliced
 from relax_actors.data.source import DataSource, SourceSettings
 from relax_actors.errors import ConfigError, RowError
 from relax_actors.registry.catalog import DATA_SOURCES
@@ -33,6 +34,7 @@ def open_source(kind: str, **settings: Any) -> DataSource:
     if missing := [name for name in ("__len__", "__getitem__") if not hasattr(source, name)]:
         msg = f"data.kind = {kind!r} returned a {type(source).__name__} without {missing[0]}; return a sequence of Task"
         raise ConfigError(msg)
+    source = sliced(source, given.rows)
     where = next((name for name in ("path", "task", "function") if getattr(given, name) is not None), None)
     shown = f"data.kind = {kind!r}" if where is None else f"data.{where} = {str(getattr(given, where))!r}"
     _require_a_good_row(source, shown)

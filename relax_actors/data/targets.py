@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from relax_actors.data.answer_tokens import Example
+from relax_actors.data.example import Example
 from relax_actors.errors import RowError
 from relax_actors.messages.trajectory import LABEL
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -12,9 +13,11 @@ from relax_actors.config import Config
 from relax_actors.config.training import CriticSection, LossScaleSection
 from relax_actors.engines.protocols.backend import CriticBackend, InferenceBackend, ScoringBackend, TrainingBackend
 from relax_actors.engines.protocols.footprint import Footprint
+from relax_actors.engines.protocols.inference import InferenceEngine
 from relax_actors.errors import ConfigError
 from relax_actors.registry.catalog import CRITIC_ENGINES, INFERENCE_ENGINES, SCORING_ENGINES, TRAINING_ENGINES
 from relax_actors.registry.registry import Registry
+from relax_actors.runtime import Context
 
 BACKENDS = {"rollout": INFERENCE_ENGINES, "trainer": TRAINING_ENGINES, "critic": CRITIC_ENGINES}
 """Sections with a setting `backend`; a backend has its own settings in the table of its name, if there is one."""
@@ -28,6 +31,20 @@ def inference_backend(config: Config) -> InferenceBackend:
     """
     backend: InferenceBackend = _instance(INFERENCE_ENGINES, config.rollout.backend, "rollout.backend")
     return backend
+
+
+def frozen_engine(context: Context, name: str, setting: str, model: Path, device: str) -> InferenceEngine:
+    """Build an inference engine of a frozen model folder; see `InferenceBackend.build_frozen`.
+
+    Args:
+        context: context of the actor.
+        name: name of the backend.
+        setting: configuration key that names it, for errors.
+        model: model folder with weights and tokenizer.
+        device: torch device, or "auto".
+    """
+    backend: InferenceBackend = _instance(INFERENCE_ENGINES, name, setting)
+    return backend.build_frozen(context, model, device)
 
 
 def training_backend(config: Config) -> TrainingBackend:

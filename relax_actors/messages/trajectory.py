@@ -212,6 +212,12 @@ class Trajectory:
         named = zip(sampling_versions(self.versions), self.fingerprints, strict=True) if self.fingerprints else ()
         return {version: fingerprint for version, fingerprint in named if fingerprint}
 
+    def iter_tokens(self) -> Iterator[Array]:
+        """Yield the token ids `[len]` of each sequence, with its part of the prompt."""
+        ends = np.cumsum(self.lengths, dtype=np.int64).tolist()
+        for end, own, shared in zip(ends, self.lengths.tolist(), self.shared.tolist(), strict=True):
+            yield np.concatenate([self.prompt_tokens[:shared], self.token_ids[end - own : end]])
+
     @property
     def sequences(self) -> list[TokenSequence]:
         """The sequences of all samples, in order."""

@@ -38,6 +38,7 @@ ROLES: Registry[type] = Registry(
         "squares": "relax_actors.roles.scorer:Squares",
         "teacher": "relax_actors.roles.teacher:Teacher",
         "reward_model": "relax_actors.roles.reward_model:RewardModel",
+        "judge": "relax_actors.roles.judge:Judge",
     },
 )
 ADVANTAGES: Registry[Callable[..., Any]] = Registry(
@@ -52,7 +53,17 @@ POLICY_LOSSES: Registry[Callable[..., Any]] = Registry(
     "relax_actors.policy_losses",
     modules=[
         f"relax_actors.algorithms.surrogates.{name}"
-        for name in ("clipped", "smooth", "weighted", "covariance", "supervised", "preference", "labels", "scores")
+        for name in (
+            "clipped",
+            "smooth",
+            "weighted",
+            "covariance",
+            "proximity",
+            "supervised",
+            "preference",
+            "labels",
+            "scores",
+        )
     ],
 )
 CORRECTIONS: Registry[Callable[..., Any]] = Registry(
@@ -80,7 +91,6 @@ REWARDS: Registry[Callable[..., Any]] = Registry(
         "positional_match": "relax_actors.rewards._text:positional_match",
         "reasoning_gym_score": "relax_actors.rewards._reasoning_gym:reasoning_gym_score",
         "remote": "relax_actors.rewards.remote.reward:Remote",
-        "reward_model": "relax_actors.rewards._model_score:reward_model",
         "repetition": "relax_actors.rewards._form:repetition",
         "temporal_iou": "relax_actors.rewards._intervals:temporal_iou",
         "token_f1": "relax_actors.rewards._overlap:token_f1",
@@ -105,8 +115,10 @@ DATA_SOURCES: Registry[Callable[..., Any]] = Registry(
     {
         "jsonl": "relax_actors.data.jsonl:open_jsonl",
         "parquet": "relax_actors.data.parquet:open_parquet",
+        "arrow": "relax_actors.data.arrow:open_arrow",
         "reasoning_gym": "relax_actors.data.reasoning_gym:open_reasoning_gym",
         "python": "relax_actors.data.python:open_function",
+        "mixture": "relax_actors.data.mixture:open_mixture",
     },
 )
 INFERENCE_ENGINES: Registry[Any] = Registry(

@@ -36,7 +36,7 @@ def required_answer(prompt: Prompt, reward_name: str) -> str:
     return answer
 
 
-REMEDY = "set data.answer_field to the field with the answer"
+REMEDY = "set data.fields.answer to the field with the answer"
 
 
 _TAG = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)

@@ -16,9 +16,6 @@ from relax_actors.registry.options import validated
 RewardFunction = Callable[..., Any]
 """Function of (completion, prompt) or (completions, prompt), perhaps with `sample` or `samples`; may be async."""
 OPTIONS = "reward.options"
-MODEL_SCORE = ("model_score", "model_scores")
-BY_NAME = ("sample", "samples", *MODEL_SCORE)
-"""Parameters of a reward function that are passed by name: of one sample, and of all samples of a row."""
 F = TypeVar("F", bound=Callable[..., object])
 
 
@@ -79,12 +76,12 @@ def _options(reward: Callable[..., Any], path: str, given: Mapping[str, Any]) ->
 
 
 def parameters_of(function: RewardFunction) -> frozenset[str]:
-    """Return which of the parameters that are given by name a reward function has."""
+    """Return which of `completions`, `sample` and `samples` are parameters of a reward function."""
     try:
         names = inspect.signature(function).parameters
     except ValueError:  # a built-in function without a signature
         return frozenset()
-    return frozenset(names) & {"completions", *BY_NAME}
+    return frozenset(names) & {"completions", "sample", "samples"}
 
 
 def is_async(function: RewardFunction) -> bool:

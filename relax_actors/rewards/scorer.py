@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,22 +14,17 @@ import numpy as np
 from relax_actors.errors import ConfigError, RowError
 from relax_actors.messages import Prompt, Sample
 from relax_actors.registry.catalog import REWARDS
-from relax_actors.rewards.loading import (
-    MODEL_SCORE,
-    OPTIONS,
-    RewardFunction,
-    is_async,
-    load_reward,
-    parameters_of,
-)
+from relax_actors.rewards.loading import OPTIONS, RewardFunction, is_async, load_reward, parameters_of
 from relax_actors.rewards.score import Score, Total, total_of
+from relax_actors.rewards.together import together
 
 
 class RewardScorer:
     """One reward function, or a weighted sum of several, whose scores are kept as components.
 
     A function has parameters (completion, prompt) and is called for each sample, or (completions, prompt) and is called
-    once with all samples of the row. Calls of async functions run at the same time.
+    once with all samples of the row. Calls of async functions run at the same time. A name may also be that of a column
+    that a role has computed.
 
     Args:
         setting: name or dotted path of a function, or a table of them with weights.
@@ -37,6 +33,7 @@ class RewardScorer:
         deadline: seconds for a call of an async function, unless it has an attribute `deadline`; None there says that
             it keeps deadlines itself.
         progress: called after each call.
+        columns: names that are no functions: their scores are given to `score`.
 
     Raises:
         ConfigError: a function does not import, an option is wrong, or a weight is not a finite number.
@@ -49,27 +46,25 @@ class RewardScorer:
         options: Mapping[str, Mapping[str, Any]] | None = None,
         deadline: float = 60.0,
         progress: Callable[[], None] = lambda: None,
+        columns: Collection[str] = (),
     ) -> None:
         self._is_table = isinstance(setting, dict)
         self._weights = weights_of(setting, name)
         given = options or {}
-        self._functions = {path: load_reward(path, name, given.get(path)) for path in self._weights}
+        self.columns = [path for path in self._weights if path in columns]
+        named = [path for path in self._weights if path not in columns]
+        self._functions = {path: load_reward(path, name, given.get(path)) for path in named}
         self._takes = {path: parameters_of(function) for path, function in self._functions.items()}
         self._asyncs = {path for path, function in self._functions.items() if is_async(function)}
         self._thread = asyncio.Lock()
         self._deadline, self._progress = deadline, progress
-        self.seconds: dict[str, float] = dict.fromkeys(self._weights, 0.0)
+        self.seconds: dict[str, float] = dict.fromkeys(self._functions, 0.0)
         self.calls = 0
 
     @property
     def is_async(self) -> bool:
         """Whether a function is async. Otherwise `score` never waits, and needs no event loop."""
         return bool(self._asyncs)
-
-    @property
-    def reads_model_scores(self) -> bool:
-        """Whether a function reads the scores of a reward model."""
-        return any(takes & set(MODEL_SCORE) for takes in self._takes.values())
 
     @property
     def reads_samples(self) -> bool:
@@ -94,7 +89,7 @@ class RewardScorer:
         texts: Sequence[str],
         prompt: Prompt,
         samples: Sequence[Sample] | None = None,
-        model_scores: Sequence[Score] | None = None,
+        columns: Mapping[str, Sequence[float | Score]] = MappingProxyType({}),
     ) -> list[Total]:
         """Return the scores of the samples of a row.
 
@@ -102,17 +97,18 @@ class RewardScorer:
             texts: `[n]`, what the model wrote.
             prompt: of the row.
             samples: `[n]`, needed if `reads_samples`.
-            model_scores: `[n]`, what a reward model says, needed if `reads_model_scores`.
+            columns: `[n]`, scores that roles have computed, by their names in the setting.
 
         Raises:
             RowError: a function did not return a finite number or score for each sample.
             TimeoutError: an async function took longer than the deadline.
         """
-        given = {"sample": samples, "model_score": model_scores}
-        calls = [self._called(path, function, texts, prompt, given) for path, function in self._functions.items()]
-        found = await asyncio.gather(*calls) if self._asyncs else [await call for call in calls]
+        calls = [self._called(path, function, texts, prompt, samples) for path, function in self._functions.items()]
+        found = await together(calls) if self._asyncs else [await call for call in calls]
         self.calls += 1
-        by_name = dict(zip(self._functions, found, strict=True))
+        given = dict(zip(self._functions, found, strict=True))
+        given |= {name: [total_of(value, name) for value in columns[name]] for name in self.columns}
+        by_name = {path: given[path] for path in self._weights}
         return [self._sum({path: totals[i] for path, totals in by_name.items()}) for i in range(len(texts))]
 
     async def _called(
@@ -121,23 +117,23 @@ class RewardScorer:
         function: RewardFunction,
         texts: Sequence[str],
         prompt: Prompt,
-        given: Mapping[str, Sequence[Any] | None],
+        samples: Sequence[Sample] | None,
     ) -> list[Total]:
-        """Call one function for all samples; `given` has what it may read of each, by the parameter for one sample."""
+        """Call one function for all samples."""
         begin = time.monotonic()
         takes = self._takes[path]
         if "completions" in takes:
-            more = {f"{name}s": each for name, each in given.items() if f"{name}s" in takes}
+            more = {"samples": samples} if "samples" in takes else {}
             values = await self._value(path, function, list(texts), prompt, more)
             if isinstance(values, str) or not hasattr(values, "__len__") or len(values) != len(texts):
                 msg = f"reward {path} returned {values!r:.200} for {len(texts)} samples; return one value for each"
                 raise RowError(msg)
         else:
-            own = {name: values for name, values in given.items() if name in takes and values is not None}
-            each = [{name: values[i] for name, values in own.items()} for i in range(len(texts))]
+            given: Sequence[Sample | None] = samples or [None] * len(texts)
+            each = [{"sample": sample} if "sample" in takes else {} for sample in given]
             calls = [self._value(path, function, text, prompt, more) for text, more in zip(texts, each, strict=True)]
             # Without async functions one after the other, as they block.
-            values = await asyncio.gather(*calls) if path in self._asyncs else [await call for call in calls]
+            values = await together(calls) if path in self._asyncs else [await call for call in calls]
         self.seconds[path] += time.monotonic() - begin
         return [total_of(value, path) for value in values]
 
@@ -200,17 +196,6 @@ def weights_of(setting: str | dict[str, float], name: str) -> dict[str, float]:
             msg = f"{name}: the weight of {path!r} is {weight!r}; give a finite number"
             raise ConfigError(msg)
     return {path: float(weight) for path, weight in setting.items()}
-
-
-def reads_model_scores(name: str) -> bool:
-    """Whether a reward function, by its name or dotted path, reads the scores of a reward model.
-
-    Raises:
-        ConfigError: it does not import.
-    """
-    function: Any = REWARDS.load(name, "reward.function")
-    call = function.__call__ if isinstance(function, type) else function
-    return bool(parameters_of(call) & set(MODEL_SCORE))
 
 
 def check_options(options: Mapping[str, object], named: Sequence[str]) -> None:

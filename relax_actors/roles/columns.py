@@ -10,6 +10,7 @@ from relax_actors.config import Config
 from relax_actors.errors import ConfigError
 from relax_actors.registry.catalog import ADVANTAGES, ROLES
 from relax_actors.registry.role_spec import RoleSpec
+from relax_actors.roles.judge_check import CheckedJudge
 from relax_actors.roles.registry import built_in_spec, make_role, numbered_cells, role_names, spec_of
 from relax_actors.runtime import COLUMNS, Role
 from relax_actors.runtime.row import FAILURES
@@ -42,9 +43,17 @@ def check_columns(config: Config) -> Iterator[str]:
                 msg = f"roles.{name} reads column {column!r}, which no role writes; columns are {sorted(writers)}"
                 raise ConfigError(msg)
     needed = set[str]() if config.from_data else _columns_of_advantages(config, writers)
-    read = {column for role in roles.values() for column in role.inputs(config)} | needed
+    readers = list(roles.values()) if config.from_data else [*roles.values(), make_role(config, "reward")]
+    read = {column for role in readers for column in role.inputs(config)} | needed
     yield from _check_log_probs(config, writers, read)
     _check_values_are_read(config, read)
+    for name, role in roles.items():
+        if isinstance(role, CheckedJudge) and role.writes not in read:
+            msg = (
+                f"[roles.{name}] would compute grades that no role reads; add it to reward.function, such as "
+                f"{{ {name} = 1.0 }}, or remove the section"
+            )
+            raise ConfigError(msg)
 
 
 def _claim_numbered(name: str, spec: RoleSpec, owners: dict[str, str]) -> None:
@@ -110,7 +119,9 @@ def _check_log_probs(config: Config, produced: Collection[str], read: Collection
         msg = "the actor of roles.reference does not write column reference; set its `writes`, or rename the role"
         raise ConfigError(msg)
     if wanted["reference"]:
-        where = "by the role reference, from version 0" if "reference" in config.roles else "inside the trainer"
+        every = config.algorithm.reference_every
+        weights = "version 0" if every is None else f"every {every}th version"
+        where = f"by the role reference, from {weights}" if "reference" in config.roles else "inside the trainer"
         why = f'the KL (algorithm.kl.place = "{algorithm.kl.place}")' if algorithm.kl.place != "none" else "pairs"
         yield f"log-probs of the reference, for {why}: computed {where}"
     if config.from_data:

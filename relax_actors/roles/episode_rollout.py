@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from relax_actors.data.prompt_maker import room
 from relax_actors.data.renderer import Renderer
 from relax_actors.engines.protocols import Generation, PromptMedia
 from relax_actors.errors import ConfigError, RelaxError, RowError, StoreError
@@ -56,7 +55,6 @@ class EpisodeRollout(Rollout):
                 f"prompt, which {type(self).__name__} does not generate; use the built-in rollout, or another advantage"
             )
             raise ConfigError(msg)
-        self._room = min(self._engine.context_length, room(self.context.config))
 
     def group_size(self, row: Row) -> int:
         """Samples of a row: `rollout.group_size`, or one where a held-out row is answered greedily."""

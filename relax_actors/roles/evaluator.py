@@ -14,6 +14,7 @@ from relax_actors.algorithms.schedules import is_evaluated
 from relax_actors.config import Config
 from relax_actors.config.rows import keeps_messages
 from relax_actors.data.examples import row_of
+from relax_actors.data.mixture import first_items
 from relax_actors.data.prompt_maker import PromptMaker, admission_of, open_data, room
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import CodecError, ConfigError, StoreError
@@ -59,7 +60,8 @@ class Evaluator(StatefulRole):
             raise ConfigError(msg)
         self._settings = config.eval
         self._source = open_data(config.eval.data, config.media)
-        self._rows = min(config.eval.rows, len(self._source))
+        self._items = first_items(self._source, config.eval.rows)
+        self._rows = len(self._items)
         tokenizer = Tokenizer(config.model_path)
         admission = admission_of(config, self.context.table.store)
         self._maker = PromptMaker(
@@ -154,10 +156,11 @@ class Evaluator(StatefulRole):
 
     def _prompt(self, row: RowId) -> Prompt:
         seed = derive_seed(self.context.config.run.seed, "eval", row.index)
-        task = self._source[row.index]
+        task = self._source[self._items[row.index]]
         fields: dict[str, Any] = {"seed": seed, "min_version": row.step, "exact_version": True, "greedy": True}
-        from_data = self.context.config.from_data
-        return row_of(task, **fields) if from_data else self._maker.make(task, row, **fields)
+        if self.context.config.from_data:
+            return row_of(task, media=self._maker.media_of(task, row), **fields)
+        return self._maker.make(task, row, **fields)
 
     def metrics(self) -> dict[str, float]:
         """Return the version and the mean reward of the latest result."""

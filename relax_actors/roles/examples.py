@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from relax_actors.config import Config
 from relax_actors.data.examples import ExampleMaker
@@ -11,6 +11,9 @@ from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.messages import Trajectory
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import Role, Row
+
+if TYPE_CHECKING:
+    from relax_actors.training.example_media import ExampleMedia
 
 
 class Examples(Role):
@@ -26,14 +29,25 @@ class Examples(Role):
         """Load the tokenizer."""
         config: Config = self.context.config
         tokenizer, context = Tokenizer(config.model_path), measure(config.model_path).context_length
-        self._maker = ExampleMaker(config, config.data, tokenizer, context)
+        self._media: ExampleMedia | None = None
+        expand = dict[str, Any]()
+        if config.media is not None:
+            from relax_actors.training.example_media import ExampleMedia  # noqa: PLC0415 decoders of media
+
+            self._media = media = ExampleMedia(config, self.context.table.store, self.progress)
+            expand = {"family": media.family, "expand": media.expand}
         held_out = config.data if config.eval is None else config.eval.data
-        self._held_out = ExampleMaker(config, held_out, tokenizer, context)
+        self._maker, self._held_out = (
+            ExampleMaker(config, data, tokenizer, context, **expand) for data in (config.data, held_out)
+        )
 
     def handle(self, row: Row) -> Trajectory:
         """Return the samples of a row.
 
         Raises:
             RowError: the row cannot be trained; see `ExampleMaker.make`.
+            StoreError: the store has lost a file that the data held itself.
         """
+        if self._media is not None:
+            self._media.folder = f"{row.id.kind}/{row.id.step}"
         return (self._held_out if row.is_eval else self._maker).make(row.prompt)

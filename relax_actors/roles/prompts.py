@@ -24,7 +24,8 @@ from relax_actors.roles.registry import built_in_spec
 from relax_actors.runtime import END_COLUMNS, StatefulRole
 from relax_actors.runtime.cells import observe
 from relax_actors.runtime.row import parse_row
-from relax_actors.runtime.seeds import derive_seed, task_index
+from relax_actors.runtime.row_order import RowOrder
+from relax_actors.runtime.seeds import derive_seed
 from relax_actors.training.first_prompts import FirstPrompts
 from relax_actors.training.ledger import ledger_of
 
@@ -56,6 +57,7 @@ class PromptSource(StatefulRole):
         """Open the data source and the tokenizer."""
         config = self.context.config
         self._source = open_data(config.data, config.media)
+        self._order = RowOrder(config, self._source)
         tokenizer = Tokenizer(config.model_path)
         admission = admission_of(config, self.context.table.store)
         self._maker = PromptMaker(
@@ -211,7 +213,7 @@ class PromptSource(StatefulRole):
         """Make the prompt of a row from its own task, or from the task of the row that it requeues."""
         config = self.context.config
         task_row = row if requeue_of is None else self._origins.get(requeue_of, requeue_of)
-        index = task_index(config.run.seed, task_row, config.trainer.prompts_per_step, len(self._source))
+        index = self._order.item(task_row)
         fields: dict[str, Any] = {
             "seed": derive_seed(config.run.seed, "row", row.step, row.index),
             "min_version": max(0, row.step - config.staleness.max),
@@ -220,6 +222,7 @@ class PromptSource(StatefulRole):
         task = self._source[index]
         if not config.from_data:
             return self._maker.make(task, row, **fields)
+        fields["media"] = self._maker.media_of(task, row)
         compared = config.algorithm.compares_prompts
         return row_of(task, self._source[(index + 1) % len(self._source)] if compared else None, **fields)
 

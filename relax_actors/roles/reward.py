@@ -1,4 +1,7 @@
-"""Role `reward`: scores the samples of a trajectory with a reward function, in its own process."""
+"""Role `reward`: scores the samples of a trajectory with a reward function, in its own process.
+
+A reward may also name roles, whose columns hold scores: see `relax_actors.roles.reward_columns`.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,13 @@ import numpy as np
 from broker.store import Store
 from relax_actors.config import Config
 from relax_actors.data.checked_run import CheckedRun
-from relax_actors.errors import ConfigError, RowError
-from relax_actors.messages import FinishReason, Prompt, Reward, Trajectory
+from relax_actors.errors import RowError
+from relax_actors.messages import FinishReason, Prompt, Reward
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.rewards.credit import environment_reward
-from relax_actors.rewards.score import Score, Total
+from relax_actors.rewards.score import Total
 from relax_actors.rewards.scorer import RewardScorer, check_options, check_sandboxed, token_rewards
+from relax_actors.roles.reward_columns import check_reward_roles, columns_of, names_in_rewards, scores_of
 from relax_actors.runtime import Role, Row
 from relax_actors.runtime.role import More, Results
 from relax_actors.simulation.devices import REWARD, Devices
@@ -35,8 +39,6 @@ def with_files(prompt: Prompt, store: Store) -> Prompt:
     return replace(prompt, media=media)
 
 
-REWARD_MODEL = "reward_model"
-"""Role and column of a reward model that the run serves."""
 WAIT_SECONDS = 1.0
 """Longest wait for a call before progress is reported."""
 
@@ -53,40 +55,34 @@ class RewardRole(Role):
     def check(self, run: CheckedRun) -> Iterator[str]:
         """Check that the reward functions import; those for a sandbox are imported in it only."""
         config = run.config
-        settings = [config.reward.function, *([config.eval.reward] if config.eval else [])]
-        names = [name for setting in settings for name in ([setting] if isinstance(setting, str) else setting)]
-        check_options(config.reward.options, names)
+        check_reward_roles(config)
+        columns = columns_of(config)
+        names = {name for part in names_in_rewards(config).values() for name in part} - columns.keys()
+        check_options(config.reward.options, sorted(names))
         if config.reward.isolation == "sandbox":
-            check_sandboxed(names)
+            check_sandboxed(sorted(names))
         else:
-            scorers = {"reward.function": config.reward.function}
-            scorers |= {} if config.eval is None else {"eval.reward": config.eval.reward}
-            for setting, name in scorers.items():
-                scorer = RewardScorer(name, setting, config.reward.options)
-                if scorer.reads_model_scores and REWARD_MODEL not in config.roles:
-                    msg = (
-                        f"{setting} reads the scores of a reward model, and the run serves none; add "
-                        '[roles.reward_model] with model = "<folder>"'
-                    )
-                    raise ConfigError(msg)
+            RewardScorer(config.reward.function, "reward.function", config.reward.options, columns=columns)
+            if config.eval is not None:
+                RewardScorer(config.eval.reward, "eval.reward", config.reward.options, columns=columns)
         yield from ()
 
     def inputs(self, config: Config) -> tuple[str, ...]:
-        """Return the columns to read: prompt and trajectory, and the scores of a reward model if the run serves one."""
-        return (*self.reads, REWARD_MODEL) if REWARD_MODEL in config.roles else self.reads
+        """Return the columns to read: `reads`, and those of the roles that the rewards name."""
+        return (*self.reads, *columns_of(config).values())
 
     def setup(self) -> None:
         """Load the reward functions."""
         config = self.context.config
-        section = config.reward
+        section, self._columns = config.reward, columns_of(config)
         self._train = RewardScorer(
-            section.function, "reward.function", section.options, section.deadline, self.progress
+            section.function, "reward.function", section.options, section.deadline, self.progress, self._columns
         )
         self._devices = None if config.simulate is None else Devices(config.simulate, self.context.folder.root)
         self._eval = self._train
         if config.eval and config.eval.reward != section.function:
             self._eval = RewardScorer(
-                config.eval.reward, "eval.reward", section.options, section.deadline, self.progress
+                config.eval.reward, "eval.reward", section.options, section.deadline, self.progress, self._columns
             )
         self._runner = asyncio.Runner()
 
@@ -153,32 +149,18 @@ class RewardRole(Role):
             return environment_reward(trajectory, credit, discount, section.trained_players)
         prompt = with_files(row.prompt, self.context.table.store)
         samples = trajectory.samples if scorer.reads_samples else None
-        judged = model_scores(row.column(REWARD_MODEL), trajectory) if scorer.reads_model_scores else None
         whole = [i for i, reason in enumerate(trajectory.finish_reasons) if reason != FinishReason.ERROR]
         texts, chosen = [trajectory.texts[i] for i in whole], None if samples is None else [samples[i] for i in whole]
-        of_model = None if judged is None else [judged[i] for i in whole]
-        scored = await scorer.score(texts, prompt, chosen, of_model) if whole else []
+        columns = {
+            name: scores_of(row.column(self._columns[name]), len(trajectory.texts), name) for name in scorer.columns
+        }
+        columns = {name: [scores[i] for i in whole] for name, scores in columns.items()}
+        scored = await scorer.score(texts, prompt, chosen, columns) if whole else []
         names = scored[0].components if scored else dict.fromkeys(() if row.is_eval else config.reward_components)
         totals = [Total(0.0, dict.fromkeys(names, 0.0))] * len(trajectory.texts)
         for i, total in zip(whole, scored, strict=True):
             totals[i] = total
         return _reward_of(totals, trajectory.sample_lengths)
-
-
-def model_scores(column: object, trajectory: Trajectory) -> list[Score]:
-    """Return what a reward model says of each sample.
-
-    Raises:
-        RowError: the column holds no reward of each sample.
-    """
-    if not isinstance(column, Reward) or len(column) != len(trajectory.texts):
-        msg = f"column {REWARD_MODEL} holds no score of each of {len(trajectory.texts)} samples"
-        raise RowError(msg)
-    if column.token_values is None or column.lengths is None:
-        return [Score(value) for value in column]
-    ends = np.cumsum(column.lengths).tolist()
-    parts = [column.token_values[end - n : end] for end, n in zip(ends, column.lengths.tolist(), strict=True)]
-    return [Score(value, tokens=tokens) for value, tokens in zip(column, parts, strict=True)]
 
 
 def _reward_of(totals: Sequence[Total], lengths: np.ndarray) -> Reward:

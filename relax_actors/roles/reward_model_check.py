@@ -15,7 +15,7 @@ from relax_actors.data.scored_answers import ScoredAnswers
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.torch.architectures import check_score_head
 from relax_actors.errors import ConfigError
-from relax_actors.rewards.scorer import reads_model_scores
+from relax_actors.roles.reward_columns import names_in_rewards
 from relax_actors.runtime import Role
 
 SECTION = "roles.reward_model"
@@ -36,7 +36,7 @@ class CheckedRewardModel(Role):
     """Class whose probability counts, of a model with several; the last one by default."""
     steps: Literal["min", "mean", "product", "last", "tokens"] = "min"
     """How the values of the steps of an answer become its reward; "tokens" gives each to the last token of its step."""
-    oversize: Literal["drop", "truncate"] = "drop"
+    oversize: Literal["skip", "truncate_right"] = "skip"
     """What happens to an answer that is too long for the reward model: its row is quarantined, or it is cut off."""
 
     @classmethod
@@ -79,7 +79,7 @@ class CheckedRewardModel(Role):
     def answers(self, config: Config, tokenizer: Tokenizer, folder: ScoreFolder) -> ScoredAnswers:
         """Return what tokenizes answers for the reward model."""
         most = min(folder.context_length, config.trainer.max_tokens_per_microbatch)
-        return ScoredAnswers(tokenizer, folder, most, truncates=self.oversize == "truncate")
+        return ScoredAnswers(tokenizer, folder, most, truncates=self.oversize == "truncate_right")
 
     def _check_values(self, folder: ScoreFolder, config: Config) -> None:
         if self.label is not None and not (folder.classes > 1 and 0 <= self.label < folder.classes):
@@ -99,11 +99,8 @@ def _check_is_read(config: Config) -> None:
     Raises:
         ConfigError: none does.
     """
-    settings = [config.reward.function, *([config.eval.reward] if config.eval else [])]
-    names = [name for setting in settings for name in ([setting] if isinstance(setting, str) else setting)]
-    if config.reward.actor != "reward" or config.advantages.reads == REWARD_MODEL:
-        return
-    if config.reward.isolation == "sandbox" or any(map(reads_model_scores, names)):
+    names = {name for part in names_in_rewards(config).values() for name in part}
+    if REWARD_MODEL in names or config.reward.actor != "reward" or config.advantages.reads == REWARD_MODEL:
         return
     msg = (
         f"{SECTION} would compute scores that no reward reads; name it in reward.function, as "

@@ -13,6 +13,7 @@ import numpy as np
 from broker.subjects import RowId
 from relax_actors.algorithms.advantages.estimation import needs_greedy
 from relax_actors.config import Config
+from relax_actors.data.prompt_maker import room
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.protocols import Generation, GenerationRequest, PromptMedia
 from relax_actors.errors import RelaxError, RowError
@@ -71,6 +72,7 @@ class Rollout(Role):
         self._stop_ids, self._stop_strings = stops_of(self._tokenizer, config.rollout.stop)
         self._policy = Policy(self.context, self.progress, guests=self.guest_limit(), has_barrier=self.has_barrier())
         self._engine, self._stager = self._policy.engine, self._policy.stager
+        self._room = min(self._engine.context_length, room(config))
         self._validator = RowValidator(config)
         self._media = None if config.media is None else RowMedia(self.context)
         self._baselines = 1 if needs_greedy(config.algorithm) else 0
@@ -186,9 +188,11 @@ class Rollout(Role):
             self.context.journal.metric({"kind": "generated", "tokens": tokens, "seconds": round(seconds, 5)})
 
     def _request(self, row: Row, *, greedy: bool) -> GenerationRequest:
+        tokens, template = row.prompt.tokens if self._media is None else row.media.tokens, self._template(greedy=greedy)
         return replace(
-            self._template(greedy=greedy),
-            tokens=row.prompt.tokens if self._media is None else row.media.tokens,
+            template,
+            tokens=tokens,
+            max_tokens=max(1, min(template.max_tokens, self._room - len(tokens))),
             seed=row.prompt.seed,
             media=self._media_of.pop(row.id, None),
         )

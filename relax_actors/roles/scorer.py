@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from broker.codec import Array
+from relax_actors.algorithms.schedules import reference_version
 from relax_actors.config import Config
 from relax_actors.config.sections import Named
 from relax_actors.data.checked_run import CheckedRun
@@ -131,7 +132,7 @@ class Scorer(Role):
         return samples
 
     def _media_of(self, row: Row) -> list[PromptMedia] | None:
-        return None if self._media is None else self._media.of_sequences(row.media, row.id, row.trajectory)
+        return None if self._media is None else self._media.of_row(row)
 
     def trajectory(self, row: Row) -> Trajectory:
         """Return the trajectory of a row whose trained tokens are scored."""
@@ -209,12 +210,27 @@ class Squares(ActorFwd):
 
 
 class Reference(Scorer):
-    """Scores trajectories with version 0, the model at the start of the run."""
+    """Scores trajectories with version 0, or with the version of `algorithm.reference_every` for the row's step."""
 
     writes: ClassVar = "reference"
     spec: ClassVar = RoleSpec(device=True, start_order=70)
     follows_weights: ClassVar = False
 
-    def use_weights(self, newest_sampled: int) -> None:  # noqa: ARG002 always version 0
-        """Load version 0."""
-        self._stager.use_version(0)
+    def setup(self) -> None:
+        """Build the engine."""
+        super().setup()
+        self._scoring_version = 0
+
+    def use_weights(self, newest_sampled: int) -> None:  # noqa: ARG002 the step decides
+        """Load the version of the rows that are scored next."""
+        self._stager.use_version(self._scoring_version)
+
+    def _score(self, rows: list[Row]) -> list[Any]:
+        """Score rows together that have the same version, older versions first."""
+        versions = [reference_version(self.context.config, row.id.step) for row in rows]
+        values: dict[int, Any] = {}
+        for version in sorted(set(versions)):
+            self._scoring_version = version
+            places = [n for n, own in enumerate(versions) if own == version]
+            values |= zip(places, super()._score([rows[n] for n in places]), strict=True)
+        return [values[n] for n in range(len(rows))]

@@ -41,12 +41,19 @@ OPERATIONAL = (
     "weights.transport",
 )
 """Settings that do not change what is trained."""
-MOVABLE = ("data.path", "model.path", "eval.data.path")
+MOVABLE = ("data.path", "model.path", "eval.data.path", "data.mixture.*.path")
 """Files that may be moved; their content must stay."""
 EVALUATION = ("eval", "eval.*")
 """Settings of the evaluation, which apply from the next evaluated version on."""
 MAY_CHANGE = ", ".join(
-    ["run.steps with a constant schedule", "eval.*", "an added [roles.<name>]", *MOVABLE[:2], *OPERATIONAL]
+    [
+        "run.steps with a constant schedule",
+        "run.epochs if the last step is full",
+        "eval.*",
+        "an added [roles.<name>]",
+        *MOVABLE[:2],
+        *OPERATIONAL,
+    ]
 )
 MAX_SHOWN = 100
 
@@ -124,7 +131,7 @@ def _judged(change: Change, old: Config, new: Config, added_columns: set[str]) -
     section, _, name = change.key.partition(".")
     if any(fnmatchcase(change.key, pattern) for pattern in OPERATIONAL):
         effect = Effect.NONE
-    elif change.key in MOVABLE:
+    elif any(fnmatchcase(change.key, pattern) for pattern in MOVABLE):
         effect = Effect.CONTENT
     elif any(fnmatchcase(change.key, pattern) for pattern in EVALUATION):
         effect = Effect.RESULT
@@ -132,7 +139,8 @@ def _judged(change: Change, old: Config, new: Config, added_columns: set[str]) -
         reason = _bound_to_steps(old, new)
         effect = Effect.REFUSED if reason else Effect.RESULT
     elif change.key in ("run.epochs", "run.rows"):
-        reason = "the last step, which has the rows that remain, would have had others"
+        reason = _bound_to_rows(old, new)
+        effect = Effect.REFUSED if reason else Effect.RESULT
     elif section == "roles" and name in new.roles and name not in old.roles:
         reason = _needs_old_weights(name)
         effect = Effect.REFUSED if reason else Effect.RESULT
@@ -150,6 +158,20 @@ def _bound_to_steps(old: Config, new: Config) -> str:
     if trainer.warmup_steps > min(old.run.steps, new.run.steps):
         return f"trainer.warmup_steps = {trainer.warmup_steps} is cut to run.steps"
     return ""
+
+
+def _bound_to_rows(old: Config, new: Config) -> str:
+    """Why a run cannot have other rows; empty if the last step is as full as all others, or goes on as it is."""
+    size = old.trainer.prompts_per_step
+    rows = old.run.steps * size if old.run.rows is None else old.run.rows
+    if rows % size == 0 and (new.run.rows is None or new.run.rows % size == 0 or new.run.rows > rows):
+        return ""
+    if rows % size == 0:
+        return "the last step of fewer rows would be one that the run may have trained in full; set run.steps"
+    return (
+        f"the last step has the {rows % size} of {size} rows that remained, and would have had others; choose "
+        "run.epochs such that steps are full, or begin another run from the model of this one"
+    )
 
 
 def _needs_old_weights(role: str) -> str:

@@ -19,6 +19,7 @@ from broker.files import make_private_folder
 from relax_actors.config import Config
 from relax_actors.config.masking import masked
 from relax_actors.config.pools import RoleSection
+from relax_actors.data.files import folder_of
 from relax_actors.errors import ConfigError
 from relax_actors.isolation import bubblewrap, control_group
 from relax_actors.roles import section_of
@@ -249,7 +250,8 @@ def _media_folders(config: Config) -> list[Path]:
     if config.media is None:
         return []
     sections = [config.data, *([config.eval.data] if config.eval is not None else [])]
-    return [*(section.path.parent for section in sections if section.path is not None), *config.media.folders]
+    sources = [source for section in sections for source in (section, *section.mixture.values())]
+    return [*(folder_of(source.path) for source in sources if source.path is not None), *config.media.folders]
 
 
 def _python_folders() -> list[Path]:

@@ -26,7 +26,7 @@ from relax_actors.messages import (
     Trajectory,
 )
 from relax_actors.messages.media import VIDEO
-from relax_actors.runtime import Context
+from relax_actors.runtime import Context, Row
 from relax_actors.runtime.cells import read_column
 
 MEDIA = "media"
@@ -34,8 +34,11 @@ MEDIA = "media"
 
 
 def with_media(columns: tuple[str, ...], config: Config) -> tuple[str, ...]:
-    """Return the columns to read of a role that computes with the model: also `media` if the model takes media."""
-    return columns if config.media is None else (*columns, MEDIA)
+    """Return the columns to read of a role that computes with the model: also `media` if prompts have media.
+
+    Where rows come from data, the trajectory holds the media.
+    """
+    return columns if config.media is None or config.from_data else (*columns, MEDIA)
 
 
 class RowMedia:
@@ -51,6 +54,7 @@ class RowMedia:
     def __init__(self, context: Context) -> None:
         self._context, self._table = context, context.table
         self._family, self.rebuilt = family_of(context.config.model_path), 0
+        self._has_prompts = not context.config.from_data
         self.none = PromptMedia.none("int32" if self._family is None else self._family.position_dtype)
 
     def of(self, prepared: PreparedPrompt, row: RowId) -> PromptMedia:
@@ -75,8 +79,12 @@ class RowMedia:
         items = items_of(prepared.media, self._arrays(prepared.media, sources))
         return PromptMedia(items, prepared.positions, prepared.position_delta)
 
-    def of_sequences(self, prepared: PreparedPrompt, row: RowId, trajectory: Trajectory) -> list[PromptMedia]:
-        """Return the media of each sequence of a row.
+    def of_row(self, row: Row) -> list[PromptMedia]:
+        """Return the media of each sequence of a row that a role has; see `of_sequences`."""
+        return self.of_sequences(row.media if self._has_prompts else None, row.id, row.trajectory)
+
+    def of_sequences(self, prepared: PreparedPrompt | None, row: RowId, trajectory: Trajectory) -> list[PromptMedia]:
+        """Return the media of each sequence of a row; `prepared` is None if its media are in the trajectory alone.
 
         Sequences that share as much of the prompt and read nothing after it get one object; an item that several
         sequences hold at one place is one object: engines encode it once.
@@ -88,17 +96,19 @@ class RowMedia:
         """
         observed = trajectory.observed or [[] for _ in trajectory.lengths]
         follows = [not (seen and seen[0].start == 0) for seen in observed]
-        if any(follows) and not np.array_equal(trajectory.prompt_tokens, prepared.tokens):
-            msg = "the trajectory's prompt is not the one in the column media; the rollout must sample from it"
-            raise RowError(msg)
-        check_shared(prepared, np.unique(trajectory.shared[follows]).tolist())
-        prompt = self.of(prepared, row)
+        prompt = self.none
+        if prepared is not None:
+            if any(follows) and not np.array_equal(trajectory.prompt_tokens, prepared.tokens):
+                msg = "the trajectory's prompt is not the one in the column media; the rollout must sample from it"
+                raise RowError(msg)
+            check_shared(prepared, np.unique(trajectory.shared[follows]).tolist())
+            prompt = self.of(prepared, row)
         prefixes = {shared: prompt.prefix(shared) for shared in np.unique(trajectory.shared).tolist()}
         known: dict[Any, MediaItem] = {}
         media_of_sequences = []
-        sequences = trajectory.iter_sequences(spans=False, experts=False) if any(observed) else ()
-        tokens = [sequence.token_ids for sequence in sequences] or [trajectory.prompt_tokens] * len(observed)
-        for ids, shared, is_after, seen in zip(tokens, trajectory.shared.tolist(), follows, observed, strict=True):
+        for ids, shared, is_after, seen in zip(
+            trajectory.iter_tokens(), trajectory.shared.tolist(), follows, observed, strict=True
+        ):
             media = prefixes[shared] if is_after else self.none
             if seen:
                 media = shared_items(self._observed(media, seen, ids), known)
@@ -181,7 +191,9 @@ class RowMedia:
             rows: ids of the rows.
             trajectories: samples of each row; None where they could not be read, which gives no media.
         """
-        cells, media = read_column(self._table, rows, MEDIA, PreparedPrompt), list[list[PromptMedia] | RelaxError]()
+        media, cells = list[list[PromptMedia] | RelaxError](), list[Any]([None] * len(rows))
+        if self._has_prompts:
+            cells = read_column(self._table, rows, MEDIA, PreparedPrompt)
         for row, trajectory, prepared in zip(rows, trajectories, cells, strict=True):
             try:
                 if isinstance(prepared, RelaxError):

@@ -62,6 +62,15 @@ def without_truncated(trajectory: Trajectory) -> Trajectory | RelaxError:
     return replace(trajectory, loss_mask=mask) if cut.any() else trajectory
 
 
+def only_pair(trajectory: Trajectory, advantage: Advantage) -> Trajectory:
+    """Return a trajectory whose samples with advantage 0 are not trained; the same if all are 0."""
+    tokens = token_advantages(advantage, trajectory)
+    unpaired = (tokens == 0) & trajectory.trained
+    if not unpaired.any() or not tokens.any():
+        return trajectory
+    return replace(trajectory, loss_mask=trajectory.trained & ~unpaired)
+
+
 def computed_lengths(trajectory: Trajectory, *, share_prefixes: bool) -> list[int]:
     """Return how many tokens of each sequence of a row count in a micro-batch, at most; see `plan_micro_batches`.
 
@@ -131,6 +140,7 @@ def samples_of(
                 row=row,
                 sample=numbers[i],
                 sample_tokens=sample_tokens[numbers[i]],
+                row_tokens=sum(sample_tokens),
             )
         )
     return found

@@ -27,6 +27,7 @@ from relax_actors.training.samples import (
     VALUES,
     computed_lengths,
     in_layout,
+    only_pair,
     samples_of,
     sign_of_samples,
     without_truncated,
@@ -53,6 +54,7 @@ class StepRows:
         replays: whether engines compute with the recorded experts.
         share_prefixes: whether engines compute a prompt once for all of its sequences.
         distil: section [algorithm.distil]; None without a teacher.
+        only_pairs: whether only the best and the worst sample of a row are trained.
     """
 
     ids: list[int]
@@ -63,11 +65,13 @@ class StepRows:
     replays: bool = False
     share_prefixes: bool = False
     distil: DistilSection | None = None
+    only_pairs: bool = False
 
     def add(self, index: int, columns: Columns) -> None:
         """Append a row."""
         self.ids.append(index)
-        self.trajectories.append(columns["trajectory"])
+        trajectory = columns["trajectory"]
+        self.trajectories.append(only_pair(trajectory, columns["advantage"]) if self.only_pairs else trajectory)
         self.advantages.append(columns["advantage"])
         for name, arrays in self.scores.items():
             arrays.append(columns[name])
@@ -200,14 +204,14 @@ class StepReader:
         self._masks_truncated = config.algorithm.shaping.mask_truncated
         self._distil = config.algorithm.distil if config.algorithm.distil.place != "none" else None
         self._top_k = config.algorithm.distil.top_k or 0
-        self._from_data = config.from_data
+        self._from_data, self._only_pairs = config.from_data, config.algorithm.trains_sampled_pairs
         self.columns = columns_to_train(config)
 
     def empty(self) -> StepRows:
         """Return a `StepRows` without rows."""
         scores: dict[str, list[Any]] = {name: [] for name in self.columns}
         settings: dict[str, Any] = {"replays": self._replays, "share_prefixes": self._share_prefixes}
-        return StepRows([], [], [], scores, distil=self._distil, **settings)
+        return StepRows([], [], [], scores, distil=self._distil, only_pairs=self._only_pairs, **settings)
 
     def read(self, step: int, indices: Sequence[int]) -> tuple[StepRows, UnusableRows]:
         """Read rows; return the rows that can be trained and the rows that cannot."""

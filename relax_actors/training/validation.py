@@ -43,7 +43,7 @@ class RowValidator:
         facts = measure(config.model_path)
         self._vocabulary = facts.vocabulary
         self._context, self._budget = facts.context_length, config.trainer.max_tokens_per_microbatch
-        self._max_tokens, self._steps = config.rollout.max_tokens, config.run.steps
+        self._steps = config.run.steps
         self._moe = facts.moe if config.trainer.router_replay else None
         self._needs_returns = config.critic is not None
         self._rows = config.algorithm.rows
@@ -53,7 +53,7 @@ class RowValidator:
 
     def of_prompt(self, prompt: Prompt) -> str:
         """Return why samples cannot be generated from a prompt."""
-        length, room = len(prompt.tokens), self._context - self._max_tokens
+        length, room = len(prompt.tokens), self._context - 1
         if not 0 < length <= room:
             return f"the prompt has {length} tokens; the model's context leaves 1 to {room}"
         if prompt.min_version > self._steps:

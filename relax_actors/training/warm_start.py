@@ -48,7 +48,7 @@ def warm_start(config: Config, engine: TrainingEngine, progress: Callable[[], No
         while len(samples) < settings.rows:
             attempts += 1
             if attempts > MAX_ATTEMPTS_PER_ROW * settings.rows:
-                msg = "trainer.warm_start found too few rows with an answer that fits; check data.answer_field"
+                msg = "trainer.warm_start found too few rows with an answer that fits; check data.fields.answer"
                 raise ConfigError(msg)
             sample = examples.sample(int(generator.integers(len(examples))))
             if sample is not None:

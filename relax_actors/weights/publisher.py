@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from relax_actors.algorithms.schedules import is_evaluated, last_evaluated
+from relax_actors.algorithms.schedules import is_evaluated, last_evaluated, reference_version
 from relax_actors.errors import ConfigError, FencedError
 from relax_actors.messages import Shard, Weights
 from relax_actors.runtime import Context
@@ -108,11 +108,13 @@ class Publisher:
         return Weights(version, fingerprint, shards, self.context.incarnation, base_version)
 
     def _is_read(self, version: int) -> bool:
-        """Whether an actor may read a version. Where rows come from data: only version 0 and evaluated versions."""
+        """Whether an actor may read a version; where rows come from data, the reference or an evaluation alone."""
         config = self.context.config
         if not config.from_data or config.roles.keys() - {"reference"}:
             return True
-        return version == 0 or (config.eval is not None and is_evaluated(config, version))
+        every = config.algorithm.reference_every
+        is_reference = version == 0 or (every is not None and version % every == 0)
+        return is_reference or (config.eval is not None and is_evaluated(config, version))
 
     def _uris(self, version: int) -> list[str]:
         """Return the names of the files of a version.
@@ -199,14 +201,16 @@ class Publisher:
         return self.context.table.store.write_together(uris, save)
 
     def _collect(self, version: int) -> None:
-        """Remove old versions, except the last few, versions to evaluate, and the bases of both."""
+        """Remove old versions, except the last few, references, versions to evaluate, and the bases of all of them."""
         config = self.context.config
         recent = version - config.staleness.max - 3
         kept = {*range(max(0, recent), version + 1), *last_evaluated(config, version)}
         kept |= {*self._pending_evaluations(recent)}
-        kept |= {cell.version for v in kept for cell in self._delta_chain(v)}
         if self._initial is not None:
-            kept.add(0)
+            # Rows that are in flight may belong to steps as old as the last few versions.
+            steps = range(max(0, recent), version + config.staleness.max + 1)
+            kept |= {0, *(reference_version(config, step) for step in steps)}
+        kept |= {cell.version for v in kept for cell in self._delta_chain(v)}
         self._cells = {v: cell for v, cell in self._cells.items() if v in kept}
         for path in self.context.table.store.path("weights").glob("*.safetensors"):
             number = path.name.split(".", 1)[0]

@@ -25,6 +25,18 @@ CASES = {
         *KL_IN_REWARD,
     ),
     "running means": ("algorithm.advantage=ema", "algorithm.scale=none", "data.function=tiny_tasks.with_roles"),
+    "a reference that is refreshed": (
+        "algorithm.reference_every=3",
+        "algorithm.kl.place=loss",
+        "algorithm.kl.coefficient=0.2",
+        "roles.reference.actor=reference",
+    ),
+    "pairs of the best and the worst sample": (
+        "algorithm.name=online_dpo",
+        "algorithm.shaping.filter_zero_variance=false",
+        "algorithm.pairs.losses={aot = 1.0, sigmoid = 1.0}",
+        "roles.reference.actor=reference",
+    ),
     "a greedy sample": ("algorithm.advantage=greedy", "algorithm.scale=none"),
     "an optimal token baseline": (
         "algorithm.advantage=optimal_token",

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from relax_actors.data.sources import open_source
+from relax_actors.errors import ConfigError
 from tests.conformance.base.data_source import SIZE, DataSourceConformance, MalformedRows, NeedsPackage
-from tests.support.data_files import ROWS, jsonl_of, module_of, parquet_of
+from tests.support.data_files import ROWS, arrow_of, jsonl_of, module_of, parquet_of
 
 EMPTY = {**ROWS[2], "prompt": None}
 
@@ -46,6 +48,53 @@ class TestParquet(DataSourceConformance, MalformedRows, NeedsPackage):
     @pytest.fixture
     def hopeless(self, tmp_path: Path) -> dict[str, Any]:
         return {"path": parquet_of(tmp_path, [*ROWS[:1], EMPTY, EMPTY][1:])}
+
+
+class TestArrow(DataSourceConformance, MalformedRows, NeedsPackage):
+    implements = "arrow"
+    required, where = "path", r"rows\.arrow row 3"
+    package, extra = "pyarrow", "parquet"
+
+    @pytest.fixture(params=["stream", "file"])
+    def settings(self, tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
+        return {"path": arrow_of(tmp_path, ROWS, request.param)}
+
+    @pytest.fixture
+    def malformed(self, tmp_path: Path) -> dict[str, Any]:
+        return {"path": arrow_of(tmp_path, [ROWS[0], ROWS[1], EMPTY, ROWS[3]])}
+
+    @pytest.fixture
+    def hopeless(self, tmp_path: Path) -> dict[str, Any]:
+        return {"path": arrow_of(tmp_path, [*ROWS[:1], EMPTY, EMPTY][1:])}
+
+
+class TestMixture(DataSourceConformance, MalformedRows):
+    """A mixture of two halves of a file; its metadata names the source."""
+
+    implements = "mixture"
+    required, where = "mixture", r"rows\.jsonl line 3"
+
+    @pytest.fixture
+    def settings(self, tmp_path: Path) -> dict[str, Any]:
+        return self.halves(jsonl_of(tmp_path, *ROWS))
+
+    @pytest.fixture
+    def malformed(self, tmp_path: Path) -> dict[str, Any]:
+        return self.halves(jsonl_of(tmp_path, ROWS[0], ROWS[1], b'{"prompt": "cut', ROWS[3]))
+
+    @pytest.fixture
+    def hopeless(self, tmp_path: Path) -> dict[str, Any]:
+        return self.halves(jsonl_of(tmp_path, *[EMPTY] * 5))
+
+    def test_a_size_takes_the_first_items(self, source: Any, settings: dict[str, Any]) -> None:
+        with pytest.raises(ConfigError, match=r"data\.size .* belong to a source of the mixture"):
+            open_source("mixture", **settings, size=4)
+        assert len(source) == SIZE
+
+    @staticmethod
+    def halves(path: Path) -> dict[str, Any]:
+        slices = {"first": "0%:40%", "second": "40%:"}
+        return {"mixture": {name: {"kind": "jsonl", "path": str(path), "rows": rows} for name, rows in slices.items()}}
 
 
 class TestReasoningGym(DataSourceConformance, NeedsPackage):

@@ -14,7 +14,7 @@ import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 DEADLINE = 240.0
-SIDES = {"bus_table_side.py", "bus_tq_side.py", "grpo_trl_side.py", "ppo_trl_side.py"}
+SIDES = {"bus_table_side.py", "bus_tq_side.py", "grpo_trl_side.py", "ppo_trl_side.py", "sft_trl_side.py"}
 """Processes that another program starts."""
 MEDIA = ("av", "cv2", "torchaudio")
 
@@ -42,6 +42,9 @@ PROGRAMS = {
     "bus.py": Program("--table-only --batches 3 --repeats 1", (r"pipelined, samples/s", r"memory_mib")),
     "collection.py": Program("--steps 4 --repeats 1", (r"CPU ms of the broker: \d",)),
     "commands.py": Program("--rounds 1", (r"status", r"check")),
+    "data.py": Program(
+        "--rows 2000 --read 200", (r"jsonl +2000 rows: first row", r"parquet +2000", r"arrow +2000", r"mixture +4000")
+    ),
     "engines.py": Program("--tokens 4 --repeats 1", (r"sglang",), ("sglang",)),
     "gpu_check.py": Program("--short --only inventory attention", (r"pass +attention", r"2 pass, 0 fail")),
     "generation.py": Program("--repeats 1", (r"ratio \d",)),
@@ -65,6 +68,9 @@ PROGRAMS = {
     "recovery.py": Program("--kills 1 --targets reward", (r"reward +\d", r"lost 0")),
     "sandbox.py": Program("--trips 2 --rounds 1", (r"sandbox +\d",), ("bwrap",)),
     "scale.py": Program("--actors 2 4 --rows 40 --processes 2 --repeats 1", (r"broker CPU per row",), misses=True),
+    "sft_vs_trl.py": Program(
+        "--rows 4 --steps 4 --warm-up 1 --repeats 1 --any-load", (r"sft: ratio \d", r"dpo: ratio \d"), ("trl",)
+    ),
     "simulate.py": Program("--time-scale 0.002 --steps 1", (r"times colocated",), misses=True),
     "soak.py": Program("--steps 24 --every 12", (r"lost 0",), misses=True),
     "start.py": Program("--rounds 1", (r"zygote +\d", r"first step after +\d")),

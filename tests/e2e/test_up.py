@@ -293,7 +293,7 @@ def test_data_file_without_prompts_is_refused_and_a_bad_line_is_noted(tmp_path: 
     (tmp_path / "data.jsonl").write_text('{"question": "12>"}\n{"question": "3>"}\n')
     done = relax("check", "config.toml", cwd=tmp_path)
     assert done.returncode == 2
-    assert "data.prompt_field" in done.stderr
+    assert "data.fields.prompt" in done.stderr
     (tmp_path / "data.jsonl").write_text('{"prompt": "12>", "answer": "1"}\n{"question": "3>"}\n')
     done = relax("check", "config.toml", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

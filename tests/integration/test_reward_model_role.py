@@ -115,7 +115,7 @@ def test_too_long_answer_is_refused_or_cut_as_the_setting_says(make_context: Mak
     error = Served(make_context, folder, short).scores(["1" * 20])
     assert isinstance(error, RowError)
     assert "oversize" in str(error)
-    cut = Served(make_context, folder, short, "roles.reward_model.oversize=truncate").scores(["1" * 20])
+    cut = Served(make_context, folder, short, "roles.reward_model.oversize=truncate_right").scores(["1" * 20])
     np.testing.assert_allclose(cut.values, [float(logits_of(folder, "7>" + "1" * 14)[0])], rtol=0, atol=1e-5)
 
 

@@ -211,3 +211,34 @@ def test_squares_are_those_of_the_model_at_the_newest_weights(
         # At least that of a uniform distribution, and at least the squared probability of any one token.
         assert (one > 1 / 14).all()
         assert (one < 1).all()
+
+
+REFRESHED = (
+    "roles.reference.replicas=1",
+    "roles.actor_fwd.replicas=1",
+    "algorithm.reference_every=2",
+    "algorithm.kl.place=loss",
+    "algorithm.proximal=actor_fwd",
+    "trainer.learning_rate=1e-2",
+    "staleness.max=1",
+)
+
+
+def test_refreshed_reference_scores_a_step_with_its_version_whatever_is_newer(
+    make_trainer: MakeTrainer, make_scorer: MakeScorer, table: Table
+) -> None:
+    trainer, reference = make_trainer(*REFRESHED), make_scorer("reference", *REFRESHED)
+    newest, scored = make_scorer("actor_fwd", *REFRESHED), {}
+    for step in range(7):
+        put_step(table, step, version=step)
+        scored[step] = score(table, reference, step)
+        score(table, newest, step)
+        read_all(table, trainer)
+    assert reference.metrics()["version"] == 4  # step 6 is admitted from version 5 on
+    # Rows of several steps together, by another actor, with newer weights published: as before, row by row.
+    again = make_scorer("reference", *REFRESHED).handle_many([*rows_of(table, 6), *rows_of(table, 4)])
+    for before, after in zip([*scored[6], *scored[4]], again, strict=True):
+        np.testing.assert_allclose(after, before, atol=1e-5)
+    plain = (*REFRESHED[:2], *REFRESHED[3:])
+    fixed = make_scorer("reference", *plain).handle_many(rows_of(table, 6))
+    assert max(float(np.abs(a - b).max()) for a, b in zip(fixed, scored[6], strict=True)) > 1e-3

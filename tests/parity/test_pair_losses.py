@@ -47,7 +47,8 @@ def ours(step: dict[str, Tensor], signs: Tensor | None = None, **algorithm: Any)
     if signs is None:
         signs = torch.tensor([1.0, -1.0]).repeat_interleave(n // 2).unsqueeze(-1).expand_as(leaf).double()
     zeros = torch.zeros_like(leaf)
-    inputs = LossInputs(leaf, zeros, signs, mask, reference=step["reference"])
+    row_tokens = mask.sum(-1).view(2, -1).sum(0).repeat(2)
+    inputs = LossInputs(leaf, zeros, signs, mask, row_tokens=row_tokens, reference=step["reference"])
     inputs.totals.row = torch.arange(n // 2).repeat(2)
     loss, measured = objective.loss(inputs)
     loss.backward()
@@ -60,21 +61,27 @@ def trl_dpo(step: dict[str, Tensor], losses: dict[str, float], **settings: Any) 
     """Loss and gradient of `DPOTrainer._compute_loss`, on log-probs in place of a model's."""
     leaf, model = trl_model(step)
     trainer = trl_trainer(
-        ld_alpha=None,
         precompute_ref_logps=True,
-        f_divergence_type="reverse_kl",
         loss_types=list(losses),
         loss_weights=list(losses.values()),
         use_weighting=False,
         args=SimpleNamespace(discopop_tau=0.05),
-        **{"beta": 0.1, "label_smoothing": 0.0} | settings,
+        **{"beta": 0.1, "label_smoothing": 0.0, "f_divergence_type": "reverse_kl", "ld_alpha": None} | settings,
     )
-    reference = (step["reference"] * step["mask"]).sum(-1)
+    reference = (step["reference"] * step["mask"] * of_length(step, settings.get("ld_alpha"))).sum(-1)
     given = {"ref_chosen_logps": reference[:PAIRS], "ref_rejected_logps": reference[PAIRS:]}
     loss = dpo_loss(trainer, model, trl_inputs(step) | given, return_outputs=False)
     loss.backward()
     assert leaf.grad is not None
     return float(loss.detach()), leaf.grad
+
+
+def of_length(step: dict[str, Tensor], alpha: float | None) -> Tensor:
+    """Weights of the tokens, `alpha` beyond the length of the shorter answer, which the reference has in TRL, too."""
+    lengths = step["mask"].sum(-1)
+    shorter = torch.minimum(lengths[:PAIRS], lengths[PAIRS:]).repeat(2)
+    beyond = torch.arange(WIDTH) >= shorter[:, None]
+    return torch.where(beyond, 1.0 if alpha is None else alpha, 1.0).double()
 
 
 def trl_model(step: dict[str, Tensor]) -> tuple[Tensor, Any]:
@@ -113,17 +120,54 @@ def assert_equal(one: Result, other: Result) -> None:
 
 OF_DPO = (
     *("sigmoid", "hinge", "ipo", "robust", "nca_pair", "apo_zero", "apo_down", "sppo_hard", "bco_pair"),
-    *("discopop", "sigmoid_norm", "sft", "exo_pair"),
+    *("discopop", "sigmoid_norm", "sft", "exo_pair", "aot", "aot_unpaired"),
 )
+NOISY = ("robust", "exo_pair", "aot", "aot_unpaired")
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("loss", OF_DPO)
 def test_loss_and_gradient_are_those_of_the_dpo_trainer(loss: str, seed: int) -> None:
-    step, noise = step_of(seed), {"label_smoothing": 0.1} if loss in ("robust", "exo_pair") else {}
+    step, noise = step_of(seed), {"label_smoothing": 0.1} if loss in NOISY else {}
     assert_equal(
         ours(step, name="dpo", pairs={"losses": {loss: 1.0}, "beta": 0.3, **noise}),
         trl_dpo(step, {loss: 1.0}, beta=0.3, **noise),
+    )
+
+
+@pytest.mark.parametrize("divergence", ["forward_kl", "js"])
+@pytest.mark.parametrize("loss", OF_DPO)
+def test_scores_of_a_divergence_are_those_of_the_dpo_trainer(loss: str, divergence: str) -> None:
+    step, noise = step_of(9, spread=0.2), {"label_smoothing": 0.1} if loss in NOISY else {}
+    theirs = {"js": "js_divergence"}.get(divergence, divergence)
+    assert_equal(
+        ours(step, name="dpo", pairs={"losses": {loss: 1.0}, "beta": 0.3, "f_divergence": divergence, **noise}),
+        trl_dpo(step, {loss: 1.0}, beta=0.3, f_divergence_type=theirs, **noise),
+    )
+
+
+@pytest.mark.parametrize("alpha", [0.3, 1.0, 2.5])
+def test_scores_of_the_alpha_divergence_are_its_derivative(alpha: float) -> None:
+    # TRL computes them in float32 alone. f(t) = (t^alpha - alpha t + alpha - 1) / (alpha (alpha - 1)).
+    step = step_of(10, spread=0.2)
+    reference = (step["reference"] * step["mask"]).sum(-1)
+
+    def loss(chosen: Tensor, rejected: Tensor) -> Tensor:
+        ratios = [(chosen - reference[:PAIRS]).exp(), (rejected - reference[PAIRS:]).exp()]
+        scores = [t.log() if alpha == 1.0 else (t ** (alpha - 1) - 1) / (alpha - 1) for t in ratios]
+        return -torch.log(1 / (1 + torch.exp(-0.3 * (scores[0] - scores[1]))))
+
+    pairs = {"losses": {"sigmoid": 1.0}, "beta": 0.3, "f_divergence": "alpha", "f_alpha": alpha}
+    assert_equal(ours(step, name="dpo", pairs=pairs), of_sums(step, loss, means=False))
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("loss", OF_DPO)
+def test_desensitised_lengths_are_those_of_the_dpo_trainer(loss: str, alpha: float) -> None:
+    step, noise = step_of(11), {"label_smoothing": 0.1} if loss in NOISY else {}
+    assert_equal(
+        ours(step, name="dpo", pairs={"losses": {loss: 1.0}, "beta": 0.3, "ld_alpha": alpha, **noise}),
+        trl_dpo(step, {loss: 1.0}, beta=0.3, ld_alpha=alpha, **noise),
     )
 
 
@@ -144,19 +188,20 @@ def of_sums(step: dict[str, Tensor], loss: Any, *, means: bool) -> Result:
     return float(value.detach()), leaf.grad
 
 
+@pytest.mark.parametrize("alpha", [0.0, 0.25, -0.5])
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 @pytest.mark.parametrize("loss", ["cpo", "simpo"])
-def test_losses_without_a_reference_are_those_of_the_cpo_trainer(loss: str, noise: float) -> None:
+def test_losses_without_a_reference_are_those_of_the_cpo_trainer(loss: str, noise: float, alpha: float) -> None:
     step = step_of(5)
     trainer = SimpleNamespace(
-        alpha=0.0,
+        alpha=alpha,
         loss_type="sigmoid" if loss == "cpo" else loss,
         beta=0.7,
         simpo_gamma=0.4,
         label_smoothing=noise,
         accelerator=SimpleNamespace(device="cpu"),
     )
-    pairs = {"losses": {loss: 1.0}, "beta": 0.7, "gamma": 0.4, "label_smoothing": noise}
+    pairs = {"losses": {loss: 1.0}, "beta": 0.7, "gamma": 0.4, "label_smoothing": noise, "alpha": alpha}
     expected = of_sums(step, lambda c, r: cpo_loss(trainer, c, r)[0], means=loss == "simpo")
     assert_equal(ours(step, name="dpo", pairs=pairs), expected)
 

@@ -304,8 +304,10 @@ def trl_weights(step: dict[str, Tensor], mode: str, low: float | None, high: flo
     ("mode", "kind", "level", "low"),
     [
         ("token_truncate", "tis", "token", None),
+        ("token_truncate", "tis", "token", 0.8),
         ("token_mask", "icepop", "token", 0.5),
         ("sequence_truncate", "tis", "sequence", None),
+        ("sequence_truncate", "tis", "sequence", 0.8),
         ("sequence_mask", "icepop", "sequence", 0.5),
     ],
 )
@@ -315,7 +317,7 @@ def test_correction_weights_are_those_of_trl(
     for seed in range(3):
         step = step_of(seed, empty=seed == 0)
         mask, theirs = step["mask"], trl_weights(step, mode, low, 1.5)
-        ours = correction_weights(step["old"], step["rollout"], mask, kind=kind, level=level, low=low or 0.0, high=1.5)
+        ours = correction_weights(step["old"], step["rollout"], mask, kind=kind, level=level, low=low, high=1.5)
         torch.testing.assert_close(ours.weight[mask], theirs[mask], rtol=1e-12, atol=0)
         assert ours.bounded[mask].any()
 

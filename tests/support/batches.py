@@ -139,10 +139,11 @@ def two_rows() -> list[TrainSample]:
         )
     for i in (1, 4):  # one advantage a sample
         found[i] = found[i].with_advantages(np.full(len(found[i]), found[i - 1].advantages[0]))
-    tokens = {(s.row, s.sample): 0 for s in found}
+    tokens, rows = {(s.row, s.sample): 0 for s in found}, {s.row: 0 for s in found}
     for s in found:
         tokens[s.row, s.sample] += s.trained
-    return [replace(s, sample_tokens=tokens[s.row, s.sample]) for s in found]
+        rows[s.row] += s.trained
+    return [replace(s, sample_tokens=tokens[s.row, s.sample], row_tokens=rows[s.row]) for s in found]
 
 
 def valued(batch: Sequence[TrainSample], seed: int) -> list[TrainSample]:

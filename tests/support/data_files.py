@@ -51,6 +51,16 @@ def parquet_of(folder: Path, rows: list[dict[str, Any]], group: int = 3) -> Path
     return path
 
 
+def arrow_of(folder: Path, rows: list[dict[str, Any]], form: str = "stream", batch: int = 3) -> Path:
+    """Write rows as Arrow in the format `stream` or `file`, in record batches of `batch`."""
+    path = folder / "rows.arrow"
+    table = pa.Table.from_pylist(rows)
+    make = pa.ipc.new_stream if form == "stream" else pa.ipc.new_file
+    with make(str(path), table.schema) as writer:
+        writer.write_table(table, max_chunksize=batch)
+    return path
+
+
 def module_of(folder: Path) -> str:
     """Write `FUNCTIONS` as a module with a name of its own; `folder` must be on the path to import it."""
     name = "functions_" + "".join(c if c.isalnum() else "_" for c in folder.name)

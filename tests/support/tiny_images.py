@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import wave
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,15 @@ def make(*, size: int | None, seed: int) -> list[Task]:
         count = 0 if i % 5 == 4 else 2 if i % 7 == 6 else 1
         tasks.append(Task(f"{'<image>' * count}{i % 10}>", str(i % 10), {"i": i}, media=(medium,) * count))
     return tasks
+
+
+def pairs(*, size: int | None, seed: int) -> list[Task]:
+    """The tasks of `make`, each with a chosen and a rejected answer."""
+    tasks = make(size=size, seed=seed)
+    return [
+        replace(task, answer="", metadata={"i": i, "chosen": str(i), "rejected": str(9 * i + 1)})
+        for i, task in enumerate(tasks)
+    ]
 
 
 def share_of_sevens(completion: str, prompt: Prompt) -> float:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from relax_actors.algorithms import shaping
 from relax_actors.algorithms.advantages import Group
 from relax_actors.algorithms.advantages.baselines import (
+    best_worst,
     ema,
     greedy,
     group,
@@ -201,3 +202,8 @@ def test_example_groups_have_empty_masked_and_single_samples() -> None:
     assert {found.n for found in groups} == {1, 3, 5}
     assert any((found.token_counts == 0).any() for found in groups)
     assert any(not found.mask.all() for found in groups)
+
+
+def test_best_and_worst_sample_are_a_pair_and_equal_rewards_make_none() -> None:
+    assert best_worst(Group(rewards=np.array([0.5, 2.0, -1.0, 2.0, -1.0]))).tolist() == [0.0, 1.0, -1.0, 0.0, 0.0]
+    assert best_worst(Group(rewards=np.full(3, 0.1))).tolist() == [0.0, 0.0, 0.0]

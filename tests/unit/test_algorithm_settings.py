@@ -166,6 +166,7 @@ def test_kl_cov_of_one_update_on_policy_is_noted() -> None:
 
 COMPLETED = {
     "ppo": ("critic.warmup_steps=0", "roles.reference.replicas=1"),
+    "rloo": ("roles.reference.replicas=1",),
     "reinforce_pp": ("roles.reference.replicas=1",),
     "optimal_token_baseline": ("roles.squares.actor=x.Squares",),
     "optimal_turn_baseline": ("roles.squares.actor=x.Squares",),
@@ -220,7 +221,8 @@ def test_algorithms_are_listed_with_formula_source_and_needs() -> None:
     listed = [json.loads(line) for line in commands("--json").splitlines()]
     assert [found["name"] for found in listed] == list(PRESETS)
     ppo = next(found for found in listed if found["name"] == "ppo")
-    assert ppo["paper"] == "1707.06347"
+    assert ppo["source"] == "arXiv 1707.06347"
+    assert all(found["figures"] for found in listed)
     assert ppo["needs"] == ["reference", "critic"]
     table = commands()
     assert all(name in table for name in PRESETS)

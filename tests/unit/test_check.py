@@ -54,7 +54,8 @@ def check(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_data_is_checked_where_the_model_cannot_be_read(tmp_path: Path) -> None:
     missing = tmp_path / "missing.jsonl"
-    data = f"data.path = '{missing}' does not exist; give the path of a file, absolute or from the working directory"
+    remedy = "give the path of a file or a folder, absolute or from the working directory"
+    data = f"data.path = '{missing}' does not exist; {remedy}"
     model = f"{ARCHITECTURE}: hidden_size = 0 must be a whole number above 0"
     assert errors(f"{ARCHITECTURE}.hidden_size=0", "data.kind=jsonl", f"data.path={missing}") == (model, data)
 
@@ -260,8 +261,8 @@ def test_prompts_longer_than_the_context_are_refused_with_the_first_row() -> Non
     limits = "the model's context, or trainer.max_tokens_per_microbatch if that is smaller"
     assert errors("rollout.max_tokens=62") == tuple(
         f"{where}: none of the first 200 rows can be used; the first: sort_digits.make item 1: prompt {prompt!r} has 5 "
-        f"tokens, more than the 2 that rollout.max_tokens = 62 leaves of 64 ({limits}); shorten the prompt or lower "
-        "rollout.max_tokens"
+        f"tokens, more than the 2 that rollout.max_tokens = 62 leaves of 64 ({limits}); shorten the prompt, lower "
+        "rollout.max_tokens, or set data.oversize"
         for where, prompt in (("data", "1872>"), ("eval.data", "1598>"))
     )
 

@@ -101,7 +101,7 @@ def test_a_configuration_is_immutable(write: Write) -> None:
         ("[rolout]\nsamples = 4\n", "rolout", "did you mean 'rollout'?"),
         ("[trainer.warm_start]\nstep = 4\nsteps = 4\n", "trainer.warm_start.step", "did you mean 'steps'?"),
         ("[eval]\nevry = 4\n[eval.data]\nkind = 'jsonl'\n", "eval.evry", "did you mean 'every'?"),
-        ("[eval.data]\nkind = 'jsonl'\npromt_field = 'q'\n", "eval.data.promt_field", "did you mean 'prompt_field'?"),
+        ("[eval.data]\nkind = 'jsonl'\nfield = {}\n", "eval.data.field", "did you mean 'fields'?"),
         ("[staleness]\nzzz = 4\n", "staleness.zzz", "known here: max, policy"),
     ],
 )
@@ -280,7 +280,7 @@ def test_overrides_are_toml_values_or_plain_strings(write: Write) -> None:
             "run.steps=7",
             "run.name=mine",
             'data.template="{prompt} ="',
-            "data.answer_field=a=b",
+            "data.fields.answer=a=b",
             "run.deterministic=true",
             "trainer.learning_rate=3e-4",
             'rollout.stop=["x", "y"]',
@@ -291,7 +291,11 @@ def test_overrides_are_toml_values_or_plain_strings(write: Write) -> None:
         ],
     )
     assert (config.run.steps, config.run.name, config.run.deterministic) == (7, "mine", True)
-    assert (config.data.template, config.data.answer_field, config.data.options) == ("{prompt} =", "a=b", {"level": 3})
+    assert (config.data.template, config.data.fields, config.data.options) == (
+        "{prompt} =",
+        {"answer": "a=b"},
+        {"level": 3},
+    )
     assert config.trainer.learning_rate == 3e-4
     assert config.trainer.warm_start is not None
     assert config.trainer.warm_start.steps == 4

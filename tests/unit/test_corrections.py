@@ -31,7 +31,7 @@ from relax_actors.engines.torch.objective import StepObjective
 
 SEEDS = st.integers(0, 2**31 - 1)
 KINDS = st.sampled_from(["none", "importance", "tis", "icepop"])
-REJECTS = st.sampled_from(["none", "geometric", "max", "product"])
+REJECTS = st.sampled_from(list(get_args(RejectKind)))
 AGGREGATES = st.sampled_from(list(get_args(LossMode)))
 LENGTH = 9
 """`algorithm.length` of the constant loss."""
@@ -61,7 +61,7 @@ def random_step(seed: int, batch: int = 6, seq: int = 7) -> tuple[Tensor, Tensor
     [
         ("none", [1, 1, 1, 1, 1], [0, 0, 0, 0, 0]),
         ("importance", [0.1, 0.5, 1, 2, 7], [0, 0, 0, 0, 0]),
-        ("tis", [0.1, 0.5, 1, 2, 2], [0, 0, 0, 0, 1]),
+        ("tis", [0.5, 0.5, 1, 2, 2], [1, 0, 0, 0, 1]),
         ("icepop", [0, 0.5, 1, 2, 0], [1, 0, 0, 0, 1]),
     ],
 )
@@ -73,6 +73,38 @@ def test_token_weights_match_hand_computed_values(
     found = weights_of(proximal, rollout, kind=kind, low=0.5, high=2.0)
     torch.testing.assert_close(found.weight, torch.tensor([expected], dtype=torch.float32), rtol=1e-5, atol=1e-5)
     assert found.bounded.int().tolist() == [bounded]
+
+
+def test_tis_without_a_lower_bound_keeps_small_weights() -> None:
+    rollout = logs(0.01, 0.02)
+    found = weights_of(rollout + logs(0.1, 7), rollout, kind="tis", high=2.0)
+    torch.testing.assert_close(found.weight, torch.tensor([[0.1, 2.0]]), rtol=1e-5, atol=1e-5)
+    assert found.bounded.tolist() == [[False, True]]
+
+
+def test_icepop_without_a_lower_bound_drops_weights_below_one_half() -> None:
+    rollout = logs(0.01, 0.02)
+    found = weights_of(rollout + logs(0.4, 0.6), rollout, kind="icepop", high=2.0)
+    torch.testing.assert_close(found.weight, torch.tensor([[0.0, 0.6]]), rtol=1e-5, atol=1e-5)
+
+
+def test_mean_k2_and_k3_of_a_sequence_decide_whether_it_is_kept() -> None:
+    proximal, rollout = torch.stack([logs(2, 2, 9)[0], logs(0.5, 0.5, 1)[0]]), torch.zeros(2, 3)
+    mask = torch.tensor([[True, True, False], [True, True, False]])
+    # k2 is log(2)^2 / 2 = 0.2402 for both; k3 is 2 - 1 - log 2 = 0.3069, and 0.5 - 1 + log 2 = 0.1931.
+    kept = {
+        (kind, limit): kept_sequences(proximal, rollout, mask, kind=kind, max_kl=limit).tolist()
+        for kind in ("k2", "k3")
+        for limit in (0.2, 0.25, 0.31)
+    }
+    assert kept == {
+        ("k2", 0.2): [False, False],
+        ("k2", 0.25): [True, True],
+        ("k2", 0.31): [True, True],
+        ("k3", 0.2): [False, True],
+        ("k3", 0.25): [False, True],
+        ("k3", 0.31): [True, True],
+    }
 
 
 def test_kept_sequences_match_hand_computed_values() -> None:
@@ -98,19 +130,17 @@ def test_equal_policies_need_no_correction(
 
 
 @given(SEEDS, st.floats(0, 1), st.floats(1, 10))
-def test_bounded_weights_equal_the_plain_ones_within_the_bounds_and_are_never_above(
-    seed: int, low: float, high: float
-) -> None:
+def test_bounded_weights_equal_the_plain_ones_within_the_bounds(seed: int, low: float, high: float) -> None:
     new, rollout, _, _ = random_step(seed)
     plain, tis, icepop = (
         weights_of(new, rollout, kind=kind, low=low, high=high) for kind in ("importance", "tis", "icepop")
     )
     for found in (tis, icepop):
         assert torch.equal(found.weight[~found.bounded], plain.weight[~found.bounded])
-        assert (found.weight <= plain.weight).all()
         assert (found.weight <= high + 1e-6).all()
+    assert (tis.weight >= low - 1e-6).all()
     assert not icepop.weight[icepop.bounded].any()
-    assert not (tis.bounded & ~icepop.bounded).any()
+    assert torch.equal(tis.bounded, icepop.bounded)
 
 
 @given(SEEDS, REJECTS)
@@ -185,6 +215,31 @@ def test_corrected_step_does_not_depend_on_its_micro_batches(
     cut, same = run(micro_batches(mask.sum(-1).tolist(), max_tokens=budget))
     torch.testing.assert_close(cut, whole, rtol=1e-4, atol=1e-6)
     assert same == pytest.approx(figures, rel=1e-4, abs=1e-5)
+
+
+@given(SEEDS, AGGREGATES)
+def test_rejected_sequence_that_is_counted_has_no_loss_but_divides_it(seed: int, aggregate: str) -> None:
+    new, rollout, advantages, mask = random_step(seed)
+    reject = {"kind": "geometric", "low": 0.6, "high": 1.6, "counted": True}
+    kept = kept_sequences(new, rollout, mask, kind="geometric", low=0.6, high=1.6)
+    objective, plain = objective_of(reject=reject, aggregate=aggregate), objective_of(aggregate=aggregate)
+    loss, measured = objective.loss(inputs(new, rollout, advantages, mask))
+    (gradient,) = torch.autograd.grad(loss, new)
+    whole, all_measured = plain.loss(inputs(new, rollout, advantages, mask))
+    (of_all,) = torch.autograd.grad(whole, new)
+    torch.testing.assert_close(gradient, of_all * kept.unsqueeze(-1))
+    assert objective.gradient_scale(measured) == plain.gradient_scale(all_measured)
+
+
+def test_every_prompt_weighs_the_same_whatever_the_number_of_its_tokens() -> None:
+    new = torch.full((3, 4), -1.0, requires_grad=True)
+    mask = torch.arange(4) < torch.tensor([[4], [2], [3]])
+    objective, row_tokens = objective_of(aggregate="prompt_mean"), torch.tensor([6, 6, 3])
+    loss, measured = objective.loss(inputs(new, new.detach(), torch.ones(3), mask, row_tokens=row_tokens))
+    (gradient,) = torch.autograd.grad(loss * objective.gradient_scale(measured), new)
+    # Two prompts, of 6 and 3 tokens: 1 / (2 x 6) and 1 / (2 x 3) for each token of advantage 1.
+    expected = -torch.tensor([[1 / 12], [1 / 12], [1 / 6]]) * mask
+    torch.testing.assert_close(gradient, expected)
 
 
 @given(SEEDS, AGGREGATES)

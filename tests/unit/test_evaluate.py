@@ -60,6 +60,8 @@ def test_other_kinds_give_hand_computed_numbers() -> None:
     ]
     sums = one("aggregation", "constant", {"per_token": [[1, 2], [3]]}, length=3)
     assert (sums["outputs"], sums["gradients"]["per_token"][1]) == ({"loss": 1.0}, [pytest.approx(1 / 6)])
+    prompts = one("aggregation", "prompt_mean", {"per_token": [[1, 2], [3], [7]], "groups": [0, 0, 1]})
+    assert prompts["outputs"] == {"loss": 4.5}  # the mean of 2 and 7
     weighed = {"proximal_logprobs": [[-1.0, -1.0]], "rollout_logprobs": [[-1.5, -1.0]]}
     assert one("correction", "tis", weighed, high=1.2)["outputs"] == {"weights": [[1.2, 1.0]], "bounded": [[1, 0]]}
     assert one("correction", "reject_product", weighed, high=1.2)["outputs"] == {"kept": [0]}
@@ -196,10 +198,10 @@ READ = "ratio, clip_low, clip_high, dual_clip, aggregate, log_ratio_penalty"
         ),
         (
             "correction",
-            "tis",
+            "importance",
             SCORES,
             {"low": 0.1},
-            "correction 'tis' does not read the setting 'low'; remove it. It reads: level, high, normalise",
+            "correction 'importance' does not read the setting 'low'; remove it. It reads: level, normalise",
         ),
         (
             "aggregation",

@@ -134,7 +134,7 @@ def test_tokens_are_told_from_samples_where_there_are_as_many() -> None:
         (
             {"kl_coefficient": 1.0, "kl_kind": "k4"},
             {},
-            "ValueError: setting kl.kind: Input should be 'k1', 'k2' or 'k3'",
+            "ValueError: setting kl.kind: Input should be 'k1', 'k2', 'k3' or 'abs'",
         ),
         ({"epsilon": "x"}, {}, "TypeError: setting epsilon is 'x'; give a number"),
     ],

@@ -173,11 +173,15 @@ def test_an_installed_estimator_is_used_by_its_name(install: Install) -> None:
 
 
 def test_an_installed_role_is_used_by_its_name(install: Install) -> None:
-    install("acme_roles", "[relax_actors.roles]\njudge = acme_roles:Judge\n")
-    for settings in (["roles.judge.replicas=2"], ["roles.judge.actor=judge"], ["roles.judge.actor=acme_roles:Judge"]):
+    install("acme_roles", "[relax_actors.roles]\nreferee = acme_roles:Judge\n")
+    for settings in (
+        ["roles.referee.replicas=2"],
+        ["roles.referee.actor=referee"],
+        ["roles.referee.actor=acme_roles:Judge"],
+    ):
         config = load_config(DEMO, settings)
-        assert type(make_role(config, "judge")).__name__ == "Judge"
-        spec = spec_of(config, "judge")
+        assert type(make_role(config, "referee")).__name__ == "Judge"
+        spec = spec_of(config, "referee")
         assert (spec.reads, spec.writes, spec.single) == (("trajectory",), ("verdict", "dropped", "quarantined"), False)
         assert examine(config).errors == ()
 

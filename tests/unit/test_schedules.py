@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relax_actors.algorithms.schedules import ScheduleKind, learning_rate, scheduled_learning_rate
+from relax_actors.algorithms.schedules import ScheduleKind, learning_rate, reference_version, scheduled_learning_rate
 from relax_actors.config import load_config
 from tests.support.running import TINY
 
@@ -64,3 +64,20 @@ def test_warm_up_longer_than_the_run_is_cut_to_the_run() -> None:
     config = load_config(TINY, ["run.steps=4", "trainer.warmup_steps=50", "trainer.schedule=linear"])
     base = config.trainer.learning_rate
     assert [scheduled_learning_rate(config, step) / base for step in range(4)] == pytest.approx([0.25, 0.5, 0.75, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("every", "lead", "expected"),
+    [
+        (None, 1, [0, 0, 0, 0, 0, 0, 0, 0]),
+        (3, 0, [0, 0, 0, 3, 3, 3, 6, 6]),
+        (3, 1, [0, 0, 0, 0, 3, 3, 3, 6]),
+        (1, 2, [0, 0, 0, 1, 2, 3, 4, 5]),
+    ],
+)
+def test_reference_of_a_step_is_a_version_that_is_published_before_its_rows(
+    every: int | None, lead: int, expected: list[int]
+) -> None:
+    overrides = [f"staleness.max={lead}", *([] if every is None else [f"algorithm.reference_every={every}"])]
+    config = load_config(TINY, overrides)
+    assert [reference_version(config, step) for step in range(8)] == expected

@@ -42,6 +42,7 @@ from tests.unit.test_masked_training import config_of, nothing
 SETTINGS = (
     *("ratio", "surrogate", "clip_low", "clip_high", "dual_clip", "divergence", "ratio_cap", "tau_pos", "tau_neg"),
     *("gamma_pos", "gamma_neg", "covariance_share", "covariance_bounds", "covariance_coefficient"),
+    *("second_moment_budget", "dro_beta"),
     *("log_ratio_penalty", "aggregate", "length", "proximal", "entropy", "correction", "reject"),
 )
 """Settings of [algorithm] that the loss reads."""
@@ -79,6 +80,23 @@ MORE: dict[str, dict[str, Any]] = {
     },
     "centred scores": {**PRESETS["reward_model"].settings, "scores": {"centring": 0.3}},
     "three classes": {**PRESETS["outcome_reward"].settings, "scores": {"classes": 3}},
+    "prompt mean": {"aggregate": "prompt_mean", "reject": {"kind": "k3", "max_kl": 0.02}},
+    "prompt mean of all": {"aggregate": "prompt_mean", "reject": {"kind": "k2", "max_kl": 0.02, "counted": True}},
+    "absolute KL": {"kl": {"place": "loss", "kind": "abs", "coefficient": 0.1}},
+    "bounded weights": {
+        "proximal": "trainer",
+        "correction": {"kind": "tis", "low": 0.9, "high": 1.1},
+        "reject": {"kind": "geometric", "low": 0.9, "high": 1.2, "counted": True},
+    },
+    "pairs: AOT of desensitised lengths, with a divergence": {
+        **PRESETS["dpo"].settings,
+        "pairs": {
+            "losses": {"aot": 1.0, "aot_unpaired": 0.5, "sft": 0.5, "sigmoid": 1.0},
+            "ld_alpha": 0.3,
+            "f_divergence": "js",
+            "beta": 0.5,
+        },
+    },
     "OPSM": {"reject": {"kind": "product", "low": 0.0, "high": 1e9, "opsm": 0.1}, "aggregate": "sample_mean_of_sums"},
 }
 
@@ -133,9 +151,11 @@ class Step:
             return taught(two_rows(), self.seed)
         random, found = np.random.default_rng(self.seed), []
         for row, samples in enumerate(self.sequences):
+            row_tokens = sum(sum(lengths) for lengths in samples)
             for sample, lengths in enumerate(samples):
                 advantage = random.normal()
-                found += [drawn(random, n, advantage, row, sample, sum(lengths)) for n in lengths]
+                own = [drawn(random, n, advantage, row, sample, sum(lengths)) for n in lengths]
+                found += [replace(sequence, row_tokens=row_tokens) for sequence in own]
         return taught(found, self.seed)
 
     def shares(self) -> list[list[list[int]]]:

@@ -12,6 +12,7 @@ divided by epsilon. A standard deviation has divisor n - 1.
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import numpy as np
@@ -138,8 +139,9 @@ def greedy(group: Group) -> Array:
 def passk(group: Group, *, scale: Scale = "none", epsilon: float = 1e-6) -> Array:
     r"""Train the best sample only, by its lead over the second best (arXiv 2503.19595).
 
-    $A_i = R_{(1)} - R_{(2)}$ for the best sample, 0 for all others. A tie for the best gives 0 everywhere, as does a
-    group of one.
+    $A_i = R_{(1)} - R_{(2)}$ for the best sample, 0 for all others: the largest reward of the group less the largest
+    without the sample. `pass_at_k` is another estimator, for k samples out of the group. A tie for the best gives 0
+    everywhere, as does a group of one.
 
     Args:
         group: rewards `[n]`; token rewards are summed into them.
@@ -154,6 +156,41 @@ def passk(group: Group, *, scale: Scale = "none", epsilon: float = 1e-6) -> Arra
     if group.n > 1:
         best, second = np.argsort(-totals, kind="stable")[:2]
         advantages[best] = (totals[best] - totals[second]) / divisor(totals, scale, epsilon)
+    return advantages
+
+
+@AdvantageSpec(
+    min_samples=2,
+    equal_rewards="zero",
+    formula="(1 - p) / (s + epsilon) for a correct sample, (1 - p - C(w - 1, k - 1) / C(n - 1, k - 1)) / (s + epsilon) "
+    "for a wrong one, with w wrong samples, k = pass_k, p = 1 - C(w, k) / C(n, k), s = sqrt(p (1 - p))",
+    latex=r"\frac{1 - p - [i \text{ is wrong}] \binom{w - 1}{k - 1} / \binom{n - 1}{k - 1}}{\sqrt{p (1 - p)} + "
+    r"\epsilon}, \quad p = 1 - \binom{w}{k} / \binom{n}{k}, \; w = |\{j : r_j < r_{\text{correct}}\}|",
+)
+def pass_at_k(group: Group, *, pass_k: int = 4, correct_reward: float = 1.0, epsilon: float = 1e-6) -> Array:
+    r"""Train the probability that one of k samples is correct: Pass@k Training (arXiv 2508.10751, equations 14, 15).
+
+    The analytical advantage of a sample over all subsets of k samples of the group, whose reward is 1 if a sample of
+    the subset is correct. p is the mean reward of a subset, s its standard deviation. With k = 1 it is that of GRPO
+    with the standard deviation of the population. A group in which every subset has a correct sample, or none has, has
+    advantage 0.
+
+    Args:
+        group: rewards `[n]`; token rewards are summed into them.
+        pass_k: k; at most n.
+        correct_reward: reward from which a sample is correct; the paper's rewards are 0 and 1.
+        epsilon: added to s.
+
+    Returns:
+        `[n] float64`.
+    """
+    n, k = group.n, min(pass_k, group.n)
+    correct = group.totals >= correct_reward
+    wrong = n - int(np.count_nonzero(correct))
+    fails = math.comb(wrong, k) / math.comb(n, k)
+    others = math.comb(wrong - 1, k - 1) / math.comb(n - 1, k - 1) if wrong else 0.0
+    deviation = math.sqrt(fails * (1 - fails))
+    advantages: Array = (fails - np.where(correct, 0.0, others)) / (deviation + epsilon)
     return advantages
 
 
@@ -187,6 +224,29 @@ def mean_ratio(group: Group) -> Array:
     if totals.min() == totals.max() or not mean > 0:
         return np.zeros(group.n)
     advantages: Array = (totals - mean) / mean
+    return advantages
+
+
+@AdvantageSpec(
+    min_samples=2,
+    equal_rewards="zero",
+    formula="1 for the best sample, -1 for the worst, else 0",
+    latex=r"\mathbb{1}[i = \arg\max_j r_j] - \mathbb{1}[i = \arg\min_j r_j]",
+)
+def best_worst(group: Group) -> Array:
+    """Make a pair of the best and the worst sample: online DPO, with the loss `preference` (arXiv 2402.04792).
+
+    The first of equal samples counts. Equal rewards make no pair: all advantages are 0.
+
+    Args:
+        group: rewards `[n]`; token rewards are summed into them.
+
+    Returns:
+        `[n] float64`.
+    """
+    totals, advantages = group.totals, np.zeros(group.n)
+    if totals.min() < totals.max():
+        advantages[totals.argmax()], advantages[totals.argmin()] = 1.0, -1.0
     return advantages
 
 

@@ -67,7 +67,7 @@ def advantage(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluat
     estimator: Estimator = partial(function, **bound)
     spec = advantage_spec(function)
     whole = _with_kl(_whole(name, spec, inputs), inputs, step, per_token=spec.per_token)
-    parts = _groups(inputs, whole.n)
+    parts = inputs.groups(whole.n)
     groups = [_group(whole, index, spec.needs, inputs) for index in parts]
     advantages = [_checked(np.asarray(estimator(group)), group, name) for group in groups]
     per_token = [returns_tokens(estimator, group, one) for group, one in zip(groups, advantages, strict=True)]
@@ -168,18 +168,6 @@ def _with_kl(whole: Group, inputs: Inputs, step: Mapping[str, Any], *, per_token
     if per_token:
         return replace(whole, token_rewards=kl if whole.token_rewards is None else whole.token_rewards + kl)
     return replace(whole, rewards=whole.rewards + per_sample_sums(kl, whole.token_counts))
-
-
-def _groups(inputs: Inputs, samples: int) -> list[list[int]]:
-    """Return the samples of each group, in the order of their first samples."""
-    ids = inputs.optional("groups") or [0] * samples
-    if len(ids) != samples:
-        msg = f"groups has {len(ids)} ids for {samples} samples; give one for each"
-        raise ValueError(msg)
-    groups: dict[Any, list[int]] = {}
-    for i, group in enumerate(ids):
-        groups.setdefault(group, []).append(i)
-    return list(groups.values())
 
 
 def _group(whole: Group, index: list[int], needs: Collection[str], inputs: Inputs) -> Group:

@@ -24,7 +24,7 @@ def correction(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evalua
     """Evaluate the weights of a correction, or which sequences are kept.
 
     The name is a value of algorithm.correction.kind; or "reject_geometric", "reject_max", "reject_product" with
-    settings `low` and `high`; or "opsm" with setting `threshold`.
+    settings `low` and `high`; "reject_k2", "reject_k3" with `max_kl`; or "opsm" with setting `threshold`.
     """
     proximal, rollout, mask = inputs.token("proximal_logprobs"), inputs.token("rollout_logprobs"), inputs.mask
     function = f"correction {name!r}"
@@ -36,9 +36,11 @@ def correction(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evalua
         advantages, threshold = inputs.sample_or_token("advantages"), number(settings, "threshold")
         return Evaluation({"kept": kept_by_opsm(proximal, rollout, advantages, mask, threshold=threshold)})
     if name in REJECT:
-        check_settings(function, settings, ("low", "high"))
+        check_settings(function, settings, ("max_kl",) if REJECT[name] in ("k2", "k3") else ("low", "high"))
         bounds = RejectSection.model_validate({**settings, "kind": REJECT[name]})
-        kept = kept_sequences(proximal, rollout, mask, kind=REJECT[name], low=bounds.low, high=bounds.high)
+        kept = kept_sequences(
+            proximal, rollout, mask, kind=REJECT[name], low=bounds.low, high=bounds.high, max_kl=bounds.max_kl
+        )
         return Evaluation({"kept": kept})
     section = AlgorithmSection.model_validate({"correction": {**settings, "kind": name}})
     unused = idle(section)

@@ -133,6 +133,21 @@ class Inputs:
                 found[i, t] = numbers
         return found.requires_grad_(gradient)
 
+    def groups(self, samples: int) -> list[list[int]]:
+        """Return the samples of each group of the input `groups`, in the order of their first samples; or all.
+
+        Raises:
+            ValueError: there is no id for each sample.
+        """
+        ids = self.optional("groups") or [0] * samples
+        if len(ids) != samples:
+            msg = f"groups has {len(ids)} ids for {samples} samples; give one for each"
+            raise ValueError(msg)
+        groups: dict[Any, list[int]] = {}
+        for i, group in enumerate(ids):
+            groups.setdefault(group, []).append(i)
+        return list(groups.values())
+
     @property
     def mask(self) -> Tensor:
         """Tokens that count, `[samples, width] bool`: input `mask`, or all tokens."""

@@ -90,29 +90,38 @@ def value_loss(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evalua
 
 
 def aggregation(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluation:
-    """Evaluate an aggregation of losses of tokens; the name is a value of algorithm.aggregate."""
+    """Evaluate an aggregation of losses of tokens; the name is a value of algorithm.aggregate.
+
+    With "prompt_mean", the samples of a prompt have the same number in the input `groups`.
+    """
     check_name(name, get_args(LossMode))
     check_settings(f"aggregation {name!r}", settings, ("length",) if name == "constant" else ())
     algorithm = AlgorithmSection.model_validate({**settings, "aggregate": name})
-    per_token, mask = inputs.token("per_token", gradient=True), inputs.mask
-    loss = aggregated(per_token, mask, algorithm)
+    per_token = inputs.token("per_token", gradient=True)
+    loss = aggregated(per_token, inputs, algorithm)
     return Evaluation({"loss": loss.item()}, gradients_of(loss, {"per_token": per_token}))
 
 
-def aggregated(per_token: Tensor, mask: Tensor, algorithm: AlgorithmSection) -> Tensor:
+def aggregated(per_token: Tensor, inputs: Inputs, algorithm: AlgorithmSection) -> Tensor:
     """Return the loss of a step of all samples.
 
     Raises:
         ValueError: the aggregation is "constant", and there is no length.
     """
+    mask = inputs.mask
     samples, tokens = float((mask.sum(-1) > 0).sum()), float(mask.sum())
-    normaliser = tokens if algorithm.aggregate == "token_mean" else samples
+    normaliser, counts = tokens if algorithm.aggregate == "token_mean" else samples, mask.sum(-1)
+    if algorithm.aggregate == "prompt_mean":
+        groups = inputs.groups(len(mask))
+        for members in groups:
+            counts[members] = counts[members].sum()
+        normaliser = float(sum(bool(mask[members].any()) for members in groups))
     if algorithm.aggregate == "constant":
         if algorithm.length is None:
             msg = 'aggregate = "constant" needs the setting length'
             raise ValueError(msg)
         normaliser *= algorithm.length
-    return reduce_loss(per_token, mask, mode=algorithm.aggregate, normaliser=max(normaliser, 1.0))
+    return reduce_loss(per_token, mask, mode=algorithm.aggregate, normaliser=max(normaliser, 1.0), tokens=counts)
 
 
 def mean_over_tokens(

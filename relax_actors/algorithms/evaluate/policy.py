@@ -62,7 +62,7 @@ def policy_loss(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evalu
     if algorithm.log_ratio_penalty:
         delta = (logprobs - old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         per_token = per_token + algorithm.log_ratio_penalty * delta.square()
-    loss = aggregated(per_token, mask, algorithm)
+    loss = aggregated(per_token, inputs, algorithm)
     outputs = {"loss": loss.item(), "per_token": per_token * mask, "clipped": policy.clipped & mask}
     return Evaluation({**outputs, "ratio": policy.ratio * mask}, gradients_of(loss, {"logprobs": logprobs}))
 

@@ -57,6 +57,16 @@ FORMULAS = {
         r"-\log \sigma\left(\beta \left(\frac{c}{|y_c|} - \frac{r}{|y_r|}\right)\right)",
         "2411.15124",
     ),
+    "aot": (
+        "-log s(beta (d - ref(d))), d = lp(c) - lp(r), ref(d) the reference's of the same rank in the step",
+        r"-\log \sigma(\beta (d_{(i)} - d^{\text{ref}}_{(i)})), \quad d = \ell_c - \ell_r \text{ sorted over the step}",
+        "2406.05882",
+    ),
+    "aot_unpaired": (
+        "-log s(beta (c - r)), c and r of the same rank in the step",
+        r"-\log \sigma(\beta (c_{(i)} - r_{(i)})) \text{ sorted over the step}",
+        "2406.05882",
+    ),
     "sft": (
         "-lp of the chosen answers, mean over their tokens",
         r"-\frac{1}{\sum |y_c|} \sum_t \ell_t \text{ of chosen answers}",
@@ -77,13 +87,16 @@ FORMULAS = {
 """Formula as plain text and as LaTeX, and arXiv number of its source, of each loss of `algorithm.pairs.losses`.
 
 c and r are the log-ratios of the chosen and the rejected answer to the reference, summed over their tokens, |c| and |r|
-their numbers of tokens, lp(c) and lp(r) their log-probs, s the sigmoid, e `label_smoothing`, which acts on `cpo` and
-`simpo`, too.
+their numbers of tokens, lp(c) and lp(r) their log-probs, s the sigmoid, e `label_smoothing`, which acts on `aot`,
+`aot_unpaired`, `cpo` and `simpo`, too. With `f_divergence`, c and r are scores of the log-ratios.
 """
 
 
+_SUMS = ("chosen_logprobs", "rejected_logprobs", "chosen_reference", "rejected_reference")
+
+
 @LossSpec(
-    rows="pairs",
+    rows=("pairs", "sampled"),
     ratio="none",
     over_row=True,
     formula="losses of c = sum(lp - ref) of the chosen answer and r of the rejected one",
@@ -97,37 +110,85 @@ def preference(inputs: PolicyInputs, *, pairs: PairsSection) -> PolicyLoss:
     each token has the gradient of its own log-prob times the one of its answer: as in GSPO-token, the gradient of a
     pair is that of its loss, wherever its sequences are computed. Both samples of a pair have its loss, so that the
     mean over samples (`aggregate = "sample_mean_of_sums"`) is the mean over pairs.
+
+    The chosen answer has a positive advantage and the rejected one a negative advantage. Of sampled rows these are the
+    best and the worst sample (`advantage = "best_worst"`): online DPO. A row without both has no loss.
     """
     import torch  # noqa: PLC0415 facts of losses are read without torch
 
     from relax_actors.algorithms.pair_losses import PAIR_LOSSES, PairSums  # noqa: PLC0415
 
-    logprobs, is_chosen = inputs.logprobs.detach(), inputs.advantages > 0
+    logprobs, is_chosen, is_rejected = inputs.logprobs.detach(), inputs.advantages > 0, inputs.advantages < 0
+    part = _weights_of_length(inputs, pairs.ld_alpha)
     reference = torch.zeros_like(logprobs) if inputs.reference is None else inputs.reference
     ones = torch.ones_like(logprobs)
 
     def sums(name: str, values: Tensor) -> list[Tensor]:
-        halves = {"chosen": is_chosen, "rejected": ~is_chosen}
+        halves = {"chosen": is_chosen, "rejected": is_rejected}
         return [inputs.row_sum(f"{half}_{name}", values * member) for half, member in halves.items()]
 
-    chosen, rejected = (own.clone().requires_grad_() for own in sums("logprobs", logprobs))
-    tokens, references = [own.clamp(min=1) for own in sums("tokens", ones)], sums("reference", reference)
+    chosen, rejected = (own.clone().requires_grad_() for own in sums("logprobs", logprobs * part))
+    taught = inputs.row_sum("taught_logprobs", logprobs * is_chosen).clone().requires_grad_()
+    counts, references = sums("tokens", ones), sums("reference", reference * part)
+    tokens, is_pair = [own.clamp(min=1) for own in counts], (counts[0] > 0) & (counts[1] > 0)
     of_samples = ones / inputs.sample_tokens.clamp(min=1).unsqueeze(-1)
     samples = inputs.row_sum("samples", of_samples)
     share: Tensor | float = 0.0
     if "sft" in pairs.losses:
-        taught = inputs.step_sum("taught", is_chosen.to(logprobs.dtype)).clamp(min=1)
-        share = (inputs.step_sum("all_samples", of_samples) / taught).to(logprobs.dtype) / samples
-    given = PairSums(chosen, rejected, references[0], references[1], tokens[0], tokens[1], share)
+        count = inputs.step_sum("taught", is_chosen.to(logprobs.dtype)).clamp(min=1)
+        share = (inputs.step_sum("all_samples", of_samples) / count).to(logprobs.dtype) / samples
+    matched = _matched(inputs) if {"aot", "aot_unpaired"} & pairs.losses.keys() else {}
+    given = PairSums(chosen, rejected, references[0], references[1], tokens[0], tokens[1], taught, share, **matched)
     with torch.enable_grad():
         loss = torch.stack([weight * PAIR_LOSSES[name](given, pairs) for name, weight in pairs.losses.items()]).sum(0)
-        slopes = torch.autograd.grad(loss.sum(), (chosen, rejected), allow_unused=True, materialize_grads=True)
-    slope = torch.where(is_chosen, slopes[0], slopes[1])
+        leaves = (chosen, rejected, taught)
+        slopes = torch.autograd.grad(loss.sum(), leaves, allow_unused=True, materialize_grads=True)
+    slope = part * (is_chosen * slopes[0] + is_rejected * slopes[1]) + is_chosen * slopes[2]
     value = (loss.detach() / inputs.row_sum("all_tokens", ones)).expand_as(logprobs)
     margin = given.difference.detach().squeeze(-1)
     return PolicyLoss(
-        samples * (value + slope * (inputs.logprobs - logprobs)),
+        is_pair * samples * (value + slope * (inputs.logprobs - logprobs)),
         inputs.no_token,
         ones,
         measured={"pair_accuracy": (margin > 0).to(logprobs.dtype), "pair_margin": pairs.beta * margin},
     )
+
+
+def _weights_of_length(inputs: PolicyInputs, ld_alpha: float | None) -> Tensor:
+    """Return the weight of each token's log-prob: `ld_alpha` beyond the shorter answer (arXiv 2409.06411, equation 7).
+
+    A sample of several sequences counts its tokens in each of them.
+    """
+    import torch  # noqa: PLC0415 as above
+
+    ones = torch.ones_like(inputs.logprobs)
+    if ld_alpha is None or inputs.row_tokens is None:
+        return ones
+    shared = torch.minimum(inputs.sample_tokens, inputs.row_tokens - inputs.sample_tokens)
+    return torch.where(inputs.mask.cumsum(-1) > shared.unsqueeze(-1), ones * ld_alpha, ones)
+
+
+def _matched(inputs: PolicyInputs) -> dict[str, Tensor]:
+    """Return the numbers of other pairs of the step that have the rank of each sequence's pair, `[batch, 1]`.
+
+    Alignment by optimal transport compares sorted numbers (AOT, arXiv 2406.05882). The sums of all pairs are constants,
+    so the match is the same however the step is cut. Earlier pairs come first in a tie.
+    """
+    columns = {name: inputs.all_rows(name)[0] for name in _SUMS}
+    places = inputs.all_rows(_SUMS[0])[1]
+    chosen = columns["chosen_logprobs"] - columns["chosen_reference"]
+    rejected = columns["rejected_logprobs"] - columns["rejected_reference"]
+    own = columns["chosen_logprobs"] - columns["rejected_logprobs"]
+    reference = columns["chosen_reference"] - columns["rejected_reference"]
+
+    def at_rank(numbers: Tensor, of: Tensor) -> Tensor:
+        """Return the number at the rank that each pair has by the numbers `of`."""
+        rank = of.argsort(stable=True).argsort(stable=True)
+        found = numbers.sort().values[rank][places]
+        return found.to(inputs.logprobs.dtype).unsqueeze(-1)
+
+    return {
+        "matched_reference": at_rank(reference, own),
+        "matched_chosen": at_rank(chosen, rejected),
+        "matched_rejected": at_rank(rejected, chosen),
+    }

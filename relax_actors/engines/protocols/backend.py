@@ -19,6 +19,7 @@ from relax_actors.engines.protocols.inference import InferenceEngine
 from relax_actors.engines.protocols.scoring import ScoringEngine
 from relax_actors.engines.protocols.server import ServerSpec
 from relax_actors.engines.protocols.training import RankEngine, TrainingEngine
+from relax_actors.errors import ConfigError
 from relax_actors.runtime import Context
 
 if TYPE_CHECKING:  # only ranks need torch
@@ -72,6 +73,20 @@ class InferenceBackend(Backend, Protocol):
         Raises:
             ConfigError: the configuration cannot work on this node.
         """
+
+    def build_frozen(self, context: Context, model: Path, device: str) -> InferenceEngine:  # noqa: ARG002 of a protocol
+        """Build an engine of a frozen model in the actor's process, for a judge; its weights are version 0.
+
+        Args:
+            context: context of the actor.
+            model: model folder with weights and tokenizer.
+            device: torch device, or "auto".
+
+        Raises:
+            ConfigError: the backend generates with the policy alone, or the folder has no weights that fit its model.
+        """
+        msg = f"{type(self).__name__} generates with the policy alone, and not with the frozen model {model}"
+        raise ConfigError(msg)
 
     def server(self, config: Config) -> ServerSpec | None:  # noqa: ARG002 of a protocol
         """Return how to run an inference server for each rollout actor; None if the engine needs none.

@@ -53,6 +53,7 @@ class TrainSample:
         row: index of the row in the step.
         sample: index of the sample in its row; sequences of one sample share it.
         sample_tokens: trained tokens of the whole sample, over all of its sequences; 0 if this is its only sequence.
+        row_tokens: trained tokens of all samples of the row; 0 if this is its only sequence.
 
     Raises:
         ValueError: arrays differ in length, or `loss_mask` is true for the first token.
@@ -76,6 +77,7 @@ class TrainSample:
     row: int = 0
     sample: int = 0
     sample_tokens: int = 0
+    row_tokens: int = 0
 
     def __post_init__(self) -> None:
         length = len(self.token_ids)

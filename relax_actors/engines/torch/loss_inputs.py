@@ -35,6 +35,8 @@ class LossInputs:
         mask: bool, true for trained tokens, false for padding.
         sample_tokens: `[batch] int64`, trained tokens of the whole sample of each sequence; None if every sample has
             one sequence.
+        row_tokens: `[batch] int64`, trained tokens of all samples of the row of each sequence; None if every row has
+            one sequence.
         proximal: float32, log-probs of the proximal policy; required if algorithm.proximal is "actor_fwd", and given
             with several updates a batch.
         reference: float32, log-probs of the reference model of the KL, if there is one.
@@ -53,6 +55,7 @@ class LossInputs:
     advantages: Tensor
     mask: Tensor
     sample_tokens: Tensor | None = None
+    row_tokens: Tensor | None = None
     proximal: Tensor | None = None
     reference: Tensor | None = None
     entropies: Tensor | None = None
@@ -67,3 +70,8 @@ class LossInputs:
     def counts(self) -> Tensor:
         """Trained tokens of the whole sample of each sequence, `[batch] int64`."""
         return self.mask.sum(-1) if self.sample_tokens is None else self.sample_tokens
+
+    @property
+    def row_counts(self) -> Tensor:
+        """Trained tokens of all samples of the row of each sequence, `[batch] int64`."""
+        return self.mask.sum(-1) if self.row_tokens is None else self.row_tokens

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from relax_actors.config.training import TrainerSection
 
-SMALLEST = 1.0
-"""Smallest loss scale; gradients that overflow with it are not finite without one either."""
+SMALLEST = 2.0**-20
+"""Smallest loss scale. Losses are sums over a step, so that gradients may overflow with a scale of 1, too."""
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class LossScale:
         updates: updates since it changed.
     """
 
-    value: float = SMALLEST
+    value: float = 1.0
     growth_interval: int = 0
     updates: int = 0
 
@@ -36,7 +36,7 @@ class LossScale:
 
     def scaled(self, loss: Tensor) -> Tensor:
         """Return the loss to run the backward pass of."""
-        return loss if self.value == SMALLEST else loss * self.value
+        return loss if self.value == 1.0 else loss * self.value
 
     def metrics_of(self, norm: float, measured: Iterable[float]) -> dict[str, float]:
         """Return the metrics of an update, and adapt the scale for the next one.
@@ -51,7 +51,8 @@ class LossScale:
             FloatingPointError: the norm is not finite, and would not be with a smaller scale.
         """
         scale, overflowed = self.value, not math.isfinite(norm)
-        if overflowed and (scale <= SMALLEST or not all(map(math.isfinite, measured))):
+        is_smallest = not self.growth_interval or scale <= SMALLEST
+        if overflowed and (is_smallest or not all(map(math.isfinite, measured))):
             msg = f"the gradient norm is {norm}"
             raise FloatingPointError(msg)
         self.updates = 0 if overflowed else self.updates + 1

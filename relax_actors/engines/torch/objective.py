@@ -164,11 +164,13 @@ class StepObjective:
         per_token = self._policy_term(inputs, measured)
         for term in self._other_terms(inputs, measured):
             per_token = per_token + term
-        shares = mask.sum(-1).double() / inputs.counts.clamp(min=1)
-        measured["samples"] = float(shares.sum())
-        trained = self._trained_tokens(inputs, shares, measured)
-        mode, counts = algorithm.aggregate, inputs.sample_tokens
-        loss = reduce_loss(per_token, trained, mode=mode, normaliser=1.0, sample_tokens=counts)
+        measured["samples"] = float(self._shares(inputs, inputs.counts).sum())
+        trained = self._trained_tokens(inputs, measured)
+        mode, tokens = algorithm.aggregate, inputs.sample_tokens
+        if mode == "prompt_mean":
+            tokens = inputs.row_counts
+            measured["prompts"] = float(self._shares(inputs, tokens).sum())
+        loss = reduce_loss(per_token, trained, mode=mode, normaliser=1.0, tokens=tokens)
         measured["loss"] = float(loss.detach())
         if inputs.scores is None:
             measured["entropy_proxy"] = float(-(logprobs.detach() * mask).sum())
@@ -208,6 +210,7 @@ class StepObjective:
             selected=selected,
             totals=inputs.totals,
             reference=inputs.reference,
+            row_tokens=inputs.row_counts,
             scores=inputs.scores,
             targets=inputs.targets,
         )
@@ -245,7 +248,7 @@ class StepObjective:
         given = self._policy_inputs(inputs, selected, measured)
         policy = self._functions.policy_loss(given)
         measured["clipped"] = float((policy.clipped & mask).sum())
-        shares = mask.sum(-1).double() / inputs.counts.clamp(min=1)
+        shares = self._shares(inputs, inputs.counts)
         measured |= {f"{OF_SAMPLES}{name}": float((values * shares).sum()) for name, values in policy.measured.items()}
         loss = policy.loss
         if algorithm.correction.kind != "none" and not policy.weighted:
@@ -287,28 +290,40 @@ class StepObjective:
             delta = logprobs - self._proximal(inputs)
             yield penalty * delta.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).square()
 
-    def _trained_tokens(self, inputs: LossInputs, shares: Tensor, measured: dict[str, float]) -> Tensor:
+    @staticmethod
+    def _shares(inputs: LossInputs, tokens: Tensor) -> Tensor:
+        """Return the trained tokens of each sequence over the tokens of its sample or prompt, `[batch] float64`."""
+        return inputs.mask.sum(-1).double() / tokens.clamp(min=1)
+
+    def _trained_tokens(self, inputs: LossInputs, measured: dict[str, float]) -> Tensor:
         """Return the mask without rejected sequences, whose ratios are too far from 1."""
         algorithm, mask, reject = self._algorithm, inputs.mask, self._algorithm.reject
         if reject.kind == "none":
             return mask
         near = inputs.logprobs if self._weighs_trained_policy else self._proximal(inputs)
-        kept = kept_sequences(near, inputs.rollout, mask, kind=reject.kind, low=reject.low, high=reject.high)
+        bounds: dict[str, float] = {"low": reject.low, "high": reject.high, "max_kl": reject.max_kl}
+        kept = kept_sequences(near, inputs.rollout, mask, kind=reject.kind, **bounds)
         trained = mask & kept.unsqueeze(-1)
         measured["rejected"] = float((~kept).sum())
-        measured["trained"] = float(trained.sum() if algorithm.aggregate == "token_mean" else (shares * kept).sum())
+        if reject.counted:
+            return trained
+        if algorithm.aggregate == "token_mean":
+            measured["trained"] = float(trained.sum())
+        else:
+            tokens = inputs.row_counts if algorithm.aggregate == "prompt_mean" else inputs.counts
+            measured["trained"] = float((self._shares(inputs, tokens) * kept).sum())
         return trained
 
     def gradient_scale(self, measured: dict[str, float]) -> float:
-        """Return the factor for the accumulated gradients: 1 / (trained tokens or samples of the step).
+        """Return the factor for the accumulated gradients: 1 / (trained tokens, samples or prompts of the step).
 
         With `algorithm.aggregate = "constant"` it is 1 / (samples x length). Samples have a trained token, and rejected
-        sequences do not count.
+        sequences do not count, unless `algorithm.reject.counted` is set.
 
         Args:
             measured: combined measurements of all micro-batches.
         """
-        count = measured["tokens" if self._algorithm.aggregate == "token_mean" else "samples"]
+        count = measured[{"token_mean": "tokens", "prompt_mean": "prompts"}.get(self._algorithm.aggregate, "samples")]
         trained = measured.get("trained", count)
         if self._algorithm.aggregate == "constant" and self._algorithm.length is not None:
             trained *= self._algorithm.length
@@ -323,7 +338,8 @@ class StepObjective:
         means = {name: measured[name] / measured["tokens"] for name in PER_TOKEN if name in measured}
         of_samples = [name for name in measured if name.startswith(OF_SAMPLES)]
         means |= {name.removeprefix(OF_SAMPLES): measured[name] / measured["samples"] for name in of_samples}
-        rest = {n: v for n, v in measured.items() if n not in ("trained", "samples") and not n.startswith(OF_SAMPLES)}
+        counts = ("trained", "samples", "prompts")
+        rest = {n: v for n, v in measured.items() if n not in counts and not n.startswith(OF_SAMPLES)}
         loss = {"loss": measured["loss"] * self.gradient_scale(measured)}
         if self._algorithm.kl.target is not None and "kl" in measured:
             loss["kl_coefficient"] = self._coefficients.kl

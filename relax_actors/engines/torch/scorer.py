@@ -19,7 +19,6 @@ from relax_actors.engines.torch.devices import device_of
 from relax_actors.engines.torch.experts import Routers
 from relax_actors.engines.torch.forward import Forward
 from relax_actors.engines.torch.micro_batch import MicroBatch
-from relax_actors.engines.torch.model import copy_into, read_folder
 from relax_actors.engines.torch.score_model import model_maker
 from relax_actors.engines.torch.swappable_model import SwappableModel
 from relax_actors.media.family import family_of
@@ -111,5 +110,51 @@ class TorchTeacher(TorchScorer):
 
     def __init__(self, config: Config, path: Path, device: str = "auto") -> None:
         super().__init__(config, device, follows=False, path=path)
-        copy_into(self._model, read_folder(self._model, path), str(path))
-        self._version = 0
+        self.freeze(path)
+
+
+class FrozenScorer(SwappableModel):
+    """Scores continuations of prompts with a frozen model of a folder, in float32 at temperature 1.
+
+    Args:
+        path: model folder with weights.
+        max_tokens: tokens of a micro-batch.
+        device: torch device, or "auto".
+
+    Raises:
+        ConfigError: the folder holds no model that transformers can build, or no weights that fit it.
+    """
+
+    def __init__(self, path: Path, max_tokens: int, device: str = "auto") -> None:
+        super().__init__(path, device_of(device), follows=False)
+        self.freeze(path)
+        self._forward = Forward(self._device, torch.float32, 1.0, family_of(path))
+        self._forward.prepare(self._model)
+        self._max_tokens = max_tokens
+
+    def logprobs(
+        self,
+        prompts: Sequence[NDArray[Any]],
+        continuations: Sequence[NDArray[Any]],
+        progress: Callable[[], None],
+    ) -> NDArray[Any]:
+        """Return the log-prob of each continuation of each prompt, `[prompts, continuations] float64`.
+
+        A prompt is read once. The same prompts in one call give the same bits in any process.
+
+        Args:
+            prompts: `[prompt_len] int32` each.
+            continuations: `[len] int32` each, at least one token.
+            progress: called after every micro-batch.
+
+        Raises:
+            ValueError: a prompt and a continuation have more than `max_tokens` tokens.
+        """
+        samples = [
+            TrainSample.of_completion(prompt, tokens, row=row, sample=sample)
+            for row, prompt in enumerate(prompts)
+            for sample, tokens in enumerate(continuations)
+        ]
+        scored = self._forward.score(self._model, samples, self._max_tokens, progress, None)
+        totals = np.array([one.sum(dtype=np.float64) for one in scored])
+        return totals.reshape(len(prompts), len(continuations))

@@ -80,7 +80,7 @@ def loss_inputs(
     if samples and samples[0].reference_logprobs is not None:
         reference = column("reference_logprobs")
     given = bool(samples) and samples[0].proximal_logprobs is not None
-    counts = [sample.sample_tokens or sample.trained for sample in samples]
+    counts, of_rows = [[getattr(s, name) or s.trained for s in samples] for name in ("sample_tokens", "row_tokens")]
     teacher = None
     if objective.needs_teacher:
         top = None if scored.top is None else column("teacher_top_logprobs")
@@ -91,6 +91,7 @@ def loss_inputs(
         column("advantages"),
         mask,
         torch.tensor(counts, dtype=torch.int64, device=mask.device),
+        torch.tensor(of_rows, dtype=torch.int64, device=mask.device),
         proximal=column("proximal_logprobs") if given else None,
         reference=reference,
         entropies=scored.entropies,
@@ -121,7 +122,14 @@ def _totals(
         return {n: torch.tensor([own[n] for own in of], dtype=torch.float64, device=device) for n in names}
 
     step = facts.sums if objective.needs_whole_step else None
-    return Totals(samples=columns(facts.sample_sums), step=step, row=row, rows=columns(facts.row_sums))
+    return Totals(
+        samples=columns(facts.sample_sums),
+        step=step,
+        row=row,
+        rows=columns(facts.row_sums),
+        by_row={n: torch.tensor(sums, dtype=torch.float64, device=device) for n, sums in facts.by_row.items()},
+        row_number=torch.tensor([facts.row_numbers[i] for i in indices], device=device) if facts.row_numbers else None,
+    )
 
 
 def record(objective: StepObjective, inputs: LossInputs, indices: Sequence[int]) -> Records:

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from relax_actors.engines.torch.host_memory import move_to_device, move_to_host
-from relax_actors.engines.torch.model import build, check_fit
+from relax_actors.engines.torch.model import build, check_fit, copy_into, read_folder
 from relax_actors.errors import StoreError
 from relax_actors.weights.host_copy import HostCopy
 from relax_actors.weights.protocols import WeightUpdate
@@ -158,6 +158,16 @@ class SwappableModel(SwappableWeights):
     def model(self) -> PreTrainedModel:
         """Model with the weights in use."""
         return self._model
+
+    def freeze(self, path: Path) -> None:
+        """Take the weights of a model folder, which never change, as version 0.
+
+        Raises:
+            ConfigError: the folder has no weights that fit the model.
+            StoreError: a file cannot be read.
+        """
+        copy_into(self._model, read_folder(self._model, path), str(path))
+        self._version = 0
 
     def _parameters(self) -> Mapping[str, Tensor]:
         return self._known

@@ -30,6 +30,17 @@ class TransformersBackend(InferenceBackend):
             config.model_path, device, records_experts=config.trainer.router_replay, kept_bytes=kept_bytes
         )
 
+    def build_frozen(self, context: Context, model: Path, device: str) -> InferenceEngine:
+        """Load a frozen model; see `InferenceBackend`."""
+        from relax_actors.engines.torch.devices import device_of  # noqa: PLC0415 as in `build`
+        from relax_actors.engines.torch.process_setup import configure_torch  # noqa: PLC0415
+        from relax_actors.engines.transformers.engine import TransformersEngine  # noqa: PLC0415
+
+        configure_torch(context.config.run)
+        engine = TransformersEngine(model, device_of(device))
+        engine.freeze(model)
+        return engine
+
     def check(self, config: Config, model: Path) -> Iterator[str]:
         """Refuse models that transformers cannot build."""
         check_architecture(config, model)

@@ -1,1 +1,1 @@
-"""Rewards that ask another service: `remote`, a reward over HTTP, and `judge`, a language model that grades samples."""
+"""Rewards that ask another service: `remote`, a reward over HTTP, and `judge`, a judge behind an endpoint."""

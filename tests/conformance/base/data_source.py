@@ -129,7 +129,7 @@ class MalformedRows:
         assert all(isinstance(source[i], Task) for i in (0, 1, 3))
 
     def test_a_source_without_a_good_row_is_refused(self, hopeless: dict[str, Any]) -> None:
-        with pytest.raises(ConfigError, match=r"^data\.\w+ = .*not one of \d+ rows is "):
+        with pytest.raises(ConfigError, match=r"^data\.[\w.]+(:| =) .*not one of \d+ rows is "):
             open_source(self.implements, **hopeless)
 
 

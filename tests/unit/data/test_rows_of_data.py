@@ -11,6 +11,7 @@ import pytest
 
 from relax_actors.config import Config, load_config
 from relax_actors.data.examples import ExampleMaker, row_of
+from relax_actors.data.field_names import FieldNames
 from relax_actors.data.fields import RowFields, task_of
 from relax_actors.data.task import Task
 from relax_actors.data.tokenizer import Tokenizer
@@ -121,14 +122,24 @@ def test_template_that_rewrites_earlier_messages_is_refused_by_name(tmp_path: Pa
 
 def test_long_example_is_refused_or_cut_off(tmp_path: Path) -> None:
     settings = ("data.chat=false",)
-    with pytest.raises(RowError, match=r"15 tokens.*10.*truncate"):
+    with pytest.raises(RowError, match=r"15 tokens.*10.*set data.oversize"):
         Made(tmp_path, *settings, context=10).row("2 + 2 =", " 4 4 4 ")
-    made = Made(tmp_path, *settings, "examples.oversize=truncate", context=10)
+    made = Made(tmp_path, *settings, "data.oversize=truncate_right", context=10)
     row = made.row("2 + 2 =", " 4 4 4 ")
     assert made.text(row) == "2 + 2 = 4 "
     assert row.finish_reasons == ["length"]
     with pytest.raises(RowError, match="none of its tokens is trained"):
         made.row("2 + 2 + 2 + 2 =", " 8")
+
+
+def test_example_may_lose_its_beginning(tmp_path: Path) -> None:
+    made = Made(tmp_path, "data.chat=false", "data.oversize=truncate_left", context=10)
+    row = made.row("2 + 2 =", " 4 4 4 ")
+    assert (made.text(row), row.texts, row.finish_reasons) == (" = 4 4 4 <|im_end|>", [" 4 4 4 "], ["length"])
+    pairs = Made(tmp_path / "p", "algorithm.name=dpo", "data.chat=false", "data.oversize=truncate_left", context=9)
+    row = pairs.row("2 + 2 =", chosen=" 4 4", rejected=" 5")
+    assert pairs.tokenizer.decode(row.prompt_tokens) == " 2 ="
+    assert row.texts == [" 4 4", " 5"]
 
 
 def test_row_that_no_cell_holds_is_refused() -> None:
@@ -178,7 +189,7 @@ def test_a_pair_has_one_prompt_and_two_answers(tmp_path: Path) -> None:
     other = [TALK[0] | {"content": "another question"}, TALK[1]]
     with pytest.raises(RowError, match="different prompts"):
         made.row("ignored", chosen=TALK[:2], rejected=other)
-    settings = ("algorithm.name=dpo", "data.chat=false", "examples.oversize=truncate")
+    settings = ("algorithm.name=dpo", "data.chat=false", "data.oversize=truncate_right")
     cut = Made(tmp_path / "cut", *settings, context=12)
     assert cut.row("2 + 2 =", chosen=" 4", rejected=" 5").texts == [" 4", " 5"]
     with pytest.raises(RowError, match="the same tokens, as far as"):
@@ -192,7 +203,9 @@ def test_tools_and_their_calls_reach_the_template(tmp_path: Path) -> None:
         "<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant {% endif %}"
     )
     call = {"role": "assistant", "tool_calls": [{"name": "add"}], "train": True}
-    task = task_of({"prompt": [TALK[0], call], "tools": [{"name": "add"}]}, "line 1", RowFields("prompt", "", tmp_path))
+    task = task_of(
+        {"prompt": [TALK[0], call], "tools": [{"name": "add"}]}, "line 1", RowFields(FieldNames({}), tmp_path)
+    )
     made = Made(tmp_path, template=template)
     row = made.maker.make(row_of(task, seed=0, min_version=0))
     assert made.text(row) == (
@@ -246,7 +259,7 @@ def test_scores_in_a_chat_are_read_where_generation_ends(tmp_path: Path) -> None
 
 
 def test_score_of_a_cut_answer_is_read_at_its_last_token(tmp_path: Path) -> None:
-    made = Made(tmp_path, *PAIR_SCORES, "examples.oversize=truncate", context=8)
+    made = Made(tmp_path, *PAIR_SCORES, "data.oversize=truncate_right", context=8)
     row = made.row("1234", chosen="56789", rejected="5")
     assert [text for text, _ in scored(made, row)] == ["12345678", "12345<|im_end|>"]
 
@@ -314,6 +327,6 @@ def test_steps_without_a_score_each_are_refused(tmp_path: Path, answer: str, fie
 
 
 def test_labels_beyond_the_end_of_a_cut_answer_are_left_out(tmp_path: Path) -> None:
-    made = Made(tmp_path, *STEP_SCORES, "examples.oversize=truncate", context=6)
+    made = Made(tmp_path, *STEP_SCORES, "data.oversize=truncate_right", context=6)
     row = made.row("q:", "a;bcd;", labels=[1, 0])
     assert scored(made, row) == [("q:a;", 1.0)]

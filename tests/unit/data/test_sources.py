@@ -132,14 +132,14 @@ def test_an_answer_that_is_not_text_becomes_json(tmp_path: Path, answer: object,
 
 def test_the_fields_of_prompt_and_answer_are_configurable(tmp_path: Path) -> None:
     path = jsonl_of(tmp_path, {"q": "Why?", "a": "So.", "answer": "other"})
-    source = open_source("jsonl", path=path, prompt_field="q", answer_field="a")
-    assert source[0] == Task("Why?", "So.", {"answer": "other"})
+    source = open_source("jsonl", path=path, fields={"prompt": "q", "answer": "a"})
+    assert source[0] == Task("Why?", "So.")
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_a_file_that_is_missing_empty_or_a_folder_is_a_config_error(tmp_path: Path, kind: Any) -> None:
     (tmp_path / "empty").touch()
-    for name, said in [("absent", "does not exist"), ("empty", "is empty"), (".", "is a folder")]:
+    for name, said in [("absent", "does not exist"), ("empty", "is empty"), (".", "is a folder without files")]:
         with pytest.raises(ConfigError, match=rf"^data.path = .* {said}"):
             open_source(kind, path=tmp_path / name)
 
@@ -156,10 +156,10 @@ def test_a_file_without_rows_is_a_config_error(tmp_path: Path) -> None:
 def test_a_file_without_a_good_row_is_a_config_error_that_lists_its_fields(tmp_path: Path) -> None:
     rows = [{"question": "x", "solution": "y"}] * 5
     said = r"^data.path = .*not one of 5 rows is good: .*line 1: no field 'prompt'; fields found: question, solution; "
-    with pytest.raises(ConfigError, match=said + r"set data.prompt_field.* \(and 2 more\)"):
+    with pytest.raises(ConfigError, match=said + r"set data.fields.prompt.* \(and 2 more\)"):
         open_source("jsonl", path=jsonl_of(tmp_path, *rows))
     with pytest.raises(
-        ConfigError, match=r"no column 'prompt'; columns found: question, solution; set data.prompt_field"
+        ConfigError, match=r"no column 'prompt'; columns found: question, solution; set data.fields.prompt"
     ):
         open_source("parquet", path=parquet_of(tmp_path, rows))
 
@@ -220,7 +220,7 @@ def test_a_function_gets_size_seed_and_options(functions: str) -> None:
 def test_items_of_a_function_are_checked_one_by_one(functions: str) -> None:
     source = open_source("python", function=f"{functions}:pairs")
     assert (source[0], source[5]) == (Task("one", "1"), Task("six", "6"))
-    for i, said in enumerate(["is neither a Task nor", "empty", "is neither", "is neither"], 1):
+    for i, said in enumerate(["is neither a Task", "empty", "is neither", "is neither"], 1):
         with pytest.raises(RowError, match=rf"{functions}:pairs item {i + 1}: .*{said}"):
             source[i]
 

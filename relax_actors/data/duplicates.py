@@ -1,0 +1,121 @@
+"""Rows of held-out data that are nearly equal to rows of the training data."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from relax_actors.config import Config
+from relax_actors.config.data import DataSection
+from relax_actors.data.mixture import first_items
+from relax_actors.data.prompt_maker import open_data
+from relax_actors.data.source import DataSource, blocks_of
+from relax_actors.data.task import Task
+from relax_actors.errors import RowError
+
+MAX_HELD_OUT, MAX_TRAINED = 500, 20_000
+"""Rows that are compared at most."""
+MAX_SECONDS = 1.0
+"""Time for a comparison; with less than all rows the note gives their number."""
+NEAR = 0.8
+"""Jaccard index of the word n-grams of two prompts from which on they are nearly equal."""
+WORDS = 5
+"""Words of an n-gram; a shorter prompt is one n-gram."""
+_WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A held-out row and the training row that is nearest to it, with their Jaccard index."""
+
+    held_out: str
+    trained: str
+    index: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Number of rows that were compared, and a pair for each held-out row that is nearly equal to a training row."""
+
+    held_out: int
+    trained: int
+    pairs: list[Pair]
+
+
+def note_duplicates(config: Config, held_out: DataSection, where: str) -> Iterator[str]:
+    """Note the rows of a held-out source that are nearly equal to rows of the training data.
+
+    Args:
+        config: configuration of the run.
+        held_out: section of the held-out source.
+        where: its name, for the note.
+    """
+    found = compare(open_data(config.data, config.media), open_data(held_out, config.media))
+    of = f"{found.trained} compared rows of the training data"
+    if not found.pairs:
+        yield f"{where}: none of {found.held_out} rows is nearly equal to one of {of}"
+        return
+    first = max(found.pairs, key=lambda pair: pair.index)
+    yield (
+        f"{where}: {len(found.pairs)} of {found.held_out} rows are nearly equal to one of {of}, so that "
+        f"held-out scores are too good; the nearest: {first.held_out} and {first.trained}, which share "
+        f"{first.index:.0%} of their sequences of {WORDS} words"
+    )
+
+
+def compare(trained: DataSource, held_out: DataSource, seconds: float = MAX_SECONDS) -> Comparison:
+    """Compare the prompts of held-out rows with those of training rows, within a time.
+
+    Training rows are drawn evenly from the whole source; where they are cheap to read in blocks only, they are read in
+    order.
+    """
+    end = time.monotonic() + seconds
+    texts = [(origin, grams) for origin, grams in _texts(held_out, first_items(held_out, MAX_HELD_OUT), end)]
+    holders: dict[str, list[int]] = defaultdict(list)
+    for number, (_, grams) in enumerate(texts):
+        for gram in grams:
+            holders[gram].append(number)
+    items = np.unique(np.linspace(0, len(trained) - 1, min(MAX_TRAINED, len(trained))).astype(np.int64))
+    if blocks_of(trained) is None:
+        items = np.random.default_rng(0).permutation(items)
+    best: dict[int, Pair] = {}
+    count = 0
+    for origin, grams in _texts(trained, items.tolist(), end):
+        count += 1
+        shared = Counter(number for gram in grams for number in holders.get(gram, ()))
+        for number, common in shared.items():
+            other, own = texts[number]
+            index = common / (len(own) + len(grams) - common)
+            if index >= NEAR and (number not in best or index > best[number].index):
+                best[number] = Pair(other, origin, index)
+    return Comparison(len(texts), count, [*best.values()])
+
+
+def _texts(source: DataSource, items: list[int], end: float) -> Iterator[tuple[str, set[str]]]:
+    """Yield the origin and the word n-grams of the prompts of some items, without malformed rows and until a time."""
+    for item in items:
+        try:
+            task = source[item]
+        except RowError:
+            continue
+        if grams := _grams(task):
+            yield task.origin or f"row {item + 1}", grams
+        if time.monotonic() > end:
+            return
+
+
+def _grams(task: Task) -> set[str]:
+    prompt = task.prompt
+    contents = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
+    parts = (part for content in contents for part in ([content] if isinstance(content, str) else _said(content)))
+    words = _WORD.findall(" ".join(parts).casefold())
+    return {" ".join(words[i : i + WORDS]) for i in range(max(1, len(words) - WORDS + 1))} if words else set()
+
+
+def _said(content: list[dict[str, str]]) -> Iterator[str]:
+    return (part["text"] for part in content if "text" in part)

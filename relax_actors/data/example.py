@@ -1,0 +1,87 @@
+"""Tokens of an example and the mask of the trained ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_actors.errors import RowError
+from relax_actors.messages import ObservedMedia
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of an example's text, and whether its tokens are trained.
+
+    `is_answer` says that a stop token ends it: added to plain text; in a conversation the first one that the template
+    writes, and what follows that is not trained, since no generation reaches it.
+    """
+
+    text: str
+    trained: bool
+    is_answer: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """Tokens of an example.
+
+    Attributes:
+        ids: `[len] int32`.
+        trained: `[len] bool`, which of them are trained, or of an answer that a reward model scores.
+        is_cut: whether its beginning or end is cut off.
+        observed: media and positions of all its tokens; None while each medium has one placeholder, and for a model of
+            text alone.
+        targets: `[len] float32`, what scores are compared with; NaN where no score is read. None for a model of tokens.
+    """
+
+    ids: Array
+    trained: Array
+    is_cut: bool = False
+    observed: ObservedMedia | None = None
+    targets: Array | None = None
+
+    @property
+    def mask(self) -> Array:
+        """Tokens that enter the loss, `[len] bool`: those that are trained, or where a score is read."""
+        return self.trained if self.targets is None else ~np.isnan(self.targets)
+
+    def since(self, begin: int) -> Example:
+        """Return the tokens from `begin` on.
+
+        Raises:
+            RowError: the example has media, which may not be divided.
+        """
+        if not begin:
+            return self
+        observed = self.observed
+        if observed is not None and observed.media:
+            msg = 'its beginning cannot be cut off, as it has media; set data.oversize = "truncate_right"'
+            raise RowError(msg)
+        if observed is not None:
+            observed = replace(observed, positions=observed.positions[:, : len(self.ids) - begin])
+        targets = None if self.targets is None else self.targets[begin:]
+        return Example(self.ids[begin:], self.trained[begin:], is_cut=True, observed=observed, targets=targets)
+
+    def until(self, end: int, *, is_cut: bool) -> Example:
+        """Return the first `end` tokens, which end within no medium."""
+        observed = self.observed
+        if observed is not None:
+            media = [medium for medium in observed.media if medium.start < end]
+            observed = replace(observed, media=media, positions=observed.positions[:, :end])
+        targets = None if self.targets is None else self.targets[:end]
+        return Example(self.ids[:end], self.trained[:end], is_cut, observed, targets)
+
+
+def end_between_media(ids: Array, observed: ObservedMedia, most: int) -> int:
+    """Return the most tokens, up to `most`, that an example may be cut off after without cutting a medium."""
+    for medium in observed.media:
+        places = np.flatnonzero(ids == ids[medium.start])
+        if medium.start < most <= places[places >= medium.start][medium.tokens - 1]:
+            return medium.start
+    return most

@@ -1,0 +1,144 @@
+"""Data source that mixes others, and the plan of which source each row of a run comes from."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from itertools import accumulate
+
+import numpy as np
+
+from relax_actors.config.data import DataSection
+from relax_actors.config.sources import exact_weights
+from relax_actors.data.fields import check_index
+from relax_actors.data.shares import Plan
+from relax_actors.data.source import Blocks, DataSource, SourceSettings, blocks_of
+from relax_actors.data.sources import open_source
+from relax_actors.data.task import Task
+from relax_actors.errors import ConfigError
+
+SOURCE = "source"
+"""Field of the metadata of a row that names its source."""
+_BLOCK_ROWS = 8192
+"""Rows of a block of a source whose rows can be read in any order."""
+
+
+def open_mixture(settings: SourceSettings) -> Mixture:
+    """Open the sources of a mixture.
+
+    Raises:
+        ConfigError: one of them cannot be opened; the message names it.
+    """
+    if not settings.mixture:
+        msg = "data.mixture is not set; data.kind = 'mixture' needs it"
+        raise ConfigError(msg)
+    if settings.size is not None or settings.rows is not None:
+        msg = "data.size and data.rows belong to a source of the mixture; set them in [data.mixture.<name>]"
+        raise ConfigError(msg)
+    parts = {}
+    for name, own in settings.mixture.items():
+        try:
+            parts[name] = open_source(**own, media_bytes=settings.media_bytes)
+        except ConfigError as error:
+            msg = f"data.mixture.{name}: {error}"
+            raise type(error)(msg) from error
+    return Mixture(parts)
+
+
+class Mixture:
+    """The tasks of several sources, one source after the other; metadata names the source of each."""
+
+    def __init__(self, parts: Mapping[str, DataSource]) -> None:
+        self.parts = dict(parts)
+        self._names, self._sources = [*parts], [*parts.values()]
+        self.starts = [*accumulate((len(part) for part in self._sources), initial=0)]
+        given = [blocks_of(part) for part in self._sources]
+        limits = [blocks.held for blocks in given if blocks is not None]
+        if limits:
+            sizes = [_blocks(part) for part in self._sources]
+            self.blocks = Blocks(np.concatenate(sizes), min(limits))
+
+    def __len__(self) -> int:
+        return self.starts[-1]
+
+    def __getitem__(self, i: int) -> Task:
+        check_index(i, len(self))
+        k = bisect_right(self.starts, i) - 1
+        task = self._sources[k][i - self.starts[k]]
+        return replace(task, metadata={SOURCE: self._names[k]} | task.metadata)
+
+
+def _blocks(source: DataSource) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    if (blocks := blocks_of(source)) is not None:
+        return blocks.sizes
+    full, rest = divmod(len(source), _BLOCK_ROWS)
+    return np.array([_BLOCK_ROWS] * full + [rest] * bool(rest), np.int64)
+
+
+def first_items(source: DataSource, count: int) -> list[int]:
+    """Return the first items of a source, at most `count`; of a mixture, those of each source in turn."""
+    if not isinstance(source, Mixture):
+        return list(range(min(count, len(source))))
+    longest = max(map(len, source.parts.values()))
+    items: Iterator[int] = (
+        start + i
+        for i in range(longest)
+        for start, part in zip(source.starts, source.parts.values(), strict=False)
+        if i < len(part)
+    )
+    return [item for item, _ in zip(items, range(count), strict=False)]
+
+
+def plan_of(data: DataSection, rows_per_step: int) -> Plan | None:
+    """Return which source each row of a run comes from; None if the rows of all sources are one data set.
+
+    Args:
+        data: section of the source.
+        rows_per_step: rows of a step (`trainer.prompts_per_step`).
+    """
+    first = {name: part.weight for name, part in data.mixture.items() if part.weight is not None}
+    if not first:
+        return None
+    stages = [(0, first), *((stage.step * rows_per_step, stage.weights) for stage in data.curriculum)]
+    exact = [(row, exact_weights(weights)) for row, weights in stages]
+    return Plan([(row, [weights.get(name, Fraction(0)) for name in first]) for row, weights in exact])
+
+
+def rows_of_epochs(data: DataSection, source: DataSource, epochs: int, rows_per_step: int) -> int:
+    """Return the rows of some epochs of a source; of a mixture with weights, until `data.stop` ends it.
+
+    Raises:
+        ConfigError: it does not end, as the last weights leave out a source that is not done.
+    """
+    plan = plan_of(data, rows_per_step)
+    if plan is None or not isinstance(source, Mixture):
+        return epochs * len(source)
+    sizes = [epochs * len(part) for part in source.parts.values()]
+    rows = plan.length(sizes, data.stop)
+    if rows is None:
+        msg = (
+            f"run.epochs = {epochs}: the last weights of data.mixture leave out a source that has rows left, so that "
+            "the run does not end; set run.steps in place of run.epochs"
+        )
+        raise ConfigError(msg)
+    return max(1, rows)
+
+
+def shares_of(data: DataSection, source: Mixture, rows: int, rows_per_step: int) -> Sequence[str]:
+    """Describe what a run takes from each source of a mixture.
+
+    Args:
+        data: section of the source.
+        source: the open source.
+        rows: rows that the run trains.
+        rows_per_step: rows of a step.
+    """
+    plan = plan_of(data, rows_per_step)
+    sizes = [len(part) for part in source.parts.values()]
+    counts = [rows * size / sum(sizes) for size in sizes] if plan is None else plan.counts(rows)
+    return [
+        f"{name} {count / rows:.0%} ({size} rows, {count / size:.2g} times)"
+        for name, size, count in zip(source.parts, sizes, counts, strict=True)
+    ]

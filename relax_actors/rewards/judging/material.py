@@ -1,0 +1,40 @@
+r"""Texts of prompts and policies as parts of a message to a judge, which they can neither end nor add to.
+
+A part is written as a JSON string: quotes, line breaks and control characters are escaped. Characters that begin tokens
+of chat templates, `<` and `[`, are escaped, too, and so are special tokens that begin otherwise. Quotes are spelled
+`\u0022`, so that a tokenizer without a backslash does not leave a quote of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+
+SIGNS = "<[\x85\u2028\u2029"
+
+
+def escaped(text: str, special: Iterable[str] = ()) -> str:
+    """Return a text as the inside of a JSON string; it contains no quote, line break, `<`, `[` or special token.
+
+    Args:
+        text: what a user or a policy wrote.
+        special: texts of the special tokens of the judge's tokenizer, if they are known.
+    """
+    found = json.dumps(text, ensure_ascii=False)[1:-1].replace('\\"', _code('"'))
+    for sign in SIGNS:
+        found = found.replace(sign, _code(sign))
+    for token in special:
+        if token and token in found:
+            found = found.replace(token, _code(token[0]) + token[1:])
+    return found
+
+
+def material(parts: Mapping[str, str], special: Iterable[str] = ()) -> str:
+    """Return texts by name as a JSON object, one a line; see `escaped`."""
+    tokens = tuple(special)
+    lines = [f' "{name}": "{escaped(text, tokens)}"' for name, text in parts.items()]
+    return "{\n" + ",\n".join(lines) + "\n}"
+
+
+def _code(character: str) -> str:
+    return f"\\u{ord(character):04x}"
