@@ -159,9 +159,8 @@ class PolicyInputs:
         totals: sums of whole samples and of the step.
         reference: float32, log-probs of the reference model; None without one.
         row_tokens: `[batch] int64`, trained tokens of all samples of the row of each sequence.
-        scores: `[batch, seq, classes] float32`, with gradient, of a model with `algorithm.head = "scores"`, in which
-            `logprobs` are the first of them; None for a model of tokens.
-        targets: float32, what the scores are compared with: the class of a label, or the margin of a pair, detached.
+        scores: `[batch, seq, classes] float32`, of a reward model, with gradient; `logprobs` are the first.
+        targets: float32, what the scores are compared with: the class of a label, or the margin of a pair.
     """
 
     logprobs: Tensor
