@@ -206,7 +206,13 @@ TEACHERS = (
     ),
     Case("a hint that adds nothing", (TEACHER, "roles.teacher.hint='{prompt}'")),
 )
+REWARD_MODELS = (
+    Case("a reward model that is not served", ("reward.function=reward_model",)),
+    Case("a reward model whose scores nobody reads", ("roles.reward_model.model=runs/demo/model",)),
+)
 FROM_DATA = (
+    Case("several scores of a pair", ("algorithm.name=reward_model", "algorithm.scores.classes=2"), SFT),
+    Case("trained tokens of a reward model", ("algorithm.name=reward_model", "examples.train=all"), SFT),
     Case("samples in a run on examples", ("rollout.group_size=4",), SFT),
     Case("a reward in a run on examples", ("reward.function=numeric_match",), SFT),
     Case("examples in a run that samples", ("examples.train=all",)),

@@ -47,6 +47,9 @@ CONDITIONS: tuple[tuple[tuple[str, ...], str, tuple[object, ...]], ...] = (
     (("distil.teacher_weight",), "distil.kind", ("jsd",)),
     (("pairs.",), "surrogate", ("preference",)),
     (("labels.",), "rows", ("labelled",)),
+    (("pairs.", "labels."), "head", ("tokens",)),
+    (("scores.",), "head", ("scores",)),
+    (("scores.centring",), "rows", ("pairs",)),
     (("shaping.overlong_",), "shaping.overlong", (True,)),
 )
 """Beginnings of the names of settings, with the setting that they need and its values; any value for ()."""

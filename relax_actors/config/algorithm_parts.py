@@ -220,6 +220,17 @@ class LabelsSection(Section):
     """Weight of bad answers."""
 
 
+class ScoresSection(Section):
+    """[algorithm.scores]: the scores of a reward model, with `head = "scores"`."""
+
+    classes: Positive = 1
+    """Number of scores of an answer or step. One is the score itself, and of labelled answers and steps the logit of a
+    good one; several are logits of classes, and a label is the number of its class, from 0."""
+    centring: NonNegative = 0.0
+    """Factor of the squared sum of the two scores of a pair, which holds scores near 0 (arXiv 2312.09244); 0.01 is
+    usual."""
+
+
 class ShapingSection(Section):
     """[algorithm.shaping]: changes of rewards, rows and trained tokens before the advantages."""
 

@@ -79,6 +79,8 @@ MORE: dict[str, dict[str, Any]] = {
         for loss in FORMULAS
     },
     "imitation": {"positive_nll": 0.5},
+    "centred scores": {**PRESETS["reward_model"].settings, "scores": {"centring": 0.3}},
+    "three classes": {**PRESETS["outcome_reward"].settings, "scores": {"classes": 3}},
     "prompt mean": {"aggregate": "prompt_mean", "reject": {"kind": "k3", "max_kl": 0.02}},
     "prompt mean of all": {"aggregate": "prompt_mean", "reject": {"kind": "k2", "max_kl": 0.02, "counted": True}},
     "absolute KL": {"kl": {"place": "loss", "kind": "abs", "coefficient": 0.1}},
@@ -108,6 +110,8 @@ def losses() -> dict[str, dict[str, Any]]:
         chosen = {key: value for key, value in preset.settings.items() if key in SETTINGS}
         if preset.settings.get("kl", {}).get("place") == "loss":
             chosen["kl"] = preset.settings["kl"]
+        if preset.settings.get("head") == "scores":
+            chosen |= {key: preset.settings[key] for key in ("rows", "head", "scores") if key in preset.settings}
         if chosen.get("aggregate") == "constant":
             chosen["length"] = 5
         found.setdefault(json.dumps(chosen, sort_keys=True), {"name": name, **chosen})
@@ -203,6 +207,13 @@ def taught(samples: list[TrainSample], seed: int) -> list[TrainSample]:
     return found
 
 
+def labelled(samples: list[TrainSample], chosen: dict[str, Any]) -> list[TrainSample]:
+    """Add what scores are compared with, classes or margins, for a loss of scores."""
+    if chosen.get("head") != "scores":
+        return samples
+    return [replace(sample, targets=(np.arange(len(sample)) % 2).astype(np.float32)) for sample in samples]
+
+
 TWO_ROWS = Step((), 1, 14, by_row=True, places=(0, 3, 4, 1, 3, 0), ranks=2)
 """The step of `two_rows`: each sequence in a micro-batch of its own, those of each sample on different ranks."""
 STEPS = st.builds(
@@ -251,7 +262,8 @@ def step_of(
 @given(STEPS)
 @example(TWO_ROWS)
 def test_loss_and_gradient_do_not_depend_on_the_cut(config: Config, name: str, step: Step) -> None:
-    chosen, samples = losses()[name], step.samples()
+    chosen = losses()[name]
+    samples = labelled(step.samples(), chosen)
     loss, gradient = step_of(config, 200, chosen, samples)
     assert gradient.any() or bool(step.sequences)
     other, cut = step_of(config, step.budget, chosen, samples, by_row=step.by_row)
@@ -268,6 +280,7 @@ class Rank:
     def __init__(self, chosen: dict[str, Any], samples: list[TrainSample]) -> None:
         algorithm = AlgorithmSection.model_validate(chosen)
         self.objective, self.samples = StepObjective(algorithm), samples
+        self.classes = algorithm.scores.classes if algorithm.trains_scores else 0
         self.has_top = algorithm.distil.place == "loss" and algorithm.distil.top_k is not None
         random = torch.Generator().manual_seed(3)
         width = max(sample.trained for sample in samples)
@@ -294,8 +307,9 @@ class Rank:
             return found
 
         top = self.top[indices, :width] if self.has_top else None
-        squares = self.entropies[indices, :width] + 0.1
-        scored = ScoredTokens(self.logprobs[indices, :width], self.entropies[indices, :width], top, squares)
+        squares, own = self.entropies[indices, :width] + 0.1, self.logprobs[indices, :width]
+        scores = own.unsqueeze(-1) * torch.arange(1.0, self.classes + 1) if self.classes else None
+        scored = ScoredTokens(own, self.entropies[indices, :width], top, squares, scores)
         return loss_inputs(self.objective, chosen, scored, mask, padded, facts=facts, indices=indices)
 
     def records(self, micro_batches: list[list[int]]) -> list[dict[str, Any]]:
@@ -336,7 +350,8 @@ def shared_step(
 @given(STEPS)
 @example(TWO_ROWS)
 def test_loss_and_gradient_do_not_depend_on_the_ranks_that_share_a_step(name: str, step: Step) -> None:
-    chosen, samples = losses()[name], step.samples()
+    chosen = losses()[name]
+    samples = labelled(step.samples(), chosen)
     loss, gradient = shared_step(chosen, samples, [[list(range(len(samples)))]])
     assert gradient.any() or bool(step.sequences)
     other, of_ranks = shared_step(chosen, samples, step.shares())

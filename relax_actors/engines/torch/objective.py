@@ -159,7 +159,8 @@ class StepObjective:
             measured["prompts"] = float(self._shares(inputs, tokens).sum())
         loss = reduce_loss(per_token, trained, mode=mode, normaliser=1.0, tokens=tokens)
         measured["loss"] = float(loss.detach())
-        measured["entropy_proxy"] = float(-(logprobs.detach() * mask).sum())
+        if inputs.scores is None:
+            measured["entropy_proxy"] = float(-(logprobs.detach() * mask).sum())
         return loss, measured
 
     @torch.no_grad()
@@ -198,6 +199,8 @@ class StepObjective:
             reference=inputs.reference,
             row_tokens=inputs.row_counts,
             squares=inputs.squares,
+            scores=inputs.scores,
+            targets=inputs.targets,
         )
 
     @property

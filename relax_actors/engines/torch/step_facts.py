@@ -95,6 +95,8 @@ def loss_inputs(
         proximal=column("proximal_logprobs") if given else None,
         reference=reference,
         entropies=scored.entropies,
+        scores=scored.scores,
+        targets=None if scored.scores is None else column("targets"),
         teacher=teacher,
         squares=scored.squares,
         imitated=column("imitated") if samples and samples[0].imitated is not None else None,
