@@ -15,7 +15,7 @@
 #   compose-test    test docker-compose.yml; needs a Docker engine with compose
 #   omni            train small models that see and hear on four tasks, about five minutes each
 #   agents          train small models that act by turns, call tools (calculator, zoom), and play solver and critic
-#   sequence        train a small model in three stages: on examples, on preferences, with a reward; about two minutes
+#   sequence        train a small model in three stages: on examples, on preferences, with a reward; score each; three minutes
 #   smollm2         train a 135M-parameter model on arithmetic
 #   media           install the packages for models that take images, video and sound
 #   megatron        install the packages for trainer.backend = "megatron"
@@ -144,6 +144,7 @@ agents: $(VENV)/.omni
 
 sequence: $(VENV)/.base
 	$(BIN)/relax up examples/sequence/sequence.toml $(SETTINGS)
+	$(BIN)/relax eval stages examples/sequence/sequence.toml $(SETTINGS) --json
 
 smollm2: $(VENV)/.smollm2
 	$(BIN)/python examples/smollm2/prepare.py

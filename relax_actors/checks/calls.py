@@ -71,8 +71,8 @@ def calls_of(config: Config) -> list[Call]:
         calls.append(Call(ENVIRONMENT, config.environment.name))
     if config.reward.actor == "reward":
         calls.append(Call("reward.function", config.reward.function))
-        if config.eval is not None and config.eval.reward != config.reward.function:
-            calls.append(Call("eval.reward", config.eval.reward, "eval.data"))
+        for where, each in config.held_out_sets.items():
+            calls.append(Call(f"{where}.reward", each.reward, f"{where}.data"))
     known = {REPORTED, *config.roles}
     return [call for call in calls if call.setting == ENVIRONMENT or not known.issuperset(call.functions)]
 

@@ -22,7 +22,7 @@ CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/
 """Files with the memory limit of a container."""
 LIGHT = Footprint(process_bytes=100 << 20)
 """An actor without an engine."""
-OWN_MODELS = ("teacher", "judge")
+OWN_MODELS = ("teacher", "judge", "reward_model")
 """Roles with a model of their own, the folder of their option `model`."""
 CACHED_BYTES = 4
 """Bytes of a number in the key-value cache of a rollout that generates in its own process."""
@@ -45,7 +45,7 @@ def check_memory(run: CheckedRun, facts: ModelFacts) -> Iterator[str]:
     backend = inference_backend(config)
     generates_here = backend.server(config) is None and backend.footprint(config).parameter_bytes
     if "rollout" in here and facts.cached and generates_here:
-        samples = config.rollout.max_concurrent_prompts * config.rollout.group_size
+        samples = config.rollout.max_concurrent_prompts * config.most_samples
         size = samples * facts.cached * CACHED_BYTES / (1 << 20)
         yield f"besides, keys and values of {samples} samples: {size:.3g} MiB a token in each rollout actor"
 

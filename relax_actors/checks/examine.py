@@ -22,6 +22,7 @@ from relax_actors.data.check import check_characters, check_data
 from relax_actors.data.checked_run import CheckedModel, CheckedRun
 from relax_actors.data.duplicates import note_duplicates
 from relax_actors.data.example_check import check_examples
+from relax_actors.data.held_out_check import check_set
 from relax_actors.data.model_folder import ModelFacts, measure, prepare
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.devices.inventory import Inventory, machine_inventory
@@ -129,14 +130,15 @@ def _checks(run: CheckedRun) -> Iterator[Check]:
         yield partial(check_characters, config, model.tokenizer)
     check_rows = check_examples if config.from_data else check_data
     yield partial(check_rows, run, config.data, "data")
-    if (held_out := config.eval) is not None:
-        yield partial(check_rows, run, held_out.data, "eval.data")
+    for where, each in config.held_out_sets.items():
+        yield partial(check_rows, run, each.source, f"{where}.data")
+        yield partial(check_set, run, each, where)
 
 
 def _comparisons(config: Config) -> Iterator[Check]:
     """Comparisons of held-out data with the training data, which take a second each."""
-    if config.eval is not None:
-        yield partial(note_duplicates, config, config.eval.data, "eval.data")
+    for where, each in config.held_out_sets.items():
+        yield partial(note_duplicates, config, each.source, f"{where}.data")
 
 
 def _machine_checks(run: CheckedRun) -> Iterator[Check]:

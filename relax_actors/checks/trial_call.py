@@ -67,20 +67,16 @@ def reward_of_answer(config: Config, setting: str, prompt: Prompt) -> float:
 
     Args:
         config: configuration of the run.
-        setting: "reward.function" or "eval.reward".
+        setting: "reward.function", or the `reward` of a set of [eval].
         prompt: the row.
 
     Raises:
         RowError: a function did not return a finite number or score.
     """
-    section, name = setting.split(".")
-    scorer = RewardScorer(
-        getattr(getattr(config, section), name),
-        setting,
-        config.reward.options,
-        config.reward.deadline,
-        columns=config.roles,
-    )
+    held_out = {f"{where}.reward": each.reward for where, each in config.held_out_sets.items()}
+    function = held_out.get(setting, config.reward.function)
+    options, deadline = config.reward.options, config.reward.deadline
+    scorer = RewardScorer(function, setting, options, deadline, columns=config.roles)
     has_episodes = config.environment is not None or config.agent is not None
     tokens = np.zeros(max(1, len(prompt.answer)), np.int32)
     sample = Sample(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
-import shutil
 import signal
 import sys
 import threading
@@ -16,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from rich.table import Table
 
 from broker.files import write_private
 from relax_actors.checks import require
+from relax_actors.cli.command_lines import command_line
+from relax_actors.cli.results import plot, show, show_stages
 from relax_actors.config import Config, load_config, validate
 from relax_actors.config.load import set_by, stages_of
 from relax_actors.config.masking import masked_argument
@@ -29,7 +28,7 @@ from relax_actors.devices.inventory import NO_REQUEST, GpuRequest
 from relax_actors.errors import ConfigError
 from relax_actors.isolation.orphans import become_subreaper
 from relax_actors.monitoring.screen import Screen
-from relax_actors.monitoring.summary import Curves, Summary
+from relax_actors.monitoring.summary import Summary
 from relax_actors.monitoring.watcher import Watcher
 from relax_actors.printable import printable_lines
 from relax_actors.runtime import logs
@@ -54,6 +53,8 @@ class Request:
         quiet: print no progress.
         must_finish: exit code 1 if stopped before the last step.
         fresh: remove the run that the folder holds.
+        command: the command and its arguments before the path.
+        options: further options of the command.
     """
 
     path: Path
@@ -64,6 +65,8 @@ class Request:
     quiet: bool = False
     must_finish: bool = False
     fresh: bool = False
+    command: tuple[str, ...] = ("up",)
+    options: tuple[str, ...] = ()
 
     @property
     def resume_command(self) -> str:
@@ -73,7 +76,8 @@ class Request:
         options += ["--simulate-gpus", self.gpus.simulated] if self.gpus.simulated else []
         flags = {"--json": self.as_json, "--quiet": self.quiet, "--must-finish": self.must_finish}
         options += [name for name, is_set in flags.items() if is_set]
-        return command_line("up", str(self.path), *map(masked_argument, self.settings), *options)
+        options += self.options
+        return command_line(*self.command, str(self.path), *map(masked_argument, self.settings), *options)
 
 
 def train(request: Request) -> int:
@@ -121,7 +125,7 @@ def _train_stages(request: Request, console: Screen, names: Sequence[str]) -> in
         if code or _finished_before(folder, config) is None:
             return code
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 this command, as it was given
-    _show_stages(console, finished, as_json=request.as_json)
+    show_stages(console, finished, as_json=request.as_json)
     return 0
 
 
@@ -129,16 +133,39 @@ def _train_run(
     request: Request, console: Screen, config: Config, *, as_json: bool | None = None, replace_finished: bool = False
 ) -> int:
     """Start or resume one run; arguments as of `train`."""
-    as_json = request.as_json if as_json is None else as_json
+    settings = [*request.settings, *([f"run.stage={config.run.stage}"] if config.run.stage else [])]
+    spelled = set_by(request.path, settings)
+    code, result = complete(request, console, config, spelled, replace_finished=replace_finished)
+    if result is not None:
+        as_json = request.as_json if as_json is None else as_json
+        show(console, result, RunFolder(config.folder), as_json=as_json)
+    return code
+
+
+def complete(
+    request: Request, console: Screen, config: Config, spelled: Mapping[str, str], *, replace_finished: bool = False
+) -> tuple[int, Summary | None]:
+    """Start or resume one run, and wait for its end.
+
+    Args:
+        request: what was asked for.
+        console: terminal.
+        config: configuration of the run.
+        spelled: dotted names that the file or an override sets; see `relax_actors.config.load.set_by`.
+        replace_finished: start a finished run from nothing.
+
+    Returns:
+        The exit code, and the result if the run is finished.
+
+    Raises:
+        ConfigError: as `train`.
+    """
     folder = RunFolder(config.folder)
     if not replace_finished and (earlier := _finished_before(folder, config)) is not None:
-        result, note = earlier
-        console.show(note)
-        _show(console, result, folder, as_json=as_json)
-        return 0
+        console.show(earlier[1])
+        return 0, earlier[0]
     roles = None if request.roles is None else list(request.roles)
-    settings = [*request.settings, *([f"run.stage={config.run.stage}"] if config.run.stage else [])]
-    require(config, roles, set_by(request.path, settings), inventory=request.gpus.inventory())
+    require(config, roles, spelled, inventory=request.gpus.inventory())
     root = Root(config, str(request.path.resolve().parent), roles, gpus=request.gpus, fresh=request.fresh)
     for note in [*root.notes, *shortened(config)]:
         console.show(note)
@@ -148,16 +175,16 @@ def _train_run(
     failure, interrupted = run_root(root, watcher, console, resume)
     if failure is not None:
         explain(console, failure, folder, f"fix the cause; then {resume}")
-        return 1
+        return 1, None
     if watcher.result is None:
         step = f"step {watcher.progress.step} of {config.run.steps}"
         console.show(f"stopped at {step}; {resume}")
-        return 0 if interrupted and not request.must_finish else 1
+        return (0 if interrupted and not request.must_finish else 1), None
     summary, curves = watcher.result
-    _plot(curves, folder.reward_plot, f"{config.run.name}: reward by step")
+    if curves.rewards:
+        plot(curves, folder.reward_plot, f"{config.run.name}: reward by step")
     write_private(folder.summary, json.dumps(summary.json(), indent=1))
-    _show(console, summary, folder, as_json=as_json)
-    return 0
+    return 0, summary
 
 
 def run_root(root: Root, watcher: Watcher, console: Screen, resume: str) -> tuple[Failure | None, bool]:
@@ -247,102 +274,3 @@ def _finished_before(folder: RunFolder, config: Config) -> tuple[Summary, str] |
     if shown:
         note += f"; its result does not depend on the changed settings\n{listed(shown)}"
     return summary, note
-
-
-def _plot(curves: Curves, path: Path, title: str) -> None:
-    """Plot the reward curves to a PNG file."""
-    import matplotlib as mpl
-
-    mpl.use("agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(8, 4.5), dpi=120)
-    steps, rewards = [s for s, _ in curves.rewards], [r for _, r in curves.rewards]
-    axes.plot(steps, rewards, color="tab:blue", alpha=0.25, linewidth=0.8)
-    window = max(1, len(rewards) // 50)
-    smooth = [
-        sum(rewards[max(0, i - window) : i + 1]) / len(rewards[max(0, i - window) : i + 1]) for i in range(len(rewards))
-    ]
-    axes.plot(steps, smooth, color="tab:blue", label="mean reward of a step")
-    if curves.evals:
-        axes.plot(*zip(*curves.evals, strict=True), color="tab:orange", marker="o", label="held-out reward, greedy")
-    axes.set(xlabel="optimizer step", ylabel="reward", title=title)
-    axes.legend()
-    axes.grid(alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path)
-    plt.close(figure)
-
-
-def _show(console: Screen, summary: Summary, folder: RunFolder, *, as_json: bool) -> None:
-    table = Table(title=f"run {summary.run}", show_header=False)
-    for name, value in summary.json().items():
-        if value is not None and name != "run":
-            table.add_row(name.replace("_", " "), str(round(value, 4) if isinstance(value, float) else value))
-    table.add_row("reward curve", _relative(folder.reward_plot))
-    table.add_row("model", _relative(folder.model))
-    console.print(table)
-    for line in _next_commands(summary.run, folder):
-        console.show(line)
-    if as_json:
-        sys.stdout.write(json.dumps(summary.json()) + "\n")
-        sys.stdout.flush()
-
-
-def _show_stages(console: Screen, finished: Mapping[str, Summary], *, as_json: bool) -> None:
-    """Show the stages beside each other."""
-    table = Table("stage", "steps", "reward first", "reward last", "held out first", "held out last")
-    for name, summary in finished.items():
-        figures = (summary.reward_first, summary.reward_last, summary.eval_first, summary.eval_last)
-        shown = ["" if figure is None else f"{figure:.4g}" for figure in figures]
-        table.add_row(name, str(summary.steps), *shown)
-    console.print(table)
-    if as_json:
-        sys.stdout.write(json.dumps({"stages": {name: summary.json() for name, summary in finished.items()}}) + "\n")
-        sys.stdout.flush()
-
-
-def _next_commands(run: str, folder: RunFolder) -> list[str]:
-    """Return command lines that show more of a finished run."""
-    usual = folder.root == (Path("runs") / run).resolve()
-    name = run if usual else _relative(folder.root)
-    commands = {command_line("status", name): "step, reward, rows by state"}
-    commands[command_line("ledger", name)] = "what became of every row"
-    if usual:
-        commands[command_line("tail", f"relax.{run}.event.>", "--history")] = "all events of the run"
-    width = max(map(len, commands))
-    return ["look further:", *(f"  {line:<{width}}  # {what}" for line, what in commands.items())]
-
-
-def _relative(path: Path) -> str:
-    """Return a path relative to the working directory where it is below it."""
-    with contextlib.suppress(ValueError):
-        return str(path.relative_to(Path.cwd()))
-    return str(path)
-
-
-def command_line(*arguments: str) -> str:
-    """Return a command line with these arguments, quoted for a shell where needed.
-
-    It begins with `relax` if the shell finds the program that runs under this name, else with the path of the program.
-    """
-    return shlex.join([*_program(), *arguments])
-
-
-def _program() -> list[str]:
-    started = Path(sys.argv[0])
-    if started.suffix == ".py" or not os.access(started, os.X_OK):
-        return [_short(Path(sys.executable)), "-m", "relax_actors.cli.main"]
-    found = shutil.which(started.name)
-    if found is not None and Path(found).exists() and Path(found).samefile(started):
-        return [started.name]
-    return [_short(started)]
-
-
-def _short(path: Path) -> str:
-    """Return a path relative to the working directory where it is below it; a shell needs at least one slash in it."""
-    path = Path(os.path.abspath(path))  # noqa: PTH100 a virtual environment's links must stay
-    if not path.is_relative_to(Path.cwd()):
-        return str(path)
-    short = str(path.relative_to(Path.cwd()))
-    return short if os.sep in short else f"./{short}"

@@ -26,22 +26,35 @@ def samples(
     last: Annotated[
         int | None, typer.Option(help=f"The newest N rows. Default: {LAST}, of a step all.", min=1, metavar="N")
     ] = None,
+    held_out: Annotated[
+        int | None,
+        typer.Option(help="All answers of this version to held-out prompts, from the run's folder.", min=0),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one line of JSON a row.")] = False,
     broker: Broker = None,
     credentials: Credentials = None,
 ) -> None:
     """Show what the model said: prompts, completions and rewards.
 
-    Reads the rows that the table still has: those since the last checkpoint. Exit code 1 if there is none to show.
+    Reads the rows that the table still has: those since the last checkpoint. The answers to held-out prompts are kept.
+    Exit code 1 if there is none to show.
     """
     from relax_actors.monitoring.access import Access
     from relax_actors.monitoring.connection import observed
     from relax_actors.monitoring.samples import SampleReader
 
-    with observed(run, Access(broker, credentials)) as at:
-        reader = SampleReader(at, run)
-        rows = reader.rows(step, last or (LAST if step is None else 0))
-        missing = "" if rows else _why_none(reader, at.run, step)
+    if held_out is not None:
+        if step is not None:
+            from relax_actors.errors import ConfigError
+
+            msg = "--step and --held-out show different rows; give one of them"
+            raise ConfigError(msg)
+        rows, missing = _kept(run, held_out)[: last or None], ""
+    else:
+        with observed(run, Access(broker, credentials)) as at:
+            reader = SampleReader(at, run)
+            rows = reader.rows(step, last or (LAST if step is None else 0))
+            missing = "" if rows else _why_none(reader, at.run, step)
     if missing:
         sys.stderr.write(f"relax: {missing}\n")
         raise typer.Exit(1)
@@ -49,7 +62,14 @@ def samples(
         if json:
             sys.stdout.write(json_module.dumps({**asdict(row), "row": str(row.row)}) + "\n")
         else:
-            _show(row)
+            show_row(row)
+
+
+def _kept(run: str, version: int) -> list[ShownRow]:
+    from relax_actors.monitoring.connection import find
+    from relax_actors.monitoring.kept_samples import kept_evaluation, shown_row
+
+    return [shown_row(record) for record in kept_evaluation(find(run), version).records]
 
 
 def _why_none(reader: SampleReader, run: str, step: int | None) -> str:
@@ -69,7 +89,8 @@ def _why_none(reader: SampleReader, run: str, step: int | None) -> str:
     return f"no row of step {step} of run {run} has samples yet; {there}"
 
 
-def _show(row: ShownRow) -> None:
+def show_row(row: ShownRow) -> None:
+    """Print a row: its prompt, and each sample with its reward."""
     from relax_actors.counted import counted
     from relax_actors.monitoring.screen import Screen
     from relax_actors.printable import printable, printable_lines

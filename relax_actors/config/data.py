@@ -1,4 +1,4 @@
-"""The sections [model], [data] and [eval]: which model is trained, on which prompts, and how it is evaluated."""
+"""The sections [model] and [data]: which model is trained, and on which prompts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from relax_actors.config.media import KINDS
-from relax_actors.config.sections import NonNegativeInt, Positive, Section
-from relax_actors.config.sources import MixedSection, changed
+from relax_actors.config.sections import Section
+from relax_actors.config.sources import MixedSection
 from relax_actors.messages.media import Kind
 
 PATH_EXAMPLE = """\
@@ -111,31 +111,5 @@ class DataSection(MixedSection):
     def _template(cls, value: str) -> str:
         if "{prompt}" not in value:
             msg = "data.template must contain {prompt}"
-            raise ValueError(msg)
-        return value
-
-
-class EvalSection(Section):
-    """[eval]: held-out prompts, answered greedily before the first step, at intervals, and after the last step."""
-
-    rows: Positive = 64
-    """Number of held-out prompts."""
-    every: NonNegativeInt = 0
-    """Steps between evaluations; 0 evaluates only before the first and after the last step."""
-    reward: str | dict[str, float] = "exact_match"
-    """Reward of held-out rows, as `reward.function`."""
-    data: DataSection
-    """Source of the held-out prompts, separate from the training data."""
-
-    @field_validator("data")
-    @classmethod
-    def _in_order(cls, value: DataSection) -> DataSection:
-        idle = changed(value, ("stop", "shuffle", "curriculum"))
-        idle |= {f"mixture.{name}.weight" for name, part in value.mixture.items() if part.weight is not None}
-        if idle:
-            msg = (
-                f"{min(idle)} has no effect: the first held-out rows are evaluated, of a mixture those of each source "
-                "in turn; leave it out"
-            )
             raise ValueError(msg)
         return value

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from relax_actors.config.data import PATH_EXAMPLE
 from relax_actors.config.schema import Config
+from relax_actors.config.sections import MissingKeyError
 from relax_actors.config.simulate import DEFAULTS
 from relax_actors.config.stages import STAGES, names_of_stages, tree_of_stage
 from relax_actors.errors import ConfigError
@@ -35,6 +36,15 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Config:
     Raises:
         ConfigError: one line for each mistake, with the key and the remedy.
     """
+    return validate(load_tree(path, overrides), str(path))
+
+
+def load_tree(path: Path, overrides: list[str] | None = None) -> dict[str, Any]:
+    """Read a TOML file and apply overrides, as `load_config`, without validating the settings.
+
+    Raises:
+        ConfigError: the file cannot be read, or an override is wrong.
+    """
     tree = _read(path)
     for part in (tree, *_stages_in(tree)):
         _resolve_paths(part, path.resolve().parent)
@@ -42,7 +52,7 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Config:
         tree = _with_defaults(tree, DEFAULTS)
     tree = _overridden(tree, overrides or [], path)
     make_importable(path.resolve().parent)
-    return validate(tree, str(path))
+    return tree
 
 
 def stages_of(path: Path, overrides: list[str] | None = None) -> list[str]:
@@ -204,6 +214,8 @@ _PATHS = (
     ("data", "mixture", "*", "path"),
     ("eval", "data", "path"),
     ("eval", "data", "mixture", "*", "path"),
+    ("eval", "sets", "*", "data", "path"),
+    ("eval", "sets", "*", "data", "mixture", "*", "path"),
     ("broker", "credentials"),
     ("broker", "ca"),
     ("store", "path"),
@@ -215,6 +227,7 @@ _PATHS = (
     ("gateway", "certificate_key"),
     ("roles", "teacher", "model"),
     ("roles", "teacher", "api_key_file"),
+    ("roles", "reward_model", "model"),
     ("roles", "judge", "model"),
     *((*section, key) for section in (("roles", "judge"), ("reward", "options", "judge")) for key in _JUDGED),
 )
@@ -276,7 +289,10 @@ def _explain(source: str, error: Any) -> str:
         close = difflib.get_close_matches(str(error["loc"][-1]), names, 1)
         hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(sorted(names))}"
         return f"{source}: {where}: unknown key; {hint}"
-    if error["type"] == "missing":
+    needed = error.get("ctx", {}).get("error")
+    if isinstance(needed, MissingKeyError):
+        where = f"{where}.{needed.key}"
+    if error["type"] == "missing" or isinstance(needed, MissingKeyError):
         example = EXAMPLES.get(where, "")
         return f"{source}: {where}: is missing; add it" + (f", for example:\n{example}" if example else "")
     text = error["msg"].removeprefix("Value error, ")

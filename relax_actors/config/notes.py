@@ -38,6 +38,10 @@ def shortened(config: Config) -> Iterator[str]:
             f"trainer.warmup_steps = {trainer.warmup_steps} is cut to run.steps = {steps}: the learning rate reaches "
             "its peak at the last step"
         )
+    if not steps:
+        what = "nothing is" if config.eval is None else "version 0 is evaluated, and nothing is"
+        yield f"run.steps = 0: {what} trained"
+        return
     if trainer.checkpoint_every > steps:
         yield (
             f"trainer.checkpoint_every = {trainer.checkpoint_every} is more than run.steps = {steps}: checkpoints are "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from relax_actors.config.evaluation import SAMPLING, EvalSection, EvalSet
 from relax_actors.config.sections import Section
 
 OF_SAMPLED = ("rollout", "reward", "advantages", "environment", "agent", "gateway", "critic", "simulate")
@@ -27,13 +28,20 @@ def foreign_section(config: Section, rows: str) -> str:
                 f'[{name}] has no effect: with algorithm.rows = "{rows}" rows {given}; leave it out, or choose another '
                 "algorithm.name"
             )
-    held_out: Any = getattr(config, "eval", None)
-    if from_data and held_out is not None and held_out.reward != type(held_out).model_fields["reward"].default:
-        return (
-            f'eval.reward = {held_out.reward!r} has no effect: with algorithm.rows = "{rows}" held-out rows are '
-            "scored by the log-probs of their answers; leave it out"
-        )
+    held_out: EvalSection | None = getattr(config, "eval", None)
+    for where, each in {}.items() if held_out is None or not from_data else held_out.located.items():
+        for key in ("reward", *SAMPLING):
+            if (value := getattr(each, key)) != EvalSet.model_fields[key].default:
+                return (
+                    f'{where}.{key} = {value!r} has no effect: with algorithm.rows = "{rows}" '
+                    "held-out rows are scored by the log-probs of their answers; leave it out"
+                )
     return ""
+
+
+def keeps_messages(config: Any) -> bool:
+    """Whether the prompts of a run hold their chat messages: episodes continue them, and a reward model reads them."""
+    return config.playing is not None or "reward_model" in config.roles
 
 
 def _unset(config: Any, name: str) -> Any:

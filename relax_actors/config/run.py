@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field, field_validator
 
 from broker.subjects import check_name
-from relax_actors.config.sections import Positive, Section
+from relax_actors.config.sections import NonNegativeInt, Positive, Section
 
 
 class RunSection(Section):
@@ -18,7 +18,7 @@ class RunSection(Section):
     """Part of every subject and path: letters, digits, `-`, `_`."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Seed of all random choices of the run."""
-    steps: Positive = 100
+    steps: NonNegativeInt = 100
     """Number of optimizer steps."""
     epochs: Positive | None = None
     """Passes over the data, in place of `steps`: every row comes once a pass, in a new order. The last step has the

@@ -9,8 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from broker.subjects import check_name
 from relax_actors.config.algorithm import AlgorithmSection
-from relax_actors.config.data import DataSection, EvalSection, ModelSection
+from relax_actors.config.data import DataSection, ModelSection
 from relax_actors.config.environment import EnvironmentSection
+from relax_actors.config.evaluation import EvalSection, HeldOutRows
 from relax_actors.config.gateway import AgentSection, GatewaySection
 from relax_actors.config.infrastructure import BrokerSection, StoreSection, SupervisionSection
 from relax_actors.config.media import MediaSection, is_multimodal
@@ -44,7 +45,7 @@ NOT_ROLES = ("broker", "chaos", "node", "observer", "operator", "owner", "privat
 """Authors of events, users, leases and folders that belong to no role: views would believe a role of such a name."""
 
 
-class Config(Section):
+class Config(HeldOutRows, Section):
     """The configuration of a run.
 
     Validators fill unset settings from sections declared above, so the order of the fields matters.
@@ -118,10 +119,12 @@ class Config(Section):
     @field_validator("eval")
     @classmethod
     def _eval(cls, value: EvalSection | None, info: ValidationInfo) -> EvalSection | None:
-        """Let the environment or the agent give the reward of held-out rows, unless it is set."""
-        if value is None or "reward" in value.model_fields_set or not _has_episodes(info):
+        """Let the environment or the agent give the reward of held-out rows, unless it is set; check their lengths."""
+        rollout: RolloutSection | None = info.data.get("rollout")
+        if value is None or rollout is None:
             return value
-        return value.model_copy(update={"reward": "environment"})
+        value.check_lengths(rollout.max_tokens)
+        return value.with_reward("environment") if _has_episodes(info) else value
 
     @field_validator("reward")
     @classmethod
@@ -260,11 +263,6 @@ class Config(Section):
         """The section [agent] if actors of this run run the agents."""
         agent = self.agent
         return agent if agent is not None and (agent.command or agent.function) else None
-
-    def takes_reported_reward(self, *, is_eval: bool) -> bool:
-        """Whether training rows, or held-out rows, are scored by what their environment or agent reports."""
-        setting = self.eval.reward if is_eval and self.eval is not None else self.reward.function
-        return setting == "environment" or (isinstance(setting, dict) and "environment" in setting)
 
     @property
     def playing(self) -> PlayersSection | None:

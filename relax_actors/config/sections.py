@@ -35,6 +35,18 @@ class Named:
             raise ValueError(str(error)) from error
 
 
+class MissingKeyError(ValueError):
+    """A section lacks a key that it needs where other keys are as they are.
+
+    Args:
+        key: dotted name of the key, from the section on.
+    """
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"{key} is missing")
+        self.key = key
+
+
 class Section(BaseModel):
     """A table of the TOML file; unknown keys are refused."""
 

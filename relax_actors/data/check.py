@@ -77,8 +77,6 @@ def check_data(run: CheckedRun, data: DataSection, where: str) -> Iterator[str]:
 
 def note_source(config: Config, data: DataSection, source: DataSource, where: str) -> Iterator[str]:
     """Note what a run takes from a source, and names of fields that look misspelled."""
-    if config.eval is not None and data is config.eval.data and config.eval.rows > len(source):
-        yield f"eval.rows = {config.eval.rows}, but eval.data has {len(source)} rows: {len(source)} are evaluated"
     for own in (data, *data.mixture.values()):
         yield from FieldNames(own.fields).misspelled()
     if isinstance(source, Mixture) and data is config.data:

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias
 from relax_actors.errors import RelaxError, StoreError
 from relax_actors.generation.batch import Samples
 from relax_actors.generation.policy import Policy
+from relax_actors.generation.sampling import Sampling
 from relax_actors.runtime import More, Results, Row
 
 
@@ -101,8 +102,8 @@ class SingleTurns:
         """Do nothing: an engine that fails forgets its rows."""
 
 
-BatchKey: TypeAlias = tuple[int | None, bool]
-"""What rows of one batch have in common: the exact version they require, or None; whether decoding is greedy."""
+BatchKey: TypeAlias = tuple[int | None, Sampling]
+"""What rows of one batch have in common: the exact version they require, or None; how their samples are drawn."""
 Errors: TypeAlias = list[tuple[Row, RelaxError]]
 """Rows that cannot be generated, with their errors."""
 
@@ -115,7 +116,8 @@ class Rows:
 
     Args:
         policy: generates.
-        make_work: returns the `Work` for rows; its keyword `greedy` says how they are decoded.
+        make_work: returns the `Work` for rows whose samples are drawn in one way.
+        sampling: returns how the samples of a row are drawn; raises `RelaxError` if that is unknown.
         check: raises `RelaxError` if a row cannot be generated.
         more: takes further rows that have arrived.
         limit: rows that are generated at once.
@@ -125,13 +127,14 @@ class Rows:
     def __init__(
         self,
         policy: Policy,
-        make_work: Callable[..., Work],
+        make_work: Callable[[Sampling], Work],
+        sampling: Callable[[Row], Sampling],
         check: Callable[[Row], None],
         more: More,
         limit: int,
         progress: Callable[[], None],
     ) -> None:
-        self._policy, self._make_work, self._check = policy, make_work, check
+        self._policy, self._make_work, self._sampling, self._check = policy, make_work, sampling, check
         self._more, self._limit, self._progress = more, limit, progress
         self._waiting: defaultdict[BatchKey, list[Row]] = defaultdict(list)
         self._bad: Errors = []
@@ -153,11 +156,12 @@ class Rows:
         for row in rows:
             try:
                 self._check(row)
+                sampling = self._sampling(row)
             except RelaxError as error:
                 self._bad.append((row, error))
                 continue
             prompt = row.prompt
-            self._waiting[prompt.min_version if prompt.exact_version else None, prompt.greedy].append(row)
+            self._waiting[prompt.min_version if prompt.exact_version else None, sampling].append(row)
 
     def _take_bad(self) -> Errors:
         bad, self._bad = self._bad, []
@@ -165,13 +169,13 @@ class Rows:
 
     def _generate_batch(self, key: BatchKey) -> Iterator[Results]:
         """Generate the waiting rows of a key, and matching rows that arrive later."""
-        first, (version, greedy) = self._waiting.pop(key), key
+        first, (version, sampling) = self._waiting.pop(key), key
         if version is None:
             self._policy.stager.use_newest(max(row.prompt.min_version for row in first))
         elif not self._policy.stager.try_use_version(version):
             yield [(row, StoreError(f"weights {version} are gone")) for row in first]
             return
-        work = self._make_work(greedy=greedy)
+        work = self._make_work(sampling)
         try:
             self._bad += work.open(first)
             for _ in self._advance(work, key):

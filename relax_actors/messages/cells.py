@@ -149,6 +149,7 @@ class Advantage:
         kl: mean KL of a sample, summed over its trained tokens, before the coefficient; None if the reward has no KL.
         role: role that the samples play (`metadata["role"]` of the prompt), for `algorithm.advantage = "ema"`.
         per_token: whether `values` has one number for each token; read only where a row has as many tokens as samples.
+        correct: `[n] bool`, samples that the loss imitates; None without `algorithm.positive_nll`.
 
     Raises:
         ValueError: a number is not finite, or an array has more than one dimension.
@@ -163,9 +164,13 @@ class Advantage:
     kl: float | None = None
     role: str = ""
     per_token: bool = False
+    correct: Array | None = None
 
     def __post_init__(self) -> None:
         _check_numbers(self.values, "a row's advantage")
+        if self.correct is not None and (self.correct.ndim != 1 or self.correct.dtype != np.bool_):
+            msg = f"correct samples of an advantage are {self.correct.dtype}{list(self.correct.shape)}, not [n] bool"
+            raise ValueError(msg)
         if not np.isfinite(self.reward):
             msg = f"mean reward of a row is {self.reward}"
             raise ValueError(msg)
@@ -309,9 +314,28 @@ class CriticVersion:
 
 
 @dataclass(frozen=True, slots=True)
+class SetResult:
+    """Result of a set of held-out rows.
+
+    Attributes:
+        rows: rows that were scored.
+        reward: mean of their mean rewards.
+        accuracy: mean share of their answers that pass; None where nothing can pass.
+    """
+
+    rows: int
+    reward: float
+    accuracy: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Cell `evaluation.<version>`: mean reward of the `rows` held-out rows of the version that were scored."""
+    """Cell `evaluation.<version>`: mean reward of the `rows` held-out rows of the version that were scored, and by set.
+
+    The answers are in the file `evaluations/<version>.jsonl` of the evaluator's run folder.
+    """
 
     version: int
     reward: float
     rows: int
+    sets: dict[str, SetResult] = field(default_factory=dict)

@@ -41,12 +41,13 @@ def activity(lease: dict[str, Any]) -> str:
     return f"{text} for {max(0.0, time.time() - since):.1f} s" if since else text
 
 
-def run_waits_for(nodes: Mapping[str, dict[str, Any]], trainer: dict[str, Any] | None) -> str:
+def run_waits_for(nodes: Mapping[str, dict[str, Any]], lease: dict[str, Any] | None, role: str = "trainer") -> str:
     """Describe what a run that makes no step waits for: processes that start, or what the trainer waits for.
 
     Args:
         nodes: leases of the nodes.
-        trainer: lease of the trainer; None if it has none.
+        lease: lease of the trainer; None if it has none.
+        role: role in place of the trainer; the evaluator in a run without steps.
     """
     states = [entry for node in nodes.values() for entry in children_of(node).items() if isinstance(entry[1], dict)]
     starting = [str(name)[:90] for name, state in states if state.get("phase") != "ready"]
@@ -58,4 +59,4 @@ def run_waits_for(nodes: Mapping[str, dict[str, Any]], trainer: dict[str, Any] |
         zygotes = [node["zygote"] for node in nodes.values() if isinstance(node.get("zygote"), dict)]
         imports = ", packages are being imported" if any(z.get("phase") == "importing" for z in zygotes) else ""
         return f"{len(states) - len(starting)} of {len(states)} actors are ready, {names} not yet{imports}"
-    return "the trainer starts" if trainer is None else f"the trainer is {activity(trainer)}"
+    return f"the {role} starts" if lease is None else f"the {role} is {activity(lease)}"

@@ -212,11 +212,14 @@ class Progress:
     def line(self) -> str:
         """Format the state as one plain line, for output that is no terminal."""
         left, waits = self.seconds_left, self.waits_for
+        waiting = f"; waiting: {waits}" if waits else ""
+        if not self.steps:  # an evaluation, or the log has not said yet
+            return f"actors {self.alive} restarts {self.restarts}{waiting}"
         return (
-            f"step {self.step}/{self.steps or '?'} reward {f'{self.reward:.3f}' if self.curve else '?'} "
+            f"step {self.step}/{self.steps} reward {f'{self.reward:.3f}' if self.curve else '?'} "
             f"in_flight {self.ledger.get('in_flight', 0)} staleness {self.batch.get('staleness', 0)} "
             f"actors {self.alive} restarts {self.restarts} "
-            f"left {'?' if left is None else f'{left:.0f} s'}" + (f"; waiting: {waits}" if waits else "")
+            f"left {'?' if left is None else f'{left:.0f} s'}{waiting}"
         )
 
 

@@ -22,6 +22,7 @@ from broker.subjects import RowId, Subjects
 from broker.table import Cell
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.errors import CodecError, ConfigError, StoreError, SubjectError
+from relax_actors.messages.said import said
 from relax_actors.messages.samples import unpack_conversations
 from relax_actors.monitoring.connection import Observed, find
 from relax_actors.monitoring.render import source_line
@@ -142,7 +143,7 @@ class SampleReader:
         versions = self._array(trajectory, "versions")
         sampled = None if versions is None else versions[versions >= 0]
         media = prompt.get("media")
-        messages = _messages(prompt.get("messages"))
+        messages = said(prompt.get("messages"))
         return ShownRow(
             row,
             "" if messages else self._text(prompt),
@@ -158,17 +159,17 @@ class SampleReader:
     ) -> list[ShownSample]:
         reasons = trajectory.get("finish_reasons")
         lengths, packed = self._lengths(trajectory, len(texts)), self._array(trajectory, "conversations")
-        said: list[list[dict[str, Any]]] = []
+        talks: list[list[dict[str, Any]]] = []
         if packed is not None:
             with suppress(ValueError):
-                said = unpack_conversations(packed, len(texts))
+                talks = unpack_conversations(packed, len(texts))
         return [
             ShownSample(
                 text,
                 float(values[i]) if values is not None and i < len(values) and np.isfinite(values[i]) else None,
                 str(reasons[i]) if isinstance(reasons, list) and i < len(reasons) else "",
                 lengths[i] if i < len(lengths) else None,
-                _messages(said[i]) if said else [],
+                said(talks[i]) if talks else [],
             )
             for i, text in enumerate(texts)
         ]
@@ -209,26 +210,3 @@ def _fields(data: bytes) -> dict[str, Any]:
     with suppress(CodecError):
         return open_envelope(data).fields
     return {}
-
-
-def _messages(messages: object) -> list[tuple[str, str]]:
-    """Return chat messages as (role, text)."""
-    found = messages if isinstance(messages, list) else []
-    return [(str(m.get("role", "")), _content(m)) for m in found if isinstance(m, dict)]
-
-
-def _content(message: dict[str, Any]) -> str:
-    """Return the text of a message; a medium in it as its kind in brackets, a call of a tool with its arguments."""
-    content = message.get("content")
-    parts = content if isinstance(content, list) else [content]
-    texts = [_part(part) for part in parts if part]
-    found = message.get("tool_calls")
-    calls = found if isinstance(found, list) else []
-    texts += [f"[call {call.get('function', call)}]" for call in calls if isinstance(call, dict)]
-    return "".join(texts)
-
-
-def _part(part: object) -> str:
-    if not isinstance(part, dict):
-        return str(part)
-    return str(part["text"]) if part.get("type") == "text" and "text" in part else f"[{part.get('type')}]"

@@ -218,8 +218,9 @@ class _Check(threading.Thread):
             call = self.table.connection.call
             nodes = call(self.state.leases("node"), CALL_DEADLINE)
             self.present = present_roles(nodes.values())
-            trainer = call(self.state.leases("trainer"), CALL_DEADLINE)
-            self.waits = run_waits_for(nodes, trainer.get("trainer.0"))
+            role = "trainer" if self._config.run.steps or self._config.eval is None else "evaluator"
+            leases = call(self.state.leases(role), CALL_DEADLINE)
+            self.waits = run_waits_for(nodes, leases.get(f"{role}.0"), role)
 
 
 def _is_finished(table: Table, config: Config) -> bool:

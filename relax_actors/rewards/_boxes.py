@@ -7,7 +7,7 @@ from itertools import product
 
 from relax_actors.errors import RowError
 from relax_actors.messages import Prompt
-from relax_actors.rewards._text import final_part, required_answer
+from relax_actors.rewards._text import compares, final_part, required_answer
 
 Box = tuple[float, float, float, float]
 _MAX_BOXES = 256  # a completion with more of them is no answer
@@ -23,6 +23,7 @@ _ALONE = re.compile(rf"{_N}[, ]{_N}[, ]{_N}[, ]{_N}")  # x1 y1 x2 y2
 # White space is collapsed before matching: adjacent optional runs of it would make hostile text take quadratic time.
 
 
+@compares
 def iou(completion: str, prompt: Prompt) -> float:
     r"""Return the intersection over union of the completion's boxes and the answer's boxes, 0 to 1.
 

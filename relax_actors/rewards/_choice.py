@@ -7,7 +7,7 @@ import string
 
 from relax_actors.errors import RowError
 from relax_actors.messages import Prompt
-from relax_actors.rewards._text import final_part, required_answer
+from relax_actors.rewards._text import compares, final_part, required_answer
 
 _STATED = re.compile(
     r"(?i:\b(?:answer|option|choice)\b)(?i:\s+is\b)?[\s:=*$]{0,4}[(\[]?([B-HJ-Z]|[AI](?!\s+[a-z]))(?![\w'])"
@@ -16,6 +16,7 @@ _MARKED = re.compile(r"[(\[]([A-Za-z])[)\]]")
 _BARE = re.compile(r"(?<![\w'])([B-HJ-Z]|[AI](?!\s+[a-z]))(?![\w'])")  # "A dog", "I think" are words
 
 
+@compares
 def multiple_choice(completion: str, prompt: Prompt) -> float:
     r"""Return 1 if the completion chooses the right choice, else 0.
 

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 
 from relax_actors.errors import RowError
 from relax_actors.messages import Prompt
-from relax_actors.rewards._text import required_answer
+from relax_actors.rewards._text import compares, required_answer
 
 _PUNCTUATION = re.compile(r"(?<!\w)'|'(?!\w)|[^\w\s']|_")  # all but an apostrophe inside a word
 
 
+@compares
 def character_error_rate(completion: str, prompt: Prompt) -> float:
     """Return 1 minus the character error rate, 0 to 1; 1 means equal after normalisation.
 
@@ -25,6 +26,7 @@ def character_error_rate(completion: str, prompt: Prompt) -> float:
     return _one_minus_rate(_normalised(completion), _expected(prompt, "character_error_rate"))
 
 
+@compares
 def word_error_rate(completion: str, prompt: Prompt) -> float:
     """Return 1 minus the word error rate, 0 to 1: as `character_error_rate`, in words.
 

@@ -6,7 +6,7 @@ import re
 
 from relax_actors.errors import RowError
 from relax_actors.messages import Prompt
-from relax_actors.rewards._text import final_part, required_answer
+from relax_actors.rewards._text import compares, final_part, required_answer
 
 Interval = tuple[float, float]
 _CLOCK = r"(?<![\d.:])(?:\d{1,3}:){0,2}\d{1,6}(?:\.\d{1,6})?(?![\d.]*\d|:)"
@@ -16,6 +16,7 @@ _KEYS = r"""["']?start["']? ?[:=] ?["']?{0}["']? ?, ?["']?end["']? ?[:=] ?["']?{
 _INTERVAL = re.compile(rf"{_TIME}{_TO}{_TIME}|{_KEYS.format(_TIME)}", re.IGNORECASE)
 
 
+@compares
 def temporal_iou(completion: str, prompt: Prompt) -> float:
     r"""Return the intersection over union of the completion's last interval and the answer's interval, 0 to 1.
 

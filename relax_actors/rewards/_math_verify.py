@@ -9,7 +9,7 @@ from typing import Any
 from relax_actors.errors import RowError
 from relax_actors.messages import Prompt
 from relax_actors.registry.dotted import import_extra
-from relax_actors.rewards._text import required_answer
+from relax_actors.rewards._text import compares, required_answer
 from relax_actors.rewards.loading import requires
 
 
@@ -25,6 +25,7 @@ def package() -> Any:
     return module
 
 
+@compares
 @requires(package)
 def math_verify(completion: str, prompt: Prompt) -> float:
     r"""Return 1 if the last expression of the completion equals the answer, else 0.

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from relax_actors.errors import RowError
 from relax_actors.messages import Prompt
-from relax_actors.rewards._text import required_answer
+from relax_actors.rewards._text import compares, required_answer
 
 TOLERANCE = Fraction(1, 10**6)
 _DIGITS, _EXPONENT_DIGITS = 1000, 3  # longer numbers only cost time
@@ -16,6 +16,7 @@ _NUMBER = re.compile(rf"(?:(?<![\w)\]}}.])[+-])?(?:{_DECIMAL})(?:\s?/\s?(?:{_DEC
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*([\d.,]+)\s*\}\s*\{\s*([\d.,]+)\s*\}")
 
 
+@compares
 def numeric_match(completion: str, prompt: Prompt) -> float:
     r"""Return 1 if the last number of the completion is the last number of the answer, else 0.
 

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from relax_actors.errors import RowError
 from relax_actors.messages import Prompt
 
+F = TypeVar("F", bound=Callable[..., Any])
 
+
+def compares(function: F) -> F:
+    """Decorate a reward function that needs the answer of every row, so that a set without answers is refused."""
+    function.compares = True  # type: ignore[attr-defined]
+    return function
+
+
+@compares
 def exact_match(completion: str, prompt: Prompt) -> float:
     """Return 1 if the completion equals the answer, else 0; surrounding white space is ignored."""
     return float(completion.strip() == required_answer(prompt, "exact_match"))
 
 
+@compares
 def positional_match(completion: str, prompt: Prompt) -> float:
     """Return the fraction of characters at the same position as in the answer, 0 to 1.
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from broker.subjects import RowId
 from relax_actors.data.prompt_maker import room
 from relax_actors.errors import ConfigError, RelaxError, RowError, RowTakenError
+from relax_actors.generation.sampling import Sampling
 from relax_actors.media.family import family_of
 from relax_actors.messages import FinishReason, Sample, Trajectory
 from relax_actors.messages.samples import PLAYER_REWARD, TRUNCATED
@@ -82,25 +83,23 @@ class AgentRollout(Rollout):
 
     def guest_limit(self) -> int:
         """Return the most requests that are generated at once: one for each sample of the rows, or more."""
-        return max(super().guest_limit(), self.row_limit() * self._settings.group_size)
+        return max(super().guest_limit(), self.row_limit() * self.context.config.most_samples)
 
-    def make_work(self, *, greedy: bool) -> _AgentWork:
+    def make_work(self, sampling: Sampling) -> _AgentWork:
         """Return the rows whose samples are offered to agents."""
-        return _AgentWork(self, greedy=greedy)
+        return _AgentWork(self, sampling)
 
-    def offer(self, row: Row, *, greedy: bool) -> None:
+    def offer(self, row: Row, sampling: Sampling) -> None:
         """Offer the samples of a row to agents."""
         prompt, agent = row.prompt, self.context.config.agent
         task: dict[str, Any] = {"prompt": prompt.text, "messages": task_messages(prompt), "metadata": prompt.metadata}
         task["held_out"] = row.is_eval
         if agent is not None and agent.shows_answer:
             task["answer"] = prompt.answer
-        sampled = 0 if greedy else self._settings.group_size
-        samples = range(1 if greedy else sampled + self._baselines)
         own = task_of(prompt)
         sessions = [
-            Session(row.id, n, task, prompt.seed, greedy=n >= sampled, media=prompt.media, environment_task=own)
-            for n in samples
+            Session(row.id, n, task, prompt.seed, sampling=sampling, media=prompt.media, environment_task=own)
+            for n in range(sampling.samples)
         ]
         self.context.table.connection.call(self._sessions.open(row.id, sessions), OPEN_SECONDS)
 
@@ -156,7 +155,7 @@ class AgentRollout(Rollout):
         state = session.state
         if state is None or state.reason != FinishReason.STOP or session.has_reward(self.context.config.players):
             return False
-        return bool(session.forest.leaves()) and self.context.config.takes_reported_reward(is_eval=row.is_eval)
+        return bool(session.forest.leaves()) and self.context.config.takes_reported_reward(row.id)
 
     def _sample(self, session: Session, row: Row) -> Sample | None:
         """Return the sample of a session; None if its agent asked nothing, or failed or gave no reward and is left out.
@@ -220,13 +219,13 @@ class _AgentWork:
 
     Args:
         role: offers the samples.
-        greedy: whether the rows are held out, with one sample each.
+        sampling: how the samples of the rows are drawn.
     """
 
     asks_as_guests = True
 
-    def __init__(self, role: AgentRollout, *, greedy: bool) -> None:
-        self._role, self._greedy = role, greedy
+    def __init__(self, role: AgentRollout, sampling: Sampling) -> None:
+        self._role, self._sampling = role, sampling
         self._held: dict[RowId, Row] = {}
         self._over: list[Row] = []
 
@@ -243,7 +242,7 @@ class _AgentWork:
         """Offer the samples of rows to agents."""
         for row in rows:
             self._held[row.id] = row
-            self._role.offer(row, greedy=self._greedy)
+            self._role.offer(row, self._sampling)
         return []
 
     def exchange(self) -> None:

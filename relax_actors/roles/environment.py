@@ -54,7 +54,7 @@ class EnvironmentRole(ServiceRole):
             )
             raise ConfigError(msg)
         load_environment(section)
-        episodes = config.rollout.replicas * config.rollout.max_concurrent_prompts * config.rollout.group_size
+        episodes = config.rollout.replicas * config.rollout.max_concurrent_prompts * config.most_samples
         room = section.replicas * section.sessions
         if room < episodes:
             yield (

@@ -57,8 +57,8 @@ class EpisodeRollout(Rollout):
             raise ConfigError(msg)
 
     def group_size(self, row: Row) -> int:
-        """Samples of a row: `rollout.group_size`, or one where a held-out row is answered greedily."""
-        return 1 if row.prompt.greedy else self.context.config.rollout.group_size
+        """Samples of a row: `rollout.group_size`; of a held-out row, those of its set of [eval]."""
+        return self._sampling(row).samples
 
     def prompt_tokens(self, row: Row) -> NDArray[Any]:
         """Tokens of a row's prompt as the model reads them, `[prompt_len] int32`: those of its media are expanded."""
@@ -118,7 +118,7 @@ class EpisodeRollout(Rollout):
         name, wanted = f"{type(self).__name__}.samples of {row.id}", self.group_size(row)
         prompt = self.prompt_tokens(row)
         if len(samples) != wanted:
-            msg = f"{name}: {len(samples)} samples were returned, not {wanted} (rollout.group_size)"
+            msg = f"{name}: {len(samples)} samples were returned, not {wanted} (`group_size(row)`)"
             raise RowError(msg)
         for i, sample in enumerate(samples):
             if sample.sequences and not np.array_equal(sample.sequences[0].token_ids[: len(prompt)], prompt):
@@ -138,7 +138,7 @@ class EpisodeRollout(Rollout):
     def _generator(self, row: Row) -> Generate:
         """Return the function that generates for a row; each call draws from seeds of its own."""
         prompt, calls = row.prompt, 0
-        request, start = self._request(row, greedy=prompt.greedy), self.prompt_tokens(row)
+        request, start = self._request(row, self._sampling(row)), self.prompt_tokens(row)
 
         # One object for all sequences that share as much of the prompt: the engine encodes its media once.
         prefix = cache(lambda shared: request.media and request.media.prefix(shared))

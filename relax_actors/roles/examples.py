@@ -36,18 +36,18 @@ class Examples(Role):
 
             self._media = media = ExampleMedia(config, self.context.table.store, self.progress)
             expand = {"family": media.family, "expand": media.expand}
-        held_out = config.data if config.eval is None else config.eval.data
-        self._maker, self._held_out = (
-            ExampleMaker(config, data, tokenizer, context, **expand) for data in (config.data, held_out)
-        )
+        sets = () if config.eval is None else config.eval.named.values()
+        self._maker = ExampleMaker(config, config.data, tokenizer, context, **expand)
+        self._held_out = [(each, ExampleMaker(config, each.source, tokenizer, context, **expand)) for each in sets]
 
     def handle(self, row: Row) -> Trajectory:
         """Return the samples of a row.
 
         Raises:
-            RowError: the row cannot be trained; see `ExampleMaker.make`.
+            RowError: the row cannot be trained, see `ExampleMaker.make`; or no set of [eval] has it.
             StoreError: the store has lost a file that the data held itself.
         """
         if self._media is not None:
             self._media.folder = f"{row.id.kind}/{row.id.step}"
-        return (self._held_out if row.is_eval else self._maker).make(row.prompt)
+        own = self.context.config.held_out(row.id)
+        return next((maker for each, maker in self._held_out if each is own), self._maker).make(row.prompt)

@@ -21,7 +21,7 @@ from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.rewards.credit import environment_reward
 from relax_actors.rewards.score import Total
 from relax_actors.rewards.scorer import RewardScorer, check_options, check_sandboxed, token_rewards
-from relax_actors.roles.reward_columns import check_reward_roles, columns_of, names_in_rewards, scores_of
+from relax_actors.roles.reward_columns import check_reward_roles, columns_of, names_of, rewards_of, scores_of
 from relax_actors.runtime import Role, Row
 from relax_actors.runtime.role import More, Results
 from relax_actors.simulation.devices import REWARD, Devices
@@ -44,7 +44,7 @@ WAIT_SECONDS = 1.0
 
 
 class RewardRole(Role):
-    """Scores training rows by `reward.function` and held-out rows by `eval.reward`."""
+    """Scores training rows by `reward.function` and held-out rows by the `reward` of their set of [eval]."""
 
     reads: ClassVar = ("prompt", "trajectory")
     writes: ClassVar = "reward"
@@ -56,15 +56,14 @@ class RewardRole(Role):
         """Check that the reward functions import; those for a sandbox are imported in it only."""
         config = run.config
         check_reward_roles(config)
-        columns = columns_of(config)
-        names = {name for part in names_in_rewards(config).values() for name in part} - columns.keys()
+        columns, rewards = columns_of(config), rewards_of(config)
+        names = {name for setting in rewards.values() for name in names_of(setting)} - columns.keys()
         check_options(config.reward.options, sorted(names))
         if config.reward.isolation == "sandbox":
             check_sandboxed(sorted(names))
         else:
-            RewardScorer(config.reward.function, "reward.function", config.reward.options, columns=columns)
-            if config.eval is not None:
-                RewardScorer(config.eval.reward, "eval.reward", config.reward.options, columns=columns)
+            for where, setting in rewards.items():
+                RewardScorer(setting, where, config.reward.options, columns=columns)
         yield from ()
 
     def inputs(self, config: Config) -> tuple[str, ...]:
@@ -75,26 +74,35 @@ class RewardRole(Role):
         """Load the reward functions."""
         config = self.context.config
         section, self._columns = config.reward, columns_of(config)
-        self._train = RewardScorer(
-            section.function, "reward.function", section.options, section.deadline, self.progress, self._columns
-        )
+        # By setting: sets of held-out rows with equal settings share what their functions hold.
+        self._scorers: dict[str, RewardScorer] = {}
+        for where, setting in rewards_of(config).items():
+            if (key := repr(setting)) not in self._scorers:
+                self._scorers[key] = RewardScorer(
+                    setting, where, section.options, section.deadline, self.progress, self._columns
+                )
         self._devices = None if config.simulate is None else Devices(config.simulate, self.context.folder.root)
-        self._eval = self._train
-        if config.eval and config.eval.reward != section.function:
-            self._eval = RewardScorer(
-                config.eval.reward, "eval.reward", section.options, section.deadline, self.progress, self._columns
-            )
         self._runner = asyncio.Runner()
 
     def close(self) -> None:
         """Release what the reward functions hold."""
-        for scorer in {self._train, self._eval}:
+        for scorer in self._scorers.values():
             self._runner.run(scorer.aclose())
         self._runner.close()
 
     def metrics(self) -> dict[str, float]:
         """Mean seconds that each reward function takes for a row."""
-        return self._eval.metrics() | self._train.metrics()
+        scorers = reversed(self._scorers.values())  # where names are the same, those of training rows count
+        return {name: seconds for scorer in scorers for name, seconds in scorer.metrics().items()}
+
+    def _scorer(self, row: Row) -> RewardScorer:
+        """Return what scores a row.
+
+        Raises:
+            RowError: the row is held out, and no set of [eval] has it.
+        """
+        own = self.context.config.held_out(row.id)
+        return self._scorers[repr(self.context.config.reward.function if own is None else own.reward)]
 
     def handle(self, row: Row) -> Reward:
         """Score a row with functions that are not async."""
@@ -109,7 +117,7 @@ class RewardRole(Role):
 
     def stream(self, rows: Sequence[Row], more: More) -> Iterator[Results]:
         """Score rows, those that wait for async functions at the same time."""
-        if not (self._train.is_async or self._eval.is_async):
+        if not any(scorer.is_async for scorer in self._scorers.values()):
             yield from super().stream(rows, more)
             return
         loop = self._runner.get_loop()
@@ -139,7 +147,7 @@ class RewardRole(Role):
         Raises:
             RowError: a function did not return a finite number or score for each sample.
         """
-        scorer = self._eval if row.is_eval else self._train
+        scorer = self._scorer(row)
         if self._devices is not None:
             self._devices.elapse_phase(REWARD, row.prompt.seed, self.progress)
         config, trajectory = self.context.config, row.trajectory

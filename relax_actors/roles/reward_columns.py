@@ -10,15 +10,32 @@ import numpy as np
 from relax_actors.config import Config
 from relax_actors.errors import ConfigError, RowError
 from relax_actors.messages import Reward
+from relax_actors.registry.catalog import REWARDS, ROLES
 from relax_actors.rewards.score import Score
 from relax_actors.roles.registry import role_class
 from relax_actors.runtime import StatefulRole
 
+TRAINING = "reward.function"
+"""Setting of the reward of training rows."""
+
+
+def rewards_of(config: Config) -> dict[str, str | dict[str, float]]:
+    """Return the rewards of a run by their settings: that of training rows, and those of the sets of held-out rows."""
+    held_out = {f"{where}.reward": each.reward for where, each in config.held_out_sets.items()}
+    return {TRAINING: config.reward.function} | held_out
+
+
+def names_of(setting: str | dict[str, float]) -> tuple[str, ...]:
+    """Return the names in a reward."""
+    return (setting,) if isinstance(setting, str) else tuple(setting)
+
 
 def names_in_rewards(config: Config) -> dict[str, tuple[str, ...]]:
-    """Return the names in the rewards of training rows ("group") and of held-out rows ("eval")."""
-    settings = {"group": config.reward.function} | ({} if config.eval is None else {"eval": config.eval.reward})
-    return {kind: (one,) if isinstance(one, str) else tuple(one) for kind, one in settings.items()}
+    """Return the names in the rewards of training rows ("group") and, with [eval], of held-out rows ("eval")."""
+    rewards = rewards_of(config)
+    training = names_of(rewards.pop(TRAINING))
+    held_out = dict.fromkeys(name for setting in rewards.values() for name in names_of(setting))
+    return {"group": training} | ({"eval": tuple(held_out)} if rewards else {})
 
 
 def columns_of(config: Config) -> dict[str, str]:
@@ -34,8 +51,11 @@ def check_reward_roles(config: Config) -> None:
         ConfigError: one writes no column, owns state, needs the reward itself, does not handle the rows, or has
             options of a function.
     """
-    for kind, names in names_in_rewards(config).items():
-        setting = "reward.function" if kind == "group" else "eval.reward"
+    for setting, reward in rewards_of(config).items():
+        kind, names = "group" if setting == TRAINING else "eval", names_of(reward)
+        for name in (name for name in names if name in ROLES and name not in REWARDS and name not in config.roles):
+            msg = f"{setting} names the role {name}, which the run does not have; add the section [roles.{name}]"
+            raise ConfigError(msg)
         for name in (name for name in names if name in config.roles):
             cls, where = role_class(config, name), f"{setting} names the role {name}"
             if not cls.writes or issubclass(cls, StatefulRole):

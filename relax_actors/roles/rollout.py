@@ -20,6 +20,7 @@ from relax_actors.errors import RelaxError, RowError
 from relax_actors.generation.batch import GUESTS, Kind, Samples
 from relax_actors.generation.policy import Policy
 from relax_actors.generation.rows import Rows, SingleTurns, Work
+from relax_actors.generation.sampling import Sampling, sampling_of
 from relax_actors.messages import Prompt, Trajectory
 from relax_actors.messages.experts import split_prompt_experts
 from relax_actors.messages.samples import fingerprints_of
@@ -39,9 +40,9 @@ BATCH_WAIT_MIN, BATCH_WAIT_MAX, BATCH_WAIT_SHARE = 0.003, 0.1, 0.01
 class Rollout(Role):
     """Generates the samples of rows.
 
-    A row gets rollout.group_size samples, or one if its prompt asks for greedy decoding, as held-out rows do. Where the
-    advantages are relative to a greedy sample (ReMax), a training row gets it as one sample more, the last one, none of
-    whose tokens are trained.
+    A training row gets rollout.group_size samples, a held-out row those of its set of [eval]. Where the advantages are
+    relative to a greedy sample (ReMax), a training row gets it as one sample more, the last one, none of whose tokens
+    are trained.
 
     Invariant: no sample is generated before the weights are verified. Staged weights are swapped in between batches,
     and within a batch if rollout.in_flight_updates is set.
@@ -123,7 +124,7 @@ class Rollout(Role):
             ActorError: the required weights are published but cannot be read.
         """
         self._media_of.clear()  # of rows that an earlier call could not generate
-        batches = Rows(self._policy, self.make_work, self._admit, more, self.row_limit(), self.progress)
+        batches = Rows(self._policy, self.make_work, self._sampling, self._admit, more, self.row_limit(), self.progress)
         yield from batches.generate(rows)
         if self._policy.guests_waiting:
             self.context.wake()  # some requests could not join
@@ -134,15 +135,15 @@ class Rollout(Role):
         if self._media is not None:
             self._media_of[row.id] = self._media.of(row.media, row.id)
 
-    def make_work(self, *, greedy: bool) -> Work:
+    def make_work(self, sampling: Sampling) -> Work:
         """Return what turns rows into requests, and answers into results, while one batch key is generated.
 
         Args:
-            greedy: whether the rows get one sample each, of the most likely tokens.
+            sampling: how the samples of the rows are drawn.
         """
 
         def generate(row: Row) -> Future[Samples]:
-            return self._policy.generate(self._request(row, greedy=greedy), Kind.ROW)
+            return self._policy.generate(self._request(row, sampling), Kind.ROW)
 
         return SingleTurns(generate, self._finish)
 
@@ -187,8 +188,16 @@ class Rollout(Role):
             tokens = sum(len(sample.tokens) for sample in samples)
             self.context.journal.metric({"kind": "generated", "tokens": tokens, "seconds": round(seconds, 5)})
 
-    def _request(self, row: Row, *, greedy: bool) -> GenerationRequest:
-        tokens, template = row.prompt.tokens if self._media is None else row.media.tokens, self._template(greedy=greedy)
+    def _sampling(self, row: Row) -> Sampling:
+        """Return how the samples of a row are drawn.
+
+        Raises:
+            RowError: the row is held out, and no set of [eval] has it.
+        """
+        return sampling_of(self.context.config, row.id, self._baselines)
+
+    def _request(self, row: Row, sampling: Sampling) -> GenerationRequest:
+        tokens, template = row.prompt.tokens if self._media is None else row.media.tokens, self._template(sampling)
         return replace(
             template,
             tokens=tokens,
@@ -197,30 +206,29 @@ class Rollout(Role):
             media=self._media_of.pop(row.id, None),
         )
 
-    def _template(self, *, greedy: bool) -> GenerationRequest:
+    def _template(self, sampling: Sampling) -> GenerationRequest:
         """Return the settings of the requests of rows."""
-        settings = self._settings
         return GenerationRequest(
             tokens=np.zeros(0, np.int32),
             seed=0,
-            samples=1 if greedy else settings.group_size + self._baselines,
-            temperature=settings.temperature,
-            top_p=settings.top_p,
-            max_tokens=settings.max_tokens,
+            samples=sampling.samples,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            max_tokens=sampling.max_tokens,
             stop_ids=self._stop_ids,
-            greedy_samples=1 if greedy else self._baselines,
-            min_tokens=settings.min_tokens,
+            greedy_samples=sampling.greedy_samples,
+            min_tokens=min(self._settings.min_tokens, sampling.max_tokens),
             stop_strings=self._stop_strings,
         )
 
     def _trajectory(self, row: Row, samples: list[Generation]) -> Trajectory:
-        prompt, is_trained = row.prompt, not row.is_eval
-        prompt_tokens = prompt.tokens if self._media is None else row.media.tokens
+        is_trained = not row.is_eval
+        prompt_tokens = row.prompt.tokens if self._media is None else row.media.tokens
         self._generated_tokens += sum(len(s.tokens) for s in samples)
         routed = [s.routed_experts for s in samples if s.routed_experts is not None] if is_trained else []
         experts = split_prompt_experts(routed, len(prompt_tokens)) if routed else (None, None)
         versions, mask = np.concatenate([s.versions for s in samples]), None
-        baselines = 0 if prompt.greedy else self._baselines
+        baselines = self._baselines if is_trained else 0
         if baselines:
             mask = np.ones(len(versions), np.bool_)
             mask[len(versions) - sum(len(s.tokens) for s in samples[-baselines:]) :] = False

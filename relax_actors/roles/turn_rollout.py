@@ -14,6 +14,7 @@ from relax_actors.config import Config
 from relax_actors.data.prompt_maker import room
 from relax_actors.envs.loading import load_environment
 from relax_actors.errors import EpisodesFailedError, RelaxError, RowError
+from relax_actors.generation.sampling import Sampling
 from relax_actors.messages import Trajectory
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.roles.rollout import Rollout
@@ -64,7 +65,7 @@ class TurnRollout(Rollout):
         """Return whether a turn waits for the environments of all episodes, as it does in a deterministic run."""
         return self.context.config.run.deterministic
 
-    def make_work(self, *, greedy: bool) -> EpisodeBatch:
+    def make_work(self, sampling: Sampling) -> EpisodeBatch:
         """Return the episodes of rows."""
         from relax_actors.sessions.episode_batch import EpisodeBatch  # noqa: PLC0415 as above
 
@@ -74,7 +75,7 @@ class TurnRollout(Rollout):
             self._conversation,
             self._limits,
             self._policy,
-            self._template(greedy=greedy),
+            self._template(sampling),
             start=self._start,
             result=self._result,
             counts=self._counts,

@@ -92,12 +92,21 @@ class RunFolder:
         return self.root / "reference"
 
     @property
+    def evaluations(self) -> Path:
+        """Folder with the answers to held-out prompts, one file for each evaluated version."""
+        return self.root / "evaluations"
+
+    def evaluation(self, version: int) -> Path:
+        """File with the answers of a version to held-out prompts."""
+        return self.evaluations / f"{version}.jsonl"
+
+    @property
     def contents(self) -> list[Path]:
         """Everything that a run leaves in its folder, besides the lock and the configuration."""
         files = [self.address, self.node, self.report, self.summary, self.reward_plot]
         names = ("actors", "devices", "logs", "model-config", "sandboxes", "servers", "simulated", "store")
         models = [self.checkpoints, self.reference, self.model, self.critic_checkpoints, self.critic]
-        return [*files, self.broker, *models, *(self.root / n for n in names)]
+        return [*files, self.broker, self.evaluations, *models, *(self.root / n for n in names)]
 
     @property
     def last_checkpoint(self) -> int | None:

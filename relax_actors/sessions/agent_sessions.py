@@ -191,8 +191,8 @@ class AgentSessions:
             else:
                 check_rewards(call, self._section.players)
                 session.end(FinishReason.STOP, call)
-                is_eval, has_reward = session.row.kind == "eval", session.has_reward(self._section.players)
-                if not has_reward and self._context.config.takes_reported_reward(is_eval=is_eval):
+                has_reward = session.has_reward(self._section.players)
+                if not has_reward and self._context.config.takes_reported_reward(session.row):
                     self._context.journal.event("agent_without_reward", session=call.session)
         if session.unrecorded:
             await self._record(session)

@@ -111,10 +111,15 @@ class AgentTurns:
                 "continues a shorter answer behind its first tool call; leave it out"
             )
             raise Refused(Refusal.INVALID, detail)
-        most = min(call.max_tokens or settings.max_tokens, settings.max_tokens, room)
-        temperature = 0.0 if session.greedy else None
-        own = replace(call, tokens=tokens, max_tokens=most, temperature=temperature, top_p=None, affinity=call.session)
-        request, first = self._service.request(own), len(session.forest.turns)
+        own = session.sampling
+        limit = settings.max_tokens if own is None else own.max_tokens
+        most = min(call.max_tokens or limit, limit, room)
+        drawn = (None, None) if own is None else (0.0, None) if session.greedy else (own.temperature, own.top_p)
+        temperature, top_p = drawn
+        call = replace(
+            call, tokens=tokens, max_tokens=most, temperature=temperature, top_p=top_p, affinity=call.session
+        )
+        request, first = self._service.request(call), len(session.forest.turns)
         return [
             replace(
                 request,

@@ -173,7 +173,7 @@ class Episode:
 
     def ask(self, template: GenerationRequest) -> GenerationRequest:
         """Return the request of the next turn, with the settings of a template."""
-        most = self.max_tokens
+        most = min(self.max_tokens, template.max_tokens)
         return replace(
             template,
             tokens=self.tokens,

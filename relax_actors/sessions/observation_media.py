@@ -101,7 +101,7 @@ class ObservationMedia:
             The messages with parts `{"type": "text", "text": ...}` and `{"type": <kind>}`, and their media in order.
         """
         config, plain, sources = self._config, list[Message](), list[MediaSource]()
-        data = config.data if config.eval is None or row.kind != "eval" else config.eval.data
+        data = config.data if (own := config.held_out(row)) is None else own.source
         folder = Path.cwd() if data.path is None else data.path.parent
         for message in messages:
             content: Any = message.get("content")

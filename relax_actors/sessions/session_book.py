@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from broker.subjects import RowId
+from relax_actors.generation.sampling import Sampling
 from relax_actors.messages import FinishReason, MediaSource
 from relax_actors.messages.generate import SessionAnswer, SessionCall
 from relax_actors.messages.session_log import SessionState, SessionStep, SessionTurn
@@ -52,7 +53,7 @@ class Session:
         ends_at: end of the agent's time.
         state: how it ended; None if it did not.
         lease: seconds of the agent's lease.
-        greedy: whether the policy answers greedily, as it does in held-out rows.
+        sampling: how the policy's answers are drawn; as [rollout] says if None.
         media: media of the row's prompt.
         environment_task: what the run's environment gets for the sample.
         steps: what the environment has answered in the present attempt.
@@ -73,7 +74,7 @@ class Session:
     ends_at: float = 0.0
     state: SessionState | None = None
     lease: float = 30.0
-    greedy: bool = False
+    sampling: Sampling | None = None
     media: Sequence[MediaSource] = ()
     environment_task: Mapping[str, Any] = field(default_factory=dict)
     steps: list[SessionStep] = field(default_factory=list)
@@ -93,6 +94,11 @@ class Session:
             )
             self.enter_end(state)
             self.unrecorded.append(state)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the policy answers greedily."""
+        return self.sampling is not None and self.sampling.is_greedy(self.sample)
 
     @property
     def reward(self) -> float | None:

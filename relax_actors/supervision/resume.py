@@ -41,7 +41,7 @@ OPERATIONAL = (
     "weights.transport",
 )
 """Settings that do not change what is trained."""
-MOVABLE = ("data.path", "model.path", "eval.data.path", "data.mixture.*.path")
+MOVABLE = ("data.path", "model.path", "eval.data.path", "data.mixture.*.path", "eval.sets.*.data.path")
 """Files that may be moved; their content must stay."""
 EVALUATION = ("eval", "eval.*")
 """Settings of the evaluation, which apply from the next evaluated version on."""

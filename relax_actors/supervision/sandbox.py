@@ -249,7 +249,7 @@ def _media_folders(config: Config) -> list[Path]:
     """Folders with media of prompts, which reward functions may open."""
     if config.media is None:
         return []
-    sections = [config.data, *([config.eval.data] if config.eval is not None else [])]
+    sections = [config.data, *(each.source for each in config.held_out_sets.values())]
     sources = [source for section in sections for source in (section, *section.mixture.values())]
     return [*(folder_of(source.path) for source in sources if source.path is not None), *config.media.folders]
 

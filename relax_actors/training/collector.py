@@ -338,7 +338,7 @@ def read_extent(context: Context, well_formed: set[str]) -> Extent:
         lead=config.staleness.max,
         version=-1 if weights is None else weights.version,
         floor=0 if checkpoint is None else checkpoint.floor,
-        eval_rows=0 if config.eval is None else config.eval.rows,
+        eval_rows=0 if config.eval is None else config.eval.total_rows,
         evaluated=lambda version: config.eval is not None and is_evaluated(config, version),
         results=frozenset(table.subjects.parse(s).step for s in well_formed if s.startswith(results)),
     )

@@ -114,7 +114,7 @@ def test_an_unknown_key_suggests_a_close_one(write: Write, more: str, key: str, 
     ("override", "key", "remedy"),
     [
         ("run.steps=many", "run.steps", "integer"),
-        ("run.steps=0", "run.steps", "greater than 0"),
+        ("run.steps=-1", "run.steps", "greater than or equal to 0"),
         ("run.steps=1.5", "run.steps", "integer"),
         ("run.seed=-1", "run.seed", "greater than or equal to 0"),
         ("run.name=a b", "run.name", "use 1 to 64 letters, digits, '-' or '_'"),

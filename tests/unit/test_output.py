@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from relax_actors.cli.foreground import Request, command_line
+from relax_actors.cli.command_lines import command_line
+from relax_actors.cli.foreground import Request
 from relax_actors.config import load_config
 from relax_actors.config.masking import masked
 from relax_actors.config.notes import shortened

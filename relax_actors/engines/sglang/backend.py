@@ -59,7 +59,7 @@ class SglangBackend(InferenceBackend):
             SglangSettings(
                 facts.context_length,
                 rows=rollout.max_concurrent_prompts,
-                group=rollout.group_size + (1 if needs_greedy(config.algorithm) else 0),
+                group=config.most_samples + (1 if needs_greedy(config.algorithm) else 0),
                 patience=config.supervision.longest_start if external is None else config.supervision.start_deadline,
                 stall=rollout.deadline / 2,
                 moe=facts.moe if config.trainer.router_replay else None,

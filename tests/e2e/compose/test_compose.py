@@ -110,7 +110,7 @@ def assert_no_secret_is_told(project: Project) -> None:
 
 @pytest.mark.timeout(120)
 def test_what_cannot_work_fails_at_once(make_project: MakeProject) -> None:
-    project = make_project("run.steps=0")
+    project = make_project("run.steps=-1")
     assert "run.steps" in error_of_prepare(project)
     project.environment["SETTINGS"] = ""
     (project.folder / "runs" / "demo").mkdir(parents=True)

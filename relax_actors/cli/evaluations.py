@@ -1,0 +1,162 @@
+"""Evaluations in the foreground of a terminal: which models, a run of no steps for each, and their figures.
+
+The folder of an evaluation is named after a digest of what its answers depend on, so that the same command resumes it
+or shows its result, and another model or other settings are another evaluation.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from relax_actors.cli.evaluation_tables import Result, print_json, show_evaluations
+from relax_actors.cli.foreground import Request, complete
+from relax_actors.config import Config, validate
+from relax_actors.config.evaluation_run import digest_of, evaluation_tree
+from relax_actors.config.load import load_tree, stages_of
+from relax_actors.devices.inventory import NO_REQUEST, GpuRequest
+from relax_actors.errors import ConfigError
+from relax_actors.evaluation.models import INITIAL, digest_of_files, model_folder
+from relax_actors.evaluation.records import read_evaluation
+from relax_actors.monitoring.screen import Screen
+from relax_actors.runtime import logs
+from relax_actors.runtime.run_folder import RunFolder
+
+STAGES = "stages"
+"""MODEL of the initial model and those of all stages."""
+BASE = "base"
+"""How the initial model is called beside the stages."""
+MAX_NAME = 40
+"""Characters of the run's name that are part of the evaluation's."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvalRequest:
+    """Arguments and options of one `relax eval`.
+
+    Attributes:
+        model: model folder, run, `initial` or `stages`.
+        path: TOML file.
+        settings: `section.key=value` each.
+        sets: names of the sets to evaluate; all if empty.
+        samples: prompts of each set that are shown.
+        gpus: GPUs of this machine that may be used.
+        as_json: print the result as one line of JSON; all other output goes to stderr.
+        quiet: print no progress.
+        fresh: evaluate again what is evaluated already.
+    """
+
+    model: str
+    path: Path
+    settings: tuple[str, ...] = ()
+    sets: tuple[str, ...] = ()
+    samples: int = 2
+    gpus: GpuRequest = NO_REQUEST
+    as_json: bool = False
+    quiet: bool = False
+    fresh: bool = False
+
+    def training(self) -> Request:
+        """Return the request of the run of no steps."""
+        return Request(
+            self.path,
+            self.settings,
+            gpus=self.gpus,
+            as_json=self.as_json,
+            quiet=self.quiet,
+            fresh=self.fresh,
+            command=("eval", self.model),
+            options=tuple(part for name in self.sets for part in ("--set", name)),
+        )
+
+
+def run(request: EvalRequest) -> int:
+    """Evaluate one model, or the models of all stages, and show the figures; return the exit code.
+
+    Raises:
+        ConfigError: there is no such model or set, or the configuration cannot work.
+    """
+    logs.configure()
+    console = Screen(stderr=request.as_json)
+    stages = stages_of(request.path, list(request.settings))
+    if request.model == STAGES and (request.fresh or not stages):
+        why = "--fresh evaluates one model again" if stages else f"{request.path} has no [[stages]]"
+        msg = f"MODEL = stages: {why}; give a model folder, a run, or `{INITIAL}`"
+        raise ConfigError(msg)
+    configs = _of_stages(request, stages) if request.model == STAGES else {request.model: _of_model(request, stages)}
+    for name, config in configs.items():
+        folder = RunFolder(config.folder)
+        if _is_finished(folder) and not request.fresh and request.model == STAGES:
+            continue
+        if len(configs) > 1:
+            console.show(f"evaluating {name}")
+        code, summary = complete(request.training(), console, config, {}, replace_finished=request.fresh)
+        if summary is None:
+            return code
+        _tidy(folder)
+        if len(configs) > 1:  # a process runs one run
+            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 this command, as it was given
+    results = [_result(name, RunFolder(config.folder)) for name, config in configs.items()]
+    show_evaluations(console, results, request.samples)
+    if request.as_json:
+        print_json(results, is_chain=request.model == STAGES)
+    return 0
+
+
+def _of_model(request: EvalRequest, stages: Sequence[str]) -> Config:
+    """Return the configuration of the evaluation of one model; of a file with stages, by its last one."""
+    settings = [*request.settings, *([f"run.stage={stages[-1]}"] if stages else [])]
+    tree = load_tree(request.path, settings)
+    return _config(request, tree, None if request.model == INITIAL else model_folder(request.model))
+
+
+def _of_stages(request: EvalRequest, stages: Sequence[str]) -> dict[str, Config]:
+    """Return the configurations of the evaluations of the initial model and the model of each stage.
+
+    All are evaluated on the sets of the last stage.
+    """
+    trees = [load_tree(request.path, [*request.settings, f"run.stage={name}"]) for name in stages]
+    first, last = trees[0], trees[-1]
+    initial = last | {name: first[name] for name in ("model", "data", "trainer") if name in first}
+    configs = {BASE: _config(request, initial, None)}
+    for name, tree in zip(stages, trees, strict=True):
+        folder = RunFolder(validate(tree, str(request.path)).folder)
+        configs[name] = _config(request, last, model_folder(str(folder.root)))
+    return configs
+
+
+def _config(request: EvalRequest, tree: dict[str, Any], model: Path | None) -> Config:
+    source = str(request.path)
+    evaluation = evaluation_tree(tree, model, request.sets, source)
+    config = validate(evaluation, source)
+    assert config.eval is not None  # noqa: S101 `evaluation_tree` refuses settings without it
+    sources = [part for each in config.eval.named.values() for part in (each.source, *each.source.mixture.values())]
+    files = [source.path for source in sources if source.path is not None]
+    given = [each.partition("=")[0].strip() for each in request.settings]
+    update: dict[str, Any] = {"folder": None}
+    if "run.folder" in given:
+        update["folder"] = Path(tree["run"]["folder"])
+    if "run.name" not in given:
+        digest = digest_of(evaluation, digest_of_files(model, files))
+        update["name"] = f"{config.run.name[:MAX_NAME]}-eval-{digest}"
+    rollout = config.rollout.model_copy(update={"group_size": max(2, config.most_samples)})
+    return config.model_copy(update={"run": config.run.model_copy(update=update), "rollout": rollout})
+
+
+def _is_finished(folder: RunFolder) -> bool:
+    return folder.summary.exists() and folder.evaluation(0).exists()
+
+
+def _tidy(folder: RunFolder) -> None:
+    """Remove the copies of the model that an evaluation leaves; the answers and the record of the run stay."""
+    for path in (folder.model, folder.checkpoints, folder.root / "store"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _result(name: str, folder: RunFolder) -> Result:
+    return Result(name, folder, read_evaluation(folder.evaluation(0)))

@@ -1,0 +1,52 @@
+"""How the answers to a row are sampled: training rows as [rollout] says, held-out rows as their set of [eval] says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from broker.subjects import RowId
+from relax_actors.config import Config
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Samples of a row, and how they are drawn.
+
+    Attributes:
+        samples: number of samples, greedy ones included.
+        greedy_samples: how many of them, the last ones, choose the most likely tokens.
+        temperature: divisor of the logits; log-probs of greedy samples have it, too.
+        top_p: probability mass to sample from.
+        max_tokens: largest number of tokens of a sample, or of its turn.
+    """
+
+    samples: int
+    greedy_samples: int
+    temperature: float
+    top_p: float
+    max_tokens: int
+
+    def is_greedy(self, sample: int) -> bool:
+        """Whether a sample, by its index, chooses the most likely tokens."""
+        return sample >= self.samples - self.greedy_samples
+
+
+def sampling_of(config: Config, row: RowId, baselines: int = 0) -> Sampling:
+    """Return how the answers to a row are sampled.
+
+    Args:
+        config: configuration of the run.
+        row: the row.
+        baselines: greedy samples that a training row gets in addition (ReMax).
+
+    Raises:
+        RowError: the row is held out, and no set of [eval] has it.
+    """
+    own, usual = config.held_out(row), config.rollout
+    if own is None:
+        samples = usual.group_size + baselines
+        return Sampling(samples, baselines, usual.temperature, usual.top_p, usual.max_tokens)
+    most = own.max_tokens or usual.max_tokens
+    if own.temperature == 0:
+        return Sampling(1, 1, usual.temperature, usual.top_p, most)
+    return Sampling(own.samples, 0, own.temperature, own.top_p, most)
