@@ -58,7 +58,7 @@ def _check_answers(tasks: list[Task], reward: str, where: str) -> None:
     if lacking:
         msg = (
             f"{where}: {len(lacking)} of the first {len(tasks)} rows have no answer, which reward {reward!r} compares "
-            f"with; the first: {lacking[0].origin or 'a task'}. Set answer_field to the field with the answer, remove "
-            "the rows, or choose another reward"
+            f"with; the first: {lacking[0].origin or 'a task'}. Name the field with the answer in {where}.fields, "
+            "remove the rows, or choose another reward"
         )
         raise ConfigError(msg)
