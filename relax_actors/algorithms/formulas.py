@@ -123,6 +123,9 @@ def _advantages(algorithm: AlgorithmSection) -> Iterator[Formula]:
                 r"V^{\text{old}}_t, -c, c) - G_t)^2\right), \quad G_t = A_t + V^{\text{old}}_t"
             ),
         )
+    if algorithm.critic_lambda is not None:
+        plain = "the critic learns G with gae_lambda = critic_lambda in A"
+        yield Formula("targets", plain, r"\lambda_{\text{critic}} \text{ in } A \text{ of } G_t")
     if algorithm.signal_scale:
         plain, latex = (
             "A x samples of the step / samples in groups with unequal rewards",
@@ -186,6 +189,9 @@ def _advantage(algorithm: AlgorithmSection) -> Formula:
     plain, latex = spec.formula, spec.latex
     if not plain:
         return Formula("advantage", f"A = {name}", rf"A = \text{{{name}}}")
+    if algorithm.gae_alpha is not None and "gae_lambda" in plain:
+        plain += ", gae_lambda = 1 - 1 / (gae_alpha |y|)"
+        latex += r", \quad \lambda = 1 - \frac{1}{\alpha |y_i|}"
     symbol = "A_t" if "t}" in latex or "_t" in latex or r"\quad t" in latex else "A_i"
     if scale is not None:
         plain, latex = f"({plain}) / ({scale[0]})", rf"\frac{{{latex}}}{{{scale[1]}}}"
