@@ -18,6 +18,7 @@ from refusal_cases import (
     FROM_DATA,
     LAYOUTS,
     REQUESTS,
+    REWARD_MODELS,
     SAMPLES,
     TAUGHT,
     TEACHERS,
@@ -58,6 +59,7 @@ SECTIONS: tuple[tuple[str, str, tuple[Refused, ...]], ...] = (
     ("Engines and roles", "", ENGINES),
     ("Layouts of Megatron-Core", "Settings of [trainer.megatron] and [critic.megatron].", LAYOUTS),
     ("Teachers", "", TEACHERS),
+    ("Reward models", "", REWARD_MODELS),
     ("Rows from the data", "", FROM_DATA),
     ("Requests to the gateway", "The answer has status 400 and this text.", REQUESTS),
 )

@@ -89,6 +89,7 @@ ALGORITHM = (
     Case("pair without a loss of pairs", ("algorithm.advantage=best_worst", "algorithm.scale=none")),
     Case("loss of pairs without a pair", ("algorithm.name=online_dpo", "algorithm.advantage=group")),
     Case("pairs by length", ("algorithm.name=online_dpo", "algorithm.aggregate=token_mean")),
+    Case("imitation beside means of samples", ("algorithm.name=grpo", "algorithm.positive_nll=0.1")),
     Case("k of a smaller group", ("algorithm.name=pass_at_k", "algorithm.pass_k=64")),
     Case("whiten rloo", ("algorithm.advantage=rloo", "algorithm.scale=none", "algorithm.whiten=samples")),
     Case("decoupled rloo", ("algorithm.name=gdpo", "algorithm.advantage=rloo", "algorithm.whiten=none")),
@@ -205,7 +206,13 @@ TEACHERS = (
     ),
     Case("a hint that adds nothing", (TEACHER, "roles.teacher.hint='{prompt}'")),
 )
+REWARD_MODELS = (
+    Case("a reward model that is not served", ("reward.function=reward_model",)),
+    Case("a reward model whose scores nobody reads", ("roles.reward_model.model=runs/demo/model",)),
+)
 FROM_DATA = (
+    Case("several scores of a pair", ("algorithm.name=reward_model", "algorithm.scores.classes=2"), SFT),
+    Case("trained tokens of a reward model", ("algorithm.name=reward_model", "examples.train=all"), SFT),
     Case("samples in a run on examples", ("rollout.group_size=4",), SFT),
     Case("a reward in a run on examples", ("reward.function=numeric_match",), SFT),
     Case("examples in a run that samples", ("examples.train=all",)),

@@ -158,6 +158,9 @@ def _losses(algorithm: AlgorithmSection) -> Iterator[Formula]:
     if algorithm.log_ratio_penalty:
         latex = r"+ \lambda\,(\ell_t - \ell^{\text{old}}_t)^2"
         yield Formula("penalty", "+ log_ratio_penalty (lp - old)^2", latex)
+    if algorithm.positive_nll:
+        latex = r"- \frac{\mu}{\sum_{i \text{ correct}} |y_i|} \sum_{i \text{ correct}} \sum_t \ell_t"
+        yield Formula("imitation", "+ positive_nll x mean of -lp over the tokens of correct samples", latex)
     yield Formula("aggregate", *AGGREGATES[algorithm.aggregate])
     if algorithm.kl.place == "loss":
         plain, latex = KL[algorithm.kl.kind]

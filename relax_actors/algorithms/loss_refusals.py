@@ -73,6 +73,11 @@ def _loss(config: Config) -> Iterator[str]:
             f'algorithm.aggregate = "sample_weight_length" with algorithm.ratio = "{algorithm.ratio}" is the mean of '
             'sums; set algorithm.ratio = "sequence_mean" for LUSPO, or algorithm.aggregate = "sample_mean_of_sums"'
         )
+    if algorithm.positive_nll and algorithm.aggregate != "token_mean":
+        yield (
+            f"algorithm.positive_nll = {algorithm.positive_nll:g} is the factor of a mean over tokens, beside "
+            f'algorithm.aggregate = "{algorithm.aggregate}"; set algorithm.aggregate = "token_mean"'
+        )
     if algorithm.ratio == "none" and spec.ratio == "setting":
         yield (
             f'algorithm.surrogate = "{algorithm.surrogate}" reads a ratio, and algorithm.ratio is "none"; set '

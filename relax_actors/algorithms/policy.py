@@ -159,6 +159,9 @@ class PolicyInputs:
         totals: sums of whole samples and of the step.
         reference: float32, log-probs of the reference model; None without one.
         row_tokens: `[batch] int64`, trained tokens of all samples of the row of each sequence.
+        squares: float32, sum of the squared probabilities of the vocabulary, detached; None if the loss reads none.
+        scores: `[batch, seq, classes] float32`, of a reward model, with gradient; `logprobs` are the first.
+        targets: float32, what the scores are compared with: the class of a label, or the margin of a pair.
     """
 
     logprobs: Tensor
@@ -173,6 +176,9 @@ class PolicyInputs:
     totals: Totals = field(default_factory=Totals)
     reference: Tensor | None = None
     row_tokens: Tensor | None = None
+    squares: Tensor | None = None
+    scores: Tensor | None = None
+    targets: Tensor | None = None
 
     @classmethod
     def of(
@@ -194,7 +200,7 @@ class PolicyInputs:
             mask: `[batch, seq] bool`.
             level: ratio of a token or of a sample; see `log_ratio`.
             others: `rollout` (default: `proximal`), `weights` (1), `sample_tokens` (those of the sequence), `selected`,
-                `totals`, `reference`, `row_tokens` (those of the sample).
+                `totals`, `reference`, `row_tokens` (those of the sample), `squares`, `scores`, `targets`.
 
         Raises:
             ValueError: shapes do not match.
@@ -226,7 +232,22 @@ class PolicyInputs:
             totals,
             others.get("reference"),
             counts if others.get("row_tokens") is None else others["row_tokens"],
+            others.get("squares"),
+            others.get("scores"),
+            others.get("targets"),
         )
+
+    @property
+    def scored(self) -> tuple[Tensor, Tensor]:
+        """`scores` and `targets`.
+
+        Raises:
+            ValueError: the model computes no scores, or the batch lacks what they are compared with.
+        """
+        if self.scores is None or self.targets is None:
+            msg = 'this loss reads scores and their targets; set algorithm.head = "scores", and label the data'
+            raise ValueError(msg)
+        return self.scores, self.targets
 
     @property
     def no_token(self) -> Tensor:

@@ -34,7 +34,10 @@ STEP = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Sequences of a step: `[sequences, tokens] float64`, their mask, the sample of each, and the row if it is read."""
+    """Sequences of a step: `[sequences, tokens] float64`, their mask, the sample of each, and the row if it is read.
+
+    With `classes` above 0 the log-probs are the first of as many scores, and the others follow from them.
+    """
 
     logprobs: Tensor
     proximal: Tensor
@@ -43,6 +46,7 @@ class _Step:
     mask: Tensor
     samples: tuple[int, ...]
     rows: tuple[int, ...] = ()
+    classes: int = 0
 
     def counts(self) -> Tensor:
         """Return the trained tokens of each sequence's sample."""
@@ -86,8 +90,9 @@ def check_policy_loss(
         return checked_loss(loss, inputs.mask, _name(function))
 
     spec = loss_spec(function)
+    classes = AlgorithmSection(**given).scores.classes if spec.head == "scores" else 0
     for seed in range(3):
-        step = _made_up(seed, ratio, over_row=spec.over_row)
+        step = _made_up(seed, ratio, over_row=spec.over_row, classes=classes)
         _check_gradient(call, step, ratio, _name(function))
         _check_cuts(call, step, ratio, _name(function), wide=spec.needs_whole_step)
 
@@ -102,7 +107,7 @@ def try_functions(algorithm: AlgorithmSection) -> None:
             gradient or weight that is not finite; or the loss of a step depends on its cut into micro-batches.
     """
     functions = PolicyFunctions(algorithm)
-    step = _made_up(0, algorithm.ratio, over_row=functions.spec.over_row).in_float32()
+    step = _step_of(functions, algorithm).in_float32()
     for example in (step, replace(step, logprobs=step.proximal, rollout=step.proximal)):
         try:
             _try_step(functions, algorithm, example)
@@ -113,6 +118,11 @@ def try_functions(algorithm: AlgorithmSection) -> None:
         _try_cuts(functions, algorithm)
 
 
+def _step_of(functions: PolicyFunctions, algorithm: AlgorithmSection) -> _Step:
+    classes = algorithm.scores.classes if functions.spec.head == "scores" else 0
+    return _made_up(0, algorithm.ratio, over_row=functions.spec.over_row, classes=classes)
+
+
 def _try_cuts(functions: PolicyFunctions, algorithm: AlgorithmSection) -> None:
     """Refuse a policy loss whose loss or gradient of a step depends on the cut into micro-batches."""
 
@@ -120,7 +130,7 @@ def _try_cuts(functions: PolicyFunctions, algorithm: AlgorithmSection) -> None:
         return functions.policy_loss(inputs).loss
 
     source = f"algorithm.surrogate = {algorithm.surrogate!r}"
-    step = _made_up(0, algorithm.ratio, over_row=functions.spec.over_row)
+    step = _step_of(functions, algorithm)
     try:
         _check_cuts(
             call, step, algorithm.ratio, source, wide=functions.spec.needs_whole_step, tolerance=TRIED_TOLERANCE
@@ -275,12 +285,17 @@ def _inputs(step: _Step, rows: Sequence[int], level: RatioLevel, totals: Totals,
     if step.rows:
         totals.row = torch.tensor([step.rows[i] for i in chosen])
     selected = torch.arange(width).expand(len(chosen), width) % 3 == 0
+    others: dict[str, Tensor] = {}
+    if step.classes:
+        spread = torch.linspace(1.0, -1.0, step.classes) if step.classes > 1 else torch.ones(1)
+        others["scores"] = cut[0].unsqueeze(-1) * spread.to(cut[0].dtype)
+        others["targets"] = (torch.arange(width) % 2).to(cut[0].dtype).expand(len(chosen), width)
     return PolicyInputs.of(
-        *cut[:4], level=level, rollout=cut[4], sample_tokens=counts, selected=selected, totals=totals
+        *cut[:4], level=level, rollout=cut[4], sample_tokens=counts, selected=selected, totals=totals, **others
     )
 
 
-def _made_up(seed: int, level: RatioLevel, *, over_row: bool) -> _Step:
+def _made_up(seed: int, level: RatioLevel, *, over_row: bool, classes: int = 0) -> _Step:
     random = torch.Generator().manual_seed(seed)
     lengths, samples = torch.tensor([9, 1, 4, 0, 6, 2]), (0, 1, 2, 3, 4, 4)
     shape = len(lengths), int(lengths.max())
@@ -296,7 +311,7 @@ def _made_up(seed: int, level: RatioLevel, *, over_row: bool) -> _Step:
     advantages[2] = 0.0
     mask = torch.arange(shape[1]) < lengths[:, None]
     of_rows = tuple(sample // 2 for sample in samples) if over_row else ()
-    return _Step(logprobs, proximal, proximal + 0.05 * draw[2], advantages, mask, samples, of_rows)
+    return _Step(logprobs, proximal, proximal + 0.05 * draw[2], advantages, mask, samples, of_rows, classes)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 from relax_actors.algorithms.advantages.estimation import estimator_of
 from relax_actors.algorithms.loss_refusals import loss_refusals
 from relax_actors.algorithms.named_functions import advantages_with, spec_of_advantage, spec_of_loss
+from relax_actors.algorithms.score_refusals import score_refusals
 from relax_actors.algorithms.specs import AdvantageSpec
 from relax_actors.algorithms.unused_settings import idle, written
 from relax_actors.config import Config
@@ -49,6 +50,13 @@ def _rows(config: Config) -> Iterator[str]:
             f'algorithm.surrogate = "{algorithm.surrogate}" is a loss of rows = {kinds}, and algorithm.rows = '
             f'"{algorithm.rows}"; set algorithm.name to a preset, which sets both'
         )
+    if spec.head != algorithm.head:
+        yield (
+            f'algorithm.surrogate = "{algorithm.surrogate}" is a loss of head = "{spec.head}", and algorithm.head = '
+            f'"{algorithm.head}"; set algorithm.name to a preset, which sets both'
+        )
+    if algorithm.trains_scores:
+        yield from score_refusals(config)
     if not config.from_data:
         return
     if algorithm.compares_answers and algorithm.aggregate != "sample_mean_of_sums":
@@ -159,6 +167,7 @@ def _players(config: Config) -> Iterator[str]:
         (f'advantage = "{algorithm.advantage}"', 'advantage = "group"'): spec_of_advantage(algorithm).running_mean,
         ('scale = "batch_std"', 'scale = "none"'): algorithm.scale == "batch_std",
         ("signal_scale = true", "signal_scale = false"): algorithm.signal_scale,
+        (f"positive_nll = {algorithm.positive_nll:g}", "positive_nll = 0"): algorithm.positive_nll > 0,
         ('components = "decoupled"', 'components = "sum"'): algorithm.components == "decoupled",
         ('whiten = "samples"', 'whiten = "none"'): algorithm.whiten == "samples",
     }

@@ -24,6 +24,7 @@ INPUTS = ("tokens", "values", "logprobs", "squares", "greedy", "components", "ro
 EqualRewards = Literal["zero", "signal", ""]
 FormulaRatio = Literal["setting", "rollout", "sequence_product", "none", ""]
 OverSample = Literal["sum", "mean", ""]
+Head = Literal["tokens", "scores"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +95,7 @@ class AdvantageSpec(FunctionSpec):
     @property
     def further_settings(self) -> frozenset[str]:
         """Settings of [algorithm] that are read for the function outside of it."""
-        return frozenset({"ema_decay"} if self.running_mean else ())
+        return frozenset({"ema_decay"} if self.running_mean else {"critic_lambda"} if "values" in self.needs else ())
 
     @property
     def compares_samples(self) -> bool:
@@ -112,7 +113,7 @@ class LossSpec(FunctionSpec):
     """Facts of a policy loss.
 
     Raises:
-        ValueError: `ratio` or `over_sample` has an unknown value.
+        ValueError: `ratio`, `head` or `over_sample` has an unknown value.
     """
 
     ratio: FormulaRatio = ""
@@ -120,6 +121,9 @@ class LossSpec(FunctionSpec):
     that data of older weights need a correction. Empty if it is not known, or computed by the function."""
     rows: str | tuple[str, ...] = "sampled"
     """Rows that it is a loss of, one or several values of `algorithm.rows`."""
+    head: Head = "tokens"
+    """What the model computes that it is a loss of, a value of `algorithm.head`: with "scores" it reads
+    `PolicyInputs.scores` and `PolicyInputs.targets`."""
     whole_step: bool = False
     """Whether it reads `PolicyInputs.step_sum`: its backward pass starts when all rows of the step are there."""
     over_sample: OverSample = ""
@@ -135,6 +139,7 @@ class LossSpec(FunctionSpec):
 
     def __post_init__(self) -> None:
         _check_choice("ratio", self.ratio, FormulaRatio)
+        _check_choice("head", self.head, Head)
         _check_choice("over_sample", self.over_sample, OverSample)
 
     @property

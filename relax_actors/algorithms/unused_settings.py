@@ -47,6 +47,9 @@ CONDITIONS: tuple[tuple[tuple[str, ...], str, tuple[object, ...]], ...] = (
     (("distil.teacher_weight",), "distil.kind", ("jsd",)),
     (("pairs.",), "surrogate", ("preference",)),
     (("labels.",), "rows", ("labelled",)),
+    (("pairs.", "labels."), "head", ("tokens",)),
+    (("scores.",), "head", ("scores",)),
+    (("scores.centring",), "rows", ("pairs",)),
     (("shaping.overlong_",), "shaping.overlong", (True,)),
 )
 """Beginnings of the names of settings, with the setting that they need and its values; any value for ()."""
@@ -95,6 +98,8 @@ def _function_reason(algorithm: AlgorithmSection, name: str) -> Idle | None:
     if algorithm.components == "decoupled" and name in ("scale", "epsilon"):
         # Each component is divided by its standard deviation.
         return DECOUPLED if name == "scale" else None
+    if name == "correct_reward" and algorithm.positive_nll:
+        return None
     for setting, chosen, registry in (
         ("advantage", algorithm.advantage, ADVANTAGES),
         ("surrogate", algorithm.surrogate, POLICY_LOSSES),

@@ -22,7 +22,7 @@ CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/
 """Files with the memory limit of a container."""
 LIGHT = Footprint(process_bytes=100 << 20)
 """An actor without an engine."""
-OWN_MODELS = ("teacher", "judge")
+OWN_MODELS = ("teacher", "judge", "reward_model")
 """Roles with a model of their own, the folder of their option `model`."""
 CACHED_BYTES = 4
 """Bytes of a number in the key-value cache of a rollout that generates in its own process."""

@@ -16,6 +16,7 @@ from relax_actors.config.algorithm_parts import (
     LabelsSection,
     PairsSection,
     RejectSection,
+    ScoresSection,
     ShapingSection,
 )
 from relax_actors.config.sections import Fraction, Named, NonNegative, Positive, PositiveFloat, Section
@@ -29,10 +30,13 @@ class AlgorithmSection(Section):
     """Preset, e.g. "gspo": fills the settings of [algorithm] that are not set. Without one, the defaults below hold:
     GRPO with the loss averaged over tokens."""
 
-    rows: Literal["sampled", "examples", "pairs", "labelled"] = "sampled"
+    rows: Literal["sampled", "examples", "pairs", "labelled", "steps"] = "sampled"
     """What a row of the run is: samples that the policy generates for a prompt, with rewards; or from the data an
-    example, a pair of a chosen and a rejected answer, or an answer with a label, good or bad. The preset sets it, and
-    the policy loss must be one for such rows."""
+    example, a pair of a chosen and a rejected answer, an answer with a label, or an answer with a label for each of its
+    steps. The preset sets it, and the policy loss must be one for such rows."""
+    head: Literal["tokens", "scores"] = "tokens"
+    """What the trained model computes: log-probs of tokens, or scores of answers, as a reward model does. The preset
+    sets it, and the policy loss must be one for such a model."""
     advantage: Annotated[str, Named(ADVANTAGES)] = "group"
     """Advantage estimator, or the dotted path of your own function. With `environment.credit = "turn"` or "branch",
     `turn` takes the place of `group`."""
@@ -44,7 +48,7 @@ class AlgorithmSection(Section):
     pass_k: Positive = 4
     """k of `pass_at_k`: samples of which at least one should be correct; at most `rollout.group_size`."""
     correct_reward: float = 1.0
-    """Reward from which a sample is correct, for `pass_at_k`."""
+    """Reward from which a sample is correct, for `pass_at_k` and `positive_nll`."""
     whiten: Literal["none", "tokens", "samples"] = "none"
     """Subtract the mean of the advantages over all trained tokens or samples of the step, then divide by their standard
     deviation. A step then trains when all of its rows are there (no streaming)."""
@@ -60,6 +64,15 @@ class AlgorithmSection(Section):
     """Discount of later token rewards."""
     gae_lambda: Fraction = 1.0
     """Lambda of generalised advantage estimation (arXiv 1506.02438)."""
+    gae_alpha: PositiveFloat | None = None
+    """Lambda of a sample with |y| trained tokens is 1 - 1 / (gae_alpha |y|), at least 0, in place of `gae_lambda`
+    (length-adaptive GAE, arXiv 2504.05118)."""
+    critic_lambda: Fraction | None = None
+    """Lambda of the returns that the critic learns (decoupled GAE, arXiv 2503.01491); that of the advantages if not
+    set."""
+    positive_nll: NonNegative = 0.0
+    """Factor of the mean -log-prob over the tokens of correct samples, those with a reward of `correct_reward` or more,
+    added to the loss (arXiv 2504.05118). Needs `aggregate = "token_mean"`."""
     ema_decay: Fraction = 0.95
     """Decay of the running mean reward that is subtracted (arXiv 2506.24119)."""
 
@@ -130,6 +143,7 @@ class AlgorithmSection(Section):
     distil: DistilSection = DistilSection()
     pairs: PairsSection = PairsSection()
     labels: LabelsSection = LabelsSection()
+    scores: ScoresSection = ScoresSection()
     shaping: ShapingSection = ShapingSection()
 
     @model_validator(mode="before")
@@ -158,7 +172,7 @@ class AlgorithmSection(Section):
         """Whether the loss reads log-probs of the reference model, for a KL or for pairs."""
         has_pairs = self.rows == "pairs" or self.trains_sampled_pairs
         of_answers = self.rows == "labelled" or (has_pairs and self.pairs.needs_reference)
-        return self.kl.place == "loss" or of_answers
+        return self.kl.place == "loss" or (of_answers and self.head == "tokens")
 
     @property
     def trains_sampled_pairs(self) -> bool:
@@ -166,9 +180,24 @@ class AlgorithmSection(Section):
         return self.rows == "sampled" and self.surrogate == "preference"
 
     @property
+    def loss_reads_squares(self) -> bool:
+        """Whether the loss reads the sums of squared probabilities of the trained policy."""
+        return self.surrogate == "preference" and self.pairs.weighted
+
+    @property
     def compares_answers(self) -> bool:
         """Whether the loss of a row from the data is one of several answers, which are trained together."""
-        return self.rows in ("pairs", "labelled")
+        return self.rows == "pairs" or (self.rows == "labelled" and self.head == "tokens")
+
+    @property
+    def compares_prompts(self) -> bool:
+        """Whether a row holds the answer to another prompt, too, for the KL of KTO."""
+        return self.rows == "labelled" and self.head == "tokens" and self.labels.loss == "kto"
+
+    @property
+    def trains_scores(self) -> bool:
+        """Whether the trained model is a reward model."""
+        return self.head == "scores"
 
     @property
     def pairs_need_whole_step(self) -> bool:

@@ -182,10 +182,21 @@ class PairsSection(Section):
     """Weight of the log-probs of tokens beyond the length of the shorter answer of the pair (LD-DPO, arXiv 2409.06411),
     in all losses but `sft`; 1, as if not set, weighs all tokens alike."""
 
+    weighted: bool = False
+    """Weigh a pair by how likely the policy is to write both answers itself (WPO, arXiv 2406.11827): the product of
+    exp(mean over tokens of log p - log sum_v p(v)^2) of the two, without gradient."""
+
     @property
     def needs_reference(self) -> bool:
         """Whether a loss reads log-probs of the reference."""
         return any(name not in WITHOUT_REFERENCE for name in self.losses)
+
+    @model_validator(mode="after")
+    def _weighs_pairs(self) -> PairsSection:
+        if self.weighted and (over := [name for name in OVER_STEP if name in self.losses]):
+            msg = f'weighted = true weighs pairs, and "{over[0]}" is a loss over the whole step; leave out one of them'
+            raise ValueError(msg)
+        return self
 
     @model_validator(mode="after")
     def _exo_has_noise(self) -> PairsSection:
@@ -207,6 +218,17 @@ class LabelsSection(Section):
     """Weight of good answers."""
     bad_weight: PositiveFloat = 1.0
     """Weight of bad answers."""
+
+
+class ScoresSection(Section):
+    """[algorithm.scores]: the scores of a reward model, with `head = "scores"`."""
+
+    classes: Positive = 1
+    """Number of scores of an answer or step. One is the score itself, and of labelled answers and steps the logit of a
+    good one; several are logits of classes, and a label is the number of its class, from 0."""
+    centring: NonNegative = 0.0
+    """Factor of the squared sum of the two scores of a pair, which holds scores near 0 (arXiv 2312.09244); 0.01 is
+    usual."""
 
 
 class ShapingSection(Section):

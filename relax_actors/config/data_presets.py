@@ -36,6 +36,27 @@ OF_DATA: dict[str, Preset] = {
         {**PAIRS, "pairs": {"losses": {"odds_ratio": 0.1, "sft": 1.0}}},
         figures="Weight 0.1 of the odds ratio, as in the paper's experiments.",
     ),
+    "reward_model": Preset(
+        "Reward model of pairs (Bradley-Terry)",
+        "2203.02155",
+        {**PAIRS, "head": "scores", "surrogate": "bradley_terry"},
+        "A field `margin` of a row is the least difference of its scores (arXiv 2307.09288).",
+        figures="It has no figures; `scores.centring` is off, as in the paper.",
+    ),
+    "outcome_reward": Preset(
+        "Reward model of labelled answers",
+        "2110.14168",
+        {**EXAMPLES, **TOKENS, "rows": "labelled", "head": "scores", "surrogate": "answer_class"},
+        "A row has an answer and a field `label`: true or false, or the number of a class.",
+        figures="It has no figures; the score is read at the last token alone.",
+    ),
+    "process_reward": Preset(
+        "Process reward model",
+        "2305.20050",
+        {**EXAMPLES, **TOKENS, "rows": "steps", "head": "scores", "surrogate": "step_class", "scores": {"classes": 2}},
+        "A row has `steps`, a list of texts, or an answer with separators, and `labels`, one for each step.",
+        figures="Two classes of steps, as in TRL; the paper has a third, neutral one.",
+    ),
     "kto": Preset(
         "KTO",
         "2402.01306",

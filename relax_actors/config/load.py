@@ -227,6 +227,7 @@ _PATHS = (
     ("gateway", "certificate_key"),
     ("roles", "teacher", "model"),
     ("roles", "teacher", "api_key_file"),
+    ("roles", "reward_model", "model"),
     ("roles", "judge", "model"),
     *((*section, key) for section in (("roles", "judge"), ("reward", "options", "judge")) for key in _JUDGED),
 )

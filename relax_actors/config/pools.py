@@ -164,6 +164,8 @@ class ExamplesSection(PoolSection):
     train: Literal["completion", "all"] | tuple[str, ...] = "completion"
     """Tokens to train: the answer, or the last message of a conversation; all; or the messages of these roles, such as
     `["assistant"]`. A message with `train = false` is never trained, one with `train = true` always."""
+    step_separator: Annotated[str, Field(min_length=1)] = "\n"
+    """Text behind each step of an answer, where a process reward model is read, with `algorithm.rows = "steps"`."""
 
 
 class AdvantagesSection(PoolSection):

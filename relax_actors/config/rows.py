@@ -39,6 +39,11 @@ def foreign_section(config: Section, rows: str) -> str:
     return ""
 
 
+def keeps_messages(config: Any) -> bool:
+    """Whether the prompts of a run hold their chat messages: episodes continue them, and a reward model reads them."""
+    return config.playing is not None or "reward_model" in config.roles
+
+
 def _unset(config: Any, name: str) -> Any:
     """Return what a section is if the file leaves it out."""
     default = type(config).model_fields[name].get_default()

@@ -290,6 +290,23 @@ SAMPLED: dict[str, Preset] = {
             "2203.02155)."
         ),
     ),
+    "vapo": Preset(
+        "VAPO",
+        "2504.05118",
+        {
+            "advantage": "gae",
+            "scale": "none",
+            "gae_alpha": 0.05,
+            "critic_lambda": 1.0,
+            "positive_nll": 0.1,
+            **CLIP,
+            "clip_high": 0.28,
+            **TOKENS,
+        },
+        "Rewards of 0 and 1, or `correct_reward`. The critic learns whole returns first: `critic.warmup_steps`.",
+        figures="alpha 0.05, lambda 1 of the critic, factor 0.1 of correct samples, clips 0.2 and 0.28 and mean "
+        "over tokens, as in the paper.",
+    ),
     "opd": Preset(
         "On-policy distillation",
         "https://thinkingmachines.ai/blog/on-policy-distillation/",

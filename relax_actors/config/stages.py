@@ -6,15 +6,18 @@
     name = "sft"
 
 Sections outside of `stages` are those of every stage. A stage replaces their keys by its own, and `[data]`, `[eval]`,
-`[algorithm]` and `[reward]` as a whole.
+`[algorithm]` and `[reward]` as a whole. The stage after one that trains a reward model begins with the same model as
+that one did, and a role names the model of an earlier stage as `model = { stage = "NAME" }`.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from broker.subjects import check_name
+from relax_actors.config.presets import filled
 from relax_actors.errors import ConfigError, RelaxError
 
 STAGES = "stages"
@@ -68,15 +71,48 @@ def tree_of_stage(tree: dict[str, Any], source: str) -> dict[str, Any]:
         said = "is not set" if chosen is None else f"= {chosen!r} names no stage"
         msg = f"{source}: run.stage {said}; stages: {known}" + (f"; write run.stage={names[0]}" if names else "")
         raise ConfigError(msg)
-    whole = tree
+    whole, models = tree, dict[str, str]()
     for k, name in enumerate(names):
         found = _merged(tree, tree[STAGES][k], name)
         if k and "model" not in tree[STAGES][k]:
-            found["model"] = {"path": str(_model_of(whole))}
-        whole = found
+            # A policy does not begin with a reward model, but with the model that this one began with.
+            is_policy = not _trains_scores(whole)
+            found["model"] = {"path": models[names[k - 1]]} if is_policy else whole["model"]
+        found = _with_models(found, models, f"{source}: stages.{name}")
+        whole, models[name] = found, str(_model_of(found))
         if name == chosen:
             break
     return whole
+
+
+def _trains_scores(tree: dict[str, Any]) -> bool:
+    algorithm = tree.get("algorithm")
+    with suppress(ValueError):  # an unknown preset, which is refused where the stage is read
+        return isinstance(algorithm, dict) and filled(algorithm).get("head") == "scores"
+    return False
+
+
+def _with_models(tree: dict[str, Any], models: dict[str, str], where: str) -> dict[str, Any]:
+    """Return a stage whose roles name the models of earlier stages by their folders, in place of `{ stage = NAME }`.
+
+    Raises:
+        ConfigError: a role names no earlier stage.
+    """
+    roles = tree.get("roles")
+    if not isinstance(roles, dict):
+        return tree
+    found = dict(roles)
+    for name, section in roles.items():
+        model = section.get("model") if isinstance(section, dict) else None
+        if not isinstance(model, dict):
+            continue
+        stage = model.get("stage")
+        if stage not in models or len(model) > 1:
+            known = ", ".join(models) or "none"
+            msg = f"{where}.roles.{name}.model: {model} names no earlier stage; write {{ stage = NAME }} of: {known}"
+            raise ConfigError(msg)
+        found[name] = section | {"model": models[stage]}
+    return tree | {"roles": found}
 
 
 def _merged(tree: dict[str, Any], stage: dict[str, Any], name: str) -> dict[str, Any]:

@@ -33,16 +33,23 @@ class Example:
 
     Attributes:
         ids: `[len] int32`.
-        trained: `[len] bool`, which of them are trained.
+        trained: `[len] bool`, which of them are trained, or of an answer that a reward model scores.
         is_cut: whether its beginning or end is cut off.
         observed: media and positions of all its tokens; None while each medium has one placeholder, and for a model of
             text alone.
+        targets: `[len] float32`, what scores are compared with; NaN where no score is read. None for a model of tokens.
     """
 
     ids: Array
     trained: Array
     is_cut: bool = False
     observed: ObservedMedia | None = None
+    targets: Array | None = None
+
+    @property
+    def mask(self) -> Array:
+        """Tokens that enter the loss, `[len] bool`: those that are trained, or where a score is read."""
+        return self.trained if self.targets is None else ~np.isnan(self.targets)
 
     def since(self, begin: int) -> Example:
         """Return the tokens from `begin` on.
@@ -58,7 +65,8 @@ class Example:
             raise RowError(msg)
         if observed is not None:
             observed = replace(observed, positions=observed.positions[:, : len(self.ids) - begin])
-        return Example(self.ids[begin:], self.trained[begin:], is_cut=True, observed=observed)
+        targets = None if self.targets is None else self.targets[begin:]
+        return Example(self.ids[begin:], self.trained[begin:], is_cut=True, observed=observed, targets=targets)
 
     def until(self, end: int, *, is_cut: bool) -> Example:
         """Return the first `end` tokens, which end within no medium."""
@@ -66,7 +74,8 @@ class Example:
         if observed is not None:
             media = [medium for medium in observed.media if medium.start < end]
             observed = replace(observed, media=media, positions=observed.positions[:, :end])
-        return Example(self.ids[:end], self.trained[:end], is_cut, observed)
+        targets = None if self.targets is None else self.targets[:end]
+        return Example(self.ids[:end], self.trained[:end], is_cut, observed, targets)
 
 
 def end_between_media(ids: Array, observed: ObservedMedia, most: int) -> int:

@@ -66,10 +66,13 @@ def check_examples(run: CheckedRun, data: DataSection, where: str) -> Iterator[s
         yield f"{where}: {len(seen.bad)} of the first {count} rows will be quarantined; the first: {seen.bad[0]}"
     _check_beginnings(seen.examples, model.tokenizer, where)
     yield from note_source(run.config, data, source, where)
-    yield _shares(seen, len(source), where)
-    yield from _stops(seen.examples, model.tokenizer, where)
+    scores = run.config.algorithm.trains_scores
+    yield _shares(seen, len(source), where, scores=scores)
+    if not scores:
+        yield from _stops(seen.examples, model.tokenizer, where)
     shown = "; ".join(marked(example, model.tokenizer) for example in seen.examples[: len(seen.rows[0].texts)])
-    yield f"{where}: the first row, with {OPEN}trained{CLOSE} text: {shown}"
+    what = "text" if not scores else "text, at whose end a score is read"
+    yield f"{where}: the first row, with {OPEN}{'scored' if scores else 'trained'}{CLOSE} {what}: {shown}"
 
 
 def _sample(source: DataSource, prompts: PromptMaker, maker: ExampleMaker, count: int, where: str) -> _Seen:
@@ -100,15 +103,14 @@ def _check_beginnings(examples: Sequence[Example], tokenizer: Tokenizer, where: 
             raise ConfigError(msg)
 
 
-def _shares(seen: _Seen, rows: int, where: str) -> str:
+def _shares(seen: _Seen, rows: int, where: str, *, scores: bool) -> str:
     tokens = sum(len(example.ids) for example in seen.examples)
     trained = sum(int(row.trained.sum()) for row in seen.rows)
     longest = max(len(example.ids) for example in seen.examples)
     cut = sum("length" in row.finish_reasons for row in seen.rows)
-    return (
-        f"{where}: {rows} rows of up to {longest} tokens among the first {len(seen.rows)}; {trained / tokens:.0%} of "
-        f"their tokens are trained, {cut} rows are cut off"
-    )
+    share = f"{trained} scores are trained" if scores else f"{trained / tokens:.0%} of their tokens are trained"
+    seen_rows = f"{rows} rows of up to {longest} tokens among the first {len(seen.rows)}"
+    return f"{where}: {seen_rows}; {share}, {cut} rows are cut off"
 
 
 def _stops(examples: Sequence[Example], tokenizer: Tokenizer, where: str) -> Iterator[str]:
@@ -126,7 +128,7 @@ def _stops(examples: Sequence[Example], tokenizer: Tokenizer, where: str) -> Ite
 def marked(example: Example, tokenizer: Tokenizer) -> str:
     """Return the text of an example with special tokens, its trained parts in brackets; at most `SHOWN` characters."""
     parts, at = [], 0
-    for is_trained, run in groupby(example.trained.tolist()):
+    for is_trained, run in groupby(example.mask.tolist()):
         end = at + len(list(run))
         text = str(tokenizer.inner.decode(example.ids[at:end].tolist(), skip_special_tokens=False))
         parts.append(f"{OPEN}{text}{CLOSE}" if is_trained else text)

@@ -25,6 +25,8 @@ READ = (
     "tools",
 )
 """Names that relax-actors itself reads."""
+CONVERSATIONS = ("messages", "conversations")
+"""Fields of whole conversations; the first that a row without a prompt has is its prompt."""
 ABSENT = object()
 """Stands for the value of a field that a row lacks."""
 _SHOWN, _DEPTH = 20, 3
@@ -79,19 +81,21 @@ class FieldNames:
         self.prompt = self.names.get("prompt", "prompt")
 
     def renamed(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a row under our names; a conversation `messages` is the prompt of a row without a prompt."""
+        """Return a row under our names; a conversation is the prompt of a row without a prompt."""
         given = {ours: value_at(row, theirs) for ours, theirs in self.names.items()}
         taken = {*self.names, *self.names.values()}
         fields = {name: value for name, value in row.items() if name not in taken}
         fields |= {name: value for name, value in given.items() if value is not ABSENT}
-        if "prompt" not in fields and "messages" in fields:
-            fields["prompt"] = fields.pop("messages")
+        if "prompt" not in fields and "prompt" not in self.names:
+            conversation = next((name for name in CONVERSATIONS if name in fields), "prompt")
+            fields = {"prompt" if name == conversation else name: value for name, value in fields.items()}
         return fields
 
     def has_prompt(self, columns: Collection[str]) -> bool:
         """Whether rows with these fields may have a prompt."""
         wanted = {self.prompt, self.prompt.partition(".")[0]}
-        return bool(wanted & {*columns}) or ("prompt" not in self.names and "messages" in columns)
+        known = wanted if "prompt" in self.names else wanted | {*CONVERSATIONS}
+        return bool(known & {*columns})
 
     def without_prompt(self, fields: Iterable[str], what: str = "field") -> str:
         """Describe rows with these fields, which have no prompt, with the remedy."""

@@ -16,6 +16,8 @@ from relax_actors.errors import RowError
 
 MAX_ROW_BYTES = MAX_CELL_BYTES
 """Size of a row in a file. Larger ones fit into no cell, and decoding some kilobytes of a file can take gigabytes."""
+ROLES = {"human": "user", "gpt": "assistant"}
+"""Names of ShareGPT for roles."""
 _KINDS: dict[str, type] = {"train": bool, "tool_calls": list}
 """Types of the fields of a message that are no text."""
 
@@ -118,7 +120,7 @@ def _texts(content: str | list[dict[str, str]]) -> list[str]:
 def _message(message: object, folder: Path | None, media: list[Medium], where: str) -> dict[str, Any]:
     """Return a checked message; adds the media of its content to `media`."""
     if isinstance(message, dict):
-        present = {key: value for key, value in message.items() if value is not None}
+        present = {key: value for key, value in _renamed(message).items() if value is not None}
         if isinstance(present.get("tool_calls"), list):
             present = {"content": ""} | present
         content = present.get("content")
@@ -134,6 +136,15 @@ def _message(message: object, folder: Path | None, media: list[Medium], where: s
             return present
     msg = f"{where}: {_kind(message)} that is not {{'role': text, 'content': text}}; correct the message"
     raise RowError(msg)
+
+
+def _renamed(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message under the usual names, if it has those of ShareGPT."""
+    role = message.get("from")
+    if not isinstance(role, str) or "value" not in message or "role" in message:
+        return message
+    rest = {name: value for name, value in message.items() if name not in ("from", "value")}
+    return rest | {"role": ROLES.get(role, role), "content": message["value"]}
 
 
 def _text(answer: Any) -> str:

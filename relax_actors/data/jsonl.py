@@ -13,7 +13,7 @@ from relax_actors.data.files import FileRows, data_files
 from relax_actors.data.source import SourceSettings
 from relax_actors.errors import ConfigError, RowError
 
-ENDINGS = (".jsonl", ".ndjson", ".json")
+ENDINGS = (".jsonl", ".ndjson")
 _CHUNK_BYTES = 1 << 20
 _NEWLINE = 10
 _SPACES = np.isin(np.arange(256), list(b" \t\n\r\v\f"))

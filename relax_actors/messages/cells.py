@@ -149,6 +149,7 @@ class Advantage:
         kl: mean KL of a sample, summed over its trained tokens, before the coefficient; None if the reward has no KL.
         role: role that the samples play (`metadata["role"]` of the prompt), for `algorithm.advantage = "ema"`.
         per_token: whether `values` has one number for each token; read only where a row has as many tokens as samples.
+        correct: `[n] bool`, samples that the loss imitates; None without `algorithm.positive_nll`.
 
     Raises:
         ValueError: a number is not finite, or an array has more than one dimension.
@@ -163,9 +164,13 @@ class Advantage:
     kl: float | None = None
     role: str = ""
     per_token: bool = False
+    correct: Array | None = None
 
     def __post_init__(self) -> None:
         _check_numbers(self.values, "a row's advantage")
+        if self.correct is not None and (self.correct.ndim != 1 or self.correct.dtype != np.bool_):
+            msg = f"correct samples of an advantage are {self.correct.dtype}{list(self.correct.shape)}, not [n] bool"
+            raise ValueError(msg)
         if not np.isfinite(self.reward):
             msg = f"mean reward of a row is {self.reward}"
             raise ValueError(msg)

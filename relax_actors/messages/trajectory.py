@@ -70,6 +70,8 @@ class Trajectory:
         routed_experts: `[total, moe_layers, experts_per_token]`, for the token before each own token, from the forward
             pass that produced the own token.
         observed: media that each sequence reads after its prompt, see `TokenSequence.observed`; empty if none does.
+        targets: `[total] float32`, of a row of the data for a reward model: at each trained token the class of its
+            label, or the margin of its pair; None in other runs.
 
     Raises:
         ValueError: shapes or values are inconsistent, or no token is trained.
@@ -95,6 +97,7 @@ class Trajectory:
     prompt_experts: Array | None = None
     routed_experts: Array | None = None
     observed: list[list[ObservedMedia]] = field(default_factory=list)
+    targets: Array | None = None
 
     def __post_init__(self) -> None:
         check_trajectory(self)

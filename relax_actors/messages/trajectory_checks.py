@@ -126,6 +126,13 @@ def _tokens(flat: Flat) -> None:
     if flat.greedy_samples and flat.trained_lengths[-flat.greedy_samples :].any():
         msg = "a token of a greedy baseline sample is trained; set its loss_mask to False"
         raise ValueError(msg)
+    targets = flat.targets
+    if targets is not None and (targets.shape != (total,) or targets.dtype != np.float32):
+        msg = f"targets of a trajectory are {targets.dtype}{list(targets.shape)}, not [{total}] float32"
+        raise ValueError(msg)
+    if targets is not None and not np.isfinite(targets).all():
+        msg = "a target of a trajectory is not finite"
+        raise ValueError(msg)
     foreign = flat.versions < 0
     # Of an example from the data, no policy sampled any token.
     if foreign.any() and not foreign.all() and (mask is None or (foreign & mask).any()):

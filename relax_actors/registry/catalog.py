@@ -37,6 +37,7 @@ ROLES: Registry[type] = Registry(
         "actor_fwd": "relax_actors.roles.scorer:ActorFwd",
         "squares": "relax_actors.roles.scorer:Squares",
         "teacher": "relax_actors.roles.teacher:Teacher",
+        "reward_model": "relax_actors.roles.reward_model:RewardModel",
         "judge": "relax_actors.roles.judge:Judge",
     },
 )
@@ -52,7 +53,17 @@ POLICY_LOSSES: Registry[Callable[..., Any]] = Registry(
     "relax_actors.policy_losses",
     modules=[
         f"relax_actors.algorithms.surrogates.{name}"
-        for name in ("clipped", "smooth", "weighted", "covariance", "proximity", "supervised", "preference", "labels")
+        for name in (
+            "clipped",
+            "smooth",
+            "weighted",
+            "covariance",
+            "proximity",
+            "supervised",
+            "preference",
+            "labels",
+            "scores",
+        )
     ],
 )
 CORRECTIONS: Registry[Callable[..., Any]] = Registry(

@@ -19,6 +19,7 @@ from relax_actors.algorithms.schedules import is_evaluated
 from relax_actors.config import Config
 from relax_actors.config.data import DataSection
 from relax_actors.config.evaluation import ONLY_SET
+from relax_actors.config.rows import keeps_messages
 from relax_actors.data.examples import row_of
 from relax_actors.data.mixture import first_items
 from relax_actors.data.prompt_maker import PromptMaker, admission_of, open_data, room
@@ -134,7 +135,7 @@ class Evaluator(StatefulRole):
             room(config),
             max_tokens or config.rollout.max_tokens,
             admission,
-            keeps_messages=config.environment is not None or config.agent is not None,
+            keeps_messages=keeps_messages(config),
         )
 
     @classmethod

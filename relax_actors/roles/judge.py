@@ -45,8 +45,10 @@ class Judge(CheckedJudge):
             ConfigError: the folder has no usable model, or the judge does not agree with the calibration set.
         """
         config = self.context.config
-        self._wanted = {kind for kind, names in names_in_rewards(config).items() if self.context.role in names}
-        self._wanted = self._wanted or {*self.kinds}
+        named = {kind for kind, names in names_in_rewards(config).items() if self.context.role in names}
+        # Another role may read the column, too.
+        has_readers = len(config.roles) > 1 or config.advantages.reads == self.writes
+        self._wanted = {*self.kinds} if has_readers or not named else named
         tokenizer = Tokenizer(self.model)
         self._prompts = self.prompts(tokenizer)
         self._graded, self._seconds, self._agreement = 0, 0.0, None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from broker.subjects import CellId, RowId, Subjects
 from relax_actors.config import Config
+from relax_actors.config.rows import keeps_messages
 from relax_actors.data.examples import row_of
 from relax_actors.data.prompt_maker import PromptMaker, admission_of, open_data, room
 from relax_actors.data.tokenizer import Tokenizer
@@ -65,7 +66,7 @@ class PromptSource(StatefulRole):
             room(config),
             config.rollout.max_tokens,
             admission,
-            keeps_messages=config.environment is not None or config.agent is not None,
+            keeps_messages=keeps_messages(config),
         )
         self._metrics: dict[str, float] = {}
         # Requeued rows that are not readmitted yet, in the order of their requests (an ordered set).
@@ -222,7 +223,7 @@ class PromptSource(StatefulRole):
         if not config.from_data:
             return self._maker.make(task, row, **fields)
         fields["media"] = self._maker.media_of(task, row)
-        compared = config.algorithm.rows == "labelled" and config.algorithm.labels.loss == "kto"
+        compared = config.algorithm.compares_prompts
         return row_of(task, self._source[(index + 1) % len(self._source)] if compared else None, **fields)
 
     def _drop_surplus(self) -> None:

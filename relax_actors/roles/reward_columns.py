@@ -10,6 +10,7 @@ import numpy as np
 from relax_actors.config import Config
 from relax_actors.errors import ConfigError, RowError
 from relax_actors.messages import Reward
+from relax_actors.registry.catalog import REWARDS, ROLES
 from relax_actors.rewards.score import Score
 from relax_actors.roles.registry import role_class
 from relax_actors.runtime import StatefulRole
@@ -51,8 +52,11 @@ def check_reward_roles(config: Config) -> None:
             options of a function.
     """
     for setting, reward in rewards_of(config).items():
-        kind = "group" if setting == TRAINING else "eval"
-        for name in (name for name in names_of(reward) if name in config.roles):
+        kind, names = "group" if setting == TRAINING else "eval", names_of(reward)
+        for name in (name for name in names if name in ROLES and name not in REWARDS and name not in config.roles):
+            msg = f"{setting} names the role {name}, which the run does not have; add the section [roles.{name}]"
+            raise ConfigError(msg)
+        for name in (name for name in names if name in config.roles):
             cls, where = role_class(config, name), f"{setting} names the role {name}"
             if not cls.writes or issubclass(cls, StatefulRole):
                 msg = f"{where}, which writes no column of scores; name a pool role that does, or a function"

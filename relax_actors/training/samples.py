@@ -37,8 +37,8 @@ def token_advantages(advantage: Advantage, trajectory: Trajectory) -> Array:
 def sign_of_samples(trajectory: Trajectory | RelaxError) -> Advantage | RelaxError:
     """Return the advantages of a row from the data: 1 for an example or a chosen answer, -1 for a rejected one.
 
-    Those of a labelled answer, and of one that is only compared, are in its metric `label`. Returns the error of a
-    trajectory that cannot be read.
+    Those of a labelled answer, and of one that is only compared, are in its metric `label`; with `targets` the answer
+    is an example. Returns the error of a trajectory that cannot be read.
     """
     if isinstance(trajectory, RelaxError):
         return trajectory
@@ -77,11 +77,12 @@ def computed_lengths(trajectory: Trajectory, *, share_prefixes: bool) -> list[in
     With `share_prefixes` the prompt counts once. Branches of a sample may share more than the prompt.
     """
     found: list[int] = []
-    longest = 0
+    longest, lag = 0, int(trajectory.targets is None)
     for length, prompt_tokens in zip(trajectory.sequence_lengths, trajectory.shared.tolist(), strict=True):
         known = min(prompt_tokens, longest) if share_prefixes else 0
-        # A sequence's last token is no input. Behind a shared prefix every trained token counts, because of its logits.
-        found.append(length - known if known >= LEAST_TOKENS else max(length - 1, 1))
+        # Where a model is read before a token, a sequence's last one is no input. Behind a shared prefix every trained
+        # token counts, because of its logits.
+        found.append(length - known if known >= LEAST_TOKENS else max(length - lag, 1))
         longest = max(longest, prompt_tokens)
     return found
 
@@ -94,6 +95,7 @@ def samples_of(
     *,
     replays: bool = False,
     distil: DistilSection | None = None,
+    imitation: float = 0.0,
     media: Sequence[PromptMedia] | None = None,
 ) -> list[TrainSample]:
     """Convert a row to samples: one for each sequence with trained tokens.
@@ -105,17 +107,21 @@ def samples_of(
         scores: log-probs and values of the row, `[total] float32`, and `TeacherScores`, by column.
         replays: whether engines compute with the recorded experts.
         distil: section [algorithm.distil] of a run with a teacher.
+        imitation: factor of -log-prob of each token of a correct sample; see `StepRows.imitating`.
         media: media and positions of each sequence; None for a model that reads text only.
     """
     scores = dict(scores or {})
     teacher: TeacherScores | None = scores.pop(TEACHER, None)
-    flat = {"logprobs": trajectory.logprobs} | {_FIELDS[name]: array for name, array in scores.items()}
+    flat = {} if trajectory.targets is None else {"targets": trajectory.targets}
+    flat |= {"logprobs": trajectory.logprobs} | {_FIELDS[name]: array for name, array in scores.items()}
     if advantage is not None:
         flat["advantages"] = token_advantages(advantage, trajectory)
         if teacher is not None and distil is not None and distil.place == "advantage":
             flat["advantages"] = flat["advantages"] + distil.coefficient * (teacher.logprobs - trajectory.logprobs)
         if advantage.returns is not None:
             flat["returns"] = advantage.returns
+        if imitation and advantage.correct is not None:
+            flat["imitated"] = np.repeat(advantage.correct.astype(np.float32) * imitation, trajectory.sample_lengths)
     if teacher is not None and distil is not None and distil.place == "loss":
         flat |= teacher_fields(teacher, trajectory)
     layout, recorded = _Layout(trajectory), trajectory.expanded_experts() if replays else None

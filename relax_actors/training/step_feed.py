@@ -53,6 +53,7 @@ class StepFeed:
         config = context.config
         self._context, self._engine, self._reader, self._score = context, engine, reader, score
         self._section: Section = section
+        self._imitation = config.algorithm.positive_nll if section == "trainer" else 0.0
         self._max_tokens, self._in_slot_order = (
             config.trainer.max_tokens_per_microbatch,
             config.run.deterministic or config.from_data,
@@ -153,6 +154,7 @@ class StepFeed:
         self._rows = self.statistics.apply(self._rows)
         trainer, run = self._context.config.trainer, self._context.config.run
         if trainer.updates == 1:
+            self._rows = self._rows.imitating(self._imitation)
             self._compute(self._parts())
             before_step()
             result = self._update()
@@ -161,7 +163,7 @@ class StepFeed:
             before_step()
             results = []
             for rows in minibatches(len(whole), trainer.minibatches, trainer.epochs, run.seed, self._step):
-                self._rows, self._fed = whole.part(rows), 0
+                self._rows, self._fed = whole.part(rows).imitating(self._imitation), 0
                 self._compute(self._parts())
                 results.append(self._update())
             result = combine_updates(results)

@@ -55,6 +55,7 @@ class StepRows:
         share_prefixes: whether engines compute a prompt once for all of its sequences.
         distil: section [algorithm.distil]; None without a teacher.
         only_pairs: whether only the best and the worst sample of a row are trained.
+        imitation: factor of -log-prob of each token of a correct sample, in the sum of the losses of all tokens.
     """
 
     ids: list[int]
@@ -66,6 +67,7 @@ class StepRows:
     share_prefixes: bool = False
     distil: DistilSection | None = None
     only_pairs: bool = False
+    imitation: float = 0.0
 
     def add(self, index: int, columns: Columns) -> None:
         """Append a row."""
@@ -110,6 +112,21 @@ class StepRows:
         found = [in_layout(trajectory, scored) for trajectory in self.trajectories]
         return replace(self, scores=self.scores | {PROXIMAL: found})
 
+    def imitating(self, coefficient: float) -> StepRows:
+        """Return a copy for an update whose loss has a mean over tokens and a mean over those of correct samples.
+
+        The loss is divided by all trained tokens of the update, so the factor of a correct token is the coefficient
+        times all of them over those of correct samples.
+
+        Args:
+            coefficient: factor of the mean -log-prob of the tokens of correct samples.
+        """
+        correct = 0
+        for trajectory, advantage in zip(self.trajectories, self.advantages, strict=True):
+            if coefficient and advantage.correct is not None:
+                correct += int(trajectory.trained_lengths[advantage.correct].sum())
+        return replace(self, imitation=coefficient * self.tokens / correct if correct else 0.0)
+
     @property
     def lengths(self) -> list[list[int]]:
         """Number of tokens that are computed of each sequence of each row; also of its media, for their towers."""
@@ -130,6 +147,7 @@ class StepRows:
             scores = {name: arrays[i] for name, arrays in self.scores.items()}
             advantage, media = self.advantages[i], self.media[i] if self.media else None
             settings: dict[str, Any] = {"replays": self.replays, "distil": self.distil, "media": media}
+            settings["imitation"] = self.imitation
             found += samples_of(index, trajectory, advantage, scores, **settings)
         return found
 

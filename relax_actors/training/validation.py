@@ -14,7 +14,7 @@ from relax_actors.messages import Advantage, Prompt, TeacherScores, Trajectory
 from relax_actors.messages.experts import expand, invalid_reason
 
 MAX_ADVANTAGE = 1e6
-SAMPLES = {"examples": (1,), "pairs": (2,), "labelled": (1, 2)}
+SAMPLES = {"examples": (1,), "pairs": (2,), "labelled": (1, 2), "steps": (1,)}
 """Samples of a row from the data, by `algorithm.rows`."""
 MAX_LOGPROB = 0.1
 """Largest accepted log-prob: rounding can make the log-prob of a certain token slightly positive."""
@@ -47,6 +47,7 @@ class RowValidator:
         self._moe = facts.moe if config.trainer.router_replay else None
         self._needs_returns = config.critic is not None
         self._rows = config.algorithm.rows
+        self._scores = config.algorithm.scores if config.algorithm.trains_scores else None
         family = None if config.media is None else family_of(config.model_path)
         self._barred = () if family is None else family.barred
 
@@ -62,8 +63,9 @@ class RowValidator:
     def of_row(self, trajectory: Trajectory, advantage: Advantage, step: int) -> str:
         """Return why a row cannot be trained in a step."""
         n, total = len(trajectory.texts), len(trajectory.token_ids)
-        if len(advantage.values) not in (n, total):
-            return f"there are {len(advantage.values)} advantages for {n} samples with {total} tokens"
+        given = [len(advantage.values), *([] if advantage.correct is None else [len(advantage.correct)])]
+        if given[0] not in (n, total) or given[1:] not in ([], [n]):
+            return f"there are {' and '.join(map(str, given))} advantages for {n} samples with {total} tokens"
         if advantage.lengths is not None and not np.array_equal(advantage.lengths, trajectory.sample_lengths):
             return f"token rewards are for samples of {advantage.lengths[:8].tolist()} tokens, the samples have others"
         if advantage.returns is None and self._needs_returns:
@@ -102,6 +104,8 @@ class RowValidator:
             return f"{who} sampled its tokens, and algorithm.rows = {self._rows!r}"
         if (n := len(trajectory.texts)) not in SAMPLES.get(self._rows, (n,)):
             return f"it has {n} samples, which no row of algorithm.rows = {self._rows!r} has"
+        if why := self._of_targets(trajectory):
+            return why
         if not (logprobs <= MAX_LOGPROB).all() or not (logprobs > np.finfo(np.float32).min).all():
             return "a log-prob is positive or not finite"
         if versions.min() < -1 or int(versions.max()) > step:
@@ -109,6 +113,16 @@ class RowValidator:
         return self._outside_vocabulary(trajectory.prompt_tokens, "the prompt's tokens") or self._outside_vocabulary(
             trajectory.token_ids, "the samples' tokens"
         )
+
+    def _of_targets(self, trajectory: Trajectory) -> str:
+        if (trajectory.targets is None) != (self._scores is None):
+            return "targets of scores are in the rows of a run that trains a reward model, and in no others"
+        if trajectory.targets is None or self._scores is None or self._rows == "pairs":
+            return ""
+        labels, classes = trajectory.targets[trajectory.trained], max(2, self._scores.classes)
+        if len(wrong := labels[~np.isin(labels, np.arange(classes))]):
+            return f"the label {wrong[0]:g} is none of the {classes} classes"
+        return ""
 
     def _of_experts(self, trajectory: Trajectory) -> str:
         moe, prompt, routed = self._moe, trajectory.prompt_experts, trajectory.routed_experts

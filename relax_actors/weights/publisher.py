@@ -21,6 +21,7 @@ MAX_PENDING_EVALUATIONS = 16
 """At most so many versions are kept for evaluations that lag behind; rows of older versions are dropped."""
 MODEL_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json"),
+    "generation_config.json",
     *("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"),
 )
 

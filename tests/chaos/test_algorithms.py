@@ -37,6 +37,13 @@ CASES = {
         "algorithm.pairs.losses={aot = 1.0, sigmoid = 1.0}",
         "roles.reference.actor=reference",
     ),
+    "imitation of correct samples, and a critic with a lambda of its own": (
+        "algorithm.name=vapo",
+        "algorithm.correct_reward=0.05",
+        "algorithm.proximal=trainer",
+        "trainer.minibatches=2",
+        "critic.learning_rate=1e-3",
+    ),
     "a greedy sample": ("algorithm.advantage=greedy", "algorithm.scale=none"),
     "an optimal token baseline": (
         "algorithm.advantage=optimal_token",

@@ -20,6 +20,9 @@ KILLS = 10
 SCORED = ("algorithm.name=dpo", "roles.reference.replicas=1", "run.deterministic=true")
 PAIRS = (*SCORED, "data.function=tiny_tasks.pairs")
 LABELLED = ("algorithm.name=kto", "data.function=tiny_tasks.labelled")
+SCORES = ("algorithm.name=reward_model", "data.function=tiny_tasks.pairs")
+OUTCOMES = ("algorithm.name=outcome_reward", "data.function=tiny_tasks.outcomes", "algorithm.scores.classes=3")
+STEPS = ("algorithm.name=process_reward", "data.function=tiny_tasks.processes", "examples.step_separator='#'")
 STAGES = {
     "examples": (EXAMPLES, (), ("trainer.0", "examples.0", "prompts.0")),
     "labelled": (EXAMPLES, LABELLED, ("trainer.0", "examples.0", "prompts.0")),
@@ -30,11 +33,20 @@ STAGES = {
         (*SCORED, "data.function=tiny_images.pairs"),
         ("trainer.0", "reference.0", "examples.0"),
     ),
-    "pairs of a refreshed reference": (
+    "weighted pairs of a refreshed reference": (
         EXAMPLES,
-        (*PAIRS, "algorithm.reference_every=4", "trainer.checkpoint_every=3"),
+        (
+            *PAIRS,
+            "algorithm.reference_every=4",
+            "algorithm.pairs.weighted=true",
+            "algorithm.pairs.ld_alpha=0.5",
+            "trainer.checkpoint_every=3",
+        ),
         ("reference.0", "trainer.0", "reference.0", "examples.0"),
     ),
+    "scores of pairs": (EXAMPLES, SCORES, ("trainer.0", "examples.0", "prompts.0")),
+    "scores of answers": (EXAMPLES, OUTCOMES, ("trainer.0", "examples.0", "prompts.0")),
+    "scores of steps": (EXAMPLES, STEPS, ("trainer.0", "examples.0", "prompts.0")),
 }
 """Configuration, settings and victims by the rows of a run."""
 FAST = ("supervision.intensity=100000", "supervision.backoff_max=0.2", "supervision.ack_wait=1")

@@ -256,6 +256,28 @@ def test_a_judge_without_a_grade_gives_no_reward(said: str) -> None:
         judge(lambda _: said, ["x"], seconds=0.2)
 
 
+def test_calls_beside_a_call_that_failed_are_not_made() -> None:
+    seen: list[str] = []
+
+    def answer(body: Any, _: dict[str, str]) -> tuple[int, bytes]:
+        seen.append(body["messages"][1]["content"])
+        if len(seen) == 1:
+            return 422, b"too long"
+        return answered({"choices": [{"message": {"content": '{"score": 10}'}}]})
+
+    async def twice(url: str) -> list[float]:
+        function: Any = load_reward("judge", options={"url": url, "model": "m", "concurrent": 1})
+        with pytest.raises(RowError, match="422"):
+            await function(["first", *["other"] * 7], PROMPT)
+        found: list[float] = await function(["second"], PROMPT)
+        await function.aclose()
+        return found
+
+    with http_service(answer) as url:
+        assert asyncio.run(twice(url)) == [1.0]
+    assert ["first" in seen[0], "second" in seen[1], len(seen)] == [True, True, 2]
+
+
 def test_agreement_with_a_calibration_set_is_measured_and_may_be_demanded(tmp_path: Path) -> None:
     file = tmp_path / "graded.jsonl"
     rows = [("good", 3), ("good again", 3), ("bad", 1), ("fine", 2)]

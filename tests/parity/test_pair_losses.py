@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from relax_actors.config.algorithm import AlgorithmSection
-from relax_actors.config.algorithm_parts import WITHOUT_REFERENCE
+from relax_actors.config.algorithm_parts import OVER_STEP, WITHOUT_REFERENCE
 from relax_actors.engines.torch.loss_inputs import LossInputs
 from relax_actors.engines.torch.objective import StepObjective
 from tests.parity.test_policy_losses import accelerator
@@ -48,7 +48,8 @@ def ours(step: dict[str, Tensor], signs: Tensor | None = None, **algorithm: Any)
         signs = torch.tensor([1.0, -1.0]).repeat_interleave(n // 2).unsqueeze(-1).expand_as(leaf).double()
     zeros = torch.zeros_like(leaf)
     row_tokens = mask.sum(-1).view(2, -1).sum(0).repeat(2)
-    inputs = LossInputs(leaf, zeros, signs, mask, row_tokens=row_tokens, reference=step["reference"])
+    known = {name: step.get(name) for name in ("reference", "squares")}
+    inputs = LossInputs(leaf, zeros, signs, mask, row_tokens=row_tokens, **known)
     inputs.totals.row = torch.arange(n // 2).repeat(2)
     loss, measured = objective.loss(inputs)
     loss.backward()
@@ -64,9 +65,10 @@ def trl_dpo(step: dict[str, Tensor], losses: dict[str, float], **settings: Any) 
         precompute_ref_logps=True,
         loss_types=list(losses),
         loss_weights=list(losses.values()),
-        use_weighting=False,
         args=SimpleNamespace(discopop_tau=0.05),
-        **{"beta": 0.1, "label_smoothing": 0.0, "f_divergence_type": "reverse_kl", "ld_alpha": None} | settings,
+        **{"beta": 0.1, "label_smoothing": 0.0, "f_divergence_type": "reverse_kl", "ld_alpha": None}
+        | {"use_weighting": False}
+        | settings,
     )
     reference = (step["reference"] * step["mask"] * of_length(step, settings.get("ld_alpha"))).sum(-1)
     given = {"ref_chosen_logps": reference[:PAIRS], "ref_rejected_logps": reference[PAIRS:]}
@@ -89,7 +91,12 @@ def trl_model(step: dict[str, Tensor]) -> tuple[Tensor, Any]:
     leaf, mask = step["new"].clone().requires_grad_(), step["mask"]
     silent = torch.zeros_like(leaf)
     outputs = SimpleNamespace(
-        log_probs=leaf * mask, label_mask=mask, entropy=silent, mean_logits=silent, is_top1=silent.bool()
+        log_sum_sq_probs=None if "squares" not in step else step["squares"].log(),
+        log_probs=leaf * mask,
+        label_mask=mask,
+        entropy=silent,
+        mean_logits=silent,
+        is_top1=silent.bool(),
     )
     return leaf, lambda **_: outputs
 
@@ -168,6 +175,17 @@ def test_desensitised_lengths_are_those_of_the_dpo_trainer(loss: str, alpha: flo
     assert_equal(
         ours(step, name="dpo", pairs={"losses": {loss: 1.0}, "beta": 0.3, "ld_alpha": alpha, **noise}),
         trl_dpo(step, {loss: 1.0}, beta=0.3, ld_alpha=alpha, **noise),
+    )
+
+
+# TRL 1.16 multiplies the output of relu in place, so that the weighted hinge loss has no backward pass there.
+@pytest.mark.parametrize("loss", [name for name in OF_DPO if name not in (*OVER_STEP, "hinge")])
+def test_weights_of_pairs_are_those_of_the_dpo_trainer(loss: str) -> None:
+    step, noise = step_of(12), {"label_smoothing": 0.1} if loss in NOISY else {}
+    step["squares"] = torch.rand(step["new"].shape, generator=torch.Generator().manual_seed(1)).double() * 0.9 + 0.05
+    assert_equal(
+        ours(step, name="dpo", pairs={"losses": {loss: 1.0}, "beta": 0.3, "weighted": True, **noise}),
+        trl_dpo(step, {loss: 1.0}, beta=0.3, use_weighting=True, **noise),
     )
 
 

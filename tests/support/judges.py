@@ -1,19 +1,14 @@
-"""Folders of tiny judges with random weights, and judges that are slow and fail."""
+"""Folders of tiny judges with random weights."""
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from relax_actors.data.model_folder import prepare
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.torch.model import build, tensors_of
-from relax_actors.errors import EngineError
-from relax_actors.roles.judge import Judge
-from relax_actors.runtime import Row
 from relax_actors.weights import files as weights
 from tests.support.chat_folder import make_chat_folder
 from tests.support.chat_templates import SMOLLM2
@@ -22,7 +17,6 @@ from tests.support.models import QWEN3, config_of
 ALPHABET = '0123456789>#"\n'
 TEMPLATE = '{prompt}"{response}"'
 STOPS = ["<|im_end|>"]
-FAILED_OF_TEN = (2, 5, 8)
 
 
 def plain_judge(folder: Path, alphabet: str = ALPHABET, **changes: Any) -> Path:
@@ -49,18 +43,3 @@ def _with_weights(folder: Path) -> Path:
     tensors = {name: 3 * tensor.detach() for name, tensor in tensors_of(build(folder, seed=7)).items()}
     weights.save(tensors, folder / "model.safetensors")
     return folder
-
-
-class BadJudge(Judge):
-    """Judge that is slow, and fails three of ten calls."""
-
-    calls: int = 0
-
-    def handle_many(self, rows: Sequence[Row]) -> list[Any]:
-        """Wait, and fail, or grade the rows."""
-        self.calls += 1
-        time.sleep(0.02)
-        if self.calls % 10 in FAILED_OF_TEN:
-            msg = "the judge has no grade this time"
-            raise EngineError(msg)
-        return super().handle_many(rows)

@@ -202,3 +202,16 @@ def hang(completion: str, prompt: Prompt) -> float:
 def questions(*, size: int | None, seed: int) -> list[Task]:
     """Tasks whose prompts are conversations."""
     return [Task([{"role": "user", "content": f"say {i % 10}"}], str(i % 10), {"index": i}) for i in range(size or 100)]
+
+
+def outcomes(*, size: int | None, seed: int) -> list[Task]:
+    """Prompts with answers of different lengths, each of one of three classes."""
+    return [Task(f"{i % 10}>", str(7 * i), {"i": i, "label": i % 3}) for i in range(size or 100)]
+
+
+def processes(*, size: int | None, seed: int) -> list[Task]:
+    """Prompts with answers of two steps, which # ends."""
+    return [
+        Task(f"{i % 10}>", metadata={"i": i, "steps": [str(i), str(7 * i)], "labels": [True, i % 2 == 0]})
+        for i in range(size or 100)
+    ]

@@ -165,6 +165,7 @@ def test_kl_cov_of_one_update_on_policy_is_noted() -> None:
 
 
 COMPLETED = {
+    "vapo": ("critic.warmup_steps=0",),
     "ppo": ("critic.warmup_steps=0", "roles.reference.replicas=1"),
     "rloo": ("roles.reference.replicas=1",),
     "reinforce_pp": ("roles.reference.replicas=1",),
@@ -193,7 +194,7 @@ def test_functions_have_formulas_and_read_settings_of_the_section(registry: Regi
 @pytest.mark.parametrize(
     ("registry", "name", "settings"),
     [
-        (catalog.ADVANTAGES, "gae", {"gamma", "gae_lambda"}),
+        (catalog.ADVANTAGES, "gae", {"gamma", "gae_lambda", "gae_alpha", "critic_lambda"}),
         (catalog.ADVANTAGES, "ema", {"ema_decay"}),
         (catalog.POLICY_LOSSES, "score", set()),
         (catalog.POLICY_LOSSES, "geometric", {"clip_low", "clip_high"}),

@@ -17,6 +17,7 @@ from relax_actors.roles import role_names
 from tests.support.running import SUPPORT
 
 TINY = SUPPORT / "tiny_examples.toml"
+SCORES = "algorithm.name=reward_model"
 
 
 def found(*settings: str) -> Findings:
@@ -68,6 +69,17 @@ def test_section_of_rows_from_data_is_refused_in_a_run_that_samples() -> None:
         (["algorithm.correction.kind=tis"], "correction.kind"),
         (["algorithm.name=dpo", "algorithm.aggregate=token_mean"], "sample_mean_of_sums"),
         (["trainer.router_replay=true"], "router_replay"),
+        (["algorithm.surrogate=bradley_terry", "algorithm.rows=pairs"], 'a loss of head = "scores"'),
+        (["algorithm.name=dpo", "algorithm.head=scores"], 'a loss of head = "tokens"'),
+        ([SCORES, "algorithm.scores.classes=2"], "scores.classes"),
+        ([SCORES, "examples.train=all"], "examples.train"),
+        ([SCORES, "trainer.warm_start.steps=1"], "warm_start"),
+        ([SCORES, "algorithm.kl.place=loss"], "kl.place"),
+        ([SCORES, "algorithm.entropy.coefficient=0.1"], "algorithm.entropy"),
+        ([SCORES, "algorithm.pairs.beta=0.3"], "pairs.beta"),
+        (["algorithm.name=outcome_reward", "algorithm.scores.centring=0.1"], "scores.centring"),
+        (["algorithm.name=dpo", "algorithm.scores.centring=0.1"], "scores.centring"),
+        (["algorithm.head=scores"], "loss of head"),
     ],
 )
 def test_what_only_sampled_rows_have_is_refused(settings: list[str], said: str) -> None:
@@ -86,3 +98,24 @@ def test_epochs_set_steps_and_rows_and_steps_may_shorten_them() -> None:
     assert (config.run.steps, config.run.rows) == (5, 40)
     with pytest.raises(ConfigError, match=r"run\.rows.*leave it out"):
         with_epochs(load_config(TINY, ["run.rows=7"]))
+
+
+def test_scores_of_a_reward_model_are_shown_where_they_are_read() -> None:
+    notes = found(SCORES, "data.function=tiny_tasks.pairs").notes
+    assert any("60 scores are trained" in note for note in notes)
+    assert any("⟦0#⟧" in note and "scored" in note for note in notes)
+    steps = ("algorithm.name=process_reward", "data.function=tiny_tasks.processes", "examples.step_separator='#'")
+    notes = found(*steps).notes
+    assert any("0>0⟦#⟧0⟦#⟧" in note for note in notes)
+    assert not any("stop token" in note for note in notes)
+
+
+def test_reward_model_of_another_backend_is_refused() -> None:
+    errors = found(SCORES, "data.function=tiny_tasks.pairs", "trainer.backend=megatron").errors
+    assert any('"megatron"' in error and '"torch"' in error for error in errors)
+
+
+@pytest.mark.slow
+def test_architecture_without_a_sequence_classifier_is_refused() -> None:
+    errors = found(SCORES, "data.function=tiny_tasks.pairs", "model.architecture.model_type=cohere").errors
+    assert any("cohere" in error and "sequence-classification" in error for error in errors)

@@ -180,6 +180,7 @@ class T(float):
 def add(a, b): return T()
 """,
     "not a number": "def add(a, b): return float('nan')\nprint('nan')",
+    "infinity": "def add(a, b): return float('inf')\nprint('inf')",
     "more than 1": "def add(a, b): return 1.5\nprint(1.5)",
     "exit code ignored": "import os\nprint(input() and 3, flush=True)\nos._exit(1)",
     "test file overwritten": """
@@ -209,6 +210,17 @@ def test_a_hostile_program_gets_no_reward(kind: str, program: str) -> None:
     before = time.monotonic()
     assert reward(program, {"tests": TESTS[kind]}, seconds=1.0, memory_mib=256) == 0.0
     assert time.monotonic() - before < 30
+
+
+@pytest.mark.slow
+def test_hostile_programs_of_a_row_cost_their_own_samples_alone() -> None:
+    async def scores() -> list[float]:
+        function = load_reward("code_tests", options={"seconds": 2.0, "memory_mib": 256})
+        row = prompt(tests=ADD)
+        programs = [one for hostile in HOSTILE.values() for one in (hostile, RIGHT["statements"])]
+        return await asyncio.gather(*(function(program, row) for program in programs))
+
+    assert asyncio.run(scores()) == [0.0, 1.0] * len(HOSTILE)
 
 
 def test_nothing_is_left_of_programs_that_ran() -> None:

@@ -245,11 +245,12 @@ def test_package_and_project_have_the_same_version() -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.toml")), ids=lambda path: path.stem)
 def test_example_passes_the_check(path: Path, tmp_path: Path) -> None:
     config = load_config(path, [f"run.stage={name}" for name in stages_of(path)[:1]])
-    if "teacher" in config.roles:
-        # The model that another example trains.
-        prepare(load_config(ROOT / "examples" / "demo" / "demo.toml"), tmp_path / "trained")
-        save_file({"weight": np.zeros(1, np.float32)}, tmp_path / "trained" / "model.safetensors")
-        config = load_config(path, [f"roles.teacher.model={tmp_path / 'trained'}"])
+    for role, trained in {"teacher": "demo/demo", "judge": "judge/judge"}.items():
+        if role in config.roles:
+            # The model that another example trains.
+            prepare(load_config(ROOT / "examples" / f"{trained}.toml"), tmp_path / "trained")
+            save_file({"weight": np.zeros(1, np.float32)}, tmp_path / "trained" / "model.safetensors")
+            config = load_config(path, [f"roles.{role}.model={tmp_path / 'trained'}"])
     if path.parent.name == "omni":
         config = load_config(path, small_data(path.stem, tmp_path))
     if config.model.path is None:

@@ -81,3 +81,29 @@ def test_check_looks_at_every_stage(tmp_path: Path) -> None:
     bad = relax("check", str(FILE), "stages.grpo.reward.function=exact_mach", cwd=tmp_path)
     assert bad.returncode == 2
     assert "did you mean 'exact_match'" in bad.stderr
+
+
+def of_scores(folder: Path, model: str = '{ stage = "scores" }') -> Path:
+    """Write a file whose stages train a reward model, and then a policy by its scores."""
+    tree = FILE.read_text()
+    common = tree[: tree.index("[[stages]]")]
+    file = folder / "stages.toml"
+    file.write_text(
+        f'{common}[[stages]]\nname = "scores"\n[stages.algorithm]\nname = "reward_model"\n'
+        f'[[stages]]\nname = "policy"\n[stages.reward]\nfunction = "reward_model"\n'
+        f"[stages.roles.reward_model]\nmodel = {model}\n"
+    )
+    return file
+
+
+def test_stage_after_a_reward_model_begins_with_a_policy_and_serves_the_reward_model(tmp_path: Path) -> None:
+    config = load_config(of_scores(tmp_path), ["run.stage=policy", f"run.folder={tmp_path}"])
+    assert config.model.path is None
+    assert config.model.architecture is not None
+    assert config.roles["reward_model"].options == {"model": str(tmp_path / "scores" / "model")}
+
+
+@pytest.mark.parametrize("model", ['{ stage = "policy" }', '{ stage = "nobody" }', "{ name = 1 }"])
+def test_role_with_the_model_of_no_earlier_stage_is_refused(tmp_path: Path, model: str) -> None:
+    with pytest.raises(ConfigError, match=r"stages\.policy\.roles\.reward_model\.model.*earlier stage.*scores"):
+        load_config(of_scores(tmp_path, model), ["run.stage=policy"])

@@ -26,8 +26,8 @@ from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.config.presets import PRESETS
 from relax_actors.engines.protocols import TrainSample
 from relax_actors.engines.torch.engine import TorchEngine
-from relax_actors.engines.torch.loss_inputs import LossInputs
-from relax_actors.engines.torch.objective import ScoredTokens, StepObjective
+from relax_actors.engines.torch.loss_inputs import LossInputs, ScoredTokens
+from relax_actors.engines.torch.objective import StepObjective
 from relax_actors.engines.torch.step_facts import (
     loss_inputs,
     needs_records,
@@ -78,6 +78,9 @@ MORE: dict[str, dict[str, Any]] = {
         }
         for loss in FORMULAS
     },
+    "imitation": {"positive_nll": 0.5},
+    "centred scores": {**PRESETS["reward_model"].settings, "scores": {"centring": 0.3}},
+    "three classes": {**PRESETS["outcome_reward"].settings, "scores": {"classes": 3}},
     "prompt mean": {"aggregate": "prompt_mean", "reject": {"kind": "k3", "max_kl": 0.02}},
     "prompt mean of all": {"aggregate": "prompt_mean", "reject": {"kind": "k2", "max_kl": 0.02, "counted": True}},
     "absolute KL": {"kl": {"place": "loss", "kind": "abs", "coefficient": 0.1}},
@@ -86,6 +89,7 @@ MORE: dict[str, dict[str, Any]] = {
         "correction": {"kind": "tis", "low": 0.9, "high": 1.1},
         "reject": {"kind": "geometric", "low": 0.9, "high": 1.2, "counted": True},
     },
+    "weighted pairs": {**PRESETS["dpo"].settings, "pairs": {"weighted": True, "beta": 0.5}},
     "pairs: AOT of desensitised lengths, with a divergence": {
         **PRESETS["dpo"].settings,
         "pairs": {
@@ -106,6 +110,8 @@ def losses() -> dict[str, dict[str, Any]]:
         chosen = {key: value for key, value in preset.settings.items() if key in SETTINGS}
         if preset.settings.get("kl", {}).get("place") == "loss":
             chosen["kl"] = preset.settings["kl"]
+        if preset.settings.get("head") == "scores":
+            chosen |= {key: preset.settings[key] for key in ("rows", "head", "scores") if key in preset.settings}
         if chosen.get("aggregate") == "constant":
             chosen["length"] = 5
         found.setdefault(json.dumps(chosen, sort_keys=True), {"name": name, **chosen})
@@ -192,12 +198,20 @@ def taught(samples: list[TrainSample], seed: int) -> list[TrainSample]:
         found.append(
             replace(
                 sample,
+                imitated=np.full(length, random.uniform(0, 2), np.float32),
                 teacher_logprobs=random.uniform(-3, -1, length).astype(np.float32),
                 teacher_top_ids=np.argsort(random.random((length, 12)))[:, :TOP_K].astype(np.int32),
                 teacher_top_logprobs=top[:, :TOP_K].astype(np.float32),
             )
         )
     return found
+
+
+def labelled(samples: list[TrainSample], chosen: dict[str, Any]) -> list[TrainSample]:
+    """Add what scores are compared with, classes or margins, for a loss of scores."""
+    if chosen.get("head") != "scores":
+        return samples
+    return [replace(sample, targets=(np.arange(len(sample)) % 2).astype(np.float32)) for sample in samples]
 
 
 TWO_ROWS = Step((), 1, 14, by_row=True, places=(0, 3, 4, 1, 3, 0), ranks=2)
@@ -248,7 +262,8 @@ def step_of(
 @given(STEPS)
 @example(TWO_ROWS)
 def test_loss_and_gradient_do_not_depend_on_the_cut(config: Config, name: str, step: Step) -> None:
-    chosen, samples = losses()[name], step.samples()
+    chosen = losses()[name]
+    samples = labelled(step.samples(), chosen)
     loss, gradient = step_of(config, 200, chosen, samples)
     assert gradient.any() or bool(step.sequences)
     other, cut = step_of(config, step.budget, chosen, samples, by_row=step.by_row)
@@ -265,6 +280,7 @@ class Rank:
     def __init__(self, chosen: dict[str, Any], samples: list[TrainSample]) -> None:
         algorithm = AlgorithmSection.model_validate(chosen)
         self.objective, self.samples = StepObjective(algorithm), samples
+        self.classes = algorithm.scores.classes if algorithm.trains_scores else 0
         self.has_top = algorithm.distil.place == "loss" and algorithm.distil.top_k is not None
         random = torch.Generator().manual_seed(3)
         width = max(sample.trained for sample in samples)
@@ -291,7 +307,9 @@ class Rank:
             return found
 
         top = self.top[indices, :width] if self.has_top else None
-        scored = ScoredTokens(self.logprobs[indices, :width], self.entropies[indices, :width], top)
+        squares, own = self.entropies[indices, :width] + 0.1, self.logprobs[indices, :width]
+        scores = own.unsqueeze(-1) * torch.arange(1.0, self.classes + 1) if self.classes else None
+        scored = ScoredTokens(own, self.entropies[indices, :width], top, squares, scores)
         return loss_inputs(self.objective, chosen, scored, mask, padded, facts=facts, indices=indices)
 
     def records(self, micro_batches: list[list[int]]) -> list[dict[str, Any]]:
@@ -332,7 +350,8 @@ def shared_step(
 @given(STEPS)
 @example(TWO_ROWS)
 def test_loss_and_gradient_do_not_depend_on_the_ranks_that_share_a_step(name: str, step: Step) -> None:
-    chosen, samples = losses()[name], step.samples()
+    chosen = losses()[name]
+    samples = labelled(step.samples(), chosen)
     loss, gradient = shared_step(chosen, samples, [[list(range(len(samples)))]])
     assert gradient.any() or bool(step.sequences)
     other, of_ranks = shared_step(chosen, samples, step.shares())

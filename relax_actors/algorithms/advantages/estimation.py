@@ -19,6 +19,7 @@ from relax_actors.algorithms.advantages.groups import (
     per_sample_sums,
     returns_tokens,
 )
+from relax_actors.algorithms.advantages.returns import critic_targets
 from relax_actors.algorithms.named_functions import load_advantage, needs_whole_step
 from relax_actors.algorithms.own_options import arguments_of
 from relax_actors.algorithms.specs import AdvantageSpec, advantage_spec
@@ -274,7 +275,8 @@ class RowEstimation:
         """Build the cell of advantages that are 0 for the greedy sample."""
         n, returns = group.n, None
         if "values" in self._spec.needs and len(values) == len(group.mask):
-            returns = np.where(group.mask, values + group.input("values"), 0.0).astype(np.float32)
+            gamma, critic_lambda = self._algorithm.gamma, self._algorithm.critic_lambda
+            returns = critic_targets(group, values, gamma=gamma, critic_lambda=critic_lambda).astype(np.float32)
         return Advantage(
             # Statistics of the step follow: they are computed in float64, and rounded once after them.
             values if self._in_trainer else values.astype(np.float32),
@@ -284,7 +286,16 @@ class RowEstimation:
             components={name: float(part[:n].astype(np.float64).mean()) for name, part in reward.components.items()},
             rewards=np.append(group.totals, np.zeros(len(reward) - n)) if self._in_trainer else None,
             role=group.role,
+            correct=self._correct(reward),
         )
+
+    def _correct(self, reward: Reward) -> Array | None:
+        """Return which samples are correct, `[n] bool`, if the loss imitates these; never the greedy one."""
+        if not self._algorithm.positive_nll:
+            return None
+        correct = np.asarray(reward.values, np.float64) >= self._algorithm.correct_reward
+        correct[self._trained(len(correct)) :] = False
+        return correct
 
 
 def _differs(reward: Reward, samples: int | None = None) -> bool:

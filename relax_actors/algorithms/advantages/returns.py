@@ -46,16 +46,19 @@ def returns(group: Group, *, gamma: float = 1.0) -> Array:
     formula="d_t + gamma gae_lambda A_(t+1), with d_t = r_t + gamma V_(t+1) - V_t",
     latex=r"\delta_t + \gamma \lambda A_{t+1}, \quad \delta_t = r_t + \gamma V_{t+1} - V_t",
 )
-def gae(group: Group, *, gamma: float = 1.0, gae_lambda: float = 1.0) -> Array:
+def gae(group: Group, *, gamma: float = 1.0, gae_lambda: float = 1.0, gae_alpha: float | None = None) -> Array:
     r"""Estimate advantages from the values of a critic: GAE (arXiv 1506.02438).
 
     $\delta_t = r_t + \gamma V_{t+1} - V_t$ and $A_t = \sum_k (\gamma\lambda)^k \delta_{t+k}$. $V_{t+1}$ is the value at
-    the next trained token; after the last one it is 0. The targets of the critic are $A_t + V_t$, not whitened.
+    the next trained token; after the last one it is 0. The targets of the critic are $A_t + V_t$, not whitened, with
+    `critic_lambda` in these advantages if that is set (decoupled GAE, arXiv 2503.01491).
 
     Args:
         group: rewards `[n]`, tokens, `values` `[total]`, and token rewards `[total]` if there are any.
         gamma: discount of a time step.
         gae_lambda: 1 uses whole returns, 0 one step.
+        gae_alpha: alpha of the length-adaptive lambda of each sample, 1 - 1 / (alpha |y|), at least 0, with the
+            sample's trained tokens |y| (VAPO, arXiv 2504.05118, section 4.2); None for `gae_lambda`.
 
     Returns:
         `[total] float64`.
@@ -65,7 +68,24 @@ def gae(group: Group, *, gamma: float = 1.0, gae_lambda: float = 1.0) -> Array:
         steps = np.flatnonzero(mask[part]) + part.start
         later = np.append(values[steps], 0.0)[1:]
         deltas[steps] += gamma * later - values[steps]
-    return discounted_sums(group, deltas, gamma * gae_lambda)
+    if gae_alpha is None:
+        return discounted_sums(group, deltas, gamma * gae_lambda)
+    adapted = 1.0 - 1.0 / (gae_alpha * np.maximum(group.trained_lengths, 1))
+    return discounted_sums(group, deltas, gamma * np.maximum(adapted, 0.0))
+
+
+def critic_targets(group: Group, advantages: Array, *, gamma: float, critic_lambda: float | None) -> Array:
+    """Return what a critic learns, advantages plus values, `[total] float64`; 0 at masked tokens.
+
+    Args:
+        group: as in `gae`.
+        advantages: `[total]`, of the tokens.
+        gamma: discount of a time step.
+        critic_lambda: lambda of the advantages in the targets; None to take `advantages`.
+    """
+    if critic_lambda is not None:
+        advantages = gae(group, gamma=gamma, gae_lambda=critic_lambda)
+    return np.where(group.mask, advantages + group.input("values"), 0.0)
 
 
 def time_step_rewards(group: Group) -> Array:
@@ -90,22 +110,23 @@ def time_step_rewards(group: Group) -> Array:
     return rewards
 
 
-def discounted_sums(group: Group, per_step: Array, discount: float) -> Array:
+def discounted_sums(group: Group, per_step: Array, discount: float | Array) -> Array:
     """Sum the numbers of trained tokens from each one to the end of its sample, `[total] float64`.
 
     Args:
         group: tokens.
         per_step: `[total] float64`.
-        discount: factor of a time step.
+        discount: factor of a time step, or `[n]` for each sample.
     """
     mask, sums = group.mask, np.zeros(len(per_step))
-    for part in sample_slices(group.token_counts):
+    factors = np.broadcast_to(discount, group.n).tolist()
+    for part, factor in zip(sample_slices(group.token_counts), factors, strict=True):
         steps = np.flatnonzero(mask[part]) + part.start
-        if discount == 1.0:
+        if factor == 1.0:
             sums[steps] = np.cumsum(per_step[steps][::-1])[::-1]
             continue
         total = 0.0
         for at in steps[::-1]:
-            total = per_step[at] + discount * total
+            total = per_step[at] + factor * total
             sums[at] = total
     return sums

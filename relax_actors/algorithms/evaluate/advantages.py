@@ -23,6 +23,7 @@ from relax_actors.algorithms.advantages.groups import (
     returns_tokens,
     sample_slices,
 )
+from relax_actors.algorithms.advantages.returns import critic_targets
 from relax_actors.algorithms.evaluate.accepted import check_settings, number
 from relax_actors.algorithms.evaluate.inputs import Evaluation, Inputs
 from relax_actors.algorithms.named_functions import load_advantage
@@ -39,6 +40,7 @@ STEP_SETTINGS: dict[str, Any] = {
     "whiten_epsilon": step_statistics.WHITEN_EPSILON,
     "signal_scale": False,
     "ema_decay": 0.95,
+    "critic_lambda": None,
     "kl_coefficient": 0.0,
     "kl_kind": "k1",
 }
@@ -75,8 +77,9 @@ def advantage(name: str, settings: Mapping[str, Any], inputs: Inputs) -> Evaluat
     rows = _completed(spec, rows, settings, step)
     outputs = {"advantages": _ordered(rows, parts)}
     if "values" in spec.needs:
+        critic_lambda = step["critic_lambda"]
         targets = [
-            replace(row, values=one + np.where(group.mask, group.input("values"), 0.0))
+            replace(row, values=critic_targets(group, one, gamma=bound.get("gamma", 1.0), critic_lambda=critic_lambda))
             for row, one, group in zip(rows, advantages, groups, strict=True)
         ]
         outputs["returns"] = _ordered(targets, parts)
@@ -118,6 +121,7 @@ def _check_settings(name: str, function: Estimator, settings: Mapping[str, Any])
         "epsilon": scale == "batch_std",
         "whiten_epsilon": settings.get("whiten", "none") != "none",
         "ema_decay": advantage_spec(function).running_mean,
+        "critic_lambda": "values" in advantage_spec(function).needs,
         "kl_coefficient": name != "decoupled",
         "kl_kind": "kl_coefficient" in settings,
     }

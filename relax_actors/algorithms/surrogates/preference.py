@@ -9,6 +9,8 @@ from relax_actors.algorithms.specs import LossSpec
 from relax_actors.config.algorithm_parts import PairsSection
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
 
@@ -92,6 +94,7 @@ their numbers of tokens, lp(c) and lp(r) their log-probs, s the sigmoid, e `labe
 """
 
 
+_TINY = 1e-30
 _SUMS = ("chosen_logprobs", "rejected_logprobs", "chosen_reference", "rejected_reference")
 
 
@@ -142,6 +145,8 @@ def preference(inputs: PolicyInputs, *, pairs: PairsSection) -> PolicyLoss:
     with torch.enable_grad():
         loss = torch.stack([weight * PAIR_LOSSES[name](given, pairs) for name, weight in pairs.losses.items()]).sum(0)
         leaves = (chosen, rejected, taught)
+        if pairs.weighted:
+            loss = loss * _weight_of_pair(inputs, tokens)
         slopes = torch.autograd.grad(loss.sum(), leaves, allow_unused=True, materialize_grads=True)
     slope = part * (is_chosen * slopes[0] + is_rejected * slopes[1]) + is_chosen * slopes[2]
     value = (loss.detach() / inputs.row_sum("all_tokens", ones)).expand_as(logprobs)
@@ -166,6 +171,25 @@ def _weights_of_length(inputs: PolicyInputs, ld_alpha: float | None) -> Tensor:
         return ones
     shared = torch.minimum(inputs.sample_tokens, inputs.row_tokens - inputs.sample_tokens)
     return torch.where(inputs.mask.cumsum(-1) > shared.unsqueeze(-1), ones * ld_alpha, ones)
+
+
+def _weight_of_pair(inputs: PolicyInputs, tokens: Sequence[Tensor]) -> Tensor:
+    """Return the weight of each sequence's pair, `[batch, 1]` (WPO, arXiv 2406.11827, equation 2, sampled alignment).
+
+    Args:
+        inputs: tokens of the micro-batch, with `squares`.
+        tokens: tokens of the chosen and the rejected answers, `[batch, 1]` each.
+
+    Raises:
+        ValueError: `squares` is missing.
+    """
+    if inputs.squares is None:
+        msg = "the weights of pairs need the sums of squared probabilities; the engine gave none"
+        raise ValueError(msg)
+    aligned = inputs.logprobs.detach() - inputs.squares.detach().clamp(min=_TINY).log()
+    halves = {"chosen": inputs.advantages > 0, "rejected": inputs.advantages < 0}
+    sums = [inputs.row_sum(f"{half}_aligned", aligned * member) for half, member in halves.items()]
+    return (sums[0] / tokens[0] + sums[1] / tokens[1]).exp()
 
 
 def _matched(inputs: PolicyInputs) -> dict[str, Tensor]:

@@ -52,6 +52,13 @@ class MegatronTrainingBackend(TrainingBackend):
 
     def check(self, config: Config, model: Path) -> Iterator[str]:
         """Refuse models that Megatron-Core would compute differently, and layouts that cannot work."""
+        if config.algorithm.trains_scores:
+            msg = (
+                'algorithm.head = "scores" with trainer.backend = "megatron": this engine reads the model before each '
+                "trained token, through its parallel output layer for the vocabulary, and writes no classifier; set "
+                'trainer.backend = "torch"'
+            )
+            raise ConfigError(msg)
         yield from _check("trainer", found := layout.Layout.of(config.trainer.megatron), model)
         if config.trainer.stream and not found.streams:
             yield (

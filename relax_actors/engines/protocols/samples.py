@@ -18,8 +18,9 @@ from relax_actors.messages.experts import MISSING
 Array = NDArray[Any]
 _TOP = ("teacher_top_ids", "teacher_top_logprobs")
 PER_TOKEN = (
-    *("logprobs", "versions", "advantages", "returns", "values", "proximal_logprobs", "reference_logprobs"),
-    *("teacher_logprobs", *_TOP),
+    *("logprobs", "versions", "advantages", "returns", "values", "targets"),
+    *("proximal_logprobs", "reference_logprobs"),
+    *("teacher_logprobs", *_TOP, "imitated"),
 )
 _CHECKED = ("loss_mask", *PER_TOKEN)
 
@@ -39,11 +40,14 @@ class TrainSample:
         advantages: float32.
         returns: float32, targets of a critic.
         values: float32, column `values` of the critic: expected return of the state before each token.
+        targets: float32, what scores are compared with: the class of a label, or the margin of a pair. A model is read
+            at each trained token of a sequence with targets, and before each of one without.
         proximal_logprobs: float32, column `actor_fwd`, with algorithm.proximal = "actor_fwd".
         reference_logprobs: float32, column `reference`, if a role writes it.
         teacher_logprobs: float32, column `teacher`, with algorithm.distil.place = "loss".
         teacher_top_ids: `[len, k] int32`, the teacher's most likely tokens at each token, with algorithm.distil.top_k.
         teacher_top_logprobs: `[len, k] float32`, their log-probs.
+        imitated: float32, factor of -log-prob in the sum of the losses, with algorithm.positive_nll.
         routed_experts: `[len - 1, moe_layers, experts_per_token] int16`, experts to compute with for each token but the
             last, -1 for the router's own choice; None if all choices are the router's.
         media: media and positions of the prompt that `token_ids` begins with; None for a model that reads text only.
@@ -63,11 +67,13 @@ class TrainSample:
     advantages: Array | None = None
     returns: Array | None = None
     values: Array | None = None
+    targets: Array | None = None
     proximal_logprobs: Array | None = None
     reference_logprobs: Array | None = None
     teacher_logprobs: Array | None = None
     teacher_top_ids: Array | None = None
     teacher_top_logprobs: Array | None = None
+    imitated: Array | None = None
     routed_experts: Array | None = None
     media: PromptMedia | None = None
     row: int = 0
@@ -110,10 +116,15 @@ class TrainSample:
 
     @property
     def inputs(self) -> int:
-        """Leading tokens that a model reads: those before the last trained token, and the media of a prompt."""
+        """Leading tokens that a model reads: those up to the last place where it is read, and the media of a prompt."""
         trained = np.flatnonzero(self.loss_mask)
         placed = 0 if self.media is None else self.media.positions.shape[1]
-        return max(int(trained[-1]) if len(trained) else 1, placed)
+        return max(int(trained[-1]) + 1 - self.lag if len(trained) else 1, placed)
+
+    @property
+    def lag(self) -> int:
+        """Tokens between a trained token and the place where the model is read for it, 1 or 0."""
+        return int(self.targets is None)
 
     @property
     def trained(self) -> int:
@@ -172,10 +183,9 @@ def plan_micro_batches(
 ) -> list[MicroBatchPlan]:
     """Split sequences into micro-batches, or with `alone` into one for each sequence; see `micro_batches`.
 
-    The last trained token and tokens after it are no inputs and do not count. A prefix that sequences share counts once
-    in a micro-batch. The media of a prompt count as many tokens again as they
-    have placeholders, once for all sequences that read them: their towers compute about as much as the decoder does for
-    these tokens.
+    Tokens behind the last place where a model is read are no inputs and do not count. A prefix that sequences share
+    counts once in a micro-batch. The media of a prompt count as many tokens again as they have placeholders, once for
+    all sequences that read them: their towers compute about as much as the decoder does for these tokens.
     """
     shared = shared_work(samples, share_prefixes=share_prefixes)
     parts = micro_batches(input_lengths(samples), max_tokens=max_tokens, shared=shared)

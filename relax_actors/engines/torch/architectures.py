@@ -33,6 +33,7 @@ USUAL_CLASSES = {
 USUAL = Description(
     classes=USUAL_CLASSES,
     value_heads=tuple(USUAL_CLASSES),
+    score_heads=tuple(USUAL_CLASSES),
     activations=("silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu"),
     ropes=("linear", "dynamic", "yarn", "longrope", "llama3"),
 )
@@ -88,6 +89,27 @@ def check_value_head(folder: Path) -> None:
     if model_type not in (known := describe(body).value_heads):
         why = _unknown("model_type", model_type, known, "a token-classification model", _USUAL_TYPES)
         msg = f"critic: {why}"
+        raise ConfigError(msg)
+
+
+def check_score_head(folder: Path, *, of_steps: bool) -> None:
+    """Refuse a config.json whose architecture cannot be built as a reward model.
+
+    Args:
+        folder: model folder, with its config.json.
+        of_steps: whether it scores steps, by a token-classification model, and not answers.
+
+    Raises:
+        ConfigError: transformers has no such model of this type.
+    """
+    given, body = _read(folder)
+    model_type, kind = str(given["model_type"]), "token-classification" if of_steps else "sequence-classification"
+    if model_type in USUAL.score_heads:
+        return
+    known = describe(body).value_heads if of_steps else describe(body).score_heads
+    if model_type not in known:
+        why = _unknown("model_type", model_type, known, f"a {kind} model", _USUAL_TYPES)
+        msg = f"{folder / 'config.json'}: {why}; a reward model needs one"
         raise ConfigError(msg)
 
 

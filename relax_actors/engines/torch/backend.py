@@ -15,7 +15,12 @@ from relax_actors.engines.protocols.critic import CriticEngine, RankCritic
 from relax_actors.engines.protocols.footprint import TRAINED_BYTES, Footprint
 from relax_actors.engines.protocols.training import RankEngine
 from relax_actors.engines.ranks.group import CriticGroup, start_trainer
-from relax_actors.engines.torch.architectures import check_architecture, check_layers, check_value_head
+from relax_actors.engines.torch.architectures import (
+    check_architecture,
+    check_layers,
+    check_score_head,
+    check_value_head,
+)
 from relax_actors.errors import ConfigError
 from relax_actors.runtime import Context
 
@@ -73,6 +78,8 @@ class TorchTrainingBackend(TrainingBackend):
     def check(self, config: Config, model: Path) -> Iterator[str]:
         """Refuse models that transformers cannot build."""
         check_architecture(config, model)
+        if config.algorithm.trains_scores:
+            check_score_head(model, of_steps=config.algorithm.rows == "steps")
         check_settings(config, config.trainer.torch, "trainer.torch", model)
         if (ranks := config.trainer.torch.ranks) > 1:
             yield f"the trainer has {ranks} ranks, each with 1/{ranks} of weights, gradients and optimizer state"

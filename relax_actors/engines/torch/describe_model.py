@@ -27,7 +27,8 @@ class Description:
 
     Attributes:
         classes: class that generates, by model type.
-        value_heads: model types that can have a value head.
+        value_heads: model types that can have a value head, or one for the scores of steps.
+        score_heads: model types that can have a head for the scores of answers.
         activations: names of activations.
         ropes: names of scalings of rotary positions.
         has_rope: whether the model has rotary positions.
@@ -37,6 +38,7 @@ class Description:
 
     classes: Mapping[str, str]
     value_heads: Sequence[str]
+    score_heads: Sequence[str]
     activations: Sequence[str]
     ropes: Sequence[str]
     has_rope: bool = True
@@ -79,6 +81,7 @@ def description_of(body: str) -> Description:
     return Description(
         classes=dict(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
         value_heads=list(modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES),
+        score_heads=list(modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES),
         activations=list(ACT2CLS),
         ropes=list(ROPE_INIT_FUNCTIONS),
         has_rope=has_rope,

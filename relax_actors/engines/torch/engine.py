@@ -29,11 +29,12 @@ from relax_actors.engines.torch.experts import Routers
 from relax_actors.engines.torch.forward import Forward
 from relax_actors.engines.torch.frozen import freeze
 from relax_actors.engines.torch.host_memory import move_to_device, move_to_host
-from relax_actors.engines.torch.model import build, copy_into, has_weights, read_folder, tensors_of
+from relax_actors.engines.torch.model import copy_into, has_weights, read_folder, tensors_of
 from relax_actors.engines.torch.objective import StepObjective
 from relax_actors.engines.torch.optimized_model import AdamW, OptimizedModel
 from relax_actors.engines.torch.passes import Passes
 from relax_actors.engines.torch.recompute import recompute_layers
+from relax_actors.engines.torch.score_model import complete_config, model_maker, stored_scores
 from relax_actors.media.family import family_of
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.weights import files as weights
@@ -83,8 +84,10 @@ class TorchEngine:
             keeps_rows=config.algorithm.compares_answers,
             sharding=self._sharding,
             head_dtype=head_dtype,
+            scores=config.algorithm.trains_scores,
         )
-        self._model = self._sharding.build(partial(self._make, config.run.seed), family)
+        self._make = model_maker(config)
+        self._model = self._sharding.build(partial(self._built, config.run.seed), family)
         freeze(self._model, settings.freeze)
         self._forward.prepare(self._model)
         self._routers = Routers(self._model) if settings.router_replay else None
@@ -107,16 +110,17 @@ class TorchEngine:
         """Model in training; every step changes its weights in place."""
         return self._model
 
-    def _make(self, seed: int | None, device: torch.device | None) -> PreTrainedModel:
-        return build(self._config.model_path, seed=seed, device=device)
+    def _built(self, seed: int | None, device: torch.device | None) -> PreTrainedModel:
+        return self._make(seed=seed, device=device)
 
     def initialise(self, seed: int) -> None:
         """Load the weights of the model folder, or initialise random ones; see `TrainingEngine`."""
-        path = self._config.model_path
+        path, scores = self._config.model_path, self._config.algorithm.trains_scores
         if has_weights(path):
-            copy_into(self._model, read_folder(self._model, path), str(path))
+            stored = stored_scores(self._model, path, seed) if scores else read_folder(self._model, path)
+            copy_into(self._model, stored, str(path))
         else:
-            self._sharding.draw(self._model, lambda device: build(path, seed=seed, device=device))
+            self._sharding.draw(self._model, partial(self._built, seed))
         self._encoder.invalidate()
         self._trained.reset()
         self._coefficients = StepCoefficients(self._config.algorithm, self._config.trainer)
@@ -149,7 +153,7 @@ class TorchEngine:
     def _built_reference(self) -> PreTrainedModel:
         """Return the reference, with any weights."""
         if self._reference is None:
-            reference = self._sharding.build(partial(self._make, None), self._family)
+            reference = self._sharding.build(partial(self._built, None), self._family)
             reference.requires_grad_(False)
             self._reference = self._forward.prepare(reference)
         return self._reference
@@ -279,12 +283,18 @@ class TorchEngine:
     def export(self, folder: Path) -> None:
         """Write a model folder; see `WeightProducer`."""
         if not self._sharding.is_whole:
-            write_shared(folder, partial(build, self._config.model_path), self._source, self._config.trainer.precision)
+            write_shared(folder, self._stored_form, self._source, self._config.trainer.precision)
             return
         model = self._model
         if self._dtype != torch.float32:
-            model = build(self._config.model_path, dtype=self._dtype)
+            model = self._make(dtype=self._dtype)
             with self._trained.moving:
                 copy_into(model, tensors_of(self._model), "training")
+        complete_config(model, self._config)
         with weights.disk_errors(folder):
             model.save_pretrained(folder)
+
+    def _stored_form(self, **settings: Any) -> PreTrainedModel:
+        model = self._make(**settings)
+        complete_config(model, self._config)
+        return model

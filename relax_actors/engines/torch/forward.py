@@ -20,21 +20,21 @@ from transformers import PreTrainedModel
 from relax_actors.algorithms.vocabulary import Head, score_tokens, score_top, squared_probabilities
 from relax_actors.engines.protocols.samples import MicroBatchPlan, TrainSample
 from relax_actors.engines.protocols.scoring import Scores
-from relax_actors.engines.ranks.shares import rows_are_whole
 from relax_actors.engines.torch import multimodal
 from relax_actors.engines.torch.barred import BarredIds
 from relax_actors.engines.torch.experts import Routers
 from relax_actors.engines.torch.head import HeadForm
-from relax_actors.engines.torch.micro_batch import IDLE, MicroBatch, padded, plans_of_ranks
-from relax_actors.engines.torch.objective import ScoredTokens
+from relax_actors.engines.torch.loss_inputs import ScoredTokens
+from relax_actors.engines.torch.micro_batch import IDLE, MicroBatch
 from relax_actors.engines.torch.packing import ATTENTION, Packing, is_recurrent
+from relax_actors.engines.torch.planning import Planning
 from relax_actors.engines.torch.sharding import Whole
 from relax_actors.media.family import Family
 
 T = TypeVar("T")
 
 
-class Forward:
+class Forward(Planning):
     """Packs sequences into micro-batches and computes their log-probs with a model.
 
     Args:
@@ -46,6 +46,7 @@ class Forward:
         keeps_rows: one rank computes all sequences of a row.
         sharding: how ranks share the models, and thereby the micro-batches; by default there is one.
         head_dtype: dtype of the computation of logits; that of the rest by default.
+        scores: whether the models compute scores in place of log-probs of tokens.
     """
 
     def __init__(
@@ -59,19 +60,22 @@ class Forward:
         keeps_rows: bool = False,
         sharding: Whole | None = None,
         head_dtype: torch.dtype | None = None,
+        scores: bool = False,
     ) -> None:
-        self._sharding = sharding or Whole(device)
-        self.device, self._dtype, self._temperature, self._family = device, dtype, temperature, family
-        self._planning = {"share_prefixes": share_prefixes, "keeps_rows": keeps_rows, "alone": False}
+        super().__init__(sharding or Whole(device), family, share_prefixes=share_prefixes, keeps_rows=keeps_rows)
+        self.device, self._dtype, self._temperature = device, dtype, temperature
         self._barred, self._head_form, self._head_dtype = BarredIds(family, device), HeadForm(), head_dtype or dtype
+        self._computes_scores = scores
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
-        """Prepare a policy for packed sequences, disable dropout, and return it.
+        """Prepare a policy or a model of scores for packed sequences, disable dropout, and return it.
 
         Raises:
             ConfigError: its log-probs cannot be computed from its hidden states; see `HeadForm`.
         """
         self.prepare_critic(model)
+        if self._computes_scores:
+            return model
         text = None if self._family is not None else partial(self._hidden_states, model)
         # Ranks gather layers in the dtype of the computation.
         casts = self._dtype != torch.float32 and not self._sharding.is_whole
@@ -83,25 +87,9 @@ class Forward:
         """Prepare a model with a value head as `prepare` does."""
         decoder = model if self._family is None else multimodal.decoder_of(model)
         decoder.set_attn_implementation(ATTENTION)
-        self._planning["alone"] = is_recurrent(decoder)
+        self._alone = is_recurrent(decoder)
         model.train(mode=False)
         return model
-
-    def plan(self, samples: Sequence[TrainSample], max_tokens: int) -> list[MicroBatchPlan]:
-        """Return this rank's micro-batches, of at most `max_tokens` tokens; with `IDLE` ones all ranks have as many.
-
-        Raises:
-            ValueError: a sequence is empty, or longer than `max_tokens`.
-        """
-        plans = self._plans(samples, max_tokens)
-        return plans[self._sharding.rank] + [IDLE] * (max(map(len, plans)) - len(plans[self._sharding.rank]))
-
-    def keeps_rows(self, samples: Sequence[TrainSample], max_tokens: int) -> bool:
-        """Whether all sequences of each row are in one micro-batch of one rank."""
-        return rows_are_whole(samples, [plan.indices for plans in self._plans(samples, max_tokens) for plan in plans])
-
-    def _plans(self, samples: Sequence[TrainSample], max_tokens: int) -> list[list[MicroBatchPlan]]:
-        return plans_of_ranks(samples, self._sharding.count, max_tokens, **self._planning)
 
     def loss(
         self, model: PreTrainedModel, loss_of: Callable[[MicroBatchPlan], tuple[Tensor, dict[str, float]]]
@@ -142,14 +130,6 @@ class Forward:
         hidden = self._scored_states(model, self.micro_batch([token], MicroBatchPlan.of([0])))
         return self._sharding.at_head(model, hidden, lambda s: 0.0 * s.sum() + self._sharding.zero(model, "head"))
 
-    def micro_batch(self, samples: Sequence[TrainSample], plan: MicroBatchPlan) -> MicroBatch:
-        """Build the micro-batch of the sequences that a plan names."""
-        return MicroBatch.of(samples, plan, self.device, self._family)
-
-    def padded(self, arrays: Sequence[NDArray[Any]], width: int) -> Tensor:
-        """Pad values of trained tokens on the device; see `padded`."""
-        return padded(arrays, width).to(self.device)
-
     def logprobs(
         self,
         model: PreTrainedModel,
@@ -170,7 +150,7 @@ class Forward:
         """
         divisor = self._temperature if temperature is None else temperature
         hidden = self._scored_states(model, batch, routers, only_count=only_count)
-        logprobs, _ = self._scores(model, hidden, batch.targets, divisor)
+        logprobs, *_ = self._scores(model, hidden, batch.targets, divisor)
         return batch.laid_out(logprobs[:, 0])
 
     def score_trained(
@@ -180,36 +160,41 @@ class Forward:
         *,
         entropies: bool = False,
         ids: Tensor | None = None,
+        squares: bool = False,
         routers: Routers | None = None,
     ) -> ScoredTokens:
-        """Compute log-probs of the trained tokens as `logprobs` does, and what else the loss needs.
+        """Compute log-probs of the trained tokens as `logprobs` does, or their scores, and what else the loss needs.
 
         Args:
             model: a model set up by `prepare`.
             batch: the micro-batch.
             entropies: whether to compute entropies over the vocabulary.
             ids: `[batch, width, k] int64`, tokens whose log-probs are needed at the place of each trained token.
+            squares: whether to compute sums of squared probabilities.
             routers: routers of the model, to replay the recorded experts.
         """
-        tokens = batch.targets
-        if ids is not None:
-            tokens = torch.cat([tokens, ids.flatten(0, 1)[batch.places]], -1)
+        if self._computes_scores:
+            scores = self.scores(model, batch)
+            return ScoredTokens(scores[..., 0], scores=scores)
+        tokens = batch.targets if ids is None else torch.cat([batch.targets, ids.flatten(0, 1)[batch.places]], -1)
         hidden = self._scored_states(model, batch, routers)
-        logprobs, of_vocabulary = self._scores(model, hidden, tokens, self._temperature, entropies=entropies)
-        return ScoredTokens(
-            batch.laid_out(logprobs[:, 0]),
-            None if of_vocabulary is None else batch.laid_out(of_vocabulary),
-            None if ids is None else batch.laid_out(logprobs[:, 1:]),
-        )
+        asked = {"entropies": entropies, "squares": squares}
+        logprobs, *of_vocabulary = self._scores(model, hidden, tokens, self._temperature, **asked)
+        entropy, square = (None if values is None else batch.laid_out(values) for values in of_vocabulary)
+        top = None if ids is None else batch.laid_out(logprobs[:, 1:])
+        return ScoredTokens(batch.laid_out(logprobs[:, 0]), entropy, top, square)
 
     def _scores(
-        self, model: PreTrainedModel, hidden: Tensor, ids: Tensor, temperature: float, *, entropies: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        """Compute log-probs of tokens, `[trained, k]`, and entropies, `[trained]`, if they are asked for."""
+        self, model: PreTrainedModel, hidden: Tensor, ids: Tensor, temperature: float, **asked: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Compute log-probs of tokens, `[trained, k]`; `entropies` and `squares`, `[trained]`, if asked for."""
 
-        def score(states: Tensor) -> tuple[Tensor, Tensor | None]:
-            scores = score_tokens(states, ids, temperature, head=self._head(model), entropies=entropies)
-            return scores.logprobs, scores.entropies
+        def score(states: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+            head = self._head(model)
+            scores = score_tokens(states, ids, temperature, head=head, entropies=asked.get("entropies", False))
+            # Within one `at_head`: ranks without trained tokens gather the head once, too.
+            squares = squared_probabilities(states, temperature, head=head) if asked.get("squares") else None
+            return scores.logprobs, scores.entropies, squares
 
         return self._sharding.at_head(model, hidden, score)
 
@@ -263,6 +248,23 @@ class Forward:
                 values = model(input_ids=batch.tokens, **settings).logits[0, batch.scored]
         return batch.laid_out(values[:, 0].float())
 
+    def scores(self, model: PreTrainedModel, batch: MicroBatch) -> Tensor:
+        """Compute the scores of answers or steps, `[batch, width, classes] float32`, 0 where `batch.mask` is false.
+
+        Args:
+            model: model with a linear head `score`, set up by `prepare`.
+            batch: the micro-batch.
+        """
+        head: Any = model.score
+        hidden, casts = self._scored_states(model, batch), self._head_dtype != torch.float32
+
+        def compute(states: Tensor) -> Tensor:
+            with torch.autocast(self.device.type, self._head_dtype, enabled=casts):
+                found: Tensor = head(states if casts else states.to(head.weight.dtype))
+            return found.to(torch.promote_types(found.dtype, torch.float32))
+
+        return batch.laid_out(self._sharding.at_head(model, hidden, compute))
+
     def score(
         self,
         model: PreTrainedModel,
@@ -296,11 +298,13 @@ class Forward:
         max_tokens: int,
         progress: Callable[[], None],
     ) -> list[NDArray[Any]]:
-        """Compute a number for each trained token, micro-batch by micro-batch and without gradients; see `score`.
+        """Compute numbers for each trained token, micro-batch by micro-batch and without gradients; see `score`.
+
+        Returns an array `[len]` or `[len, k] float32` for each sequence.
 
         Args:
             model: the model that `compute` computes with.
-            compute: returns the numbers of a micro-batch, `[batch, width] float32`.
+            compute: returns the numbers of a micro-batch, `[batch, width]` or `[batch, width, k] float32`.
             samples: the sequences.
             max_tokens: largest number of tokens of a micro-batch.
             progress: called after every micro-batch.
@@ -318,6 +322,7 @@ class Forward:
             progress()
         found = [np.zeros(len(sample), np.float32) for sample in samples]
         for index, row in (pair for part in self._sharding.all_gather(own) for pair in part):
+            found[index] = np.zeros((len(samples[index]), *row.shape[1:]), np.float32)
             found[index][samples[index].loss_mask] = row
         return found
 

@@ -1,4 +1,4 @@
-"""What the loss of a micro-batch reads, padded."""
+"""What the trained policy says of the tokens of a micro-batch, and what its loss reads, padded."""
 
 from __future__ import annotations
 
@@ -7,6 +7,25 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from relax_actors.algorithms.policy import Totals
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredTokens:
+    """What the trained policy says of the trained tokens of a micro-batch, with gradient.
+
+    Attributes:
+        logprobs: `[batch, width] float32`.
+        entropies: `[batch, width] float32`, if they were computed.
+        top: `[batch, width, k] float32`, log-probs of the teacher's most likely tokens, if it names any.
+        squares: `[batch, width] float32`, sums of squared probabilities, without gradient, if they were computed.
+        scores: `[batch, width, classes] float32` of a reward model, in which `logprobs` are the first of them.
+    """
+
+    logprobs: Tensor
+    entropies: Tensor | None = None
+    top: Tensor | None = None
+    squares: Tensor | None = None
+    scores: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +62,12 @@ class LossInputs:
         entropies: float32, with gradient; required if `StepObjective.needs_entropy`.
         selected: bool, tokens that the covariance selected, if the algorithm selects any.
         uncertain: bool, tokens that algorithm.entropy.quantile selected, if it selects any.
+        scores: `[batch, width, classes] float32`, with gradient, with algorithm.head = "scores"; `logprobs` are then
+            the first of them.
+        targets: float32, what the scores are compared with.
         teacher: log-probs of a teacher; required with algorithm.distil.place = "loss".
+        imitated: float32, factor of -log-prob of each token in the sum of the losses, with algorithm.positive_nll.
+        squares: float32, sum of the squared probabilities of the vocabulary, if the loss reads it.
         totals: sums of whole samples and of the step.
     """
 
@@ -58,7 +82,11 @@ class LossInputs:
     entropies: Tensor | None = None
     selected: Tensor | None = None
     uncertain: Tensor | None = None
+    scores: Tensor | None = None
+    targets: Tensor | None = None
     teacher: TeacherInputs | None = None
+    imitated: Tensor | None = None
+    squares: Tensor | None = None
     totals: Totals = field(default_factory=Totals)
 
     @property

@@ -45,14 +45,14 @@ def plans_of_ranks(
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Concatenated sequences, in the order of their plan, each up to the token before its last trained one.
+    """Concatenated sequences, in the order of their plan, each up to the last token where the model is read.
 
     Losses get the trained tokens of each sequence only, padded to `[batch, width]`.
 
     Attributes:
         tokens: `[1, total] int64`; a prefix that sequences share stands once.
         packing: layout of the sequences in `tokens`.
-        scored: `[trained] int64`, index in `tokens` of the token before each trained token.
+        scored: `[trained] int64`, index in `tokens` of the token where the model is read for each trained token.
         targets: `[trained, 1] int64`, the trained tokens.
         places: `[trained] int64`, index of each trained token in the padded layout `[batch * width]`.
         mask: `[batch, width] bool`, true for trained tokens, false for padding.
@@ -82,7 +82,7 @@ class MicroBatch:
         trained = [np.flatnonzero(sample.loss_mask) for sample in chosen]
         counts = np.array([len(places) for places in trained])
         mask = np.arange(counts.max()) < counts[:, None]
-        scored = [path[places - 1] for path, places in zip(packing.paths, trained, strict=True)]
+        scored = [path[t - s.lag] for path, t, s in zip(packing.paths, trained, chosen, strict=True)]
         targets = [sample.token_ids[places] for sample, places in zip(chosen, trained, strict=True)]
         tokens = [s.token_ids[prefix:length] for s, prefix, length in zip(chosen, shared, lengths, strict=True)]
         ids = [np.concatenate(arrays).astype(np.int64) for arrays in (tokens, scored, targets)]

@@ -48,7 +48,7 @@ def build(
     """
     try:
         config, auto = (
-            change(_config(path)),
+            change(config_of(path)),
             AutoModelForCausalLM if family_of(path) is None else AutoModelForMultimodalLM,
         )
         if seed is not None:
@@ -63,7 +63,7 @@ def build(
     return model
 
 
-def _config(path: Path, **settings: Any) -> PreTrainedConfig:
+def config_of(path: Path, **settings: Any) -> PreTrainedConfig:
     """Read a config.json; of a model that also speaks, the part that reads and writes text."""
     found = AutoConfig.from_pretrained(path, **settings)
     thinker: PreTrainedConfig = getattr(found, "thinker_config", found)
@@ -86,7 +86,7 @@ def build_critic(path: Path, *, seed: int, device: torch.device | str | None = "
         if family_of(path) is not None:
             model = _multimodal_critic(path, seed)
         else:
-            config = _config(path, num_labels=1)
+            config = config_of(path, num_labels=1)
             torch.manual_seed(seed)
             model = AutoModelForTokenClassification.from_config(  # type: ignore[no-untyped-call]
                 config, attn_implementation="sdpa", dtype=torch.float32
@@ -146,7 +146,7 @@ def read_folder(model: PreTrainedModel, path: Path) -> dict[str, Tensor]:
     read: Any = type(model).from_pretrained
     settings = {"dtype": "auto", "output_loading_info": True, "ignore_mismatched_sizes": True}
     # A config of its own: that of `model` has the dtype of `model`, not that of the files.
-    converted, report = read(path, config=_config(path), **settings)
+    converted, report = read(path, config=config_of(path), **settings)
     unexpected = [name for name in report["unexpected_keys"] if not name.startswith(VOICE)]
     if report["missing_keys"] or report["mismatched_keys"] or unexpected:
         return tensors

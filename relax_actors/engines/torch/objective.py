@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,22 +20,6 @@ from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.engines.torch.loss_inputs import LossInputs
 from relax_actors.engines.torch.replay_metrics import with_replay_shares
 
-
-@dataclass(frozen=True, slots=True)
-class ScoredTokens:
-    """What the trained policy says of the trained tokens of a micro-batch, with gradient.
-
-    Attributes:
-        logprobs: `[batch, width] float32`.
-        entropies: `[batch, width] float32`, if they were computed.
-        top: `[batch, width, k] float32`, log-probs of the teacher's most likely tokens, if it names any.
-    """
-
-    logprobs: Tensor
-    entropies: Tensor | None = None
-    top: Tensor | None = None
-
-
 PER_TOKEN = (
     "abs_delta",
     "k3",
@@ -49,6 +32,7 @@ PER_TOKEN = (
     "weight",
     "bounded",
     "distil",
+    "positive_nll",
 )
 """Metrics that a micro-batch measures as sums over tokens and a step reports as means."""
 
@@ -104,6 +88,11 @@ class StepObjective:
     def needs_row_sums(self) -> bool:
         """Whether the loss of a token depends on all samples of its row."""
         return self._functions.spec.over_row
+
+    @property
+    def reads_squares(self) -> bool:
+        """Whether the loss reads the sums of squared probabilities of the trained policy."""
+        return self._algorithm.loss_reads_squares
 
     @property
     def trains_entropy(self) -> bool:
@@ -170,7 +159,8 @@ class StepObjective:
             measured["prompts"] = float(self._shares(inputs, tokens).sum())
         loss = reduce_loss(per_token, trained, mode=mode, normaliser=1.0, tokens=tokens)
         measured["loss"] = float(loss.detach())
-        measured["entropy_proxy"] = float(-(logprobs.detach() * mask).sum())
+        if inputs.scores is None:
+            measured["entropy_proxy"] = float(-(logprobs.detach() * mask).sum())
         return loss, measured
 
     @torch.no_grad()
@@ -208,6 +198,9 @@ class StepObjective:
             totals=inputs.totals,
             reference=inputs.reference,
             row_tokens=inputs.row_counts,
+            squares=inputs.squares,
+            scores=inputs.scores,
+            targets=inputs.targets,
         )
 
     @property
@@ -281,6 +274,10 @@ class StepObjective:
             measured["entropy"] = float((inputs.entropies.detach() * mask).sum())
             if bonus := applied_entropy(self._coefficients, algorithm.entropy.target):
                 yield -bonus * inputs.entropies
+        if inputs.imitated is not None:
+            imitation = -inputs.imitated * logprobs
+            measured["positive_nll"] = float((imitation.detach() * mask).sum())
+            yield imitation
         if penalty := algorithm.log_ratio_penalty:
             delta = logprobs - self._proximal(inputs)
             yield penalty * delta.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).square()

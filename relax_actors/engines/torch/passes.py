@@ -15,8 +15,9 @@ from relax_actors.engines.protocols.samples import MicroBatchPlan, TrainSample
 from relax_actors.engines.torch import replay_metrics
 from relax_actors.engines.torch.experts import Routers
 from relax_actors.engines.torch.forward import Forward
+from relax_actors.engines.torch.loss_inputs import ScoredTokens
 from relax_actors.engines.torch.micro_batch import MicroBatch
-from relax_actors.engines.torch.objective import ScoredTokens, StepObjective
+from relax_actors.engines.torch.objective import StepObjective
 from relax_actors.engines.torch.optimized_model import LossOf, OptimizedModel
 from relax_actors.engines.torch.sharding import Whole
 from relax_actors.engines.torch.step_facts import (
@@ -91,7 +92,7 @@ class Passes:
 
         def record_batch(part: Sequence[TrainSample], plan: MicroBatchPlan) -> Records:
             batch, chosen = self._forward.micro_batch(part, plan), [part[index] for index in plan.indices]
-            scored = self._scored(batch, entropies=objective.top_entropy is not None)
+            scored = self._scored(objective, batch, entropies=objective.top_entropy is not None)
             inputs = loss_inputs(objective, chosen, scored, batch.mask, partial(self._padded, batch))
             return record(objective, inputs, [start + index for index in plan.indices])
 
@@ -120,16 +121,19 @@ class Passes:
         ids = None
         if objective.needs_teacher and chosen[0].teacher_top_ids is not None:
             ids = self._padded(batch, [sample.masked("teacher_top_ids") for sample in chosen])
-        scored = self._scored(batch, entropies=objective.trains_entropy, ids=ids)
+        scored = self._scored(objective, batch, entropies=objective.trains_entropy, ids=ids)
         replay_measured = {} if self._routers is None else self._routers.reroutes.take()
         padded, places = partial(self._padded, batch), [start + index for index in plan.indices]
         inputs = loss_inputs(objective, chosen, scored, batch.mask, padded, facts=facts, indices=places)
         loss, measured = objective.loss(inputs)
         return loss, measured | replay_measured
 
-    def _scored(self, batch: MicroBatch, *, entropies: bool, ids: Tensor | None = None) -> ScoredTokens:
+    def _scored(
+        self, objective: StepObjective, batch: MicroBatch, *, entropies: bool, ids: Tensor | None = None
+    ) -> ScoredTokens:
         """Compute log-probs of the trained tokens, and their entropies and log-probs of other tokens if asked for."""
-        return self._forward.score_trained(self._model, batch, entropies=entropies, ids=ids, routers=self._routers)
+        asked = {"entropies": entropies, "squares": objective.reads_squares}
+        return self._forward.score_trained(self._model, batch, ids=ids, routers=self._routers, **asked)
 
     def _padded(self, batch: MicroBatch, arrays: Sequence[NDArray[Any]]) -> Tensor:
         return self._forward.padded(arrays, batch.width)

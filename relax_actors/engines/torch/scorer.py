@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from relax_actors.algorithms.class_scores import class_logprobs
 from relax_actors.config import Config
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.scoring import Scores
@@ -18,6 +19,7 @@ from relax_actors.engines.torch.devices import device_of
 from relax_actors.engines.torch.experts import Routers
 from relax_actors.engines.torch.forward import Forward
 from relax_actors.engines.torch.micro_batch import MicroBatch
+from relax_actors.engines.torch.score_model import model_maker
 from relax_actors.engines.torch.swappable_model import SwappableModel
 from relax_actors.media.family import family_of
 
@@ -41,18 +43,43 @@ class TorchScorer(SwappableModel):
     def __init__(self, config: Config, device: str = "auto", *, follows: bool = True, path: Path | None = None) -> None:
         dtype = getattr(torch, config.trainer.precision)
         folder = path or config.model_path
-        super().__init__(folder, device_of(device), follows=follows)
+        self._scores = config.algorithm.trains_scores and path is None
+        make = model_maker(config) if self._scores else None
+        super().__init__(folder, device_of(device), follows=follows, make=make)
         temperature, shares = config.rollout.temperature, config.trainer.share_prefixes
         family, head_dtype = family_of(folder), getattr(torch, config.head_precision)
-        self._forward = Forward(self._device, dtype, temperature, family, share_prefixes=shares, head_dtype=head_dtype)
+        self._forward = Forward(
+            self._device, dtype, temperature, family, share_prefixes=shares, head_dtype=head_dtype, scores=self._scores
+        )
         self._forward.prepare(self._model)
+        self._are_pairs = config.algorithm.rows == "pairs"
         self._max_tokens = config.trainer.max_tokens_per_microbatch
         self._routers = Routers(self._model) if config.trainer.router_replay and path is None else None
 
     def score(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
-        """Compute log-probs of each sequence; see `ScoringEngine`."""
+        """Compute log-probs of each sequence, or scores of a reward model; see `ScoringEngine`."""
         self.require_weights()
+        if self._scores:
+            return self._of_targets(samples, progress)
         return self._forward.score(self._model, samples, self._max_tokens, progress, self._routers)
+
+    def _of_targets(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
+        """Compute the scores of answers of pairs, and the log-probs of the labels of other answers and of steps."""
+
+        def compute(batch: MicroBatch) -> Tensor:
+            return self._forward.scores(self._model, batch)
+
+        found = self._forward.compute(self._model, compute, samples, self._max_tokens, progress)
+        if self._are_pairs:
+            return [scores[:, 0] for scores in found]
+        return [self._of_labels(sample, scores) for sample, scores in zip(samples, found, strict=True)]
+
+    @staticmethod
+    def _of_labels(sample: TrainSample, scores: NDArray[Any]) -> NDArray[Any]:
+        logprobs, labels = class_logprobs(torch.from_numpy(scores)), torch.from_numpy(sample.masked("targets"))
+        found = np.zeros(len(sample), np.float32)
+        found[sample.loss_mask] = logprobs[sample.loss_mask].gather(-1, labels.long().unsqueeze(-1))[:, 0].numpy()
+        return found
 
     def squares(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
         """Compute sums of squared probabilities of each sequence; see `SupportsSquares`."""

@@ -26,8 +26,8 @@ from relax_actors.algorithms.sequence_records import (
     sum_records,
 )
 from relax_actors.engines.protocols.samples import TrainSample
-from relax_actors.engines.torch.loss_inputs import LossInputs, TeacherInputs
-from relax_actors.engines.torch.objective import ScoredTokens, StepObjective
+from relax_actors.engines.torch.loss_inputs import LossInputs, ScoredTokens, TeacherInputs
+from relax_actors.engines.torch.objective import StepObjective
 
 Array = NDArray[Any]
 Records = dict[int, SequenceRecord]
@@ -95,7 +95,11 @@ def loss_inputs(
         proximal=column("proximal_logprobs") if given else None,
         reference=reference,
         entropies=scored.entropies,
+        scores=scored.scores,
+        targets=None if scored.scores is None else column("targets"),
         teacher=teacher,
+        squares=scored.squares,
+        imitated=column("imitated") if samples and samples[0].imitated is not None else None,
         selected=flags(facts.selected if facts else None),
         uncertain=flags(facts.uncertain if facts else None),
         totals=_totals(objective, samples, facts, indices, mask.device),

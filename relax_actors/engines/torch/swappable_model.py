@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -130,6 +131,7 @@ class SwappableModel(SwappableWeights):
         device: torch device.
         dtype: dtype of the weights on the device.
         follows: whether further versions will be loaded; memory for the next one is then kept allocated.
+        make: builds the model from `dtype` and `device`; that of the folder for tokens by default.
 
     Raises:
         ConfigError: transformers cannot build the model.
@@ -142,10 +144,11 @@ class SwappableModel(SwappableWeights):
         dtype: torch.dtype = torch.float32,
         *,
         follows: bool = True,
+        make: Callable[..., PreTrainedModel] | None = None,
     ) -> None:
         super().__init__(follows=follows)
         self._device = torch.device(device)
-        self._model = build(path, dtype=dtype, device=self._device)
+        self._model = (make or partial(build, path))(dtype=dtype, device=self._device)
         self._model.train(mode=False)
         # Swapping replaces the data of parameters, never the parameters.
         self._known: dict[str, Tensor] = self._model.state_dict(keep_vars=True)

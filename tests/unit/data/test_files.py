@@ -158,6 +158,15 @@ def test_messages_are_the_prompt_of_a_row_without_one(tmp_path: Path) -> None:
     assert named[0].prompt == chat
 
 
+@pytest.mark.parametrize("name", ["messages", "conversations"])
+def test_messages_may_have_the_names_of_share_gpt(tmp_path: Path, name: str) -> None:
+    said = [("system", "Be kind."), ("human", "Hello"), ("gpt", "Hi")]
+    path = jsonl_of(tmp_path, {name: [{"from": role, "value": text} for role, text in said]})
+    roles = ("system", "user", "assistant")
+    chat = [{"role": role, "content": text} for role, (_, text) in zip(roles, said, strict=True)]
+    assert open_source("jsonl", path=path)[0] == Task(chat)
+
+
 def test_field_with_a_dot_in_its_name_is_found(tmp_path: Path) -> None:
     source = open_source("jsonl", path=jsonl_of(tmp_path, {"a.b": "Why?"}), fields={"prompt": "a.b"})
     assert source[0] == Task("Why?")

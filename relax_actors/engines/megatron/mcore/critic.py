@@ -33,8 +33,8 @@ from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.training import StepResult
 from relax_actors.engines.ranks.collectives import all_gather_messages
 from relax_actors.engines.ranks.model_folder import write_shared
+from relax_actors.engines.torch.loss_inputs import ScoredTokens
 from relax_actors.engines.torch.model import build_critic
-from relax_actors.engines.torch.objective import ScoredTokens
 from relax_actors.weights.encoder import ignore
 
 

@@ -23,7 +23,7 @@ from relax_actors.engines.megatron.mcore import process_groups
 from relax_actors.engines.megatron.mcore.attention import chunk_positions
 from relax_actors.engines.megatron.mcore.micro_batches import MicroBatchTensors
 from relax_actors.engines.torch.barred import BarredIds
-from relax_actors.engines.torch.objective import ScoredTokens
+from relax_actors.engines.torch.loss_inputs import ScoredTokens
 from relax_actors.media.family import Family
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,7 +34,7 @@ from relax_actors.engines.megatron.mcore.replay import Replay
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.ranks.collectives import all_gather_messages
 from relax_actors.engines.ranks.shares import rows_are_whole
-from relax_actors.engines.torch.objective import ScoredTokens
+from relax_actors.engines.torch.loss_inputs import ScoredTokens
 from relax_actors.media.family import family_of
 
 Score = Callable[[Outputs, MicroBatchTensors, Sequence[TrainSample]], ScoredTokens]
@@ -86,13 +87,16 @@ class Schedule:
             keeps_rows=self._keeps_rows,
         )
 
-    def scores(self, *, temperature: float | None = None, entropies: bool = False, top: bool = False) -> Score:
+    def scores(
+        self, *, temperature: float | None = None, entropies: bool = False, top: bool = False, squares: bool = False
+    ) -> Score:
         """Return how to score the trained tokens.
 
         Args:
             temperature: divisor of the logits; default is the run's sampling temperature.
             entropies: compute the entropies over the vocabulary.
             top: compute log-probs of the teacher's most likely tokens, where sequences have any.
+            squares: compute the sums of squared probabilities.
         """
         divisor = self._temperature if temperature is None else temperature
 
@@ -100,7 +104,8 @@ class Schedule:
             ids = None
             if top and samples and samples[0].teacher_top_ids is not None:
                 ids = tensors.padded([sample.masked("teacher_top_ids") for sample in samples])
-            return score_trained(outputs, tensors, divisor, entropies=entropies, ids=ids)
+            scored = score_trained(outputs, tensors, divisor, entropies=entropies, ids=ids)
+            return replace(scored, squares=trained_squares(outputs, tensors, divisor)) if squares else scored
 
         return score
 

@@ -23,7 +23,7 @@ from relax_actors.engines.megatron.mcore.replay import Replay
 from relax_actors.engines.megatron.mcore.schedule import Schedule, Score
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.scoring import Scores
-from relax_actors.engines.torch.objective import ScoredTokens
+from relax_actors.engines.torch.loss_inputs import ScoredTokens
 from relax_actors.engines.torch.swappable_model import SwappableWeights
 
 

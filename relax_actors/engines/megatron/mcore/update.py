@@ -24,7 +24,8 @@ from relax_actors.engines.megatron.mcore.schedule import LossFunction, Schedule,
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.ranks.collectives import all_gather_messages
 from relax_actors.engines.torch import replay_metrics
-from relax_actors.engines.torch.objective import ScoredTokens, StepObjective
+from relax_actors.engines.torch.loss_inputs import ScoredTokens
+from relax_actors.engines.torch.objective import StepObjective
 from relax_actors.engines.torch.step_facts import (
     Records,
     loss_inputs,
@@ -134,7 +135,8 @@ class Update:
         keeps_rows = objective.needs_row_sums and all(self._schedule.keeps_rows(part.samples) for part in parts)
         if needs_records(objective, samples, keeps_rows=keeps_rows):
             facts = step_facts(objective, samples, self._record(objective, parts, progress), seed)
-        score = self._schedule.scores(entropies=objective.trains_entropy, top=objective.needs_teacher)
+        asked = {"entropies": objective.trains_entropy, "squares": objective.reads_squares}
+        score = self._schedule.scores(top=objective.needs_teacher, **asked)
         start = 0
         for part in parts:
             loss_function = partial(self._loss_of, objective, part, facts, start)
@@ -148,7 +150,8 @@ class Update:
         """Run the forward pass before the backward passes; records of all ranks."""
         found: Records = {}
         start = 0
-        score = self._schedule.scores(entropies=objective.top_entropy is not None)
+        asked = {"entropies": objective.top_entropy is not None, "squares": objective.reads_squares}
+        score = self._schedule.scores(**asked)
 
         def keep(number: int, tensors: MicroBatchTensors, scored: ScoredTokens) -> tuple[Tensor, dict[str, float]]:
             indices = part.batches[number].indices

@@ -1,0 +1,110 @@
+"""Tokens of sampled answers as a reward model reads them: those of its training, by its own tokenizer and template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from relax_actors.config.pools import ExamplesSection
+from relax_actors.data.answer_tokens import ASSISTANT, AnswerTokens
+from relax_actors.data.example import Example
+from relax_actors.data.prompt_maker import MAX_SECONDS
+from relax_actors.data.score_folder import ScoreFolder
+from relax_actors.data.targets import at_end, steps_of
+from relax_actors.data.time_limit import call_within
+from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.errors import RowError, SlowRowError
+from relax_actors.messages import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredAnswer:
+    """Tokens of an answer with the places where scores are read.
+
+    Attributes:
+        example: its `targets` are 0 where a score is read.
+        ends: `[scores]`, characters of the answer up to the end of what each score is of.
+    """
+
+    example: Example
+    ends: list[int]
+
+
+class ScoredAnswers:
+    """Tokenizes prompts with sampled answers.
+
+    Args:
+        tokenizer: of the reward model.
+        folder: facts of the reward model.
+        most: largest number of tokens.
+        truncates: whether a longer answer is cut off, in place of an error.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, folder: ScoreFolder, most: int, *, truncates: bool) -> None:
+        self._tokenizer, self._folder = tokenizer, folder
+        self._most, self._truncates = most, truncates
+        self._answers = AnswerTokens(tokenizer, ExamplesSection(step_separator=folder.separator), any_text=True)
+
+    def of(self, prompt: Prompt, text: str, messages: Sequence[dict[str, Any]] = ()) -> ScoredAnswer:
+        """Return the tokens of a prompt with an answer.
+
+        Args:
+            prompt: of the row.
+            text: the answer.
+            messages: conversation of an episode with its prompt, in place of both; empty for a single answer.
+
+        Raises:
+            RowError: the reward model has no chat template for messages, or the whole is too long for it.
+            SlowRowError: its tokenizer or its template did not end in time.
+        """
+        if prompt.messages or messages:
+            self._tokenizer.formatter  # noqa: B018 loads transformers, which takes longer than a row
+        try:
+            found = call_within(MAX_SECONDS, lambda: self._of(prompt, text, list(messages)))
+        except TimeoutError as error:
+            msg = f"the reward model's template and tokenizer did not end within {MAX_SECONDS:g} s for a sample"
+            raise SlowRowError(msg) from error
+        return self._limited(found)
+
+    def _of(self, prompt: Prompt, text: str, messages: list[dict[str, Any]]) -> ScoredAnswer:
+        if (prompt.messages or messages) and not self._tokenizer.has_chat_template:
+            msg = (
+                "the prompt is a chat, and the reward model has no chat template; add chat_template.jinja to its "
+                "folder, or set data.chat = false"
+            )
+            raise RowError(msg)
+        if self._folder.of_steps:
+            steps = steps_of(text, self._folder.separator)
+            ends = list(accumulate(len(step) + len(self._folder.separator) for step in steps))
+            return ScoredAnswer(
+                self._answers.steps(prompt, steps, [0.0] * len(steps)), [min(end, len(text)) for end in ends]
+            )
+        while messages and messages[-1]["role"] != ASSISTANT:  # what an environment showed last
+            messages.pop()
+        if not messages:
+            return ScoredAnswer(at_end(self._answers.example(prompt, text, may_be_empty=True), 0.0), [len(text)])
+        return ScoredAnswer(at_end(self._answers.example(prompt, messages), 0.0), [len(text)])
+
+    def _limited(self, answer: ScoredAnswer) -> ScoredAnswer:
+        example = answer.example
+        if len(example.ids) <= self._most:
+            return answer
+        if not self._truncates:
+            msg = (
+                f"a prompt with its answer has {len(example.ids)} tokens for the reward model, more than {self._most} "
+                "of its context or trainer.max_tokens_per_microbatch; raise that, or set roles.reward_model.oversize = "
+                '"truncate_right"'
+            )
+            raise RowError(msg)
+        ids, mask = example.ids[: self._most], example.mask[: self._most].copy()
+        if not mask.any() or not self._folder.of_steps:
+            mask[-1] = True  # the score of what is left
+        targets = np.where(mask, np.float32(0), np.float32(np.nan))
+        count = int(np.count_nonzero(mask))
+        return ScoredAnswer(
+            Example(ids, example.trained[: self._most], is_cut=True, targets=targets), answer.ends[:count]
+        )

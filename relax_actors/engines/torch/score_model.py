@@ -1,0 +1,119 @@
+"""Reward models: a decoder with a linear head `score`, as transformers' classes for classification have it.
+
+Scores of answers are read by a sequence classifier, those of steps by a token classifier. Both compute a score from the
+hidden state of a token, so a folder of either kind loads in transformers and gives the scores of the trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, PreTrainedModel
+
+from relax_actors.config import Config
+from relax_actors.data.model_folder import stored_shapes
+from relax_actors.data.score_folder import STEP_SEPARATOR
+from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.engines.torch.model import build, config_of, read_folder, tensors_of
+from relax_actors.errors import ConfigError
+
+SCORE = "score."
+"""Beginning of the names of the head's weights."""
+_VOCABULARY = "lm_head."
+
+
+def build_score_model(
+    path: Path,
+    *,
+    classes: int,
+    of_steps: bool,
+    seed: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = "cpu",
+) -> PreTrainedModel:
+    """Build the architecture of a model folder with a head of `classes` scores, with random weights.
+
+    Args:
+        path: folder of a policy or of a reward model.
+        classes: number of scores.
+        of_steps: whether to build a token classifier in place of a sequence classifier.
+        seed: seed of the random weights; None to leave torch's random state alone.
+        dtype: dtype of the weights.
+        device: torch device; None to leave the model where it was built.
+
+    Raises:
+        ConfigError: transformers cannot build such a model from the folder, or its head is not linear.
+    """
+    auto: Any = AutoModelForTokenClassification if of_steps else AutoModelForSequenceClassification
+    try:
+        config = config_of(path, num_labels=classes)
+        if seed is not None:
+            torch.manual_seed(seed)
+        model: PreTrainedModel = auto.from_config(config, dtype=dtype)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        msg = f"{path} holds no model that transformers can build as a reward model: {error}"
+        raise ConfigError(msg) from error
+    if not isinstance(getattr(model, "score", None), nn.Linear):
+        msg = f"{path}: {type(model).__name__} has no linear head `score`; train a reward model from another model"
+        raise ConfigError(msg)
+    if device is not None:
+        model.to(device)  # type: ignore[arg-type]
+    return model
+
+
+def model_maker(config: Config) -> Callable[..., PreTrainedModel]:
+    """Return a function that builds the model which a run trains, from `seed`, `dtype` and `device`."""
+
+    def make(**settings: Any) -> PreTrainedModel:
+        algorithm = config.algorithm
+        if not algorithm.trains_scores:
+            return build(config.model_path, **settings)
+        of_steps = algorithm.rows == "steps"
+        return build_score_model(config.model_path, classes=algorithm.scores.classes, of_steps=of_steps, **settings)
+
+    return make
+
+
+def stored_scores(model: PreTrainedModel, path: Path, seed: int) -> dict[str, Tensor]:
+    """Read the weights of a folder for a reward model, by their names in `model`.
+
+    A folder of a policy has none for the head. They are drawn then, as transformers initialises linear layers.
+
+    Args:
+        model: the reward model; of one that ranks share, only shapes are read.
+        path: folder of a policy or of a reward model.
+        seed: seed of the head.
+    """
+    own = tensors_of(model)
+    if any(name.startswith(SCORE) for name in stored_shapes(path)):
+        return read_folder(model, path)
+    with torch.device("meta"):
+        policy = build(path, device=None)
+    body = {n: t for n, t in read_folder(policy, path).items() if not n.startswith(_VOCABULARY)}
+    random = torch.Generator().manual_seed(seed)
+    spread = float(getattr(model.config.get_text_config(), "initializer_range", None) or 0.02)
+    for name in (name for name in own if name.startswith(SCORE)):
+        head = torch.zeros(own[name].shape)
+        body[name] = head.normal_(0, spread, generator=random) if name.endswith("weight") else head
+    return body
+
+
+def complete_config(model: PreTrainedModel, config: Config) -> None:
+    """Write into a reward model's configuration how its scores are read, before a folder of it is written.
+
+    Nothing changes for a model of tokens. A sequence classifier reads the last token that is not padding, so no token
+    that ends an answer may be padding.
+    """
+    if not config.algorithm.trains_scores:
+        return
+    settings = model.config.get_text_config()
+    tokenizer = Tokenizer(config.model_path)
+    special = [i for i, token in sorted(tokenizer.inner.get_added_tokens_decoder().items()) if token.special]
+    known = [settings.pad_token_id, *special]
+    settings.pad_token_id = next((i for i in known if i is not None and i not in tokenizer.stop_ids), None)
+    if config.algorithm.rows == "steps":
+        setattr(model.config, STEP_SEPARATOR, config.examples.step_separator)

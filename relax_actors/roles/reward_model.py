@@ -1,0 +1,122 @@
+"""Role `reward_model`: scores of the samples of a row by a trained reward model, for the rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from broker.codec import Array
+from relax_actors.config import Config
+from relax_actors.data.score_folder import read_score_folder
+from relax_actors.data.scored_answers import ScoredAnswer
+from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.engines.protocols.samples import TrainSample
+from relax_actors.errors import RelaxError, RowError
+from relax_actors.messages import FinishReason, Reward, Trajectory
+from relax_actors.registry.role_spec import RoleSpec
+from relax_actors.rewards.step_values import token_values, value_of, value_of_steps
+from relax_actors.roles.reward_model_check import SECTION, CheckedRewardModel
+from relax_actors.runtime import Row
+
+
+class RewardModel(CheckedRewardModel):
+    """Scores trajectories with a frozen model; writes a `Reward`, which the role `reward` combines with others.
+
+    The samples are tokenized by the reward model's own tokenizer and chat template, as the answers of its training. A
+    sample whose environment or agent failed has score 0, and the model does not see it. With run.deterministic rows are
+    scored one by one, so that the bits of a score do not depend on the other rows that are ready.
+    """
+
+    reads: ClassVar = ("prompt", "trajectory")
+    writes: ClassVar = "reward_model"
+    kinds: ClassVar = ("group", "eval")
+    batch_wait = 0.003
+    spec: ClassVar = RoleSpec(device=True, start_order=72)
+
+    def row_limit(self) -> int:
+        """Return the maximum number of rows scored at once."""
+        return 1 if self.context.config.run.deterministic else self.max_concurrent_rows
+
+    def setup(self) -> None:
+        """Load the reward model and its tokenizer."""
+        from relax_actors.engines.torch.process_setup import configure_torch  # noqa: PLC0415 only a process that scores needs torch
+        from relax_actors.engines.torch.reward_model import TorchRewardModel  # noqa: PLC0415
+
+        config: Config = self.context.config
+        self._folder = read_score_folder(self.model, f"{SECTION}.model")
+        self._tokenizer = Tokenizer(config.model_path)
+        self._answers = self.answers(config, Tokenizer(self.model), self._folder)
+        self._scored = 0
+        configure_torch(config.run)
+        with self.context.device_lock():
+            self._engine = TorchRewardModel(config, self.model, self._folder, self.device)
+            self.context.shares_memory(self._engine)
+
+    def handle_many(self, rows: Sequence[Row]) -> list[Any]:
+        """Score rows together; a row that cannot be scored gets its error, and the others are scored."""
+        results: list[Any] = []
+        for row in rows:
+            try:
+                results.append(self._tokenized(row))
+            except RelaxError as error:
+                results.append(error)
+        good = [n for n, result in enumerate(results) if not isinstance(result, RelaxError)]
+        samples = [_sample(n, i, answer) for n in good for i, answer in results[n].items()]
+        scored = iter(self._engine.score(samples, self.progress) if samples else [])
+        self._scored += len(samples)
+        for n in good:
+            scores = {i: next(scored) for i in results[n]}
+            try:
+                results[n] = self._reward(rows[n].trajectory, results[n], scores)
+            except RowError as error:
+                results[n] = error
+        return results
+
+    def _tokenized(self, row: Row) -> dict[int, ScoredAnswer]:
+        """Return the tokens of the samples that did not fail, by the number of the sample."""
+        trajectory: Trajectory = row.trajectory
+        said = trajectory.samples if trajectory.conversations is not None else None
+        return {
+            i: self._answers.of(row.prompt, text, () if said is None else said[i].messages)
+            for i, text in enumerate(trajectory.texts)
+            if trajectory.finish_reasons[i] != FinishReason.ERROR
+        }
+
+    def _reward(self, trajectory: Trajectory, answers: dict[int, ScoredAnswer], scores: dict[int, Array]) -> Reward:
+        """Return the column of a row.
+
+        Raises:
+            RowError: a score is not finite.
+        """
+        lengths = trajectory.sample_lengths.astype(np.int32)
+        values = np.zeros(len(lengths), np.float32)
+        is_dense = self._folder.of_steps and self.steps == "tokens"
+        tokens = [np.zeros(length, np.float32) for length in lengths.tolist()] if is_dense else []
+        begins = np.cumsum(lengths) - lengths
+        for i, answer in answers.items():
+            found = value_of(scores[i], self.value, self.label)
+            if not np.isfinite(found).all():
+                msg = f"the reward model gives sample {i} a score of {found[~np.isfinite(found)][0]}; check its folder"
+                raise RowError(msg)
+            if is_dense:
+                own = trajectory.token_ids[begins[i] : begins[i] + lengths[i]]
+                tokens[i] = token_values(found, answer.ends, own, self._tokenizer.decode)
+            else:
+                values[i] = value_of_steps(found, self.steps if self._folder.of_steps else "last")
+        return Reward(values, {}, np.concatenate(tokens) if tokens else None, lengths if tokens else None)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the samples scored by this incarnation."""
+        return {"scored_samples": self._scored}
+
+    def close(self) -> None:
+        """Release the memory of the model."""
+        self._engine.close()
+
+
+def _sample(row: int, sample: int, answer: ScoredAnswer) -> TrainSample:
+    example = answer.example
+    zeros = np.zeros(len(example.ids), np.float32)
+    return TrainSample(example.ids, example.mask, targets=zeros, row=row, sample=sample)

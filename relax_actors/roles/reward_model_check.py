@@ -1,0 +1,109 @@
+"""Options of the role `reward_model`, and their check before a run starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from relax_actors.config import Config
+from relax_actors.data.checked_run import CheckedRun
+from relax_actors.data.score_folder import ScoreFolder, read_score_folder
+from relax_actors.data.scored_answers import ScoredAnswers
+from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.engines.torch.architectures import check_score_head
+from relax_actors.errors import ConfigError
+from relax_actors.roles.reward_columns import names_in_rewards
+from relax_actors.runtime import Role
+
+SECTION = "roles.reward_model"
+REWARD_MODEL = "reward_model"
+
+
+class CheckedRewardModel(Role):
+    """Options of a reward model, and their check."""
+
+    model: Path
+    """Folder of a reward model: a sequence classifier, or a token classifier that scores steps."""
+    device: str = "auto"
+    """Torch device; "auto" is CUDA if available, else the CPU."""
+    value: Literal["auto", "score", "probability"] = "auto"
+    """Number that is the reward: the score (of several classes the log-odds of `label`), or the probability of `label`;
+    "auto" is the score of a model with one, and the probability with several."""
+    label: int | None = None
+    """Class whose probability counts, of a model with several; the last one by default."""
+    steps: Literal["min", "mean", "product", "last", "tokens"] = "min"
+    """How the values of the steps of an answer become its reward; "tokens" gives each to the last token of its step."""
+    oversize: Literal["skip", "truncate_right"] = "skip"
+    """What happens to an answer that is too long for the reward model: its row is quarantined, or it is cut off."""
+
+    @classmethod
+    def options(cls) -> dict[str, tuple[Any, Any]]:
+        """Return the options of every role, and `max_concurrent_rows`."""
+        return super().options() | {"max_concurrent_rows": (Annotated[int, Field(gt=0)], 8)}
+
+    def check(self, run: CheckedRun) -> Iterator[str]:
+        """Check the folder and its tokenizer, and that a reward reads the scores."""
+        config = run.config
+        _check_is_read(config)
+        if config.media is not None:
+            msg = (
+                f"{SECTION} reads texts, and the prompts of this model have images, video or sound; remove the section"
+            )
+            raise ConfigError(msg)
+        if config.players:
+            msg = (
+                f"{SECTION} scores whole samples, and those of this run have players; remove the section or the players"
+            )
+            raise ConfigError(msg)
+        if config.run.stage is not None and not self.model.exists():
+            yield f"{SECTION}.model {self.model} is checked once an earlier stage has trained it"
+            return
+        folder = read_score_folder(self.model, f"{SECTION}.model")
+        check_score_head(self.model, of_steps=folder.of_steps)
+        self._check_values(folder, config)
+        tokenizer = Tokenizer(self.model)
+        policy, chat = run.model, config.data.chat
+        chats = policy is not None and policy.tokenizer.has_chat_template if chat is None else chat
+        if chats and not tokenizer.has_chat_template:
+            msg = (
+                f"{SECTION}.model {self.model} has no chat template, and the prompts of this run are chats; add "
+                "chat_template.jinja to its folder, or set data.chat = false"
+            )
+            raise ConfigError(msg)
+        kind = "steps" if folder.of_steps else "answers"
+        yield f"the reward model scores {kind}, with {folder.parameters / 1e6:.2f} M parameters"
+
+    def answers(self, config: Config, tokenizer: Tokenizer, folder: ScoreFolder) -> ScoredAnswers:
+        """Return what tokenizes answers for the reward model."""
+        most = min(folder.context_length, config.trainer.max_tokens_per_microbatch)
+        return ScoredAnswers(tokenizer, folder, most, truncates=self.oversize == "truncate_right")
+
+    def _check_values(self, folder: ScoreFolder, config: Config) -> None:
+        if self.label is not None and not (folder.classes > 1 and 0 <= self.label < folder.classes):
+            msg = f"{SECTION}.label = {self.label} is no class of a model with {folder.classes}; leave it out"
+            raise ConfigError(msg)
+        if not folder.of_steps and self.steps != type(self).steps:
+            msg = f'{SECTION}.steps = "{self.steps}" has no effect: {self.model} scores whole answers; leave it out'
+            raise ConfigError(msg)
+        if folder.of_steps and (config.environment is not None or config.agent is not None):
+            msg = f"{SECTION}.model scores the steps of one answer, and samples of this run have several turns"
+            raise ConfigError(msg)
+
+
+def _check_is_read(config: Config) -> None:
+    """Check that some reward reads the column.
+
+    Raises:
+        ConfigError: none does.
+    """
+    names = {name for part in names_in_rewards(config).values() for name in part}
+    if REWARD_MODEL in names or config.reward.actor != "reward" or config.advantages.reads == REWARD_MODEL:
+        return
+    msg = (
+        f"{SECTION} would compute scores that no reward reads; name it in reward.function, as "
+        "reward.function = { reward_model = 1.0 }, or remove the section"
+    )
+    raise ConfigError(msg)
