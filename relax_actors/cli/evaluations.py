@@ -110,9 +110,21 @@ def run(request: EvalRequest) -> int:
 
 def _of_model(request: EvalRequest, stages: Sequence[str]) -> Config:
     """Return the configuration of the evaluation of one model; of a file with stages, by its last one."""
-    settings = [*request.settings, *([f"run.stage={stages[-1]}"] if stages else [])]
-    tree = load_tree(request.path, settings)
-    return _config(request, tree, None if request.model == INITIAL else model_folder(request.model))
+    trees = _trees(request, stages)
+    if request.model == INITIAL:
+        return _config(request, _from_start(trees), None)
+    return _config(request, trees[-1], model_folder(request.model))
+
+
+def _trees(request: EvalRequest, stages: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the settings of each stage; of a file with one run, its settings."""
+    each = [[f"run.stage={name}"] for name in stages] or [[]]
+    return [load_tree(request.path, [*request.settings, *more]) for more in each]
+
+
+def _from_start(trees: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the settings of the last stage with the model that the first one starts from."""
+    return trees[-1] | {name: trees[0][name] for name in ("model", "data", "trainer") if name in trees[0]}
 
 
 def _of_stages(request: EvalRequest, stages: Sequence[str]) -> dict[str, Config]:
@@ -120,13 +132,11 @@ def _of_stages(request: EvalRequest, stages: Sequence[str]) -> dict[str, Config]
 
     All are evaluated on the sets of the last stage.
     """
-    trees = [load_tree(request.path, [*request.settings, f"run.stage={name}"]) for name in stages]
-    first, last = trees[0], trees[-1]
-    initial = last | {name: first[name] for name in ("model", "data", "trainer") if name in first}
-    configs = {BASE: _config(request, initial, None)}
+    trees = _trees(request, stages)
+    configs = {BASE: _config(request, _from_start(trees), None)}
     for name, tree in zip(stages, trees, strict=True):
         folder = RunFolder(validate(tree, str(request.path)).folder)
-        configs[name] = _config(request, last, model_folder(str(folder.root)))
+        configs[name] = _config(request, trees[-1], model_folder(str(folder.root)))
     return configs
 
 
