@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -47,11 +48,15 @@ def _evaluated(given: str) -> Evaluated:
     from relax_actors.monitoring.connection import find
     from relax_actors.monitoring.kept_samples import kept_evaluation
 
-    run, _, version = given.partition("@")
-    if version and not version.isdigit():
+    run, at, version = given.rpartition("@")
+    if not at or "/" in version:  # an @ in the name of a folder
+        return kept_evaluation(find(given))
+    if not (version.isascii() and version.isdigit()):
+        if Path(given).is_dir():
+            return kept_evaluation(find(given))
         msg = f"{given!r}: {version!r} is no version; write RUN@VERSION, such as demo@100"
         raise ConfigError(msg)
-    return kept_evaluation(find(run), int(version) if version else None)
+    return kept_evaluation(find(run), int(version))
 
 
 def _show(first: Evaluated, second: Evaluated, found: dict[str, Comparison]) -> None:

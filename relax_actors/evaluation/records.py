@@ -134,7 +134,7 @@ def read_evaluation(path: Path) -> Evaluated:
     except FileNotFoundError as error:
         msg = f"there is no evaluation {path}"
         raise ConfigError(msg) from error
-    except (OSError, ValueError, TypeError, KeyError, StopIteration) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, StopIteration) as error:
         msg = f"{path} cannot be read as an evaluation ({type(error).__name__}: {error}); evaluate the version again"
         raise ConfigError(msg) from error
 

@@ -325,7 +325,7 @@ class SetResult:
 
     rows: int
     reward: float
-    accuracy: float | None = None
+    accuracy: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,4 +338,4 @@ class Evaluation:
     version: int
     reward: float
     rows: int
-    sets: dict[str, SetResult] = field(default_factory=dict)
+    sets: dict[str, SetResult]

@@ -237,7 +237,7 @@ class Evaluator(StatefulRole):
         name, held_out, number = config.eval.place(row.index)
         task, maker = self._sources[name][self._items[name][number]], self._makers[name]
         # Of the set and the row in it alone: a set beside others has the answers that it has without them.
-        parts = (row.index,) if name == ONLY_SET else (name, number)
+        parts = (number,) if name == ONLY_SET else (name, number)
         seed, greedy = derive_seed(config.run.seed, "eval", *parts), held_out.temperature == 0
         fields: dict[str, Any] = {"seed": seed, "min_version": row.step, "exact_version": True, "greedy": greedy}
         if config.from_data:

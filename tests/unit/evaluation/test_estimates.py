@@ -33,12 +33,16 @@ def test_pass_at_k_refuses_numbers_out_of_range(n: int, c: int, k: int) -> None:
         ("abc", "c", 3, 1 / 3),
         ("aabb", "a", 2, 0.5),
         ("aabbc", "b", 2, 0.5),
+        ("    a", "a", 5, 1.0),
+        ("  ab", "a", 4, 0.5),
+        ("   ", " ", 3, 1.0),
     ],
 )
 def test_majority_at_k_follows_the_most_frequent_answer_of_each_group(
     votes: str, right: str, k: int, expected: float
 ) -> None:
-    assert majority_at_k(list(votes), [vote == right for vote in votes], k) == pytest.approx(expected)
+    read = [vote.strip() for vote in votes]
+    assert majority_at_k(read, [vote == right for vote in votes], k) == pytest.approx(expected)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), min_size=1, max_size=9))
