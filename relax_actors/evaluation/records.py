@@ -75,12 +75,14 @@ class SetFacts:
         ks: the k of pass@k and majority@k.
         passes: least reward of an answer that passes; None if rewards are log-probs, which pass nothing.
         category: field of the categories; None without them.
+        reward: reward of the answers, as `eval.reward`; where rows come from data, what is scored in its place.
     """
 
     samples: int = 1
     ks: tuple[int, ...] = (1,)
     passes: float | None = 1.0
     category: str | None = None
+    reward: str | dict[str, float] = "exact_match"
 
 
 @dataclass(frozen=True, slots=True)

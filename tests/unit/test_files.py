@@ -41,7 +41,7 @@ def test_only_temporary_files_of_dead_writers_are_removed(tmp_path: Path) -> Non
 
 
 def test_the_folder_of_a_dead_writer_is_left_to_its_successor(tmp_path: Path) -> None:
-    dead = subprocess.Popen(["true"])
+    dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     left = tmp_path / f".model.{dead.pid}.tmp"
     left.mkdir()
