@@ -30,7 +30,7 @@ def compare(
     """Compare the answers of two evaluations to the same held-out prompts.
 
     Shows the difference B - A of each set and category with an interval of 95 %, by a bootstrap of the prompts, and
-    McNemar's test where each prompt has one answer that passes or fails.
+    McNemar's test where each prompt has one answer, or one pair of answers, that passes or fails.
     """
     from relax_actors.evaluation.comparison import compare as compared
 
@@ -87,7 +87,7 @@ def _add(table: Table, name: str, each: Comparison) -> None:
     labels = [printable(name), str(each.prompts)]
     for figure, own in (("mean reward", each.reward), ("accuracy", each.accuracy)):
         if own is not None:
-            low, high = own.interval
-            numbers = (f"{own.first:.3f}", f"{own.second:.3f}", f"{own.value:+.3f}", f"{low:+.3f} to {high:+.3f}")
+            interval = "" if own.interval is None else "{:+.3f} to {:+.3f}".format(*own.interval)
+            numbers = (f"{own.first:.3f}", f"{own.second:.3f}", f"{own.value:+.3f}", interval)
             table.add_row(*labels, figure, *numbers)
             labels = ["", ""]

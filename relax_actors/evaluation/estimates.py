@@ -99,6 +99,11 @@ def mcnemar(better: int, worse: int) -> float:
         better: prompts that pass in the second run only.
         worse: prompts that pass in the first run only.
     """
-    n = better + worse
-    tail = sum(math.comb(n, i) for i in range(min(better, worse) + 1))
-    return min(1.0, float(2 * tail / 2**n))
+    n, fewer = better + worse, min(better, worse)
+    # From the largest term on; each follows from the one before it.
+    log_term = math.lgamma(n + 1) - math.lgamma(fewer + 1) - math.lgamma(n - fewer + 1) - n * math.log(2)
+    term = tail = math.exp(log_term)
+    for i in range(fewer, 0, -1):
+        term *= i / (n - i + 1)
+        tail += term
+    return min(1.0, 2 * tail)

@@ -75,7 +75,10 @@ def test_interval_of_a_mean_is_two_standard_errors_wide_on_each_side() -> None:
     assert mean_interval([1.0]) is None
 
 
-@pytest.mark.parametrize(("better", "worse", "p"), [(0, 0, 1.0), (5, 5, 1.0), (6, 0, 0.03125), (9, 2, 0.0654)])
+@pytest.mark.parametrize(
+    ("better", "worse", "p"),
+    [(0, 0, 1.0), (5, 5, 1.0), (6, 0, 0.03125), (9, 2, 0.0654), (30_000, 30_000, 1.0), (30_300, 29_700, 0.0144)],
+)
 def test_mcnemar_is_the_exact_binomial_test_of_the_prompts_that_changed(better: int, worse: int, p: float) -> None:
     assert mcnemar(better, worse) == pytest.approx(p, abs=1e-4)
     assert mcnemar(worse, better) == mcnemar(better, worse)
