@@ -142,7 +142,9 @@ def _trees(request: EvalRequest, stages: Sequence[str]) -> list[dict[str, Any]]:
 
 def _from_start(trees: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the settings of the last stage with the model that the first one starts from."""
-    return trees[-1] | {name: trees[0][name] for name in ("model", "data", "trainer") if name in trees[0]}
+    first = ("model", "data", "trainer")
+    kept = {name: section for name, section in trees[-1].items() if name not in first}
+    return kept | {name: trees[0][name] for name in first if name in trees[0]}
 
 
 def _of_stages(request: EvalRequest, stages: Sequence[str]) -> dict[str, Config]:

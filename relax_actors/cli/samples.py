@@ -24,7 +24,8 @@ def samples(
         int | None, typer.Option(help="All rows of this step, and held-out rows of this version.", min=0)
     ] = None,
     last: Annotated[
-        int | None, typer.Option(help=f"The newest N rows. Default: {LAST}; of --step and --held-out all.", min=1, metavar="N")
+        int | None,
+        typer.Option(help=f"The newest N rows. Default: {LAST}; of --step and --held-out all.", min=1, metavar="N"),
     ] = None,
     held_out: Annotated[
         int | None,

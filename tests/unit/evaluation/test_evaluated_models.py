@@ -91,6 +91,20 @@ def test_rows_of_a_pattern_the_initial_model_and_the_rows_of_a_warm_start_are_pa
     assert len(set(names)) == 4
 
 
+def test_the_initial_model_of_stages_is_that_of_the_first_one_on_the_sets_of_the_last_one(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "run.toml").write_text(
+        '[model]\npath = "model"\n[data]\nkind = "jsonl"\npath = "train.jsonl"\n[[stages]]\nname = "one"\n'
+        '[stages.algorithm]\nname = "sft"\n[[stages]]\nname = "two"\n[stages.trainer.warm_start]\nsteps = 2\n'
+        '[stages.eval]\nrows = 5\n[stages.eval.data]\nkind = "jsonl"\npath = "held_out.jsonl"\n'
+    )
+    config = configs_of(EvalRequest("initial", tmp_path / "run.toml"))["initial"]
+    assert config.eval is not None
+    assert (config.model.path, config.eval.rows) == (tmp_path / "model", 5)
+    assert config.trainer.warm_start is None
+
+
 def test_an_evaluation_without_its_answers_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     request = EvalRequest("initial", EVAL)
     config = configs_of(request)["initial"]
