@@ -8,8 +8,10 @@ import typer
 
 from relax_actors.cli.options import ConfigPath, Gpus, JsonResult, Overrides, SimulateGpus
 
-MODEL = "Model folder, or name or folder of a finished run; `initial`: the model that CONFIG, or its first stage, starts from; `stages`: it, "
-MODEL += "and the model of each stage of CONFIG."
+MODEL = (
+    "Model folder, or name or folder of a finished run; `initial`: the model that CONFIG, or its first stage, starts "
+)
+MODEL += "from; `stages`: it, and the model of each stage of CONFIG."
 
 
 def evaluate(
