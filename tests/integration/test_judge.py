@@ -211,7 +211,7 @@ def test_a_row_that_cannot_be_graded_fails_alone(judge: Any, chat: Path) -> None
     assert 0 < graded.values.tolist()[1] < 1
 
 
-def test_a_judge_whose_numbers_are_not_finite_gives_no_grade(judge: Any, tmp_path: Path) -> None:
+def test_a_judge_whose_numbers_are_not_finite_cannot_grade(judge: Any, tmp_path: Path) -> None:
     folder = plain_judge(tmp_path / "broken", tie_word_embeddings=False)
     tensors = weights.load([folder / "model.safetensors"])
     tensors["model.embed_tokens.weight"][8] = float("nan")
