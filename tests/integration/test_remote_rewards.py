@@ -80,7 +80,7 @@ def test_an_outage_blames_no_row() -> None:
     with http_service(lambda *_: (500, b"broken")) as url, pytest.raises(ActorError, match=r"within 0.2 .*broken"):
         remote(url, ["a"], seconds=0.2)
     with pytest.raises(ActorError, match="ConnectError"):
-        remote("http://127.0.0.1:1", ["a"], seconds=0.2)
+        remote("http://127.0.0.1:1", ["a"], seconds=2.0)
     with http_service(lambda *_: (200, b"{}")) as url, pytest.raises(EndpointError, match=r"not .*rewards"):
         remote(url, ["a"], seconds=0.2)
 
