@@ -178,6 +178,8 @@ def _weights_of_length(inputs: PolicyInputs, ld_alpha: float | None) -> Tensor:
 def _weight_of_pair(inputs: PolicyInputs, tokens: Sequence[Tensor]) -> Tensor:
     """Return the weight of each sequence's pair, `[batch, 1]` (WPO, arXiv 2406.11827, equation 2, sampled alignment).
 
+    It is above 1 where the policy's tokens are likelier than its average token; as in TRL 1.16, nothing caps it.
+
     Args:
         inputs: tokens of the micro-batch, with `squares`.
         tokens: tokens of the chosen and the rejected answers, `[batch, 1]` each.
