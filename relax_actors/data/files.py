@@ -39,16 +39,16 @@ def data_files(settings: SourceSettings, kind: str, endings: Sequence[str]) -> l
     if path.is_file():
         chosen = [path]
     elif path.is_dir():
-        found = [file for file in path.rglob("*") if file.is_file() and file.name.endswith(tuple(endings))]
+        found = [file for file in files_at(path) if file.name.endswith(tuple(endings))]
         if not found:
             msg = (
                 f"{where} is a folder without files {', '.join(f'*{ending}' for ending in endings)}; it has "
                 f"{listed(sorted(file.name for file in path.iterdir()))}; correct data.path or data.kind"
             )
             raise ConfigError(msg)
-        chosen = _of_split(sorted(found), path, settings.split, where)
+        chosen = _of_split(found, path, settings.split, where)
     elif glob.has_magic(str(path)):
-        chosen = sorted(Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file())  # noqa: PTH207 an absolute pattern
+        chosen = files_at(path)
         chosen = _of_split(chosen, path.parent, settings.split, where) if settings.split else chosen
         if not chosen:
             msg = f"{where} matches no file; correct the pattern"
@@ -63,6 +63,14 @@ def data_files(settings: SourceSettings, kind: str, endings: Sequence[str]) -> l
         msg = f"{where} is empty; give a file with at least one row"
         raise ConfigError(msg)
     return full
+
+
+def files_at(path: Path) -> list[Path]:
+    """Return a file, all files below a folder, or the files that match a pattern, in the order of their paths."""
+    if path.is_file():
+        return [path]
+    found = path.rglob("*") if path.is_dir() else map(Path, glob.glob(str(path), recursive=True))  # noqa: PTH207 an absolute pattern
+    return sorted(file for file in found if file.is_file())
 
 
 def folder_of(path: Path) -> Path:
