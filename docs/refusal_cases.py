@@ -10,6 +10,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 DEMO, PPO = EXAMPLES / "demo" / "demo.toml", EXAMPLES / "ppo" / "ppo.toml"
 SFT = EXAMPLES / "sft" / "sft.toml"
 ON_POLICY = "staleness.max=0"
+ONLINE_PAIRS = ("algorithm.name=online_dpo", "algorithm.shaping.filter_zero_variance=false")
 FILTERED = "algorithm.shaping.filter_zero_variance=true"
 OVERLONG = "algorithm.shaping.overlong=true"
 ECHO = "environment.name=tests.support.environments.Echo"
@@ -90,7 +91,20 @@ ALGORITHM = (
     Case("loss of pairs without a pair", ("algorithm.name=online_dpo", "algorithm.advantage=group")),
     Case("pairs by length", ("algorithm.name=online_dpo", "algorithm.aggregate=token_mean")),
     Case("imitation beside means of samples", ("algorithm.name=grpo", "algorithm.positive_nll=0.1")),
+    Case("correctness of penalised rewards", ("algorithm.name=pass_at_k", OVERLONG)),
+    Case("correctness of rewards by length", ("algorithm.name=pass_at_k", "algorithm.shaping.length_penalty=0.1")),
+    Case(
+        "correctness of rewards with a KL",
+        ("algorithm.name=pass_at_k", "algorithm.kl.place=reward", "algorithm.kl.kind=k1", "roles.reference.replicas=1"),
+    ),
     Case("k of a smaller group", ("algorithm.name=pass_at_k", "algorithm.pass_k=64")),
+    Case(
+        "imitation beside rejected samples",
+        ("algorithm.positive_nll=0.1", "algorithm.proximal=trainer", "algorithm.reject.kind=geometric"),
+    ),
+    Case("lambda beside a length-adaptive one", ("algorithm.name=vapo", ON_POLICY, "algorithm.gae_lambda=0.9"), PPO),
+    Case("pairs that a teacher would change", (*ONLINE_PAIRS, TAUGHT[1], TEACHER)),
+    Case("settings of another loss of pairs", ("algorithm.name=simpo", "algorithm.pairs.tau=0.5"), SFT),
     Case("whiten rloo", ("algorithm.advantage=rloo", "algorithm.scale=none", "algorithm.whiten=samples")),
     Case("decoupled rloo", ("algorithm.name=gdpo", "algorithm.advantage=rloo", "algorithm.whiten=none")),
     Case("one component", ("algorithm.name=gdpo", "reward.function.exact_match=1", 'reward.components=["only"]')),

@@ -190,8 +190,8 @@ def _advantage(algorithm: AlgorithmSection) -> Formula:
     if not plain:
         return Formula("advantage", f"A = {name}", rf"A = \text{{{name}}}")
     if algorithm.gae_alpha is not None and "gae_lambda" in plain:
-        plain += ", gae_lambda = 1 - 1 / (gae_alpha |y|)"
-        latex += r", \quad \lambda = 1 - \frac{1}{\alpha |y_i|}"
+        plain += ", gae_lambda = max(0, 1 - 1 / (gae_alpha |y|))"
+        latex += r", \quad \lambda = \max\left(0, 1 - \frac{1}{\alpha |y_i|}\right)"
     symbol = "A_t" if "t}" in latex or "_t" in latex or r"\quad t" in latex else "A_i"
     if scale is not None:
         plain, latex = f"({plain}) / ({scale[0]})", rf"\frac{{{latex}}}{{{scale[1]}}}"

@@ -30,7 +30,7 @@ def _sampled_pairs(config: Config) -> Iterator[str]:
         if not algorithm.trains_sampled_pairs:
             yield (
                 f'algorithm.advantage = "best_worst" names a pair of samples, and algorithm.surrogate = '
-                f'"{algorithm.surrogate}" is no loss of pairs; set algorithm.surrogate = "preference"'
+                f'"{algorithm.surrogate}" is not a pairwise loss; set algorithm.surrogate = "preference"'
             )
     elif algorithm.trains_sampled_pairs and not is_own:
         yield (
@@ -46,6 +46,8 @@ def _sampled_pairs(config: Config) -> Iterator[str]:
         ("components", algorithm.components, "sum"): algorithm.components != "sum",
         ("correction.kind", algorithm.correction.kind, "none"): algorithm.correction.kind != "none",
         ("reject.kind", algorithm.reject.kind, "none"): algorithm.reject.kind != "none",
+        # The signs of the advantages say which answer is the chosen one.
+        ("distil.place", algorithm.distil.place, "none"): algorithm.distil.place == "advantage",
     }
     for (setting, value, needed), is_set in acting.items():
         if is_set:
@@ -77,6 +79,12 @@ def _loss(config: Config) -> Iterator[str]:
         yield (
             f"algorithm.positive_nll = {algorithm.positive_nll:g} is the factor of a mean over tokens, beside "
             f'algorithm.aggregate = "{algorithm.aggregate}"; set algorithm.aggregate = "token_mean"'
+        )
+    if algorithm.positive_nll and algorithm.reject.kind != "none" and not algorithm.reject.counted:
+        yield (
+            f"algorithm.positive_nll = {algorithm.positive_nll:g} is the factor of a mean over the tokens of correct "
+            f'samples, some of which algorithm.reject.kind = "{algorithm.reject.kind}" leaves out of the loss; set '
+            "algorithm.reject.counted = true, which counts them, or algorithm.positive_nll = 0"
         )
     if algorithm.ratio == "none" and spec.ratio == "setting":
         yield (

@@ -126,11 +126,6 @@ def _advantages(config: Config) -> Iterator[str]:
             f'rollout.group_size = {n} leaves algorithm.advantage = "{advantage}" no other sample to compare with; set '
             f"rollout.group_size to 2 or more, or algorithm.advantage to {advantages_with(_takes_one_sample)}"
         )
-    if advantage == "pass_at_k" and 1 < n < config.algorithm.pass_k:
-        yield (
-            f"algorithm.pass_k = {config.algorithm.pass_k} is more than the samples of a prompt, rollout.group_size = "
-            f"{n}; set algorithm.pass_k below that, or rollout.group_size to several times pass_k"
-        )
     if "values" in required.needs and config.critic is None:
         yield f'algorithm.advantage = "{advantage}" needs the values of a critic; add the section [critic]'
     if "squares" in required.needs and "squares" not in config.roles:
@@ -150,8 +145,24 @@ def _advantages(config: Config) -> Iterator[str]:
             f'algorithm.advantage = "{advantage}" needs one more, greedy sample of each prompt, which rollout.actor = '
             f'"{config.rollout.actor}" does not generate; use the built-in rollout, or another algorithm.advantage'
         )
+    if advantage == "pass_at_k":
+        yield from _pass_at_k(config)
     if named.needs_positive or config.algorithm.scale == "group_mean":
         yield from _negative_rewards(config, "advantage" if named.needs_positive else "scale")
+
+
+def _pass_at_k(config: Config) -> Iterator[str]:
+    n, k = config.rollout.group_size, config.algorithm.pass_k
+    if 1 < n < k:
+        yield (
+            f"algorithm.pass_k = {k} is more than the samples of a prompt, rollout.group_size = {n}; set "
+            "algorithm.pass_k below that, or rollout.group_size to several times pass_k"
+        )
+    for reason in _changes_of_rewards(config.algorithm):
+        yield (
+            f'algorithm.advantage = "pass_at_k" compares rewards with algorithm.correct_reward, and {reason} lowers '
+            "them first, so that correct samples count as wrong; remove one of them"
+        )
 
 
 def _takes_one_sample(spec: AdvantageSpec) -> bool:
@@ -163,6 +174,11 @@ def _players(config: Config) -> Iterator[str]:
     algorithm, section = config.algorithm, config.playing
     if section is None or not section.players:
         return
+    if algorithm.trains_sampled_pairs:
+        yield (
+            f'algorithm.surrogate = "preference" trains one pair of samples of a row, but each of {section.title}.'
+            'players has a pair of its own; set for example algorithm.name = "grpo"'
+        )
     whole = {
         (f'advantage = "{algorithm.advantage}"', 'advantage = "group"'): spec_of_advantage(algorithm).running_mean,
         ('scale = "batch_std"', 'scale = "none"'): algorithm.scale == "batch_std",
@@ -180,18 +196,21 @@ def _players(config: Config) -> Iterator[str]:
 
 
 def _negative_rewards(config: Config, setting: str) -> Iterator[str]:
-    algorithm = config.algorithm
-    reasons = {
+    for reason in _changes_of_rewards(config.algorithm):
+        yield (
+            f'algorithm.{setting} = "{getattr(config.algorithm, setting)}" divides by the mean reward and needs '
+            f"rewards of at least 0, which {reason} can make negative; remove one of them"
+        )
+
+
+def _changes_of_rewards(algorithm: AlgorithmSection) -> list[str]:
+    """Return the settings that lower the rewards of samples before their advantages."""
+    changes = {
         "algorithm.shaping.overlong = true": algorithm.shaping.overlong,
         "algorithm.shaping.length_penalty": algorithm.shaping.length_penalty > 0,
         'algorithm.kl.place = "reward"': algorithm.kl.place == "reward",
     }
-    for reason, holds in reasons.items():
-        if holds:
-            yield (
-                f'algorithm.{setting} = "{getattr(algorithm, setting)}" divides by the mean reward and needs '
-                f"rewards of at least 0, which {reason} can make negative; remove one of them"
-            )
+    return [setting for setting, is_set in changes.items() if is_set]
 
 
 def _normalisation(config: Config) -> Iterator[str]:

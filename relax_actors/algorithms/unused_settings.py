@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from relax_actors.algorithms.named_functions import readers
 from relax_actors.config.algorithm import AlgorithmSection
+from relax_actors.config.algorithm_parts import PAIR_SETTINGS
 from relax_actors.config.presets import filled, leaves
 from relax_actors.registry.catalog import ADVANTAGES, CORRECTIONS, POLICY_LOSSES
 
@@ -46,6 +47,7 @@ CONDITIONS: tuple[tuple[tuple[str, ...], str, tuple[object, ...]], ...] = (
     (("distil.tail",), "distil.top_k", ()),
     (("distil.teacher_weight",), "distil.kind", ("jsd",)),
     (("pairs.",), "surrogate", ("preference",)),
+    (("pairs.f_alpha",), "pairs.f_divergence", ("alpha",)),
     (("labels.",), "rows", ("labelled",)),
     (("pairs.", "labels."), "head", ("tokens",)),
     (("scores.",), "head", ("scores",)),
@@ -76,7 +78,10 @@ def written(algorithm: AlgorithmSection, spelled: Collection[str] = ()) -> dict[
 def idle(algorithm: AlgorithmSection) -> dict[str, Idle]:
     """Return the settings that have no effect, by dotted name."""
     values = dict(leaves(algorithm.model_dump()))
-    reasons = {name: _part_reason(values, name) or _function_reason(algorithm, name) for name in values}
+    reasons = {
+        name: _part_reason(values, name) or _pair_reason(algorithm, name) or _function_reason(algorithm, name)
+        for name in values
+    }
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
@@ -93,6 +98,14 @@ def _part_reason(values: Mapping[str, Any], name: str) -> Idle | None:
     return None
 
 
+def _pair_reason(algorithm: AlgorithmSection, name: str) -> Idle | None:
+    """Why a setting of [algorithm.pairs] is idle: none of the losses reads it."""
+    names = PAIR_SETTINGS.get(name.removeprefix("pairs.")) if name.startswith("pairs.") else None
+    if names is None or algorithm.pairs.losses.keys() & {*names}:
+        return None
+    return Idle(f"algorithm.pairs.losses of {_listed(algorithm.pairs.losses)}", f"add {_listed(names)} to them")
+
+
 def _function_reason(algorithm: AlgorithmSection, name: str) -> Idle | None:
     """Why a setting of advantages or policy losses is idle: the chosen function does not read it."""
     if algorithm.components == "decoupled" and name in ("scale", "epsilon"):
@@ -100,6 +113,8 @@ def _function_reason(algorithm: AlgorithmSection, name: str) -> Idle | None:
         return DECOUPLED if name == "scale" else None
     if name == "correct_reward" and algorithm.positive_nll:
         return None
+    if name == "gae_lambda" and algorithm.gae_alpha is not None and algorithm.advantage in readers(ADVANTAGES, name):
+        return Idle(f"algorithm.gae_alpha = {algorithm.gae_alpha:g}", "leave algorithm.gae_alpha unset")
     for setting, chosen, registry in (
         ("advantage", algorithm.advantage, ADVANTAGES),
         ("surrogate", algorithm.surrogate, POLICY_LOSSES),
@@ -115,5 +130,9 @@ def _function_reason(algorithm: AlgorithmSection, name: str) -> Idle | None:
 
 def _choice(setting: str, options: Sequence[object]) -> str:
     """Return `algorithm.x = "a"`, or `algorithm.x to "a" or "b"`."""
-    shown = " or ".join(map(json.dumps, options))
+    shown = _listed(options)
     return f"algorithm.{setting}" + (f" = {shown}" if len(options) == 1 else f" to {shown}" if options else "")
+
+
+def _listed(options: Iterable[object]) -> str:
+    return " or ".join(map(json.dumps, options))

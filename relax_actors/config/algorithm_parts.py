@@ -153,6 +153,17 @@ OVER_STEP = ("sft", "aot", "aot_unpaired")
 """Losses of pairs that need numbers of the whole step."""
 WITHOUT_REFERENCE = ("sft", "cpo", "simpo", "odds_ratio")
 """Losses of pairs that read no log-probs of a reference."""
+OF_SCORES = ("sigmoid", "hinge", "ipo", "robust", "exo_pair", "discopop", "sigmoid_norm")
+"""Losses of pairs that read the scores of `f_divergence`."""
+PAIR_SETTINGS: dict[str, tuple[str, ...]] = {
+    "label_smoothing": ("robust", "exo_pair", "aot", "aot_unpaired", "cpo", "simpo"),
+    "tau": ("discopop",),
+    "gamma": ("simpo",),
+    "alpha": ("cpo", "simpo"),
+    "f_divergence": OF_SCORES,
+    "f_alpha": OF_SCORES,
+}
+"""Losses of pairs that read a setting of [algorithm.pairs]; all others are read by each loss or for it."""
 
 
 class PairsSection(Section):
@@ -180,8 +191,7 @@ class PairsSection(Section):
     """alpha of `f_divergence = "alpha"`; 1 is the reverse KL."""
     ld_alpha: Annotated[float, Field(ge=0, le=1)] | None = None
     """Weight of the log-probs of tokens beyond the length of the shorter answer of the pair (LD-DPO, arXiv 2409.06411),
-    in all losses but `sft`; 1, as if not set, weighs all tokens alike."""
-
+    in all losses but `sft`; 1, the default behaviour, weighs all tokens equally."""
     weighted: bool = False
     """Weigh a pair by how likely the policy is to write both answers itself (WPO, arXiv 2406.11827): the product of
     exp(mean over tokens of log p - log sum_v p(v)^2) of the two, without gradient."""

@@ -92,6 +92,11 @@ class RunFolder:
         return self.root / "reference"
 
     @property
+    def references(self) -> Path:
+        """Folder with copies of later versions that score as a reference, by version."""
+        return self.root / "references"
+
+    @property
     def evaluations(self) -> Path:
         """Folder with the answers to held-out prompts, one file for each evaluated version."""
         return self.root / "evaluations"
@@ -105,7 +110,7 @@ class RunFolder:
         """Everything that a run leaves in its folder, besides the lock and the configuration."""
         files = [self.address, self.node, self.report, self.summary, self.reward_plot]
         names = ("actors", "devices", "logs", "model-config", "sandboxes", "servers", "simulated", "store")
-        models = [self.checkpoints, self.reference, self.model, self.critic_checkpoints, self.critic]
+        models = [self.checkpoints, self.reference, self.references, self.model, self.critic_checkpoints, self.critic]
         return [*files, self.broker, self.evaluations, *models, *(self.root / n for n in names)]
 
     @property

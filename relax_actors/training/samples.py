@@ -62,13 +62,16 @@ def without_truncated(trajectory: Trajectory) -> Trajectory | RelaxError:
     return replace(trajectory, loss_mask=mask) if cut.any() else trajectory
 
 
+def has_pair(trajectory: Trajectory, advantage: Advantage) -> bool:
+    """Whether a chosen and a rejected answer both have trained tokens; their advantages are above and below 0."""
+    tokens = token_advantages(advantage, trajectory)[trajectory.trained]
+    return bool((tokens > 0).any() and (tokens < 0).any())
+
+
 def only_pair(trajectory: Trajectory, advantage: Advantage) -> Trajectory:
-    """Return a trajectory whose samples with advantage 0 are not trained; the same if all are 0."""
-    tokens = token_advantages(advantage, trajectory)
-    unpaired = (tokens == 0) & trajectory.trained
-    if not unpaired.any() or not tokens.any():
-        return trajectory
-    return replace(trajectory, loss_mask=trajectory.trained & ~unpaired)
+    """Return a trajectory whose samples with advantage 0 are not trained."""
+    unpaired = (token_advantages(advantage, trajectory) == 0) & trajectory.trained
+    return replace(trajectory, loss_mask=trajectory.trained & ~unpaired) if unpaired.any() else trajectory
 
 
 def computed_lengths(trajectory: Trajectory, *, share_prefixes: bool) -> list[int]:

@@ -26,6 +26,7 @@ from relax_actors.training.samples import (
     TEACHER,
     VALUES,
     computed_lengths,
+    has_pair,
     in_layout,
     only_pair,
     samples_of,
@@ -267,7 +268,15 @@ class StepReader:
             return Quarantined("trainer", 1, why, "")
         if (version := mismatched_version(trajectory, self._published)) is not None:
             return Quarantined("trainer", 1, self._mismatch(row, trajectory, version), "")
-        staleness = trajectory.staleness(row.step)
+        return self._dropped(trajectory, columns["advantage"], row.step)
+
+    def _dropped(self, trajectory: Trajectory, advantage: Advantage, step: int) -> Dropped | None:
+        """Return why a row in order is not trained; None if it is."""
+        if self._only_pairs and not has_pair(trajectory, advantage):
+            # Its samples would count in the means of the step, and its sums of 0 among those of the pairs.
+            why = "its samples make no pair: equal rewards, or an answer of the pair has no trained tokens"
+            return Dropped(DropReason.NO_SIGNAL, why)
+        staleness = trajectory.staleness(step)
         if staleness > self._staleness.max and self._staleness.policy == "drop":
             return Dropped(DropReason.TOO_OLD, f"staleness {staleness} is over staleness.max")
         return None

@@ -13,8 +13,8 @@ from relax_actors.messages import Shard, Weights
 from relax_actors.runtime import Context
 from relax_actors.runtime import durable_folder as checkpoints
 from relax_actors.runtime.cells import fetch_own, put_own
-from relax_actors.weights.initial_weights import InitialWeights, has_all_files
 from relax_actors.weights.protocols import WeightProducer
+from relax_actors.weights.reference_weights import ReferenceWeights, has_all_files
 from relax_actors.weights.transports import make_transport
 
 MAX_PENDING_EVALUATIONS = 16
@@ -46,7 +46,7 @@ class Publisher:
         # Published cells by version, as far as they were read.
         self._cells: dict[int, Weights] = {}
         self._sender = make_transport(context).make_sender(engine)
-        self._initial = InitialWeights(context) if "reference" in context.config.roles else None
+        self._reference = ReferenceWeights(context) if "reference" in context.config.roles else None
 
     def close(self) -> None:
         """Stop the sender, and finish removing collected segments."""
@@ -74,7 +74,7 @@ class Publisher:
             known = put_own(context, subject, cell)
             if known is None:
                 self._set_base(cell)
-                self._restore_initial()
+                self._restore_references(version)
                 self._collect(version)
                 return
         if known.incarnation > context.incarnation:
@@ -90,19 +90,27 @@ class Publisher:
             if context.config.run.deterministic:
                 msg = f"weights {version} of the replay have fingerprint {found}, published was {known.fingerprint}"
                 raise ConfigError(msg)
-        self._restore_initial()
+        self._restore_references(version)
         self._collect(version)
 
-    def _restore_initial(self) -> None:
-        if self._initial is not None:
-            self._initial.restore_missing()
+    def _restore_references(self, version: int) -> None:
+        if self._reference is not None:
+            self._reference.restore_missing(self._references(version))
+
+    def _references(self, version: int) -> set[int]:
+        """Return the versions that score rows as their reference while a version is the latest."""
+        config = self.context.config
+        # Rows that are in flight may belong to steps as old as the last few versions.
+        steps = range(max(0, version - config.staleness.max - 3), version + config.staleness.max + 1)
+        return {0, *(reference_version(config, step) for step in steps)}
 
     def _write(self, version: int) -> Weights:
         """Write the weight file of a version that is read: a delta where that pays off, else the full set."""
         if not self._is_read(version):
             return Weights(version, self._engine.fingerprint(), [], self.context.incarnation)
         base = self._base
-        write_delta = None if base is None or self._needs_full_set(base) else self._engine.delta()
+        needs_full_set = base is None or self._is_reference(version) or self._needs_full_set(base)
+        write_delta = None if needs_full_set else self._engine.delta()
         fingerprint, shards = self._write_files(self._uris(version), write_delta or self._engine.publish)
         base_version = base.version if write_delta is not None and base is not None else None
         return Weights(version, fingerprint, shards, self.context.incarnation, base_version)
@@ -112,9 +120,12 @@ class Publisher:
         config = self.context.config
         if not config.from_data or config.roles.keys() - {"reference"}:
             return True
-        every = config.algorithm.reference_every
-        is_reference = version == 0 or (every is not None and version % every == 0)
-        return is_reference or (config.eval is not None and is_evaluated(config, version))
+        return version == 0 or self._is_reference(version) or is_evaluated(config, version)
+
+    def _is_reference(self, version: int) -> bool:
+        """Whether a version becomes a refreshed reference; the copy of its file is then one of the full set."""
+        every = self.context.config.algorithm.reference_every
+        return every is not None and version % every == 0
 
     def _uris(self, version: int) -> list[str]:
         """Return the names of the files of a version.
@@ -163,11 +174,11 @@ class Publisher:
         elif known.fingerprint == self._engine.fingerprint():
             self._set_base(known)
             self._write_full(known)
-        self._restore_initial()
+        self._restore_references(version)
 
     def repair(self) -> None:
         """Rewrite the files of the latest version if they are gone: receivers remove corrupt files."""
-        self._restore_initial()
+        self._restore_references(0 if self._latest is None else self._latest.version)
         if self._latest is not None and self._rewrite_missing(self._latest):
             self.context.journal.event("weights_rewritten", version=self._latest.version)
 
@@ -206,10 +217,8 @@ class Publisher:
         recent = version - config.staleness.max - 3
         kept = {*range(max(0, recent), version + 1), *last_evaluated(config, version)}
         kept |= {*self._pending_evaluations(recent)}
-        if self._initial is not None:
-            # Rows that are in flight may belong to steps as old as the last few versions.
-            steps = range(max(0, recent), version + config.staleness.max + 1)
-            kept |= {0, *(reference_version(config, step) for step in steps)}
+        if self._reference is not None:
+            kept |= self._references(version)
         kept |= {cell.version for v in kept for cell in self._delta_chain(v)}
         self._cells = {v: cell for v, cell in self._cells.items() if v in kept}
         for path in self.context.table.store.path("weights").glob("*.safetensors"):

@@ -242,3 +242,30 @@ def test_refreshed_reference_scores_a_step_with_its_version_whatever_is_newer(
     plain = (*REFRESHED[:2], *REFRESHED[3:])
     fixed = make_scorer("reference", *plain).handle_many(rows_of(table, 6))
     assert max(float(np.abs(a - b).max()) for a, b in zip(fixed, scored[6], strict=True)) > 1e-3
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_lost_file_of_a_refreshed_reference_is_rewritten(
+    make_trainer: MakeTrainer, make_scorer: MakeScorer, table: Table, *, restarts: bool
+) -> None:
+    settings = (*REFRESHED[:2], "algorithm.reference_every=4", *REFRESHED[3:])
+    trainer, reference = make_trainer(*settings), make_scorer("reference", *settings)
+    newest, expected = make_scorer("actor_fwd", *settings), []
+    for step in range(7):
+        put_step(table, step, version=step)
+        expected = score(table, reference, step)
+        score(table, newest, step)
+        read_all(table, trainer)
+    shard = shard_of(table, 4)  # neither version 0 nor the latest
+    original = shard.read_bytes()
+    shard.write_bytes(original[:100])
+    if restarts:
+        make_trainer(*settings, incarnation=2)
+    else:
+        trainer.idle()
+    assert shard.read_bytes() == original
+    found = make_scorer("reference", *settings).handle_many(rows_of(table, 6))
+    for before, after in zip(expected, found, strict=True):
+        np.testing.assert_array_equal(before, after)
+    kept = trainer.context.folder.references
+    assert [folder.name for folder in kept.iterdir()] == ["4"]

@@ -42,6 +42,19 @@ def test_too_old_row_is_dropped_and_its_successor_trained(make_trainer: MakeTrai
     assert batches(table)[2] == [4, 5, 6, 7]
 
 
+def test_row_without_a_pair_is_dropped_and_its_successor_trained(make_trainer: MakeTrainer, table: Table) -> None:
+    trainer = make_trainer("algorithm.name=online_dpo", "algorithm.shaping.filter_zero_variance=false")
+    put_step(table, 0, version=0)  # the advantages of row 2 are all negative
+    read_all(table, trainer)
+    dropped = table.fetch(table.subject(RowId(0, 2), "dropped"), Dropped)
+    assert dropped is not None
+    assert (dropped.reason, "no pair" in dropped.detail) == ("no_signal", True)
+    assert batches(table) == {}
+    put_rows(table, 0, [2 + ROWS])
+    read_all(table, trainer)
+    assert batches(table) == {0: [0, 1, 3, 6]}
+
+
 def test_policy_correct_trains_too_old_rows_with_the_correction(make_trainer: MakeTrainer, table: Table) -> None:
     trainer = make_trainer("staleness.policy=correct", *CORRECTED)
     for step in (0, 1, 2):

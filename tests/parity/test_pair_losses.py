@@ -189,6 +189,17 @@ def test_weights_of_pairs_are_those_of_the_dpo_trainer(loss: str) -> None:
     )
 
 
+def test_weight_of_pairs_of_likely_tokens_is_not_capped() -> None:
+    step = step_of(13)
+    step["new"] = step["new"] * 0.02
+    step["squares"] = torch.full_like(step["new"], 0.9)
+    mean = ((step["new"] - math.log(0.9)) * step["mask"]).sum(-1) / step["mask"].sum(-1)
+    assert bool((mean[:PAIRS] + mean[PAIRS:] > 0).all())
+    weighted = ours(step, name="dpo", pairs={"losses": {"sigmoid": 1.0}, "beta": 0.3, "weighted": True})
+    assert_equal(weighted, trl_dpo(step, {"sigmoid": 1.0}, beta=0.3, use_weighting=True))
+    assert weighted[0] > ours(step, name="dpo", pairs={"losses": {"sigmoid": 1.0}, "beta": 0.3})[0]
+
+
 def test_weighted_losses_are_added_up() -> None:
     step, losses = step_of(4), {"sigmoid": 0.8, "bco_pair": 0.2, "sft": 1.0}
     assert_equal(ours(step, name="dpo", pairs={"losses": losses}), trl_dpo(step, losses))

@@ -287,3 +287,9 @@ def test_kl_in_the_reward_is_clamped(tmp_path: Path) -> None:
     columns = {"trajectory": trajectory([1, 1, 1, 1]), "reference": np.array([-1.5, -0.5, -1.125, -9], np.float32)}
     found = advantages(tmp_path, Reward(VALUES), *settings, **columns)
     np.testing.assert_allclose(found.values, VALUES - 0.1 * np.array([0.25, -0.25, 0.125, 0.25]), rtol=1e-6)
+
+
+def test_imitated_samples_have_the_correct_reward_in_float32(tmp_path: Path) -> None:
+    rewards = np.array([0.9, 0.5, 0.95, 0.0], np.float32)
+    found = advantages(tmp_path, Reward(rewards), "algorithm.positive_nll=0.1", "algorithm.correct_reward=0.9")
+    assert found.correct.tolist() == [True, False, True, False]

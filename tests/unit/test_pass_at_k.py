@@ -46,3 +46,10 @@ def test_sample_is_correct_from_a_reward_on() -> None:
 
 def test_group_in_which_every_subset_succeeds_has_no_signal() -> None:
     assert pass_at_k(Group(rewards=np.array([1.0, 1.0, 1.0, 0.0])), pass_k=2).tolist() == [0.0] * 4
+
+
+def test_reward_of_exactly_the_correct_reward_is_correct_in_float32() -> None:
+    # 0.9 in float32 is below 0.9 in float64.
+    rewards = np.array([0.9, 0.0, 0.0, 0.9], np.float32)
+    found = pass_at_k(Group(rewards=rewards), pass_k=2, correct_reward=0.9)
+    assert found.tolist() == pass_at_k(Group(rewards=np.array([1.0, 0.0, 0.0, 1.0])), pass_k=2).tolist()

@@ -344,6 +344,7 @@ def test_wrong_players_in_the_configuration_are_refused(given: list[str], error:
     [
         (["algorithm.whiten=samples", "algorithm.scale=none"], 'algorithm.whiten = "samples"'),
         (["algorithm.advantage=ema"], 'algorithm.advantage = "ema"'),
+        (["algorithm.name=online_dpo"], 'algorithm.surrogate = "preference"'),
     ],
 )
 def test_statistics_of_whole_samples_are_refused_with_players(settings_: list[str], named: str) -> None:

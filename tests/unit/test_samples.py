@@ -15,7 +15,7 @@ from broker.errors import CodecError
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.engines.protocols import TrainSample
 from relax_actors.messages import Advantage, Reward, Sample, TokenSequence, Trajectory
-from relax_actors.training.samples import samples_of, without_truncated
+from relax_actors.training.samples import has_pair, only_pair, samples_of, without_truncated
 from relax_actors.training.step_advantages import StepAdvantages
 from relax_actors.training.step_rows import StepRows
 
@@ -303,3 +303,29 @@ def test_samples_and_tokens_of_a_row_are_told_apart_when_there_are_as_many() -> 
             .advantages
         )
         np.testing.assert_allclose(whitened.values[0], 0.0 if not per_token else 0.70710678, rtol=1e-6)
+
+
+PAIR_AND_MORE = Trajectory.of(PROMPT, [Sample((sequence([1, 2, 3, 6, 7], [3, 4]),), "x", "stop")] * 3)
+
+
+def signed(*values: float) -> Advantage:
+    return Advantage(np.array(values, np.float32), 0.0)
+
+
+def test_only_the_samples_of_a_pair_are_trained() -> None:
+    assert has_pair(PAIR_AND_MORE, signed(1, 0, -1))
+    assert only_pair(PAIR_AND_MORE, signed(1, 0, -1)).trained.tolist() == [True, True, False, False, True, True]
+    assert only_pair(PAIR_AND_MORE, signed(1, -1, 1)) is PAIR_AND_MORE
+
+
+@pytest.mark.parametrize("advantage", [signed(0, 0, 0), signed(1, 0, 0), signed(0, -1, 0)])
+def test_row_without_both_answers_has_no_pair(advantage: Advantage) -> None:
+    assert not has_pair(PAIR_AND_MORE, advantage)
+
+
+def test_pair_whose_answer_was_cut_off_is_none() -> None:
+    samples = [Sample((sequence([1, 2, 3, 6, 7], [3, 4]),), "x", reason) for reason in ("stop", "length", "stop")]
+    masked = without_truncated(Trajectory.of(PROMPT, samples))
+    assert isinstance(masked, Trajectory)
+    assert has_pair(masked, signed(1, 0, -1))
+    assert not has_pair(masked, signed(0, 1, -1))

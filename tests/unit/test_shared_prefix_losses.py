@@ -26,11 +26,12 @@ from tests.support.batches import batch_of, routed, valued
 from tests.support.media_batches import media_batch
 from tests.support.models import ALPHABET, QWEN3, config_of, publish, qwen3_moe
 from tests.support.tiny_media_models import architecture_of
+from tests.unit.test_step_invariance import losses
 
 TOP = 3
 KINDS = ("", "proximal_", "reference_", "teacher_")
 SECTIONS: dict[str, dict[str, Any]] = {
-    **{name: {"name": name} for name in PRESETS},
+    **{name: {"name": name} for name in losses() if name in PRESETS},
     "entropy": {"entropy": {"coefficient": 0.02}},
     "high entropies": {"entropy": {"quantile": 0.5}},
     "kl": {"kl": {"place": "loss", "coefficient": 0.1, "kind": "k3"}},

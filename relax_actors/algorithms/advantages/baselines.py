@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from relax_actors.algorithms.advantages.groups import Array, Group, sample_slices
+from relax_actors.algorithms.advantages.groups import Array, Group, correct_samples, sample_slices
 from relax_actors.algorithms.specs import AdvantageSpec
 
 Scale = Literal["none", "group_std", "batch_std", "group_mean"]
@@ -176,7 +176,7 @@ def pass_at_k(group: Group, *, pass_k: int = 4, correct_reward: float = 1.0, eps
     advantage 0.
 
     Args:
-        group: rewards `[n]`; token rewards are summed into them.
+        group: rewards `[n]`, without penalties of length and KL; token rewards are summed into them.
         pass_k: k; at most n.
         correct_reward: reward from which a sample is correct; the paper's rewards are 0 and 1.
         epsilon: added to s.
@@ -185,7 +185,7 @@ def pass_at_k(group: Group, *, pass_k: int = 4, correct_reward: float = 1.0, eps
         `[n] float64`.
     """
     n, k = group.n, min(pass_k, group.n)
-    correct = group.totals >= correct_reward
+    correct = correct_samples(group.totals, correct_reward)
     wrong = n - int(np.count_nonzero(correct))
     fails = math.comb(wrong, k) / math.comb(n, k)
     others = math.comb(wrong - 1, k - 1) / math.comb(n - 1, k - 1) if wrong else 0.0

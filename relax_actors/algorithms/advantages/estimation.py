@@ -16,6 +16,7 @@ from relax_actors.algorithms.advantages.groups import (
     Estimator,
     Group,
     check_advantages,
+    correct_samples,
     per_sample_sums,
     returns_tokens,
 )
@@ -293,7 +294,7 @@ class RowEstimation:
         """Return which samples are correct, `[n] bool`, if the loss imitates these; never the greedy one."""
         if not self._algorithm.positive_nll:
             return None
-        correct = np.asarray(reward.values, np.float64) >= self._algorithm.correct_reward
+        correct = correct_samples(reward.values, self._algorithm.correct_reward)
         correct[self._trained(len(correct)) :] = False
         return correct
 

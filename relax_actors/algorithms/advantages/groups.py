@@ -224,6 +224,14 @@ def per_sample_sums(per_token: Array, lengths: Array) -> Array:
     return np.bincount(_sample_of_token(lengths), weights=per_token, minlength=len(lengths))
 
 
+def correct_samples(rewards: Array, correct_reward: float) -> Array:
+    """Return which samples are correct, `[n] bool`: their reward is `correct_reward` or more.
+
+    Compared in float32, the precision of rewards: 0.9 in float32 is below 0.9 in float64.
+    """
+    return np.asarray(rewards, np.float32) >= np.float32(correct_reward)
+
+
 def sample_slices(lengths: Array) -> list[slice]:
     """Return the position of each sample among the tokens of its group."""
     ends = np.cumsum(lengths).tolist()

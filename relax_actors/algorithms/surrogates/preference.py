@@ -90,7 +90,8 @@ FORMULAS = {
 
 c and r are the log-ratios of the chosen and the rejected answer to the reference, summed over their tokens, |c| and |r|
 their numbers of tokens, lp(c) and lp(r) their log-probs, s the sigmoid, e `label_smoothing`, which acts on `aot`,
-`aot_unpaired`, `cpo` and `simpo`, too. With `f_divergence`, c and r are scores of the log-ratios.
+`aot_unpaired`, `cpo` and `simpo`, too. With `f_divergence`, c and r are scores of the log-ratios
+in the losses of `OF_SCORES`, and log-ratios in all others.
 """
 
 
@@ -115,7 +116,8 @@ def preference(inputs: PolicyInputs, *, pairs: PairsSection) -> PolicyLoss:
     mean over samples (`aggregate = "sample_mean_of_sums"`) is the mean over pairs.
 
     The chosen answer has a positive advantage and the rejected one a negative advantage. Of sampled rows these are the
-    best and the worst sample (`advantage = "best_worst"`): online DPO. A row without both has no loss.
+    best and the worst sample (`advantage = "best_worst"`): online DPO. A row without both has no loss, but its samples
+    would count in means over the step: the trainer drops such rows.
     """
     import torch  # noqa: PLC0415 facts of losses are read without torch
 
@@ -175,6 +177,8 @@ def _weights_of_length(inputs: PolicyInputs, ld_alpha: float | None) -> Tensor:
 
 def _weight_of_pair(inputs: PolicyInputs, tokens: Sequence[Tensor]) -> Tensor:
     """Return the weight of each sequence's pair, `[batch, 1]` (WPO, arXiv 2406.11827, equation 2, sampled alignment).
+
+    It is above 1 where the policy's tokens are likelier than its average token; as in TRL 1.16, nothing caps it.
 
     Args:
         inputs: tokens of the micro-batch, with `squares`.
