@@ -163,7 +163,7 @@ def _differences(*values: NDArray[np.float64]) -> list[Difference]:
     """Return the difference of each array `[prompts, 2] float64` of values of both runs."""
     intervals = bootstrap(*(each[:, 1] - each[:, 0] for each in values))
     means = [each.mean(axis=0).tolist() for each in values]
-    return [Difference(*own, interval) for own, interval in zip(means, intervals, strict=True)]
+    return [Difference(a, b, interval) for (a, b), interval in zip(means, intervals, strict=True)]
 
 
 def bootstrap(*differences: NDArray[np.float64]) -> list[Interval | None]:
