@@ -208,7 +208,6 @@ TEACHERS = (
 )
 REWARD_MODELS = (
     Case("a reward model that is not served", ("reward.function=reward_model",)),
-    Case("a reward model whose scores nobody reads", ("roles.reward_model.model=runs/demo/model",)),
 )
 FROM_DATA = (
     Case("several scores of a pair", ("algorithm.name=reward_model", "algorithm.scores.classes=2"), SFT),

@@ -14,7 +14,7 @@ MODEL = (
 MODEL += "from; `stages`: it, and the model of each stage of CONFIG."
 
 
-def evaluate(
+def eval(  # noqa: A001 the name of the command
     model: Annotated[str, typer.Argument(help=MODEL, metavar="MODEL")],
     config: ConfigPath,
     settings: Overrides = None,
