@@ -28,6 +28,7 @@ def own_config(tmp_path: Path, body: str, more: str = "") -> Path:
     return config
 
 
+@pytest.mark.slow
 def test_node_that_is_not_ready_in_time_ends_the_run(make_run: MakeRun) -> None:
     run = make_run("late", "supervision.start_deadline=0.01", "supervision.intensity=0")
     code, _, said = run.start().finish()

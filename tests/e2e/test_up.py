@@ -212,6 +212,7 @@ def test_role_that_cannot_start_ends_the_run_with_one_report(make_run: MakeRun) 
     assert processes_of(run.folder.root) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
@@ -285,6 +286,7 @@ def test_port_in_use_is_refused_with_the_remedy(tmp_path: Path) -> None:
     assert f"port {port} is in use; set broker.port" in done.stderr
 
 
+@pytest.mark.slow
 def test_data_file_without_prompts_is_refused_and_a_bad_line_is_noted(tmp_path: Path) -> None:
     text = TINY.read_text().replace('kind = "python"', 'kind = "jsonl"\npath = "data.jsonl"')
     text = text.replace('function = "tiny_tasks.make"\nsize = 500\n', "")

@@ -85,6 +85,7 @@ def refusals(guarded: Guarded) -> int:
     return (guarded.keys / "server.log").read_text().count("authentication error")
 
 
+@pytest.mark.slow
 def test_revoked_process_pauses_between_sign_ins_and_takes_up_newer_credentials(
     make_guarded: MakeGuarded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

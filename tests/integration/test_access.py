@@ -246,6 +246,7 @@ def test_monitoring_finds_what_waits_for_a_role_by_the_name_of_the_account(make_
     assert (stream["name"], consumer["name"], consumer["num_pending"]) == (TABLE, "rollout", 1)
 
 
+@pytest.mark.slow
 def test_wrong_credentials_and_none_are_refused(guarded: Guarded, make_guarded: MakeGuarded) -> None:
     other = make_guarded(SETTINGS)
     other.make()
@@ -261,6 +262,7 @@ def test_wrong_credentials_and_none_are_refused(guarded: Guarded, make_guarded: 
         guarded.address("nobody")
 
 
+@pytest.mark.slow
 def test_credentials_expire(guarded: Guarded) -> None:
     soon = 3.0
     make_keys(str(TINY), guarded.keys, SETTINGS, Settings(days=soon / 86400, listen=f"127.0.0.1:{guarded.port}"))
@@ -288,6 +290,7 @@ def test_rotated_keys_end_those_before(guarded: Guarded, tmp_path: Path) -> None
     Connection(guarded.address("rollout"), "new").close()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(HANDSHAKE)
 def test_with_tls_nobody_talks_in_the_clear(guarded: Guarded, make_guarded: MakeGuarded) -> None:
     secure = make_guarded(SETTINGS)
@@ -312,6 +315,7 @@ def test_with_tls_nobody_talks_in_the_clear(guarded: Guarded, make_guarded: Make
     gc.collect()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(HANDSHAKE)
 def test_mutual_tls_asks_for_a_certificate_in_its_time(make_guarded: MakeGuarded) -> None:
     secure = make_guarded(SETTINGS)

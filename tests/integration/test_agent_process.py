@@ -125,6 +125,7 @@ def test_what_a_program_leaves_in_its_folder_never_blocks(tmp_path: Path, leaves
     assert time.monotonic() - before < 30
 
 
+@pytest.mark.slow
 def test_processes_that_a_program_detached_end_with_it(tmp_path: Path) -> None:
     """In a process of its own: a subreaper ends every child that it does not know, servers of other tests included."""
     code = (

@@ -186,6 +186,7 @@ def test_server_on_a_loaded_machine_is_told_from_a_dead_one(own: tuple[Server, A
     wait_until(lambda: is_jetstream_ready(address), "answer")
 
 
+@pytest.mark.slow
 def test_server_that_never_gets_a_turn_is_killed_in_the_end(own: tuple[Server, Address]) -> None:
     server, address = own
     assert server.process is not None

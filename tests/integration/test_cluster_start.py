@@ -18,6 +18,7 @@ from tests.support.clusters import SERVERS, Cluster
 DEADLINE = 2.0
 
 
+@pytest.mark.slow
 def test_servers_that_are_missing_are_waited_for_until_the_deadline(tmp_path: Path) -> None:
     cluster = Cluster.at(tmp_path / "keys", ["run.name=guarded"])
     cluster.make()

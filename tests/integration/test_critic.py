@@ -110,6 +110,7 @@ def test_values_are_those_of_the_version_of_their_step(
     assert {"value_loss", "explained_variance", "value_clipped", "grad_norm", "learning_rate"} <= metrics.keys()
 
 
+@pytest.mark.slow
 def test_the_critic_learns_the_returns(
     make_trainer: Callable[..., Trainer], make_critic: MakeCritic, table: Table
 ) -> None:

@@ -206,6 +206,7 @@ def test_run_whose_broker_does_not_answer_is_not_said_to_be_down(tmp_path: Path)
     )
 
 
+@pytest.mark.slow
 def test_rows_that_nobody_fetches_are_counted(patient: Patient) -> None:
     patient.lease("rollout", 0, incarnation=1, rows=[], waits_for="its first row", doing_since=None)
     for n in range(2):
@@ -241,6 +242,7 @@ def test_run_that_ends_after_its_last_step_is_not_stalled(patient: Patient) -> N
     ]
 
 
+@pytest.mark.slow
 def test_table_full_of_strays_is_named_with_the_role(patient: Patient) -> None:
     with closing(Connection(patient.guarded.address("rollout"), "rollout")) as rollout:
         table = Table(rollout, SUBJECTS, store_of(Path(patient.config.folder)), "rollout.0#1")
@@ -288,6 +290,7 @@ def test_finished_run_is_healthy_without_processes(patient: Patient) -> None:
     assert patient.findings() == []
 
 
+@pytest.mark.slow
 def test_exit_code_and_json_tell_the_same(patient: Patient, tmp_path: Path) -> None:
     access = ["--broker", patient.guarded.url, "--credentials", str(patient.guarded.keys)]
     done = relax("doctor", *access, cwd=tmp_path)

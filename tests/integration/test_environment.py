@@ -117,6 +117,7 @@ def test_episodes_are_played_over_several_actors(make_pool: Callable[..., Pool],
     assert set(rewards.values()) == {1.0}
 
 
+@pytest.mark.slow
 def test_hung_session_costs_only_itself(make_pool: Callable[..., Pool], make_client: Callable) -> None:
     pool = make_pool("Misbehaving", "environment.step_seconds=5")
     client = make_client(pool)
@@ -130,6 +131,7 @@ def test_hung_session_costs_only_itself(make_pool: Callable[..., Pool], make_cli
     assert not ask(client, [Act("good", 1, "")])["good"].error
 
 
+@pytest.mark.slow
 def test_sessions_of_a_killed_actor_are_replayed_elsewhere(
     make_pool: Callable[..., Pool], make_client: Callable
 ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from broker.table import Table
 from relax_actors.messages import Evaluation
 from relax_actors.training.collector import FULL_STORE_SECONDS, SWEEP_SECONDS, Collector
@@ -12,6 +14,7 @@ from tests.support.contexts import context_of
 from tests.support.running import wait_until
 
 
+@pytest.mark.slow
 def test_a_store_that_is_nearly_full_is_swept_soon(table: Table, small_disk: Path) -> None:
     context = context_of(table, small_disk, "trainer", (), 1)
     table = context.table

@@ -55,6 +55,7 @@ class Writer(threading.Thread):
                 self.table.purge(f"{prefix}.group.{step}.>" for step in range(old, floor))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_rows_purged_during_a_read_are_not_reported_as_lost(table: Table) -> None:
     config = load_config(TINY, [f"run.steps={STEPS}", f"staleness.max={LEAD}"])

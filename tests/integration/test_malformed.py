@@ -249,6 +249,7 @@ class Looker(Role):
         return [len(row.prompt.tokens), len(row.trajectory.tokens), str(row.looked)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["advantages", "looker"])
 def test_a_pump_answers_for_every_malformed_cell(table: Table, tmp_path: Path, name: str) -> None:
     role: Role = Advantages() if name == "advantages" else Looker()

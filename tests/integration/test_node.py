@@ -122,6 +122,7 @@ def test_surplus_actor_may_use_the_deadline_of_its_role_to_finish(seconds: float
     assert child.spec.drain == seconds + config.supervision.shutdown
 
 
+@pytest.mark.slow
 def test_node_that_lost_a_role_does_not_take_it_back(connection: Connection, subjects: Subjects) -> None:
     state = RunState(connection, connection.call(ensure_bucket(connection, subjects, 1), 20))
     away, other = (
@@ -189,6 +190,7 @@ def test_node_that_lost_its_number_does_not_renew_the_lease(connection: Connecti
     assert "node.1" not in connection.call(state.leases(), 10)
 
 
+@pytest.mark.slow
 def test_only_one_of_two_live_nodes_with_the_same_name_joins(
     connection: Connection, subjects: Subjects, address: Address, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

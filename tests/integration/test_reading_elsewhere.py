@@ -103,6 +103,7 @@ def test_published_address_is_used_where_the_name_is_unknown(elsewhere: Elsewher
     assert done.stdout.endswith("the ledger is complete\n")
 
 
+@pytest.mark.slow
 def test_address_and_credentials_of_one_user_are_enough_for_every_verb(elsewhere: Elsewhere) -> None:
     own = elsewhere.guarded.keys / "operator"
     given = ["--broker", elsewhere.published, "--credentials", str(own)]
@@ -111,6 +112,7 @@ def test_address_and_credentials_of_one_user_are_enough_for_every_verb(elsewhere
         assert (done.returncode, done.stderr) == (0, ""), verb
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", [["ledger", RUN], ["scale", RUN, "rollout=2"]], ids=" ".join)
 def test_broker_that_does_not_answer_is_one_line(elsewhere: Elsewhere, verb: list[str]) -> None:
     with socket.socket() as closed:
@@ -123,6 +125,7 @@ def test_broker_that_does_not_answer_is_one_line(elsewhere: Elsewhere, verb: lis
         )
 
 
+@pytest.mark.slow
 def test_credentials_of_another_broker_are_refused_in_one_line(elsewhere: Elsewhere, make_guarded: MakeGuarded) -> None:
     other = make_guarded([f"run.name={RUN}"])
     other.make()
@@ -151,6 +154,7 @@ def open_server(tmp_path: Path) -> Iterator[int]:
     server.stop()
 
 
+@pytest.mark.slow
 def test_server_that_asks_for_no_credentials_is_not_the_broker(elsewhere: Elsewhere, open_server: int) -> None:
     elsewhere.record(f"broker.published=nats://127.0.0.1:{open_server}")
     assert elsewhere.error_of(1, "ledger", RUN, "--credentials", str(elsewhere.guarded.keys)) == (

@@ -73,6 +73,7 @@ def spoken(make_guarded: MakeGuarded, tmp_path: Path) -> Iterator[Spoken]:
         yield found
 
 
+@pytest.mark.slow
 def test_rows_are_shown_by_step_and_number(spoken: Spoken) -> None:
     for step in range(6):
         spoken.say(RowId(step, 0), [f"seven at {step}", "8"], [1.0, 0.25])

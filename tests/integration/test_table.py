@@ -337,6 +337,7 @@ def test_waiting_fetch_repeats_its_request_after_a_reconnect(tmp_path: Path, mon
         server.stop()
 
 
+@pytest.mark.slow
 def test_subscription_stays_within_its_credit_after_lost_connections(
     connection: Connection, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,6 +81,7 @@ def assert_close(one: Figures, other: Figures) -> None:
     assert max_difference(one[1], other[1]) < LIMIT
 
 
+@pytest.mark.slow
 def test_two_ranks_train_and_score_what_one_process_does(pair: Pair, tmp_path: Path) -> None:
     both = []
     for engine in (started(pair.ranks), started(pair.alone())):

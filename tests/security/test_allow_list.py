@@ -233,6 +233,7 @@ def filled(pattern: str) -> str:
     return ".".join("1" if part in ("*", ">") else part for part in pattern.split("."))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", ["own permissions", "every permission"])
 @on_servers(USERS)
 def test_exactly_the_documented_subjects_reach_the_streams(guarded: Guarded, user: str, given: str) -> None:

@@ -82,6 +82,7 @@ def test_endless_template_costs_its_row_only(tmp_path: Path, monkeypatch: pytest
     assert maker(tmp_path / "good", "{{ messages[0].content }}").make(Task(MESSAGE), seed=0, min_version=0).text
 
 
+@pytest.mark.slow
 def test_large_template_fails_its_row_within_the_limit_of_memory_and_the_process_goes_on(tmp_path: Path) -> None:
     """The limit of `prompts.memory_limit_mib`, in a process of its own."""
     command = [sys.executable, "-m", "tests.security.test_chat_templates", str(tmp_path)]

@@ -72,6 +72,7 @@ def test_wrong_method_gets_status_405_with_those_that_are_allowed(
     assert sorted(answer.headers["Allow"].split(", ")) == sorted(allowed.split(", "))
 
 
+@pytest.mark.slow
 def test_token_opens_its_own_session_alone(url: str) -> None:
     own = {"Authorization": f"Bearer {session_token(SECRET, OWN)}"}
     assert httpx.post(f"{url}/sessions/{OWN}{CHAT}", headers=own, json=ASK).status_code == 200

@@ -61,6 +61,7 @@ def test_rows_that_a_client_took_and_left_go_to_others(guarded: Guarded) -> None
         assert sorted(honest.take(6)) == PROMPTS
 
 
+@pytest.mark.slow
 def test_row_that_a_client_put_off_stays_away_until_a_node_returns_it(guarded: Guarded) -> None:
     """The client chooses the delay, which outlives its connection; any sequence of the consumer returns the row."""
     with client(guarded, "rollout") as thief:
@@ -76,6 +77,7 @@ def test_row_that_a_client_put_off_stays_away_until_a_node_returns_it(guarded: G
         assert sorted(honest.take(1)) == PROMPTS[:1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("user", ["node", "reward"])
 def test_only_a_node_returns_the_rows_of_another_pool_and_nobody_takes_them(guarded: Guarded, user: str) -> None:
     with client(guarded, "rollout") as holder, client(guarded, "rollout") as other:

@@ -256,6 +256,7 @@ def test_unknown_and_oversized_keys_are_forgotten(guarded: Guarded, collector: C
         assert info.state.messages == 1
 
 
+@pytest.mark.slow
 def test_keys_of_one_role_do_not_fill_the_bucket(guarded: Guarded, collector: Collector) -> None:
     """Neither with keys that actors could have, nor with wildcards, whose purge would remove those of honest actors."""
     prefix = f"$KV.{SUBJECTS.state_bucket}."

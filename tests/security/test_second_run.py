@@ -52,6 +52,7 @@ def is_admitted(guarded: Guarded, user: str, keys: Path) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_second_run_is_admitted_rotated_and_removed_without_a_trace_in_the_first(guarded: Guarded) -> None:
     keys = second(guarded)
     with closing(Connection(guarded.address("rollout"), "rollout")) as living:

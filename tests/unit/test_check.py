@@ -89,6 +89,7 @@ def test_an_architecture_that_cannot_be_built_is_refused_with_the_field(settings
     assert errors(*(f"{ARCHITECTURE}.{setting}" for setting in settings)) == (f"{ARCHITECTURE}: {problem}",)
 
 
+@pytest.mark.slow
 def test_names_that_transformers_does_not_know_are_refused_together() -> None:
     settings = ["model_type=t5", "hidden_act=sillu", "rope_parameters={rope_type='yarm'}"]
     (error,) = errors(*(f"{ARCHITECTURE}.{setting}" for setting in settings))

@@ -143,6 +143,7 @@ def test_roles_of_other_machines_need_no_memory_here(monkeypatch: pytest.MonkeyP
     assert examine(config, ["trainer", "prompts"]).errors == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", ["trainer.torch.ranks=2", "trainer.torch.offload=true", "trainer.recompute=full"])
 def test_models_without_named_layers_are_refused_where_layers_are_needed(setting: str, tmp_path: Path) -> None:
     ctrl = {"model_type": "ctrl", "n_embd": 32, "dff": 64, "n_layer": 2, "n_head": 2, "n_positions": 64}

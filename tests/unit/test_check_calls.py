@@ -23,6 +23,7 @@ def called(tmp_path: Path, *settings: str) -> Findings:
     return examine(load_config(TINY, [f"run.folder={tmp_path / 'run'}", *settings]), calls=TINY.parent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "more", "words"),
     [

@@ -128,6 +128,7 @@ def test_manifests_match_the_kubernetes_schemas() -> None:
 RANKS = ("trainer.backend=megatron", "trainer.megatron.ranks=12", "trainer.megatron.local_ranks=6")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [("--nodes", "2x0", "--role", "rollout=2"), ("--nodes", "2x8", *RANKS)])
 def test_rendered_manifests_match_their_schemas_and_ask_for_the_gpus_of_the_placement(
     options: tuple[str, ...], tmp_path: Path
@@ -161,6 +162,7 @@ def test_rendered_manifests_match_their_schemas_and_ask_for_the_gpus_of_the_plac
     assert all(re.fullmatch(r"[a-z0-9-]+", name) and f"name: {name}," in done.stdout for name in secrets)
 
 
+@pytest.mark.slow
 def test_pods_refuse_folders_on_no_volume_and_long_names(tmp_path: Path) -> None:
     far = relax("kubernetes", str(TINY), f"run.folder={tmp_path}/run", cwd=tmp_path)
     assert far.returncode == 2

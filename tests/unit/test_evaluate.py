@@ -345,6 +345,7 @@ def test_weights_multiply_the_loss_as_they_do_in_training() -> None:
     assert found["gradients"]["logprobs"] == [[-0.5]]
 
 
+@pytest.mark.slow
 def test_command_prints_all_cases_and_fails_if_one_fails(tmp_path: Path) -> None:
     path = tmp_path / "cases.json"
     path.write_text(json.dumps({"cases": [{"kind": "policy_loss", "name": "score", "inputs": TOKENS}, {"kind": "x"}]}))

@@ -194,6 +194,7 @@ def test_check_imports_neither_an_engine_nor_the_broker_client(tmp_path: Path) -
     assert heavy_after(run_command("check", str(DEMO)), heavy, cwd=tmp_path) == []
 
 
+@pytest.mark.slow
 def test_nothing_of_ours_reads_a_pickle() -> None:
     """Pickles run what they hold; among others torch's collectives of objects and its own files are pickles.
 

@@ -22,6 +22,7 @@ print([name for name in (*unused, "torch") if name in sys.modules])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not any(map(find_spec, ("scipy", "sklearn", "torchaudio", "soundfile"))), reason="none of the packages is installed"
 )

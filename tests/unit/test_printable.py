@@ -34,6 +34,7 @@ def test_ordinary_text_is_unchanged(text: str) -> None:
     assert printable(text) == text
 
 
+@pytest.mark.slow
 def test_every_character_is_shown_or_escaped() -> None:
     for code in range(sys.maxunicode + 1):
         shown = printable(chr(code))

@@ -79,6 +79,7 @@ def test_recorded_experts_equal_those_of_a_pass_over_the_whole_sequence(tmp_path
     assert len(lengths) > 2  # samples left the batch at different times
 
 
+@pytest.mark.slow
 def test_in_flight_sample_records_the_experts_of_the_weights_that_sampled_each_token(
     tmp_path: Path, config: Config
 ) -> None:

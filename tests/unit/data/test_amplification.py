@@ -74,6 +74,7 @@ def test_file_of_one_endless_line_is_refused(tmp_path: Path) -> None:
         open_source("jsonl", path=path)
 
 
+@pytest.mark.slow
 def test_megabytes_of_empty_lists_take_bounded_memory(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"prompt": "p", "x": [' + b"[]," * (MIB // 8) + b"[]]}\n")
@@ -89,6 +90,7 @@ def write_repeated(path: Path, value: str, rows: int) -> None:
     pq.write_table(table, path, store_schema=False, dictionary_pagesize_limit=1 << 30, compression="zstd")
 
 
+@pytest.mark.slow
 def test_parquet_that_repeats_a_long_value_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "bomb.parquet"
     write_repeated(path, "x" * (900 << 10), 20_000)
@@ -107,6 +109,7 @@ def test_parquet_that_repeats_a_long_value_is_refused(tmp_path: Path, monkeypatc
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB; of 17 GiB
 
 
+@pytest.mark.slow
 def test_parquet_with_a_large_dictionary_is_decoded_row_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "bomb.parquet"
     write_repeated(path, "x" * (64 * MIB), 256)

@@ -92,6 +92,7 @@ def check_calls(tokenizer: Tokenizer, text: str, *, thinks: bool = False) -> lis
     return [call.name for call in parsed.calls]
 
 
+@pytest.mark.slow
 def test_forced_calls_are_read_by_the_parser_of_the_family(tokenizer: Tokenizer) -> None:
     family = format_of(tokenizer.chat_template)
     grammar = grammar_of(Form(forces_call=True), TOOLS, tokenizer, family, Thinking.NONE)

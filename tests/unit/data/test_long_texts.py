@@ -56,6 +56,7 @@ def test_text_that_no_context_holds_is_refused_before_it_is_tokenized(tmp_path: 
     assert all(part in str(found.value) for part in (f"{size} bytes", str(4096 * len("hello")), "context of 4096"))
 
 
+@pytest.mark.slow
 def test_text_that_is_given_up_while_it_waits_does_not_keep_the_turn(tmp_path: Path) -> None:
     tokenizer = Tokenizer(byte_tokenizer(tmp_path, 1 << 24), turn_seconds=20)
     text = "hello world, this is 1 test; " * 40_000
@@ -67,6 +68,7 @@ def test_text_that_is_given_up_while_it_waits_does_not_keep_the_turn(tmp_path: P
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+@pytest.mark.slow
 def test_text_whose_turn_does_not_come_says_so(tmp_path: Path) -> None:
     tokenizer = Tokenizer(byte_tokenizer(tmp_path, 1 << 24), turn_seconds=0.01)
     text = "hello world, this is 1 test; " * 40_000

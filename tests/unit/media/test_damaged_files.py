@@ -70,6 +70,7 @@ def decode(name: str, source: Source) -> None:
         decode_frames(source, timeline, timeline.at(wanted), lambda frame: frame)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_damaged_file_is_decoded_or_refused_with_its_name(name: str) -> None:
     order, whole = random.Random(f"{name} 7"), file_of(name)

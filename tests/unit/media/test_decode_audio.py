@@ -140,6 +140,7 @@ def test_models_without_ears_take_no_sound() -> None:
     assert str(caught.value) == "a.wav: a qwen3_vl model takes no audio; it takes image, video"
 
 
+@pytest.mark.slow
 def test_torchaudio_and_models_are_imported_beside_a_torch_that_its_extension_does_not_fit() -> None:
     """The import hook of `make sglang`, where it is installed, helps other programs."""
     code = """import sys

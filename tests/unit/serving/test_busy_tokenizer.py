@@ -18,6 +18,7 @@ from tests.support.long_texts import byte_tokenizer, long_texts
 from tests.support.scripted_policy import ScriptedPolicy
 
 
+@pytest.mark.slow
 def test_text_whose_turn_does_not_come_may_be_sent_again(tmp_path: Path) -> None:
     tokenizer = Tokenizer(byte_tokenizer(tmp_path, 1 << 24), turn_seconds=0.01)
     limits = Limits(max_body_bytes=1 << 24, max_concurrent=4, request_seconds=30.0)

@@ -90,6 +90,7 @@ def test_chat_streams_json_of_the_schema(client: openai.OpenAI) -> None:
     assert len(texts) > 1
 
 
+@pytest.mark.slow
 def test_json_object_is_an_object_or_is_cut(client: openai.OpenAI) -> None:
     asked: Any = {"model": "tiny", "messages": USER, "response_format": {"type": "json_object"}}
     for seed in range(8):
@@ -104,6 +105,7 @@ def test_json_object_is_an_object_or_is_cut(client: openai.OpenAI) -> None:
     assert (choice.finish_reason, (choice.message.content or "")[0]) == ("length", "{")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["whole", "stream"])
 def test_forced_call_is_a_call_whose_arguments_match_the_schema(client: openai.OpenAI, mode: str) -> None:
     names = set()
@@ -127,6 +129,7 @@ def test_forced_call_is_a_call_whose_arguments_match_the_schema(client: openai.O
     assert names == {"multiply", "paint"}
 
 
+@pytest.mark.slow
 def test_forced_call_may_be_limited_to_one(client: openai.OpenAI) -> None:
     asked: Any = {"model": "tiny", "messages": USER, "tools": TOOLS, "tool_choice": "required", "n": 16}
     counts = []

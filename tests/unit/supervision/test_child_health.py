@@ -143,6 +143,7 @@ def test_child_with_a_probe_is_ready_once_the_probe_succeeds(tmp_path: Path) -> 
     assert running.stop() is None
 
 
+@pytest.mark.slow
 def test_pause_of_the_whole_machine_kills_no_child(tmp_path: Path) -> None:
     """Supervisor and child are paused for longer than the heartbeat, and the child resumes last."""
     beats = READY + (
@@ -210,6 +211,7 @@ def beating(tmp_path: Path) -> Iterator[Callable[[float, Callable[[int], None]],
         assert running.stop() is None
 
 
+@pytest.mark.slow
 def test_pause_between_two_waits_kills_no_child(beating: Callable[..., TreeThread]) -> None:
     """Everything is paused during the tree's periodic work, and the child resumes last."""
     paused = threading.Event()
@@ -227,6 +229,7 @@ def test_pause_between_two_waits_kills_no_child(beating: Callable[..., TreeThrea
         running.recorder.queue.get(timeout=3.0)
 
 
+@pytest.mark.slow
 def test_hung_child_is_found_although_the_tree_is_slow_in_every_round(beating: Callable[..., TreeThread]) -> None:
     stopped: list[int] = []
 

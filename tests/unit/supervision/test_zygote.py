@@ -165,6 +165,7 @@ def test_stopped_zygote_is_killed_and_replaced(make: Make, tmp_path: Path) -> No
     assert fork(zygote, tmp_path / "run").poll() is None
 
 
+@pytest.mark.slow
 def test_zygote_with_signs_of_life_is_not_killed(make: Make) -> None:
     zygote = make(heartbeat=1.5)
     wait_until(zygote.ready, "zygote")
