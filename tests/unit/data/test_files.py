@@ -101,6 +101,48 @@ def test_corrupt_row_group_spares_the_others_and_is_named_with_file_and_number(t
         source[6]
 
 
+@pytest.mark.parametrize("counts", [(3, 0, 3), (0, 3, 0, 0, 3, 0)])
+def test_empty_row_groups_are_passed_over(tmp_path: Path, counts: tuple[int, ...]) -> None:
+    table = pa.Table.from_pylist(ROWS[:6])
+    with pq.ParquetWriter(tmp_path / "rows.parquet", table.schema) as writer:
+        start = 0
+        for count in counts:
+            writer.write_table(table.slice(start, count), row_group_size=None)
+            start += count
+    assert pq.ParquetFile(tmp_path / "rows.parquet").metadata.num_row_groups == len(counts)
+    source: Any = open_source("parquet", path=tmp_path / "rows.parquet")
+    assert all_of(source) == TASKS[:6]
+    assert source.blocks.sizes.tolist() == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.date32(), 10**9),
+        (pa.duration("s"), 1 << 62),
+        (pa.timestamp("ms"), 1 << 62),
+        (pa.timestamp("ms", tz="No/Zone"), 1),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("form", ["arrow", "parquet"])
+def test_value_that_python_cannot_hold_fails_its_row_alone(
+    tmp_path: Path, form: str, kind: pa.DataType, value: int
+) -> None:
+    values = pa.array([None, value], pa.int32() if kind == pa.date32() else pa.int64()).cast(kind)
+    table = pa.table({"prompt": ["a", "b"], "when": values})
+    path = tmp_path / f"rows.{form}"
+    if form == "arrow":
+        with pa.ipc.new_file(str(path), table.schema) as writer:
+            writer.write_table(table)
+    else:
+        pq.write_table(table, path)
+    source: Any = open_source(form, path=path)
+    assert source[0].prompt == "a"
+    with pytest.raises(RowError, match=rf"rows\.{form} row 2: cannot be decoded \(.*\); write the file again"):
+        source[1]
+
+
 def source_of_first(source: Any, count: int) -> list[Task]:
     return [source[i] for i in range(count)]
 
