@@ -90,7 +90,7 @@ def _saved_files(settings: SourceSettings) -> Sequence[Path]:
     """Return the files of a folder of `save_to_disk`, in their order; none if it is no such folder.
 
     Raises:
-        ConfigError: it has several splits and `data.split` names none of them, or a file is missing.
+        ConfigError: `data.split` names none of its splits, or is not set and it has several; or a file is missing.
     """
     folder = Path(settings.required("path", "arrow"))
     where = f"data.path = {str(folder)!r}"
@@ -103,9 +103,13 @@ def _saved_files(settings: SourceSettings) -> Sequence[Path]:
             msg = f"data.split {is_set}, but {where} has the splits {listed(splits)}; choose one of them"
             raise ConfigError(msg)
         folder = folder / str(settings.split)
-    entries = _json_of(folder / "state.json").get("_data_files")
+    state = _json_of(folder / "state.json")
+    entries = state.get("_data_files")
     if not isinstance(entries, list):
         return ()
+    if not isinstance(splits, list) and settings.split not in (None, state.get("_split")):
+        msg = f"data.split = {settings.split!r}, but {where} is a single data set; remove data.split"
+        raise ConfigError(msg)
     paths = [folder / Path(str(entry.get("filename", ""))).name for entry in entries if isinstance(entry, dict)]
     if missing := [path.name for path in paths if not path.is_file()]:
         msg = f"{where} lacks {missing[0]}, which its state.json names; save the data set again"

@@ -55,6 +55,55 @@ def test_split_chooses_files_by_name(tmp_path: Path) -> None:
         open_source("parquet", path=folder, split="dev")
 
 
+@pytest.mark.parametrize(
+    ("names", "splits"),
+    [
+        (("train/0.jsonl", "test/0.jsonl"), "test, train"),
+        (("train.jsonl", "validation.jsonl"), "train, validation"),
+        (("a/train_sums.jsonl", "a/val/sums.jsonl"), "train, val"),
+        (("train/data-00000-of-00001.jsonl", "dev/data-00000-of-00001.jsonl"), "dev, train"),
+    ],
+)
+def test_folder_with_several_splits_is_read_only_with_a_choice(
+    tmp_path: Path, names: tuple[str, str], splits: str
+) -> None:
+    folder = split_up(tmp_path / "data", *names)
+    with pytest.raises(ConfigError, match=rf"has files of the splits {splits}; choose one by data\.split, or name"):
+        open_source("jsonl", path=folder)
+    assert all_of(open_source("jsonl", path=folder, split="train")) == TASKS[:5]
+    assert len(open_source("jsonl", path=folder / "**" / "*.jsonl")) == 10
+
+
+def test_folder_whose_files_are_all_of_one_split_needs_no_choice(tmp_path: Path) -> None:
+    folder = split_up(tmp_path / "data", "train/data-00000-of-00002.jsonl", "train/data-00001-of-00002.jsonl")
+    assert all_of(open_source("jsonl", path=folder)) == TASKS
+    assert all_of(open_source("jsonl", path=folder / "train")) == TASKS
+
+
+def test_hidden_files_and_folders_are_left_out(tmp_path: Path) -> None:
+    folder = split_up(tmp_path / ".cache" / "data", "a.jsonl", ".ipynb_checkpoints/a-checkpoint.jsonl")
+    (folder / "._a.jsonl").write_bytes(b"\0\5\26\7")
+    assert all_of(open_source("jsonl", path=folder)) == TASKS[:5]
+
+
+def test_split_is_a_folder_that_a_pattern_names(tmp_path: Path) -> None:
+    folder = split_up(tmp_path / "data", "g/train/0.jsonl", "g/test/0.jsonl")
+    assert all_of(open_source("jsonl", path=folder / "g" / "*" / "*.jsonl", split="train")) == TASKS[:5]
+
+
+def test_split_that_a_single_file_or_data_set_is_not_is_refused(tmp_path: Path) -> None:
+    path = jsonl_of(tmp_path, *ROWS)
+    with pytest.raises(ConfigError, match=r"data\.split = 'nonsense', but data\.path = '.*rows\.jsonl' has no such"):
+        open_source("jsonl", path=path, split="nonsense")
+    assert all_of(open_source("jsonl", path=path.rename(tmp_path / "train.jsonl"), split="train")) == TASKS
+    datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "one")
+    with pytest.raises(ConfigError, match=r"data\.split = 'nonsense', but .*/one' is a single data set; remove"):
+        open_source("arrow", path=tmp_path / "one", split="nonsense")
+    named = datasets.Dataset.from_list(ROWS, split="train")
+    named.save_to_disk(tmp_path / "named")
+    assert all_of(open_source("arrow", path=tmp_path / "named", split="train")) == TASKS
+
+
 def test_path_that_leads_to_no_file_is_refused_with_near_names(tmp_path: Path) -> None:
     jsonl_of(tmp_path, *ROWS)
     with pytest.raises(ConfigError, match=r"does not exist; did you mean 'rows\.jsonl'\?; give the path"):
