@@ -300,6 +300,13 @@ def test_error_of_a_source_of_a_mixture_names_it(tmp_path: Path) -> None:
     assert [task.metadata["source"] for task in all_of(sources)] == ["good"] * 10 + ["again"]
 
 
+def test_source_of_a_mixture_is_named_in_place_of_a_field_of_the_row(tmp_path: Path) -> None:
+    part = {"kind": "jsonl", "path": jsonl_of(tmp_path, {"prompt": "1", "source": "web", "url": "x"})}
+    source = open_source("mixture", mixture={"a": part, "b": part | {"fields": {"origin": "source"}}})
+    assert source[0].metadata == {"source": "a", "url": "x"}
+    assert source[1].metadata == {"source": "b", "origin": "web", "url": "x"}
+
+
 def test_compressed_arrow_beyond_the_limit_of_memory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
