@@ -104,6 +104,16 @@ class Connection:
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
+        self.loop.run_until_complete(self._cancel_rest())
+
+    async def _cancel_rest(self) -> None:
+        """Cancel requests that other threads submitted while the connection was being closed."""
+        await asyncio.sleep(0)
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
+            task.cancel()
+        if rest:
+            await asyncio.wait(rest, timeout=0.5)
 
     async def _connect(self, deadline: float) -> None:
         last_error = ""

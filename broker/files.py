@@ -117,8 +117,8 @@ def open_lock(path: Path) -> int:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove the temporary files that dead processes left in a folder."""
+    """Remove the temporary files that dead processes left in a folder; their writer removes unfinished folders."""
     for path in folder.glob(".*.tmp"):
         pid = path.name.split(".")[-2]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists() and not path.is_dir():
             path.unlink(missing_ok=True)

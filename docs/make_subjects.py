@@ -16,6 +16,7 @@ from broker.subjects import RowId, Subjects
 from relax_actors import messages
 from relax_actors.config import Config
 from relax_actors.config.media import MediaSection
+from relax_actors.messages.cells import SetResult
 from relax_actors.messages.ranks import RankAnswer, RankInvitation
 from relax_actors.monitoring.render import fields_of
 from relax_actors.registry.catalog import ROLES
@@ -71,7 +72,7 @@ EXAMPLES: dict[str, Any] = {
     "batch": messages.Batch([0, 1, 2, 3], 99, 1, 0.5, 1, 512, 1.7e9),
     "weights": messages.Weights(12, FINGERPRINT, [messages.Shard("weights/12.1.safetensors", 4096, FINGERPRINT)], 1),
     "checkpoint": messages.Checkpoint(12, "checkpoints/12.1", FINGERPRINT, 9, messages.RowCounts(40, 36, 4, 0), 1),
-    "evaluation": messages.Evaluation(12, 0.75, 256),
+    "evaluation": messages.Evaluation(12, 0.75, 256, {"sums": SetResult(256, 0.75, 0.75)}),
     "critic": messages.CriticVersion(12, FINGERPRINT, 1),
     "critic_checkpoint": messages.Checkpoint(12, "critic-checkpoints/12.1", FINGERPRINT, 12, messages.RowCounts(), 1),
 }

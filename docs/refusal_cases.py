@@ -206,10 +206,7 @@ TEACHERS = (
     ),
     Case("a hint that adds nothing", (TEACHER, "roles.teacher.hint='{prompt}'")),
 )
-REWARD_MODELS = (
-    Case("a reward model that is not served", ("reward.function=reward_model",)),
-    Case("a reward model whose scores nobody reads", ("roles.reward_model.model=runs/demo/model",)),
-)
+REWARD_MODELS = (Case("a reward model that is not served", ("reward.function=reward_model",)),)
 FROM_DATA = (
     Case("several scores of a pair", ("algorithm.name=reward_model", "algorithm.scores.classes=2"), SFT),
     Case("trained tokens of a reward model", ("algorithm.name=reward_model", "examples.train=all"), SFT),

@@ -84,10 +84,7 @@ class Totals:
     row_number: Tensor | None = None
 
     def all_rows(self, name: str) -> tuple[Tensor, Tensor]:
-        """Return the sums over all rows of the step that `row_sum` made under a name, and the place of own rows.
-
-        Returns:
-            `[rows] float64`, and `[batch] int64`, the place of each sequence's row; without gradient.
+        """Return the sums of `row_sum` over all rows, `[rows] float64`, and the place of each own row, `[batch] int64`.
 
         Raises:
             ValueError: the function does not declare `over_row`, or has made no such sum.

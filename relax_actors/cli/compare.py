@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -29,7 +30,7 @@ def compare(
     """Compare the answers of two evaluations to the same held-out prompts.
 
     Shows the difference B - A of each set and category with an interval of 95 %, by a bootstrap of the prompts, and
-    McNemar's test where each prompt has one answer that passes or fails.
+    McNemar's test where each prompt has one answer, or one pair of answers, that passes or fails.
     """
     from relax_actors.evaluation.comparison import compare as compared
 
@@ -47,11 +48,15 @@ def _evaluated(given: str) -> Evaluated:
     from relax_actors.monitoring.connection import find
     from relax_actors.monitoring.kept_samples import kept_evaluation
 
-    run, _, version = given.partition("@")
-    if version and not version.isdigit():
+    run, at, version = given.rpartition("@")
+    if not at or "/" in version:  # an @ in the name of a folder
+        return kept_evaluation(find(given))
+    if not (version.isascii() and version.isdigit()):
+        if Path(given).is_dir():
+            return kept_evaluation(find(given))
         msg = f"{given!r}: {version!r} is no version; write RUN@VERSION, such as demo@100"
         raise ConfigError(msg)
-    return kept_evaluation(find(run), int(version) if version else None)
+    return kept_evaluation(find(run), int(version))
 
 
 def _show(first: Evaluated, second: Evaluated, found: dict[str, Comparison]) -> None:
@@ -82,7 +87,7 @@ def _add(table: Table, name: str, each: Comparison) -> None:
     labels = [printable(name), str(each.prompts)]
     for figure, own in (("mean reward", each.reward), ("accuracy", each.accuracy)):
         if own is not None:
-            low, high = own.interval
-            numbers = (f"{own.first:.3f}", f"{own.second:.3f}", f"{own.value:+.3f}", f"{low:+.3f} to {high:+.3f}")
+            interval = "" if own.interval is None else "{:+.3f} to {:+.3f}".format(*own.interval)
+            numbers = (f"{own.first:.3f}", f"{own.second:.3f}", f"{own.value:+.3f}", interval)
             table.add_row(*labels, figure, *numbers)
             labels = ["", ""]

@@ -9,12 +9,12 @@ import typer
 from relax_actors.cli.options import ConfigPath, Gpus, JsonResult, Overrides, SimulateGpus
 
 MODEL = (
-    "Model folder, or name or folder of a finished run; `initial`: the model that CONFIG starts from; `stages`: it, "
+    "Model folder, or name or folder of a finished run; `initial`: the model that CONFIG, or its first stage, starts "
 )
-MODEL += "and the model of each stage of CONFIG."
+MODEL += "from; `stages`: it, and the model of each stage of CONFIG."
 
 
-def evaluate(
+def eval(  # noqa: A001 the name of the command
     model: Annotated[str, typer.Argument(help=MODEL, metavar="MODEL")],
     config: ConfigPath,
     settings: Overrides = None,

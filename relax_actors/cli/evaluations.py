@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from relax_actors.cli.evaluation_tables import Result, print_json, show_evaluations
-from relax_actors.cli.foreground import Request, complete
+from relax_actors.cli.foreground import Request, complete, finished_before
 from relax_actors.config import Config, validate
 from relax_actors.config.evaluation_run import digest_of, evaluation_tree
 from relax_actors.config.load import load_tree, stages_of
+from relax_actors.data.files import files_at
 from relax_actors.devices.inventory import NO_REQUEST, GpuRequest
 from relax_actors.errors import ConfigError
 from relax_actors.evaluation.models import INITIAL, digest_of_files, model_folder
@@ -83,21 +84,22 @@ def run(request: EvalRequest) -> int:
     """
     logs.configure()
     console = Screen(stderr=request.as_json)
-    stages = stages_of(request.path, list(request.settings))
-    if request.model == STAGES and (request.fresh or not stages):
-        why = "--fresh evaluates one model again" if stages else f"{request.path} has no [[stages]]"
-        msg = f"MODEL = stages: {why}; give a model folder, a run, or `{INITIAL}`"
-        raise ConfigError(msg)
-    configs = _of_stages(request, stages) if request.model == STAGES else {request.model: _of_model(request, stages)}
+    configs = configs_of(request)
     for name, config in configs.items():
         folder = RunFolder(config.folder)
-        if _is_finished(folder) and not request.fresh and request.model == STAGES:
+        if request.model == STAGES and _is_finished(folder, config):
             continue
         if len(configs) > 1:
             console.show(f"evaluating {name}")
         code, summary = complete(request.training(), console, config, {}, replace_finished=request.fresh)
         if summary is None:
             return code
+        if not folder.evaluation(0).exists():
+            msg = (
+                f"the evaluation of {name} in {folder.root} is finished, but its answers {folder.evaluation(0)} are "
+                f"missing; remove the folder to evaluate {name} again"
+            )
+            raise ConfigError(msg)
         _tidy(folder)
         if len(configs) > 1:  # a process runs one run
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 this command, as it was given
@@ -106,6 +108,22 @@ def run(request: EvalRequest) -> int:
     if request.as_json:
         print_json(results, is_chain=request.model == STAGES)
     return 0
+
+
+def configs_of(request: EvalRequest) -> dict[str, Config]:
+    """Return the configuration of the evaluation of each model, by the model's name.
+
+    Raises:
+        ConfigError: as `run`.
+    """
+    stages = stages_of(request.path, list(request.settings))
+    if request.model != STAGES:
+        return {request.model: _of_model(request, stages)}
+    if request.fresh or not stages:
+        why = "--fresh evaluates one model again" if stages else f"{request.path} has no [[stages]]"
+        msg = f"MODEL = stages: {why}; give a model folder, a run, or `{INITIAL}`"
+        raise ConfigError(msg)
+    return _of_stages(request, stages)
 
 
 def _of_model(request: EvalRequest, stages: Sequence[str]) -> Config:
@@ -124,7 +142,9 @@ def _trees(request: EvalRequest, stages: Sequence[str]) -> list[dict[str, Any]]:
 
 def _from_start(trees: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the settings of the last stage with the model that the first one starts from."""
-    return trees[-1] | {name: trees[0][name] for name in ("model", "data", "trainer") if name in trees[0]}
+    first = ("model", "data", "trainer")
+    kept = {name: section for name, section in trees[-1].items() if name not in first}
+    return kept | {name: trees[0][name] for name in first if name in trees[0]}
 
 
 def _of_stages(request: EvalRequest, stages: Sequence[str]) -> dict[str, Config]:
@@ -141,25 +161,38 @@ def _of_stages(request: EvalRequest, stages: Sequence[str]) -> dict[str, Config]
 
 
 def _config(request: EvalRequest, tree: dict[str, Any], model: Path | None) -> Config:
+    """Return the configuration of an evaluation, in a folder of its own, which lies in a given `run.folder`."""
     source = str(request.path)
     evaluation = evaluation_tree(tree, model, request.sets, source)
     config = validate(evaluation, source)
     assert config.eval is not None  # noqa: S101 `evaluation_tree` refuses settings without it
-    sources = [part for each in config.eval.named.values() for part in (each.source, *each.source.mixture.values())]
-    files = [source.path for source in sources if source.path is not None]
+    digest = digest_of(evaluation, digest_of_files(config.model.path, _data_files(config)))
+    name = f"{config.run.name[:MAX_NAME]}-eval-{digest}"
     given = [each.partition("=")[0].strip() for each in request.settings]
-    update: dict[str, Any] = {"folder": None}
+    update: dict[str, Any] = {"name": name, "folder": None}
     if "run.folder" in given:
-        update["folder"] = Path(tree["run"]["folder"])
-    if "run.name" not in given:
-        digest = digest_of(evaluation, digest_of_files(model, files))
-        update["name"] = f"{config.run.name[:MAX_NAME]}-eval-{digest}"
+        folder = Path(tree["run"]["folder"])
+        update["folder"] = (folder.parent if "stage" in tree["run"] else folder) / name
     rollout = config.rollout.model_copy(update={"group_size": max(2, config.most_samples)})
     return config.model_copy(update={"run": config.run.model_copy(update=update), "rollout": rollout})
 
 
-def _is_finished(folder: RunFolder) -> bool:
-    return folder.summary.exists() and folder.evaluation(0).exists()
+def _data_files(config: Config) -> list[Path]:
+    """Return the files that the held-out rows are read from, and those of a warm start."""
+    assert config.eval is not None  # noqa: S101 `evaluation_tree` refuses settings without it
+    sections = [each.source for each in config.eval.named.values()]
+    sections += [config.data] if config.trainer.warm_start is not None else []
+    paths = [part.path for each in sections for part in (each, *each.mixture.values()) if part.path is not None]
+    return [file for path in paths for file in files_at(path)]
+
+
+def _is_finished(folder: RunFolder, config: Config) -> bool:
+    """Whether a folder holds the result of this evaluation.
+
+    Raises:
+        ConfigError: it holds that of another one.
+    """
+    return finished_before(folder, config) is not None and folder.evaluation(0).exists()
 
 
 def _tidy(folder: RunFolder) -> None:

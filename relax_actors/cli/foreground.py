@@ -110,7 +110,7 @@ def _train_stages(request: Request, console: Screen, names: Sequence[str]) -> in
     finished: dict[str, Summary] = {}
     for k, (name, folder) in enumerate(zip(names, folders, strict=True)):
         config = with_epochs(configs[k])
-        if (earlier := _finished_before(folder, config)) is not None:
+        if (earlier := finished_before(folder, config)) is not None:
             finished[name] = earlier[0]
             continue
         begun = [later for later, other in zip(names[k + 1 :], folders[k + 1 :], strict=True) if other.saved_config()]
@@ -122,7 +122,7 @@ def _train_stages(request: Request, console: Screen, names: Sequence[str]) -> in
             raise ConfigError(msg)
         console.show(f"stage {k + 1} of {len(names)}: {name}")
         code = _train_run(request, console, config, as_json=False)
-        if code or _finished_before(folder, config) is None:
+        if code or finished_before(folder, config) is None:
             return code
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 this command, as it was given
     show_stages(console, finished, as_json=request.as_json)
@@ -161,7 +161,7 @@ def complete(
         ConfigError: as `train`.
     """
     folder = RunFolder(config.folder)
-    if not replace_finished and (earlier := _finished_before(folder, config)) is not None:
+    if not replace_finished and (earlier := finished_before(folder, config)) is not None:
         console.show(earlier[1])
         return 0, earlier[0]
     roles = None if request.roles is None else list(request.roles)
@@ -248,7 +248,7 @@ def explain(console: Screen, failure: Failure, folder: RunFolder, remedy: str) -
     console.show(f"its log: {log}; {remedy}" if log.exists() else remedy)
 
 
-def _finished_before(folder: RunFolder, config: Config) -> tuple[Summary, str] | None:
+def finished_before(folder: RunFolder, config: Config) -> tuple[Summary, str] | None:
     """Return the result of a run that is finished and a note about it; None if steps remain to be trained.
 
     Raises:

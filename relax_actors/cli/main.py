@@ -81,7 +81,7 @@ COMMANDS: Registry[Any] = Registry(
     {
         "up": "relax_actors.cli.up:up",
         "check": "relax_actors.cli.check:check",
-        "eval": "relax_actors.cli.eval:evaluate",
+        "eval": "relax_actors.cli.eval:eval",
         "compare": "relax_actors.cli.compare:compare",
         "algorithms": "relax_actors.cli.algorithms:algorithms",
         "simulate": "relax_actors.cli.simulate:simulate",

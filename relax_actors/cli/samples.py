@@ -24,7 +24,8 @@ def samples(
         int | None, typer.Option(help="All rows of this step, and held-out rows of this version.", min=0)
     ] = None,
     last: Annotated[
-        int | None, typer.Option(help=f"The newest N rows. Default: {LAST}, of a step all.", min=1, metavar="N")
+        int | None,
+        typer.Option(help=f"The newest N rows. Default: {LAST}; of --step and --held-out all.", min=1, metavar="N"),
     ] = None,
     held_out: Annotated[
         int | None,
@@ -49,7 +50,8 @@ def samples(
 
             msg = "--step and --held-out show different rows; give one of them"
             raise ConfigError(msg)
-        rows, missing = _kept(run, held_out)[: last or None], ""
+        rows = _kept(run, held_out)[-(last or 0) :]
+        missing = "" if rows else f"version {held_out} of run {run} was evaluated on no row"
     else:
         with observed(run, Access(broker, credentials)) as at:
             reader = SampleReader(at, run)
@@ -116,6 +118,8 @@ def show_row(row: ShownRow) -> None:
         text("medium", medium)
     if row.answer:
         text("expected answer", row.answer)
+    if row.problem:
+        text("no samples", row.problem)
     for i, sample in enumerate(row.samples):
         reward = "not scored yet" if sample.reward is None else f"reward {sample.reward:.4g}"
         facts = [reward, *([counted(sample.tokens, "token")] if sample.tokens is not None else [])]

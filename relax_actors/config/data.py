@@ -79,11 +79,11 @@ class DataSection(MixedSection):
     `run.steps`."""
     shuffle: bool = True
     """Whether each epoch has a new order; without, rows come in the order of the files."""
-    oversize: Literal["skip", "keep", "truncate_left", "truncate_right"] = "skip"
+    oversize: Literal["skip", "keep", "truncate_left", "truncate_right", "split"] = "skip"
     """What happens to a row that is longer than the model's context or `trainer.max_tokens_per_microbatch` allow: it is
     quarantined, and another takes its place; its prompt is kept, and completions get the tokens that remain of
-    `rollout.max_tokens`; or its beginning or its end is cut off: of the text of the prompt, or of the whole example
-    where rows come from data."""
+    `rollout.max_tokens`; its beginning or its end is cut off: of the text of the prompt, or of the whole example
+    where rows come from data; or an example is split into pieces, all of which are trained."""
     template: str = "{prompt}"
     """Text that the model reads; `{prompt}` is replaced by the prompt of the task."""
     system: str | None = None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
+import xxhash
 from pydantic import Field, field_validator, model_validator
 
 from broker.subjects import RowId, check_name
@@ -161,6 +163,19 @@ class EvalSection(EvalSet):
         msg = f"row {index} of an evaluation belongs to no set of [eval], which has {self.total_rows} rows"
         raise RowError(msg)
 
+    def marks(self) -> list[str]:
+        """Return what the answers to each row and their rewards depend on, by the row's index.
+
+        A mark names the set, the number of the row in it, and a digest of the settings; files may move.
+        """
+        found = []
+        for name, each in self.named.items():
+            settings = each.model_dump(mode="json", include={"reward", "temperature", "top_p", "max_tokens", "samples"})
+            settings["data"] = _without_paths(each.source.model_dump(mode="json"))
+            digest = xxhash.xxh3_64_hexdigest(json.dumps(settings, sort_keys=True).encode())
+            found += [f"{name}/{number}/{digest}" for number in range(each.rows)]
+        return found
+
     def check_lengths(self, most: int) -> None:
         """Check that no set allows longer answers than `rollout.max_tokens`.
 
@@ -182,6 +197,11 @@ class EvalSection(EvalSet):
         }
         section = self if "reward" in self.model_fields_set else _rewarded(self, name)
         return section.model_copy(update={"sets": sets})
+
+
+def _without_paths(data: dict[str, Any]) -> dict[str, Any]:
+    mixture = {name: {**part, "path": None} for name, part in data["mixture"].items()}
+    return {**data, "path": None, "mixture": mixture}
 
 
 S = TypeVar("S", bound=EvalSet)

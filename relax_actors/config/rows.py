@@ -28,6 +28,12 @@ def foreign_section(config: Section, rows: str) -> str:
                 f'[{name}] has no effect: with algorithm.rows = "{rows}" rows {given}; leave it out, or choose another '
                 "algorithm.name"
             )
+    data: Any = getattr(config, "data", None)
+    if rows != "examples" and data is not None and data.oversize == "split":
+        return (
+            f'data.oversize = "split" divides examples, and with algorithm.rows = "{rows}" a row is not an example; '
+            'set "truncate_left", "truncate_right" or "skip"'
+        )
     held_out: EvalSection | None = getattr(config, "eval", None)
     for where, each in {}.items() if held_out is None or not from_data else held_out.located.items():
         for key in ("reward", *SAMPLING):

@@ -76,8 +76,10 @@ def tree_of_stage(tree: dict[str, Any], source: str) -> dict[str, Any]:
         found = _merged(tree, tree[STAGES][k], name)
         if k and "model" not in tree[STAGES][k]:
             # A policy does not begin with a reward model, but with the model that this one began with.
-            is_policy = not _trains_scores(whole)
-            found["model"] = {"path": models[names[k - 1]]} if is_policy else whole["model"]
+            if not _trains_scores(whole):
+                found["model"] = {"path": models[names[k - 1]]}
+            elif "model" in whole:
+                found["model"] = whole["model"]
         found = _with_models(found, models, f"{source}: stages.{name}")
         whole, models[name] = found, str(_model_of(found))
         if name == chosen:

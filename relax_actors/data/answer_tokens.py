@@ -25,6 +25,8 @@ from relax_actors.messages import Prompt
 Array = NDArray[Any]
 Message = dict[str, Any]
 ASSISTANT = "assistant"
+PLACEHOLDER = "SAMPLED7ANSWER"
+"""Stands for an answer where only what a chat template writes before it counts."""
 
 
 class AnswerTokens:
@@ -36,7 +38,8 @@ class AnswerTokens:
         data: section of the source, with the system message and the template of its texts; None for texts and messages
             that have both.
         family: of a model that sees or hears.
-        any_text: whether characters that the tokenizer does not know are spelled in another way, as those of samples.
+        any_text: whether answers are samples: characters that the tokenizer does not know are spelled in another way,
+            and steps need not be what the chat template would write of them.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class AnswerTokens:
         *,
         any_text: bool = False,
     ) -> None:
+        self._any_text = any_text
         self._encode = tokenizer.encode_any if any_text else tokenizer.encode
         self._settings, self._tokenizer, self._family = settings, tokenizer, family
         self._template, self._system = ("{prompt}", None) if data is None else (data.template, data.system)
@@ -107,6 +111,7 @@ class AnswerTokens:
         """Return the texts before an answer, which are tokenized one by one."""
         if not self.chats(prompt):
             return [self._templated(prompt.text)]
+        answer = PLACEHOLDER if self._any_text else answer
         parts = self._parts(self._conversation(prompt, answer), prompt.metadata.get("tools"))
         last = max((i for i, part in enumerate(parts) if part.trained), default=0)
         at = parts[last].text.find(answer)

@@ -8,9 +8,11 @@ the tokenizer can encode. The result depends on the text and the vocabulary alon
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 MAX_KNOWN = 1 << 16
 """Characters whose spelling is remembered."""
@@ -69,6 +71,46 @@ class Escapes(dict[int, str]):
         dropped = sum(n for character, n in counts.items() if not spellings[character])
         other = sum(n for character, n in counts.items() if spellings[character] != character)
         return Spelled("".join(parts), other - dropped, dropped)
+
+
+class PlainTexts:
+    r"""Breaks special tokens in texts of others, so that they neither end a message nor begin one.
+
+    The first character of a token becomes its escape: `<|im_end|>` is written as `\x3c|im_end|>`. Tokens are also found
+    in characters that a tokenizer may normalise to theirs (NFKC), such as those of full width.
+
+    Args:
+        special: texts of the tokens.
+    """
+
+    def __init__(self, special: Iterable[str]) -> None:
+        tokens = {unicodedata.normalize("NFKC", token) for token in special} - {""}
+        longest_first = sorted(tokens, key=lambda token: (-len(token), token))
+        # Tokens may overlap: a lookahead finds where each begins.
+        self._begins = re.compile(f"(?={'|'.join(map(re.escape, longest_first))})") if tokens else None
+
+    def of(self, text: str) -> str:
+        """Return a text without special tokens; a text that has none is returned as it is."""
+        if self._begins is None:
+            return text
+        forms = text if text.isascii() else [unicodedata.normalize("NFKC", character) for character in text]
+        begins = {found.start() for found in self._begins.finditer("".join(forms))}
+        if not begins:
+            return text
+        origins = [at for at, form in enumerate(forms) for _ in form]
+        broken = {origins[begin] for begin in begins}
+        return "".join(escape(character) if at in broken else character for at, character in enumerate(text))
+
+    def within(self, value: Any) -> Any:
+        """Return a value of JSON, such as a list of messages, without special tokens in its texts and keys."""
+        match value:
+            case str():
+                return self.of(value)
+            case dict():
+                return {self.within(key): self.within(item) for key, item in value.items()}
+            case list() | tuple():
+                return [self.within(item) for item in value]
+        return value
 
 
 def escape(character: str) -> str:

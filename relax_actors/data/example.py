@@ -61,12 +61,31 @@ class Example:
             return self
         observed = self.observed
         if observed is not None and observed.media:
-            msg = 'its beginning cannot be cut off, as it has media; set data.oversize = "truncate_right"'
+            msg = 'it has media, so that only its end can be cut off; set data.oversize = "truncate_right"'
             raise RowError(msg)
         if observed is not None:
             observed = replace(observed, positions=observed.positions[:, : len(self.ids) - begin])
         targets = None if self.targets is None else self.targets[begin:]
         return Example(self.ids[begin:], self.trained[begin:], is_cut=True, observed=observed, targets=targets)
+
+    def pieces(self, most: int) -> list[Example]:
+        """Divide an example into pieces of at most `most` tokens, without what follows their last trained tokens.
+
+        The first token of a piece is the last one of the piece before it, and trained there: each trained token is in
+        one piece, behind at least one token. Pieces without a trained token are left out.
+
+        Raises:
+            RowError: the example has media.
+        """
+        found = []
+        for begin in range(0, len(self.ids) - 1, most - 1):
+            piece = self.since(begin)
+            trained = piece.trained[:most].copy()
+            trained[0] = False
+            if trained.any():
+                end = int(np.flatnonzero(trained)[-1]) + 1
+                found.append(replace(piece.until(end, is_cut=False), trained=trained[:end]))
+        return found
 
     def until(self, end: int, *, is_cut: bool) -> Example:
         """Return the first `end` tokens, which end within no medium."""

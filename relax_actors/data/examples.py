@@ -91,7 +91,10 @@ class ExampleMaker:
                 same, the chat template refuses or rewrites its messages, or its media do not fit their placeholders.
             SlowRowError: the chat template or the tokenizer did not end in time.
         """
-        examples = self._limited([self._with_media(example, row) for example in self.examples(row)])
+        whole = [self._with_media(example, row) for example in self.examples(row)]
+        if self._data.oversize == "split" and self._rows == "examples" and len(whole[0].ids) > self._most:
+            return self._divided(whole[0])
+        examples = self._limited(whole)
         if self._rows == "pairs":
             _check_pair(*examples)
         if not self._trains_scores:
@@ -175,6 +178,33 @@ class ExampleMaker:
         end = int(np.flatnonzero(mask[:most])[-1]) + 1
         trained = mask if example.targets is None else example.trained
         return replace(example, trained=trained).until(end, is_cut=is_cut)
+
+    def _divided(self, example: Example) -> Trajectory:
+        """Return the trajectory of an example that is too long: one sample, whose sequences are its pieces.
+
+        Raises:
+            RowError: it has media, or none of its tokens is trained.
+        """
+        pieces = example.pieces(self._most)
+        if not pieces:
+            msg = "none of its tokens is trained; correct the row, or set examples.train"
+            raise RowError(msg)
+        prompt = int(np.argmax(pieces[0].trained))
+        shared = [prompt, *[0] * (len(pieces) - 1)]
+        own = np.concatenate([piece.ids[start:] for piece, start in zip(pieces, shared, strict=True)])
+        return Trajectory(
+            prompt_tokens=pieces[0].ids[:prompt],
+            lengths=np.array([len(piece.ids) for piece in pieces], np.int32) - np.array(shared, np.int32),
+            token_ids=own,
+            logprobs=np.zeros(len(own), np.float32),
+            versions=np.full(len(own), NOT_SAMPLED, np.int32),
+            texts=[self._tokenizer.decode(example.ids[1:][example.trained[1:]])],
+            finish_reasons=[FinishReason.STOP.value],
+            loss_mask=np.concatenate([piece.trained[start:] for piece, start in zip(pieces, shared, strict=True)]),
+            sequence_counts=np.array([len(pieces)], np.int32),
+            shared_lengths=np.array(shared, np.int32),
+            observed=[[piece.observed] for piece in pieces if piece.observed is not None],
+        )
 
     def _trajectory(self, examples: Sequence[Example], label: Sequence[float]) -> Trajectory:
         """Return the trajectory of examples, whose prompt is what they share before the first trained token.

@@ -42,16 +42,16 @@ def data_files(settings: SourceSettings, kind: str, endings: Sequence[str]) -> l
     if path.is_file():
         chosen = [path] if settings.split is None else _of_split([path], path.parent, settings.split, where)
     elif path.is_dir():
-        found = [file for file in path.rglob("*") if file.name.endswith(tuple(endings)) and _is_data(file, path)]
+        found = [file for file in files_at(path) if file.name.endswith(tuple(endings))]
         if not found:
             msg = (
                 f"{where} is a folder without files {', '.join(f'*{ending}' for ending in endings)}; it has "
                 f"{listed(sorted(file.name for file in path.iterdir()))}; correct data.path or data.kind"
             )
             raise ConfigError(msg)
-        chosen = _of_split(sorted(found), path, settings.split, where)
+        chosen = _of_split(found, path, settings.split, where)
     elif glob.has_magic(str(path)):
-        chosen = sorted(Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file())  # noqa: PTH207 an absolute pattern
+        chosen = files_at(path)
         chosen = _of_split(chosen, folder_of(path), settings.split, where) if settings.split else chosen
         if not chosen:
             msg = f"{where} matches no file; correct the pattern"
@@ -68,6 +68,20 @@ def data_files(settings: SourceSettings, kind: str, endings: Sequence[str]) -> l
     return full
 
 
+def files_at(path: Path) -> list[Path]:
+    """Return a file, the files below a folder, or those that match a pattern, in the order of their paths.
+
+    Hidden files, and those of hidden folders such as `.ipynb_checkpoints`, are left out unless a pattern names them.
+    """
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        shown = (file for file in path.rglob("*") if not any(name.startswith(".") for name in _below(file, path)))
+        return sorted(file for file in shown if file.is_file())
+    found = map(Path, glob.glob(str(path), recursive=True))  # noqa: PTH207 an absolute pattern
+    return sorted(file for file in found if file.is_file())
+
+
 def folder_of(path: Path) -> Path:
     """Return the folder that all files of `data.path` lie in."""
     if path.is_dir():
@@ -81,11 +95,6 @@ def folder_of(path: Path) -> Path:
 def _below(path: Path, folder: Path) -> tuple[str, ...]:
     """Return the names that lead from a folder to a path in it."""
     return path.parts[len(folder.parts) :]
-
-
-def _is_data(path: Path, folder: Path) -> bool:
-    """Whether a path is a file that is neither hidden nor in a hidden folder, such as `.ipynb_checkpoints`."""
-    return path.is_file() and not any(name.startswith(".") for name in _below(path, folder))
 
 
 def _split_of(file: Path, folder: Path) -> str | None:

@@ -1,9 +1,14 @@
-"""Tokens of sampled answers as a reward model reads them: those of its training, by its own tokenizer and template."""
+"""Tokens of sampled answers as a reward model reads them: those of its training, by its own tokenizer and template.
+
+Special tokens that answers and messages spell as text are broken (see `PlainTexts`): no text can choose where its score
+is read, or add a message. A prompt that is no chat is read as it is, since the template of its run may write special
+tokens.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -11,6 +16,7 @@ import numpy as np
 
 from relax_actors.config.pools import ExamplesSection
 from relax_actors.data.answer_tokens import ASSISTANT, AnswerTokens
+from relax_actors.data.escapes import PlainTexts
 from relax_actors.data.example import Example
 from relax_actors.data.prompt_maker import MAX_SECONDS
 from relax_actors.data.score_folder import ScoreFolder
@@ -48,6 +54,7 @@ class ScoredAnswers:
         self._tokenizer, self._folder = tokenizer, folder
         self._most, self._truncates = most, truncates
         self._answers = AnswerTokens(tokenizer, ExamplesSection(step_separator=folder.separator), any_text=True)
+        self._plain = PlainTexts([*tokenizer.special_texts, *tokenizer.stop_texts])
 
     def of(self, prompt: Prompt, text: str, messages: Sequence[dict[str, Any]] = ()) -> ScoredAnswer:
         """Return the tokens of a prompt with an answer.
@@ -77,34 +84,38 @@ class ScoredAnswers:
                 "folder, or set data.chat = false"
             )
             raise RowError(msg)
+        prompt = replace(prompt, messages=self._plain.within(prompt.messages))
         if self._folder.of_steps:
             steps = steps_of(text, self._folder.separator)
             ends = list(accumulate(len(step) + len(self._folder.separator) for step in steps))
-            return ScoredAnswer(
-                self._answers.steps(prompt, steps, [0.0] * len(steps)), [min(end, len(text)) for end in ends]
-            )
+            example = self._answers.steps(prompt, self._plain.within(steps), [0.0] * len(steps))
+            return ScoredAnswer(example, [min(end, len(text)) for end in ends])
         while messages and messages[-1]["role"] != ASSISTANT:  # what an environment showed last
             messages.pop()
         if not messages:
-            return ScoredAnswer(at_end(self._answers.example(prompt, text, may_be_empty=True), 0.0), [len(text)])
-        return ScoredAnswer(at_end(self._answers.example(prompt, messages), 0.0), [len(text)])
+            example = self._answers.example(prompt, self._plain.of(text), may_be_empty=True)
+        else:
+            example = self._answers.example(prompt, self._plain.within(messages))
+        return ScoredAnswer(at_end(example, 0.0), [len(text)])
 
     def _limited(self, answer: ScoredAnswer) -> ScoredAnswer:
         example = answer.example
-        if len(example.ids) <= self._most:
-            return answer
-        if not self._truncates:
+        read = int(np.flatnonzero(example.mask)[-1]) + 1  # no score depends on tokens behind the last place
+        ids, mask = example.ids[:read], example.mask[:read]
+        is_cut = read > self._most
+        if is_cut and not self._truncates:
             msg = (
-                f"a prompt with its answer has {len(example.ids)} tokens for the reward model, more than {self._most} "
+                f"a prompt with its answer has {read} tokens for the reward model, more than {self._most} "
                 "of its context or trainer.max_tokens_per_microbatch; raise that, or set roles.reward_model.oversize = "
                 '"truncate_right"'
             )
             raise RowError(msg)
-        ids, mask = example.ids[: self._most], example.mask[: self._most].copy()
-        if not mask.any() or not self._folder.of_steps:
-            mask[-1] = True  # the score of what is left
+        if is_cut:
+            ids, mask = ids[: self._most], mask[: self._most].copy()
+            if not mask.any():
+                mask[-1] = True  # the score of what is left
         targets = np.where(mask, np.float32(0), np.float32(np.nan))
         count = int(np.count_nonzero(mask))
         return ScoredAnswer(
-            Example(ids, example.trained[: self._most], is_cut=True, targets=targets), answer.ends[:count]
+            Example(ids, example.trained[: len(ids)], is_cut=is_cut, targets=targets), answer.ends[:count]
         )

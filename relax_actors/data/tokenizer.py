@@ -83,6 +83,17 @@ class Tokenizer:
         """The bytes of each token."""
         return TokenBytes(self._inner)
 
+    @cached_property
+    def special_texts(self) -> list[str]:
+        """Texts of the special tokens, the longest first."""
+        added = self._inner.get_added_tokens_decoder().values()
+        return sorted((str(token) for token in added if token.special), key=len, reverse=True)
+
+    @property
+    def stop_texts(self) -> list[str]:
+        """Texts of the tokens of `stop_ids`."""
+        return [str(self._inner.decode([i], skip_special_tokens=False)) for i in sorted(self.stop_ids)]
+
     @property
     def size(self) -> int:
         """Size of the vocabulary."""

@@ -25,6 +25,7 @@ PAGE = 128
 """Rows that are read together."""
 COLUMNS = {"prompt": Prompt, "trajectory": Trajectory, "reward": Reward, "quarantined": Quarantined, "dropped": Dropped}
 """Columns of a held-out row that its record shows."""
+CHANGED = "left out: [eval] was changed while the version was evaluated; the row is of another set or other settings"
 NO_CATEGORY = "(none)"
 """Category of a row without the set's category field."""
 
@@ -32,9 +33,11 @@ NO_CATEGORY = "(none)"
 def facts_of(config: Config) -> dict[str, SetFacts]:
     """Return what the figures of a run's sets depend on; nothing passes where rewards are log-probs of examples."""
     sets = {} if config.eval is None else config.eval.named
-    passes = not config.from_data or config.algorithm.rows == "pairs"
+    pairs = config.algorithm.rows == "pairs"
+    passes = not config.from_data or pairs
+    scored = ("preference of a pair" if pairs else "log-prob") if config.from_data else None
     return {
-        name: SetFacts(each.samples, each.ks, each.passes if passes else None, each.category)
+        name: SetFacts(each.samples, each.ks, each.passes if passes else None, each.category, scored or each.reward)
         for name, each in sets.items()
     }
 
@@ -51,13 +54,14 @@ def records_of(
         progress: called between the pages of rows that are read together.
     """
     assert config.eval is not None  # noqa: S101 without it there are no held-out rows
+    marks = config.eval.marks()
     for begin in range(0, len(rows), PAGE):
         page = rows[begin : begin + PAGE]
         cells = iter(table.get_all([table.subject(row, name) for row in page for name in COLUMNS]))
         for row in page:
             name, held_out, _ = config.eval.place(row.index)
             columns = {column: _read(table, next(cells), kind) for column, kind in COLUMNS.items()}
-            yield _record(row, name, held_out, columns)
+            yield _record(row, name, held_out, columns, marks[row.index])
         progress()
 
 
@@ -68,8 +72,11 @@ def _read(table: TableReader, cell: Cell | None, expected: type[T]) -> T | None:
     return None
 
 
-def _record(row: RowId, name: str, held_out: EvalSet, columns: dict[str, Any]) -> Record:
+def _record(row: RowId, name: str, held_out: EvalSet, columns: dict[str, Any], mark: str) -> Record:
+    """Return the record of a row; without answers if they were begun with other settings than those of its set now."""
     prompt: Prompt | None = columns["prompt"]
+    if prompt is not None and prompt.mark != mark:
+        return Record(str(row), name, "", prompt.text, prompt.answer, [], problem=CHANGED)
     fields = {} if prompt is None else prompt.metadata
     category = "" if held_out.category is None else str(fields.get(held_out.category, NO_CATEGORY))
     answers = _answers(columns["trajectory"], columns["reward"], held_out.vote)

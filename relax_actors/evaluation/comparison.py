@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from relax_actors.errors import ConfigError
-from relax_actors.evaluation.estimates import Interval, mcnemar
+from relax_actors.evaluation.estimates import Interval, mcnemar, mean_interval
 from relax_actors.evaluation.figures import mean_reward, passed
 from relax_actors.evaluation.records import Evaluated, Record, SetFacts
 
 RESAMPLES = 10_000
 SEED = 0
+MOST_RESAMPLED = 5_000
+"""Prompts above which intervals are computed without samples."""
 Pair = tuple[Record, Record]
 
 
@@ -25,12 +28,12 @@ class Difference:
     Attributes:
         first: mean of the first run.
         second: mean of the second run.
-        interval: interval of 95 % of the difference, by a bootstrap of the prompts.
+        interval: interval of 95 % of the difference, by a bootstrap of the prompts; None for fewer than two.
     """
 
     first: float
     second: float
-    interval: Interval
+    interval: Interval | None
 
     @property
     def value(self) -> float:
@@ -39,7 +42,7 @@ class Difference:
 
     def json(self) -> dict[str, Any]:
         """Return the difference as plain data, rounded."""
-        ends = [round(end, 4) for end in self.interval]
+        ends = None if self.interval is None else [round(end, 4) for end in self.interval]
         return {
             "a": round(self.first, 4),
             "b": round(self.second, 4),
@@ -57,7 +60,7 @@ class Comparison:
         reward: difference of the mean rewards.
         accuracy: difference of the shares of answers that pass; None where nothing can pass.
         changed: prompts that pass in the second run only, and in the first run only; None unless both runs have one
-            answer to each prompt.
+            answer, or one pair of answers, to each prompt.
         p: p-value of McNemar's test of these.
         categories: the same of each category.
     """
@@ -86,7 +89,7 @@ def compare(first: Evaluated, second: Evaluated) -> dict[str, Comparison]:
     """Compare two evaluations set by set, over the prompts that both have answered.
 
     Raises:
-        ConfigError: no set of the same name shares a prompt, or rewards of one are log-probs and of the other not.
+        ConfigError: no set of the same name shares a prompt, or a set has another reward or other `passes`.
     """
     found = {}
     for name in first.sets:
@@ -94,8 +97,9 @@ def compare(first: Evaluated, second: Evaluated) -> dict[str, Comparison]:
             found[name] = _compared_set(pairs, first.sets[name], second.sets[name], name)
     if not found:
         msg = (
-            f"evaluations {_shown(first)} and {_shown(second)} share no prompt that both have answered; compare "
-            "evaluations of the same sets"
+            f"evaluations {_shown(first)} and {_shown(second)} share no prompt that both have answered. Prompts "
+            "are compared as the models read them: compare evaluations of sets with the same name and data, by models "
+            "with the same chat template and with the same data.template and data.system"
         )
         raise ConfigError(msg)
     return found
@@ -123,9 +127,10 @@ def _by_prompt(evaluated: Evaluated, name: str) -> dict[tuple[Any, ...], Record]
 
 
 def _compared_set(pairs: list[Pair], first: SetFacts, second: SetFacts, name: str) -> Comparison:
-    if (first.passes is None) != (second.passes is None):
-        msg = f"set {name}: the rewards of one evaluation are log-probs, those of the other are not; compare equal ones"
-        raise ConfigError(msg)
+    for what, a, b in (("reward", first.reward, second.reward), ("passes", first.passes, second.passes)):
+        if a != b:
+            msg = f"set {name}: {what} is {a!r} in A and {b!r} in B; evaluate both with the same {what}"
+            raise ConfigError(msg)
     categories = sorted({record.category for record, _ in pairs}) if first.category is not None else []
     parts = {each: [pair for pair in pairs if pair[0].category == each] for each in categories}
     by_category = {each: _compared(part, first, second) for each, part in parts.items()}
@@ -135,15 +140,18 @@ def _compared_set(pairs: list[Pair], first: SetFacts, second: SetFacts, name: st
 def _compared(
     pairs: Sequence[Pair], first: SetFacts, second: SetFacts, categories: dict[str, Comparison] | None = None
 ) -> Comparison:
-    reward = _difference(pairs, mean_reward, mean_reward)
+    rewards = np.array([(mean_reward(a), mean_reward(b)) for a, b in pairs])
     if first.passes is None:
+        (reward,) = _differences(rewards)
         return Comparison(len(pairs), reward, categories=categories or {})
     passes = [(passed(a, first), passed(b, second)) for a, b in pairs]
-    accuracy = _difference(pairs, lambda a: _share(passed(a, first)), lambda b: _share(passed(b, second)))
-    if any(len(each) != 1 for pair in passes for each in pair):
+    shares = np.array([(_share(a), _share(b)) for a, b in passes])
+    reward, accuracy = _differences(rewards, shares)
+    # A pair of answers passes or fails as one.
+    one = first.samples == second.samples == 1 and all(share in (0, 1) for share in shares.flat)
+    if not one:
         return Comparison(len(pairs), reward, accuracy, categories=categories or {})
-    better = sum(b[0] and not a[0] for a, b in passes)
-    worse = sum(a[0] and not b[0] for a, b in passes)
+    better, worse = int((shares[:, 1] > shares[:, 0]).sum()), int((shares[:, 1] < shares[:, 0]).sum())
     return Comparison(len(pairs), reward, accuracy, (better, worse), mcnemar(better, worse), categories or {})
 
 
@@ -151,30 +159,34 @@ def _share(passes: Sequence[bool]) -> float:
     return sum(passes) / len(passes)
 
 
-def _difference(
-    pairs: Sequence[Pair], of_first: Callable[[Record], float], of_second: Callable[[Record], float]
-) -> Difference:
-    a = np.array([of_first(record) for record, _ in pairs])
-    b = np.array([of_second(record) for _, record in pairs])
-    return Difference(float(a.mean()), float(b.mean()), bootstrap(b - a))
+def _differences(*values: NDArray[np.float64]) -> list[Difference]:
+    """Return the difference of each array `[prompts, 2] float64` of values of both runs."""
+    intervals = bootstrap(*(each[:, 1] - each[:, 0] for each in values))
+    means = [each.mean(axis=0).tolist() for each in values]
+    return [Difference(a, b, interval) for (a, b), interval in zip(means, intervals, strict=True)]
 
 
-def bootstrap(differences: np.ndarray[Any, Any]) -> Interval:
-    """Return the percentile interval of 95 % of a mean (Efron 1979), from 10,000 samples of the prompts; same seed.
+def bootstrap(*differences: NDArray[np.float64]) -> list[Interval | None]:
+    """Return the percentile intervals of 95 % of means (Efron 1979), from 10,000 samples of the prompts; same seed.
+
+    Above 5,000 prompts, where the distribution of a mean is as good as normal, the interval is that of `mean_interval`,
+    so that the work is bounded. Fewer than two prompts have none.
 
     Args:
-        differences: `[prompts] float64`, difference of each prompt.
+        differences: arrays `[prompts] float64`, differences of each prompt; all are of the same prompts.
     """
-    source = np.random.default_rng(SEED)
-    n = len(differences)
+    source, n = np.random.default_rng(SEED), len(differences[0])
+    if not 1 < n <= MOST_RESAMPLED:
+        return [mean_interval(each.tolist()) for each in differences]
     # In parts, so that the drawn indices of a large set do not fill the memory.
     part = max(1, min(RESAMPLES, (1 << 22) // n))
-    means = [
-        differences[source.integers(0, n, (min(part, RESAMPLES - begin), n))].mean(axis=1)
-        for begin in range(0, RESAMPLES, part)
-    ]
-    low, high = np.percentile(np.concatenate(means), (2.5, 97.5))
-    return float(low), float(high)
+    means: list[list[NDArray[np.float64]]] = [[] for _ in differences]
+    for begin in range(0, RESAMPLES, part):
+        drawn = source.integers(0, n, (min(part, RESAMPLES - begin), n))
+        for own, each in zip(means, differences, strict=True):
+            own.append(each[drawn].mean(axis=1))
+    ends = [np.percentile(np.concatenate(own), (2.5, 97.5)).tolist() for own in means]
+    return [(low, high) for low, high in ends]
 
 
 def _shown(evaluated: Evaluated) -> str:

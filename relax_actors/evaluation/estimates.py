@@ -35,10 +35,11 @@ def majority_at_k(votes: Sequence[str], passed: Sequence[bool], k: int) -> float
 
     The mean over the groups of k consecutive answers that n answers have; answers that are left over do not count. Of
     several most frequent answers each is chosen with the same probability. Where equal answers have other rewards, the
-    share of them that passes counts, so that majority@1 is the accuracy.
+    share of them that passes counts, so that majority@1 is the accuracy. Answers without a vote, which cannot be read,
+    support no answer; a group of these alone counts by the share of them that passes.
 
     Args:
-        votes: what each of the n answers says.
+        votes: what each of the n answers says; empty if it cannot be read.
         passed: whether it passes.
         k: number of answers of a group, 1 to n.
 
@@ -53,7 +54,7 @@ def majority_at_k(votes: Sequence[str], passed: Sequence[bool], k: int) -> float
 
 
 def _majority(votes: Sequence[str], passed: Sequence[bool]) -> float:
-    counts = Counter(votes)
+    counts = Counter(filter(None, votes)) or Counter(votes)
     most = max(counts.values())
     chosen = {vote for vote, count in counts.items() if count == most}
     return sum(ok for vote, ok in zip(votes, passed, strict=True) if vote in chosen) / (most * len(chosen))
@@ -98,6 +99,11 @@ def mcnemar(better: int, worse: int) -> float:
         better: prompts that pass in the second run only.
         worse: prompts that pass in the first run only.
     """
-    n = better + worse
-    tail = sum(math.comb(n, i) for i in range(min(better, worse) + 1))
-    return min(1.0, float(2 * tail / 2**n))
+    n, fewer = better + worse, min(better, worse)
+    # From the largest term on; each follows from the one before it.
+    log_term = math.lgamma(n + 1) - math.lgamma(fewer + 1) - math.lgamma(n - fewer + 1) - n * math.log(2)
+    term = tail = math.exp(log_term)
+    for i in range(fewer, 0, -1):
+        term *= i / (n - i + 1)
+        tail += term
+    return min(1.0, 2 * tail)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from relax_actors.evaluation.estimates import Interval, majority_at_k, mean_interval, pass_at_k, wilson
 from relax_actors.evaluation.records import Evaluated, Record, SetFacts
 
@@ -78,7 +80,9 @@ def mean_reward(record: Record) -> float:
 def passed(record: Record, facts: SetFacts) -> list[bool]:
     """Return which answers to a prompt pass; answers that are missing, because they failed, do not."""
     assert facts.passes is not None  # noqa: S101 figures of sets where nothing can pass do not ask
-    found = [answer.reward >= facts.passes for answer in record.answers]
+    # Rewards are float32: the one for 0.7 is a little below 0.7.
+    least = float(np.float32(facts.passes))
+    found = [answer.reward >= least for answer in record.answers]
     return found + [False] * (facts.samples - len(found))
 
 

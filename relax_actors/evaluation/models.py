@@ -30,9 +30,7 @@ def model_folder(given: str) -> Path:
     """
     for path in (Path(given), Path("runs") / given):
         if _is_run(path):
-            if not (path / "model" / "config.json").exists():
-                msg = f"run {given} has no model yet: it is written after the last step; finish the run with `relax up`"
-                raise ConfigError(msg)
+            _require_finished(path, given)
             return (path / "model").resolve()
     path = Path(given)
     if not path.is_dir():
@@ -45,6 +43,24 @@ def model_folder(given: str) -> Path:
     return path.resolve()
 
 
+def _require_finished(path: Path, given: str) -> None:
+    """Check that a run's model is that of its last step; a run that was extended keeps the earlier one until then."""
+    if not (path / "model" / "config.json").exists():
+        msg = f"run {given} has no model yet: it is written after the last step; finish the run with `relax up`"
+        raise ConfigError(msg)
+    steps = json.loads((path / "config.json").read_text())["config"]["run"]["steps"]
+    done = None
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        done = json.loads((path / "summary.json").read_text())["steps"]
+    if done is None or done < steps:
+        of = "an unknown step" if done is None else f"step {done}"
+        msg = (
+            f"run {given} has steps left, and its model is that of {of}, not of step {steps}; finish the run with "
+            f"`relax up`, or give the folder {path / 'model'} to evaluate that model"
+        )
+        raise ConfigError(msg)
+
+
 def _is_run(path: Path) -> bool:
     """Whether a folder holds a run; the config.json of a model folder is another one."""
     with suppress(OSError, ValueError):
@@ -54,14 +70,13 @@ def _is_run(path: Path) -> bool:
 
 
 def digest_of_files(model: Path | None, files: Iterable[Path]) -> str:
-    """Return a digest of the files of a model folder, if there is one, and of other files and folders of files.
+    """Return a digest of the files of a model folder, if there is one, and of other files.
 
     A file that cannot be read counts as empty: the check of the data says why.
     """
     digest = xxhash.xxh3_128()
-    listed = [] if model is None else [path for path in model.iterdir() if path.suffix in SUFFIXES]
-    below = [part for path in files for part in (sorted(path.rglob("*")) if path.is_dir() else [path])]
-    for path in [*sorted(listed), *below]:
+    below = model.iterdir() if model is not None and model.is_dir() else ()
+    for path in [*sorted(path for path in below if path.suffix in SUFFIXES), *files]:
         digest.update(path.name.encode())
         with suppress(OSError), path.open("rb") as file:
             while chunk := file.read(CHUNK):

@@ -75,12 +75,14 @@ class SetFacts:
         ks: the k of pass@k and majority@k.
         passes: least reward of an answer that passes; None if rewards are log-probs, which pass nothing.
         category: field of the categories; None without them.
+        reward: reward of the answers, as `eval.reward`; where rows come from data, what is scored in its place.
     """
 
     samples: int = 1
     ks: tuple[int, ...] = (1,)
     passes: float | None = 1.0
     category: str | None = None
+    reward: str | dict[str, float] = "exact_match"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,7 @@ def read_evaluation(path: Path) -> Evaluated:
     except FileNotFoundError as error:
         msg = f"there is no evaluation {path}"
         raise ConfigError(msg) from error
-    except (OSError, ValueError, TypeError, KeyError, StopIteration) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, StopIteration) as error:
         msg = f"{path} cannot be read as an evaluation ({type(error).__name__}: {error}); evaluate the version again"
         raise ConfigError(msg) from error
 

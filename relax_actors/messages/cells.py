@@ -59,6 +59,7 @@ class Prompt:
         requeue_of: quarantined row with the same task, if the row was requeued; else empty.
         media: images, videos and sounds of the prompt in the order of their placeholders in `tokens`, one token each.
         messages: the prompt as chat messages, with those of [data]; empty for a text without chat template.
+        mark: of a held-out row, its set, number and settings, see `EvalSection.marks`; empty for training rows.
 
     Raises:
         ValueError: the tokens are no one-dimensional integers, or a number is out of range.
@@ -75,6 +76,7 @@ class Prompt:
     requeue_of: str = ""
     media: list[MediaSource] = field(default_factory=list)
     messages: list[dict[str, Any]] = field(default_factory=list)
+    mark: str = ""
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 1 or self.tokens.dtype.kind not in "iu":
@@ -325,7 +327,7 @@ class SetResult:
 
     rows: int
     reward: float
-    accuracy: float | None = None
+    accuracy: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,4 +340,4 @@ class Evaluation:
     version: int
     reward: float
     rows: int
-    sets: dict[str, SetResult] = field(default_factory=dict)
+    sets: dict[str, SetResult]

@@ -37,4 +37,4 @@ def shown_row(record: Record) -> ShownRow:
         for answer in record.answers
     ]
     prompt = "" if record.messages else record.prompt
-    return ShownRow(row, prompt, record.messages, [], record.answer, (row.step, row.step), samples)
+    return ShownRow(row, prompt, record.messages, [], record.answer, (row.step, row.step), samples, record.problem)

@@ -60,6 +60,7 @@ class ShownRow:
         answer: expected answer.
         versions: oldest and newest version of the weights that sampled it; None if unknown.
         samples: its samples.
+        problem: why it has none and will get none; empty if it has, or may get them.
     """
 
     row: RowId
@@ -69,6 +70,7 @@ class ShownRow:
     answer: str
     versions: tuple[int, int] | None
     samples: list[ShownSample]
+    problem: str = ""
 
 
 class SampleReader:

@@ -12,6 +12,7 @@ from relax_actors.registry.catalog import ADVANTAGES, ROLES
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.roles.judge_check import CheckedJudge
 from relax_actors.roles.registry import built_in_spec, make_role, numbered_cells, role_names, spec_of
+from relax_actors.roles.reward_model_check import CheckedRewardModel
 from relax_actors.runtime import COLUMNS, Role
 from relax_actors.runtime.row import FAILURES
 
@@ -48,10 +49,10 @@ def check_columns(config: Config) -> Iterator[str]:
     yield from _check_log_probs(config, writers, read)
     _check_values_are_read(config, read)
     for name, role in roles.items():
-        if isinstance(role, CheckedJudge) and role.writes not in read:
+        if isinstance(role, CheckedJudge | CheckedRewardModel) and role.writes not in read:
             msg = (
-                f"[roles.{name}] would compute grades that no role reads; add it to reward.function, such as "
-                f"{{ {name} = 1.0 }}, or remove the section"
+                f"roles.{name} would compute scores that no role reads; name it in reward.function, as "
+                f"reward.function = {{ {name} = 1.0 }}, or remove the section"
             )
             raise ConfigError(msg)
 

@@ -117,7 +117,7 @@ class Evaluator(StatefulRole):
         places = ((index, *config.eval.place(index)) for index in range(config.eval.total_rows))
         # Indices of the rows that the data of their set has.
         self._rows = [index for index, name, _, number in places if number < len(self._items[name])]
-        self._facts = facts_of(config)
+        self._facts, self._marks = facts_of(config), config.eval.marks()
         if self.context.folder.evaluations.is_dir():
             remove_unfinished(self.context.folder.evaluations)
         # Indices of the ended rows, and fingerprints of the weights, by version.
@@ -237,9 +237,10 @@ class Evaluator(StatefulRole):
         name, held_out, number = config.eval.place(row.index)
         task, maker = self._sources[name][self._items[name][number]], self._makers[name]
         # Of the set and the row in it alone: a set beside others has the answers that it has without them.
-        parts = (row.index,) if name == ONLY_SET else (name, number)
+        parts = (number,) if name == ONLY_SET else (name, number)
         seed, greedy = derive_seed(config.run.seed, "eval", *parts), held_out.temperature == 0
         fields: dict[str, Any] = {"seed": seed, "min_version": row.step, "exact_version": True, "greedy": greedy}
+        fields["mark"] = self._marks[row.index]
         if config.from_data:
             return row_of(task, media=maker.media_of(task, row), **fields)
         return maker.make(task, row, **fields)

@@ -18,18 +18,15 @@ from relax_actors.rewards.judging.questions import Question
 from relax_actors.roles.judge_check import SECTION, CheckedJudge
 from relax_actors.roles.judge_model import ChoosingModel, JudgeModel, WritingModel
 from relax_actors.roles.judge_prompts import choices_of
-from relax_actors.roles.reward_columns import names_in_rewards
+from relax_actors.roles.reward_columns import kinds_read
 from relax_actors.runtime import Row
-
-LEAST_BATCH = 4096
-"""Tokens of a micro-batch of a judge that chooses, if its context is shorter."""
 
 
 class Judge(CheckedJudge):
     """Grades samples from 0 to 1 with a frozen model; `{ judge = 0.8 }` in `reward.function` reads the column.
 
     Answers are the most likely ones, or expectations: a row has the same grades in any process. A row that the judge
-    gives no grade for is tried again, and quarantined after `supervision.max_failures`.
+    cannot grade is tried again, and quarantined after `supervision.max_failures`.
     """
 
     reads: ClassVar = ("prompt", "trajectory")
@@ -44,11 +41,7 @@ class Judge(CheckedJudge):
         Raises:
             ConfigError: the folder has no usable model, or the judge does not agree with the calibration set.
         """
-        config = self.context.config
-        named = {kind for kind, names in names_in_rewards(config).items() if self.context.role in names}
-        # Another role may read the column, too.
-        has_readers = len(config.roles) > 1 or config.advantages.reads == self.writes
-        self._wanted = {*self.kinds} if has_readers or not named else named
+        self._wanted = kinds_read(self.context.config, self.context.role, self)
         tokenizer = Tokenizer(self.model)
         self._prompts = self.prompts(tokenizer)
         self._graded, self._seconds, self._agreement = 0, 0.0, None
@@ -72,7 +65,7 @@ class Judge(CheckedJudge):
 
         configure_torch(self.context.config.run)
         choices = choices_of(tokenizer, list(self.choices), SECTION)
-        scorer = FrozenScorer(self.model, max(LEAST_BATCH, tokenizer.context_length or 0), self.device)
+        scorer = FrozenScorer(self.context.config, self.model, self.device)
         self.context.shares_memory(scorer)
         return ChoosingModel(scorer, choices, list(self.choices.values()), expects=self.answer == "expected")
 

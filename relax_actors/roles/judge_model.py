@@ -30,7 +30,7 @@ class JudgeModel(Protocol):
 
 
 class ChoosingModel:
-    """Model that chooses one of several answers by their log-probs; implements `JudgeModel`.
+    """Model that scores the choices, several answers, by their log-probs; implements `JudgeModel`.
 
     Args:
         engine: the model.

@@ -38,8 +38,7 @@ class JudgePrompts:
     def __init__(self, tokenizer: Tokenizer, grading: Grading, how: str, template: str, room: int) -> None:
         self._tokenizer, self._grading, self._how, self._room = tokenizer, grading, how, room
         self._template = list(Formatter().parse(template))
-        added = tokenizer.inner.get_added_tokens_decoder().values()
-        self._special = sorted((str(token) for token in added if token.special), key=len, reverse=True)
+        self._special = tokenizer.special_texts
         self.shortened = 0
         """Questions that were shortened."""
 
@@ -108,7 +107,8 @@ def check_template(template: str, grading: Grading, setting: str) -> None:
         if name is not None and not literal.startswith(ENDS):
             msg = (
                 f'{setting} {template[:60]!r}: a quote " or a line break must follow {{{name}}}, as in '
-                f"'\"{{{name}}}\"': only these cannot occur in the text itself, which could else go on as another part"
+                f"'\"{{{name}}}\"': only these cannot occur in the text itself; otherwise the text could continue as "
+                "another part"
             )
             raise ConfigError(msg)
 

@@ -13,7 +13,7 @@ from relax_actors.messages import Reward
 from relax_actors.registry.catalog import REWARDS, ROLES
 from relax_actors.rewards.score import Score
 from relax_actors.roles.registry import role_class
-from relax_actors.runtime import StatefulRole
+from relax_actors.runtime import Role, StatefulRole
 
 TRAINING = "reward.function"
 """Setting of the reward of training rows."""
@@ -36,6 +36,21 @@ def names_in_rewards(config: Config) -> dict[str, tuple[str, ...]]:
     training = names_of(rewards.pop(TRAINING))
     held_out = dict.fromkeys(name for setting in rewards.values() for name in names_of(setting))
     return {"group": training} | ({"eval": tuple(held_out)} if rewards else {})
+
+
+def kinds_read(config: Config, name: str, role: Role) -> set[str]:
+    """Return the kinds of rows for which a role computes scores: those whose rewards name it.
+
+    They are all kinds that it handles if no reward names it, or if the column may have another reader.
+
+    Args:
+        config: configuration of the run.
+        name: of the role.
+        role: the role, which writes a column.
+    """
+    named = {kind for kind, names in names_in_rewards(config).items() if name in names}
+    has_readers = len(config.roles) > 1 or config.advantages.reads == role.writes
+    return {*role.kinds} if has_readers or not named else named
 
 
 def columns_of(config: Config) -> dict[str, str]:

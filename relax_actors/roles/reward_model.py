@@ -17,6 +17,7 @@ from relax_actors.errors import RelaxError, RowError
 from relax_actors.messages import FinishReason, Reward, Trajectory
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.rewards.step_values import token_values, value_of, value_of_steps
+from relax_actors.roles.reward_columns import kinds_read
 from relax_actors.roles.reward_model_check import SECTION, CheckedRewardModel
 from relax_actors.runtime import Row
 
@@ -49,20 +50,24 @@ class RewardModel(CheckedRewardModel):
         self._tokenizer = Tokenizer(config.model_path)
         self._answers = self.answers(config, Tokenizer(self.model), self._folder)
         self._scored = 0
+        self._wanted = kinds_read(config, self.context.role, self)
         configure_torch(config.run)
         with self.context.device_lock():
             self._engine = TorchRewardModel(config, self.model, self._folder, self.device)
             self.context.shares_memory(self._engine)
 
     def handle_many(self, rows: Sequence[Row]) -> list[Any]:
-        """Score rows together; a row that cannot be scored gets its error, and the others are scored."""
+        """Score rows together; a row that cannot be scored gets its error, and the others are scored.
+
+        Rows whose reward does not read the scores get None.
+        """
         results: list[Any] = []
         for row in rows:
             try:
-                results.append(self._tokenized(row))
+                results.append(self._tokenized(row) if row.id.kind in self._wanted else None)
             except RelaxError as error:
                 results.append(error)
-        good = [n for n, result in enumerate(results) if not isinstance(result, RelaxError)]
+        good = [n for n, result in enumerate(results) if isinstance(result, dict)]
         samples = [_sample(n, i, answer) for n in good for i, answer in results[n].items()]
         scored = iter(self._engine.score(samples, self.progress) if samples else [])
         self._scored += len(samples)

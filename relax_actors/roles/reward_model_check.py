@@ -15,11 +15,9 @@ from relax_actors.data.scored_answers import ScoredAnswers
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.torch.architectures import check_score_head
 from relax_actors.errors import ConfigError
-from relax_actors.roles.reward_columns import names_in_rewards
 from relax_actors.runtime import Role
 
 SECTION = "roles.reward_model"
-REWARD_MODEL = "reward_model"
 
 
 class CheckedRewardModel(Role):
@@ -45,9 +43,8 @@ class CheckedRewardModel(Role):
         return super().options() | {"max_concurrent_rows": (Annotated[int, Field(gt=0)], 8)}
 
     def check(self, run: CheckedRun) -> Iterator[str]:
-        """Check the folder and its tokenizer, and that a reward reads the scores."""
+        """Check the folder and its tokenizer."""
         config = run.config
-        _check_is_read(config)
         if config.media is not None:
             msg = (
                 f"{SECTION} reads texts, and the prompts of this model have images, video or sound; remove the section"
@@ -91,19 +88,3 @@ class CheckedRewardModel(Role):
         if folder.of_steps and (config.environment is not None or config.agent is not None):
             msg = f"{SECTION}.model scores the steps of one answer, and samples of this run have several turns"
             raise ConfigError(msg)
-
-
-def _check_is_read(config: Config) -> None:
-    """Check that some reward reads the column.
-
-    Raises:
-        ConfigError: none does.
-    """
-    names = {name for part in names_in_rewards(config).values() for name in part}
-    if REWARD_MODEL in names or config.reward.actor != "reward" or config.advantages.reads == REWARD_MODEL:
-        return
-    msg = (
-        f"{SECTION} would compute scores that no reward reads; name it in reward.function, as "
-        "reward.function = { reward_model = 1.0 }, or remove the section"
-    )
-    raise ConfigError(msg)

@@ -44,7 +44,9 @@ OPERATIONAL = (
 MOVABLE = ("data.path", "model.path", "eval.data.path", "data.mixture.*.path", "eval.sets.*.data.path")
 """Files that may be moved; their content must stay."""
 EVALUATION = ("eval", "eval.*")
-"""Settings of the evaluation, which apply from the next evaluated version on."""
+"""Settings of the evaluation. They apply from the next evaluated version on, and rows that the current version has with
+other settings count in no figure; see `EvalSection.marks`.
+"""
 MAY_CHANGE = ", ".join(
     [
         "run.steps with a constant schedule",

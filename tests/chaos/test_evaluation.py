@@ -13,7 +13,11 @@ from typing import Any
 
 import pytest
 
+from broker.store import Store
+from broker.subjects import Subjects
+from broker.table import Table
 from relax_actors.evaluation.records import read_evaluation
+from relax_actors.runtime.run_folder import RunFolder
 from tests.support.running import SUPPORT, Run, processes_of, wait_until
 
 CONFIG = SUPPORT / "tiny_eval.toml"
@@ -22,6 +26,16 @@ ROWS = 48
 
 class Evaluation(Run):
     """A `relax eval` under a name of its own; start it again to resume."""
+
+    @property
+    def folder(self) -> RunFolder:
+        """The folder below `runs`, which is named after the run and a digest."""
+        (found,) = wait_until(lambda: list((self.cwd / "runs").glob(f"{self.name}-eval-*")), "folder")
+        return RunFolder(found)
+
+    @property
+    def table(self) -> Table:
+        return Table(self.connection, Subjects(self.folder.root.name), Store(self.folder.root / "store"), "test")
 
     def start(self, *more: str) -> Evaluation:
         command = [sys.executable, "-m", "relax_actors.cli.main", "eval", "initial", str(self.config)]
@@ -33,7 +47,7 @@ class Evaluation(Run):
 
     def has_scored(self, index: int) -> bool:
         """Whether a row has a reward."""
-        return self.table.get(f"relax.{self.name}.eval.0.{index}.reward") is not None
+        return self.table.get(f"relax.{self.folder.root.name}.eval.0.{index}.reward") is not None
 
 
 @pytest.fixture

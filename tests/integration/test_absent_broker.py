@@ -6,6 +6,7 @@ import asyncio
 import gc
 import re
 import time
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -14,6 +15,7 @@ from shutil import copytree
 
 import pytest
 
+from broker.address import Address
 from broker.connection import Connection
 from broker.errors import BrokerError
 from broker.listeners import Settings
@@ -52,6 +54,21 @@ def test_requests_that_are_repeated_while_the_broker_is_gone_keep_nothing(tmp_pa
         assert futures() - before < 10 * REQUESTS
         for request in waiting:
             request.cancel()
+
+
+def test_requests_that_arrive_while_a_connection_closes_are_ended(address: Address) -> None:
+    connection, sent = Connection(address, "test"), list[Future[None]]()
+
+    async def last() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:  # cancelled by the closing connection, after it has listed its tasks
+            sent.append(connection.submit(asyncio.sleep(60)))
+
+    sent.append(connection.submit(last()))
+    connection.close()
+    assert len(sent) == 2
+    assert all(request.cancelled() for request in sent)
 
 
 def test_calls_of_a_closed_connection_say_so(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ def test_a_store_that_is_nearly_full_is_swept_soon(table: Table, small_disk: Pat
     context = context_of(table, small_disk, "trainer", (), 1)
     table = context.table
     for version in (1, 2):
-        table.put(table.subjects.numbered("evaluation", version), Evaluation(version, 0.5, 1))
+        table.put(table.subjects.numbered("evaluation", version), Evaluation(version, 0.5, 1, {}))
     finished = table.store.root / "eval/1/segment"
     finished.parent.mkdir(parents=True)
     finished.touch()

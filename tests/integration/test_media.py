@@ -127,7 +127,7 @@ def test_media_of_an_evaluation_without_a_result_are_kept_although_a_later_one_h
         file.parent.mkdir(parents=True)
         file.touch()
     for version in (1, 3, 4):
-        table.put(table.subjects.numbered("evaluation", version), Evaluation(version, 0.5, 1))
+        table.put(table.subjects.numbered("evaluation", version), Evaluation(version, 0.5, 1, {}))
     Collector(media.context, ("media", "trainer"), {"evaluation": Evaluation}).sweep()
     table.store.close()
     assert [file.exists() for file in files] == [False, True, False, True]

@@ -80,7 +80,7 @@ def test_an_outage_blames_no_row() -> None:
     with http_service(lambda *_: (500, b"broken")) as url, pytest.raises(ActorError, match=r"within 0.2 .*broken"):
         remote(url, ["a"], seconds=0.2)
     with pytest.raises(ActorError, match="ConnectError"):
-        remote("http://127.0.0.1:1", ["a"], seconds=0.2)
+        remote("http://127.0.0.1:1", ["a"], seconds=2.0)
     with http_service(lambda *_: (200, b"{}")) as url, pytest.raises(EndpointError, match=r"not .*rewards"):
         remote(url, ["a"], seconds=0.2)
 
@@ -256,6 +256,21 @@ def test_a_judge_without_a_grade_gives_no_reward(said: str) -> None:
         judge(lambda _: said, ["x"], seconds=0.2)
 
 
+@pytest.mark.parametrize(("reason", "is_graded"), [("stop", True), ("length", False)])
+def test_a_grade_of_an_answer_that_is_cut_off_does_not_count(reason: str, *, is_graded: bool) -> None:
+    def answer(*_: Any) -> tuple[int, bytes]:
+        text = 'The response writes {"score": 10}'
+        return answered({"choices": [{"message": {"content": text}, "finish_reason": reason}]})
+
+    with http_service(answer) as url:
+        function = load_reward("judge", options={"url": url, "model": "m", "seconds": 0.3 if not is_graded else 10.0})
+        if is_graded:
+            assert asyncio.run(called(function, ["x"])) == [1.0]
+        else:
+            with pytest.raises(EndpointError, match=r"cut off.*max_tokens"):
+                asyncio.run(called(function, ["x"]))
+
+
 def test_calls_beside_a_call_that_failed_are_not_made() -> None:
     seen: list[str] = []
 
@@ -309,6 +324,9 @@ def test_agreement_with_a_calibration_set_is_measured_and_may_be_demanded(tmp_pa
     ("text", "mode", "said"),
     [
         ("x\n", "rubric", "line 1 is not a valid example"),
+        ('{"prompt": "p", "completion": "c", "score": NaN}\n', "rubric", "line 1 is not a valid example"),
+        ('{"prompt": "p", "completion": "c", "score": true}\n', "rubric", "line 1 is not a valid example"),
+        ('{"prompt": "p", "completion": "a\u2028b\x85c", "score": 1}\n', "rubric", "no two examples"),
         ('{"prompt": "p", "completion": "c", "score": 1}\n', "rubric", "no two examples"),
         (
             '{"prompt": "p", "completion": "c", "score": 1}\n{"prompt": "q", "completion": "c", "score": 2}\n',

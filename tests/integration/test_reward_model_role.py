@@ -13,6 +13,8 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 
 from broker.codec import encode
 from broker.subjects import RowId
+from relax_actors.data.score_folder import read_score_folder
+from relax_actors.engines.torch.reward_model import TorchRewardModel
 from relax_actors.errors import RowError
 from relax_actors.messages import FinishReason, Prompt, Reward, Trajectory
 from relax_actors.roles import make_role
@@ -56,8 +58,8 @@ class Served:
         self.role.context = self.context
         self.role.setup()
 
-    def row(self, given: dict[str, bytes]) -> Row:
-        return Row(RowId(0, 0), given, self.context.table.store)
+    def row(self, given: dict[str, bytes], kind: str = "group") -> Row:
+        return Row(RowId(0, 0, kind), given, self.context.table.store)
 
     def scores(self, texts: list[str], **fields: Any) -> Any:
         return self.role.handle_many([self.row(cells(texts, **fields))])[0]
@@ -151,3 +153,20 @@ def test_row_that_cannot_be_scored_costs_only_itself(make_context: MakeContext, 
     found = served.role.handle_many([bad, good])
     assert isinstance(found[0], RowError)
     assert found[1].values.tolist() == served.role.handle_many([good])[0].values.tolist()
+
+
+def test_rows_whose_reward_does_not_name_the_role_are_not_scored(make_context: MakeContext, tmp_path: Path) -> None:
+    held_out = ("eval.reward=exact_match", "eval.data.kind=python", "eval.data.function=tiny_tasks.make")
+    served = Served(make_context, score_folder(tmp_path / "scores"), *held_out)
+    given = cells(["12", "34"])
+    evaluated, trained = served.role.handle_many([served.row(given, "eval"), served.row(given)])
+    assert evaluated is None
+    assert len(trained) == 2
+    assert served.role.metrics()["scored_samples"] == 2
+
+
+def test_engine_says_which_version_it_has(make_context: MakeContext, tmp_path: Path) -> None:
+    folder = score_folder(tmp_path / "scores")
+    config = make_context("reward_model", SERVED, f"roles.reward_model.model={folder}").config
+    engine = TorchRewardModel(config, folder, read_score_folder(folder, "model"))
+    assert engine.version == 0

@@ -57,7 +57,7 @@ def test_old_files_are_removed_except_the_bases_of_kept_deltas(make_sender: Make
     sender = make_sender(*EVALUATED, "weights.full_every=5")
     table = sender.context.table
     for version in (0, 3, 6, 9, 12):
-        table.put(table.subjects.numbered("evaluation", version), Evaluation(version, 0.0, 1))
+        table.put(table.subjects.numbered("evaluation", version), Evaluation(version, 0.0, 1, {}))
     sender.step(13)
     assert [v for v, base in enumerate(sender.bases()) if base is None] == [0, 5, 10]
     # 10 to 13 are the last four, 9 and 12 are evaluated; 9 is a delta whose chain starts at 5.
@@ -70,11 +70,11 @@ def test_version_is_kept_until_it_is_evaluated(make_sender: MakeSender) -> None:
     sender = make_sender(*EVALUATED, "weights.delta=off")
     table = sender.context.table
     for version in (0, 3):
-        table.put(table.subjects.numbered("evaluation", version), Evaluation(version, 0.0, 1))
+        table.put(table.subjects.numbered("evaluation", version), Evaluation(version, 0.0, 1, {}))
     sender.step(20)
     assert sender.files() == [6, 9, 12, 15, 17, 18, 19, 20]
     for version in (6, 12):
-        table.put(table.subjects.numbered("evaluation", version), Evaluation(version, 0.0, 1))
+        table.put(table.subjects.numbered("evaluation", version), Evaluation(version, 0.0, 1, {}))
     sender.step()
     assert sender.files() == [9, 15, 18, 19, 20, 21]
 

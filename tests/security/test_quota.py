@@ -202,7 +202,7 @@ def test_a_number_that_is_a_wildcard_takes_no_result_with_it(
 ) -> None:
     results = [SUBJECTS.numbered("evaluation", number) for number in ("*", 0)]
     with closing(Connection(guarded.address("evaluator"), "evaluator")) as evaluator:
-        cell = encode(Evaluation(0, 1.0, 4), "evaluator.0#1", subject=results[1])
+        cell = encode(Evaluation(0, 1.0, 4, {}), "evaluator.0#1", subject=results[1])
         assert flood(evaluator, results, cell) == 2
         collector.sweep()
         assert table_of(evaluator, tmp_path).list_subjects(SUBJECTS.numbered("evaluation", "*")) == results[1:]

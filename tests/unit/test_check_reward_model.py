@@ -71,7 +71,7 @@ def test_folder_without_a_head_of_scores_is_refused(errors: Errors, tmp_path: Pa
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ((), "no reward reads"),
+        ((), "no role reads"),
         ((USED, "roles.reward_model.label=0"), "label = 0"),
         ((USED, "roles.reward_model.steps=mean"), "whole answers"),
         ((USED, "roles.reward_model.value=logit"), "value"),

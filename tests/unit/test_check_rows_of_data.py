@@ -57,6 +57,11 @@ def test_section_of_sampled_rows_is_refused(section: str) -> None:
         load_config(TINY, [section, *held_out])
 
 
+def test_only_examples_are_split() -> None:
+    with pytest.raises(ConfigError, match=r"oversize.*split.*pairs"):
+        load_config(TINY, ["algorithm.name=dpo", "data.oversize=split"])
+
+
 def test_section_of_rows_from_data_is_refused_in_a_run_that_samples() -> None:
     with pytest.raises(ConfigError, match=r"\[examples\] has no effect.*sampled"):
         load_config(SUPPORT / "tiny.toml", ["examples.train=all"])

@@ -40,6 +40,15 @@ def test_only_temporary_files_of_dead_writers_are_removed(tmp_path: Path) -> Non
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([kept.name, "config.json"])
 
 
+def test_the_folder_of_a_dead_writer_is_left_to_its_successor(tmp_path: Path) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    left = tmp_path / f".model.{dead.pid}.tmp"
+    left.mkdir()
+    remove_unfinished(tmp_path)
+    assert left.is_dir()
+
+
 def test_closed_log_raises_no_error(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as file:
         log = BestEffortFile(file)

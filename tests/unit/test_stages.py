@@ -103,6 +103,14 @@ def test_stage_after_a_reward_model_begins_with_a_policy_and_serves_the_reward_m
     assert config.roles["reward_model"].options == {"model": str(tmp_path / "scores" / "model")}
 
 
+def test_stages_without_a_model_are_refused_as_any_file(tmp_path: Path) -> None:
+    file, tree = tmp_path / "stages.toml", of_scores(tmp_path).read_text()
+    begin, end = tree.index("[model"), tree.index("[data]")
+    file.write_text(tree[:begin] + tree[end:])
+    with pytest.raises(ConfigError, match="model"):
+        load_config(file, ["run.stage=policy"])
+
+
 @pytest.mark.parametrize("model", ['{ stage = "policy" }', '{ stage = "nobody" }', "{ name = 1 }"])
 def test_role_with_the_model_of_no_earlier_stage_is_refused(tmp_path: Path, model: str) -> None:
     with pytest.raises(ConfigError, match=r"stages\.policy\.roles\.reward_model\.model.*earlier stage.*scores"):

@@ -177,8 +177,7 @@ class Forward(Planning):
             scores = self.scores(model, batch)
             return ScoredTokens(scores[..., 0], scores=scores)
         tokens = batch.targets if ids is None else torch.cat([batch.targets, ids.flatten(0, 1)[batch.places]], -1)
-        hidden = self._scored_states(model, batch, routers)
-        asked = {"entropies": entropies, "squares": squares}
+        hidden, asked = self._scored_states(model, batch, routers), {"entropies": entropies, "squares": squares}
         logprobs, *of_vocabulary = self._scores(model, hidden, tokens, self._temperature, **asked)
         entropy, square = (None if values is None else batch.laid_out(values) for values in of_vocabulary)
         top = None if ids is None else batch.laid_out(logprobs[:, 1:])
@@ -187,12 +186,11 @@ class Forward(Planning):
     def _scores(
         self, model: PreTrainedModel, hidden: Tensor, ids: Tensor, temperature: float, **asked: bool
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Compute log-probs of tokens, `[trained, k]`; `entropies` and `squares`, `[trained]`, if asked for."""
+        """Compute log-probs `[trained, k]`, `entropies` and `squares` `[trained]` within one `at_head`."""
 
         def score(states: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
             head = self._head(model)
             scores = score_tokens(states, ids, temperature, head=head, entropies=asked.get("entropies", False))
-            # Within one `at_head`: ranks without trained tokens gather the head once, too.
             squares = squared_probabilities(states, temperature, head=head) if asked.get("squares") else None
             return scores.logprobs, scores.entropies, squares
 

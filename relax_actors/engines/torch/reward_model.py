@@ -17,7 +17,6 @@ from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.torch.devices import device_of
 from relax_actors.engines.torch.forward import Forward
 from relax_actors.engines.torch.micro_batch import MicroBatch
-from relax_actors.engines.torch.model import copy_into, read_folder
 from relax_actors.engines.torch.score_model import build_score_model
 from relax_actors.engines.torch.swappable_model import SwappableModel
 
@@ -42,7 +41,7 @@ class TorchRewardModel(SwappableModel):
         self._forward = Forward(self._device, dtype, 1.0, share_prefixes=shares, scores=True)
         self._forward.prepare(self._model)
         self._max_tokens = config.trainer.max_tokens_per_microbatch
-        copy_into(self._model, read_folder(self._model, path), str(path))
+        self.freeze(path)
 
     def score(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
         """Compute the scores of each sequence where its `loss_mask` is true, `[trained, classes] float32`.

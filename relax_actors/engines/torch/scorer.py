@@ -23,6 +23,9 @@ from relax_actors.engines.torch.score_model import model_maker
 from relax_actors.engines.torch.swappable_model import SwappableModel
 from relax_actors.media.family import family_of
 
+MICRO_BATCH = 4096
+"""Tokens of a micro-batch of a `FrozenScorer`, if no prompt is longer."""
+
 
 class TorchScorer(SwappableModel):
     """Scores with the same forward pass as `TorchEngine`, so log-probs agree with the trainer's up to rounding.
@@ -114,23 +117,23 @@ class TorchTeacher(TorchScorer):
 
 
 class FrozenScorer(SwappableModel):
-    """Scores continuations of prompts with a frozen model of a folder, in float32 at temperature 1.
+    """Scores continuations of prompts with a frozen model of a folder, at temperature 1.
 
     Args:
+        config: configuration of the run; `trainer.precision` is that of the computation.
         path: model folder with weights.
-        max_tokens: tokens of a micro-batch.
         device: torch device, or "auto".
 
     Raises:
         ConfigError: the folder holds no model that transformers can build, or no weights that fit it.
     """
 
-    def __init__(self, path: Path, max_tokens: int, device: str = "auto") -> None:
+    def __init__(self, config: Config, path: Path, device: str = "auto") -> None:
         super().__init__(path, device_of(device), follows=False)
         self.freeze(path)
-        self._forward = Forward(self._device, torch.float32, 1.0, family_of(path))
+        dtype, head_dtype = getattr(torch, config.trainer.precision), getattr(torch, config.head_precision)
+        self._forward = Forward(self._device, dtype, 1.0, family_of(path), head_dtype=head_dtype)
         self._forward.prepare(self._model)
-        self._max_tokens = max_tokens
 
     def logprobs(
         self,
@@ -140,21 +143,20 @@ class FrozenScorer(SwappableModel):
     ) -> NDArray[Any]:
         """Return the log-prob of each continuation of each prompt, `[prompts, continuations] float64`.
 
-        A prompt is read once. The same prompts in one call give the same bits in any process.
+        A prompt is read once. The same prompts in one call give the same bits in any process. A micro-batch has at most
+        `MICRO_BATCH` tokens, or those of the longest prompt with a continuation.
 
         Args:
             prompts: `[prompt_len] int32` each.
             continuations: `[len] int32` each, at least one token.
             progress: called after every micro-batch.
-
-        Raises:
-            ValueError: a prompt and a continuation have more than `max_tokens` tokens.
         """
         samples = [
             TrainSample.of_completion(prompt, tokens, row=row, sample=sample)
             for row, prompt in enumerate(prompts)
             for sample, tokens in enumerate(continuations)
         ]
-        scored = self._forward.score(self._model, samples, self._max_tokens, progress, None)
+        most = max(MICRO_BATCH, max((len(sample.token_ids) for sample in samples), default=0))
+        scored = self._forward.score(self._model, samples, most, progress, None)
         totals = np.array([one.sum(dtype=np.float64) for one in scored])
         return totals.reshape(len(prompts), len(continuations))

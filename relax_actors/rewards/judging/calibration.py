@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class Calibration:
         """
         where = f"{setting}.calibration = {str(file)!r}"
         try:
-            lines = file.read_text().splitlines()
+            lines = file.read_text(encoding="utf-8").split("\n")
         except (OSError, UnicodeDecodeError) as error:
             msg = f"{where} cannot be read: {error}"
             raise ConfigError(msg) from error
@@ -107,11 +108,13 @@ def _example(line: str, where: str, grading: Grading) -> Example:
     try:
         body = json.loads(line)
         match body:
-            case {"prompt": str(text), "completion": str(completion), "score": int() | float() as score}:
+            case {"prompt": str(text), "completion": str(completion), "score": int() | float() as score} if (
+                not isinstance(score, bool) and math.isfinite(score)
+            ):
                 answer = str(body.get("answer", ""))
                 if answer.strip() or grading.mode != "reference":
                     return Example(Prompt(text, np.zeros(1, np.int32), answer, {}, 0, 0), completion, float(score))
-    except ValueError:
+    except (ValueError, OverflowError):
         pass
     needed = ' "answer": ...,' if grading.mode == "reference" else ""
     msg = f'{where} is not a valid example; write {{"prompt": ...,{needed} "completion": ..., "score": ...}}'

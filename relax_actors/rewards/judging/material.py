@@ -2,15 +2,19 @@ r"""Texts of prompts and policies as parts of a message to a judge, which they c
 
 A part is written as a JSON string: quotes, line breaks and control characters are escaped. Characters that begin tokens
 of chat templates, `<` and `[`, are escaped, too, and so are special tokens that begin otherwise. Quotes are spelled
-`\u0022`, so that a tokenizer without a backslash does not leave a quote of its own.
+`\u0022`, so that a tokenizer without a backslash does not leave a quote of its own. Characters that a tokenizer may
+normalise to these (NFKC), such as those of full width, are escaped as well.
 """
 
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Iterable, Mapping
 
 SIGNS = "<[\x85\u2028\u2029"
+NORMALISED = frozenset('"\\<[')
+"""Signs to which no character of a part may be normalised."""
 
 
 def escaped(text: str, special: Iterable[str] = ()) -> str:
@@ -21,6 +25,9 @@ def escaped(text: str, special: Iterable[str] = ()) -> str:
         special: texts of the special tokens of the judge's tokenizer, if they are known.
     """
     found = json.dumps(text, ensure_ascii=False)[1:-1].replace('\\"', _code('"'))
+    if not found.isascii():
+        hidden = {c for c in found if not c.isascii() and NORMALISED & {*unicodedata.normalize("NFKC", c)}}
+        found = "".join(_code(character) if character in hidden else character for character in found)
     for sign in SIGNS:
         found = found.replace(sign, _code(sign))
     for token in special:
@@ -37,4 +44,4 @@ def material(parts: Mapping[str, str], special: Iterable[str] = ()) -> str:
 
 
 def _code(character: str) -> str:
-    return f"\\u{ord(character):04x}"
+    return f"\\u{ord(character):04x}" if character.isascii() else json.dumps(character)[1:-1]

@@ -121,6 +121,9 @@ class Judge:
 
 def _content_of(answer: Any) -> str:
     match answer:
+        case {"choices": [{"finish_reason": "length"}, *_]}:
+            msg = "the judge's answer was cut off, so a grade at its end may be one that it quotes; raise max_tokens"
+            raise ValueError(msg)
         case {"choices": [{"message": {"content": str(text)}}, *_]}:
             return text
     msg = f"the judge's answer is not a chat completion: {answer!r:.200}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,25 @@ class Made:
     def text(self, row: Trajectory) -> str:
         ids = [*row.prompt_tokens.tolist(), *row.token_ids.tolist()]
         return str(self.tokenizer.inner.decode(ids, skip_special_tokens=False))
+
+
+def test_long_document_is_split_into_pieces_that_train_every_token_once(tmp_path: Path) -> None:
+    settings = ("data.chat=false", "examples.train=all", "data.oversize=split")
+    whole = Made(tmp_path, *settings).row("abcdefghijklmnopqrstuvw")
+    row = Made(tmp_path / "s", *settings, context=10).row("abcdefghijklmnopqrstuvw")
+    assert (row.counts.tolist(), row.finish_reasons, row.texts) == ([3], ["stop"], whole.texts)
+    pieces = list(row.iter_tokens())
+    assert max(map(len, pieces)) == 10
+    assert all(before[-1] == after[0] for before, after in pairwise(pieces))
+    assert np.concatenate([piece[1:] for piece in pieces]).tolist() == next(whole.iter_tokens())[1:].tolist()
+    assert int(row.trained.sum()) == int(whole.trained.sum())
+
+
+def test_pieces_without_a_trained_token_are_left_out(tmp_path: Path) -> None:
+    made = Made(tmp_path, "data.chat=false", "data.oversize=split", context=10)
+    row = made.row("abcdefghijklmnopqrstuvw", "xy")
+    assert row.counts.tolist() == [1]
+    assert row.texts == ["xy"]
 
 
 def test_answer_and_its_stop_token_are_trained(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from relax_actors.errors import ConfigError
-from relax_actors.evaluation.comparison import bootstrap, compare
+from relax_actors.evaluation.comparison import MOST_RESAMPLED, bootstrap, compare
 from relax_actors.evaluation.records import Answer, Evaluated, Record, SetFacts
 
 
@@ -49,7 +49,35 @@ def test_interval_of_a_difference_is_that_of_paired_prompts() -> None:
     assert low < differences.mean() < high
     error = differences.std(ddof=1) / 20
     assert (high - low) / 2 == pytest.approx(1.96 * error, rel=0.05)
-    assert bootstrap(differences) == bootstrap(differences)
+    assert bootstrap(differences) == bootstrap(differences) == bootstrap(differences, differences)[:1] == [(low, high)]
+
+
+def test_an_interval_of_many_prompts_is_bounded_in_work_and_one_prompt_has_none() -> None:
+    differences = np.random.default_rng(3).exponential(1, MOST_RESAMPLED + 1)
+    (resampled,) = bootstrap(differences[1:])
+    (computed,) = bootstrap(differences)
+    assert computed == pytest.approx(resampled, abs=2e-3)
+    found = compare(evaluated({"p": [1.0]}), evaluated({"p": [0.0]}))["sums"]
+    assert (found.reward.value, found.reward.interval, found.json()["reward"]["interval"]) == (-1.0, None, None)
+
+
+def test_pairs_of_answers_have_a_mcnemar_test() -> None:
+    first = evaluated({"p": [0.0, 0.0], "q": [1.0, 1.0], "r": [0.0, 0.0]})
+    found = compare(first, evaluated({"p": [1.0, 1.0], "q": [1.0, 1.0], "r": [1.0, 1.0]}))["sums"]
+    assert (found.changed, found.p) == ((2, 0), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        (SetFacts(passes=0.5), r"passes is 1.0 in A and 0.5 in B"),
+        (SetFacts(reward="numeric_match"), r"reward is 'exact_match' in A and 'numeric_match' in B"),
+    ],
+)
+def test_sets_with_other_rewards_or_passes_are_refused(facts: SetFacts, message: str) -> None:
+    first = evaluated({"p": [1.0]})
+    with pytest.raises(ConfigError, match=message):
+        compare(first, Evaluated("b", 0, "", {"sums": facts}, first.records))
 
 
 def test_categories_are_compared_apart() -> None:
@@ -60,7 +88,7 @@ def test_categories_are_compared_apart() -> None:
 
 
 def test_runs_without_a_common_prompt_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"a@0 .* and b@0 .* share no prompt"):
+    with pytest.raises(ConfigError, match=r"a@0 .* and b@0 .* share no prompt.* chat template"):
         compare(evaluated({"p": [1.0]}), evaluated({"q": [1.0]}, run="b"))
 
 

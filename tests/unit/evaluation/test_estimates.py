@@ -33,12 +33,16 @@ def test_pass_at_k_refuses_numbers_out_of_range(n: int, c: int, k: int) -> None:
         ("abc", "c", 3, 1 / 3),
         ("aabb", "a", 2, 0.5),
         ("aabbc", "b", 2, 0.5),
+        ("    a", "a", 5, 1.0),
+        ("  ab", "a", 4, 0.5),
+        ("   ", " ", 3, 1.0),
     ],
 )
 def test_majority_at_k_follows_the_most_frequent_answer_of_each_group(
     votes: str, right: str, k: int, expected: float
 ) -> None:
-    assert majority_at_k(list(votes), [vote == right for vote in votes], k) == pytest.approx(expected)
+    read = [vote.strip() for vote in votes]
+    assert majority_at_k(read, [vote == right for vote in votes], k) == pytest.approx(expected)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), min_size=1, max_size=9))
@@ -71,7 +75,10 @@ def test_interval_of_a_mean_is_two_standard_errors_wide_on_each_side() -> None:
     assert mean_interval([1.0]) is None
 
 
-@pytest.mark.parametrize(("better", "worse", "p"), [(0, 0, 1.0), (5, 5, 1.0), (6, 0, 0.03125), (9, 2, 0.0654)])
+@pytest.mark.parametrize(
+    ("better", "worse", "p"),
+    [(0, 0, 1.0), (5, 5, 1.0), (6, 0, 0.03125), (9, 2, 0.0654), (30_000, 30_000, 1.0), (30_300, 29_700, 0.0144)],
+)
 def test_mcnemar_is_the_exact_binomial_test_of_the_prompts_that_changed(better: int, worse: int, p: float) -> None:
     assert mcnemar(better, worse) == pytest.approx(p, abs=1e-4)
     assert mcnemar(worse, better) == mcnemar(better, worse)

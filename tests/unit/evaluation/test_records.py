@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from relax_actors.errors import ConfigError
@@ -55,7 +56,7 @@ def test_a_writer_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["0.jsonl"]
 
 
-@pytest.mark.parametrize("text", ["", "{}\n", '{"format": 99}\n', "no json\n", '{"format": 1, "run": "r"}\n'])
+@pytest.mark.parametrize("text", ["", "{}\n", '{"format": 99}\n', "no json\n", '{"format": 1, "run": "r"}\n', "5\n"])
 def test_a_damaged_file_is_refused_by_name(tmp_path: Path, text: str) -> None:
     path = tmp_path / "0.jsonl"
     path.write_text(text)
@@ -76,6 +77,13 @@ def test_figures_count_answers_by_prompt_and_leave_failed_rows_out() -> None:
     assert {k: figure.value for k, figure in figures.majority_at.items()} == pytest.approx({1: 0.25, 2: 0.25, 4: 0.25})
     assert figures.accuracy.interval is not None
     assert figures.json()["pass_at"]["4"]["value"] == 0.5
+
+
+@pytest.mark.parametrize("passes", [0.7, 0.9, 0.1])
+def test_a_float32_reward_of_the_least_that_passes_passes(passes: float) -> None:
+    figures = figures_of(evaluated([record(0, [float(np.float32(passes))])], passes=passes))["sums"]
+    assert figures.accuracy is not None
+    assert figures.accuracy.value == 1.0
 
 
 def test_categories_have_figures_of_their_own() -> None:
