@@ -30,7 +30,8 @@ class SourceSection(Section):
     """File, folder or pattern such as `data/*.jsonl` of a source of files. Files of a folder are read in the order of
     their names."""
     split: str | None = None
-    """Split of a folder, by the names of its files or of its Arrow folders, such as `train`."""
+    """Split of a folder, by the names of its files and folders, such as `train`. A folder with files of several splits
+    needs it."""
     task: str | None = None
     """Name of a reasoning-gym task."""
     function: str | None = None

@@ -26,7 +26,7 @@ class WarmStartSection(Section):
     steps: Positive
     """Number of supervised steps."""
     rows: Positive = 64
-    """Tasks of each step."""
+    """Tasks of each step, of a mixture by its first weights."""
     learning_rate: PositiveFloat = 1e-3
     """Learning rate of these steps."""
 

@@ -13,10 +13,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from relax_actors.data.arrow_rows import ArrowRows
 from relax_actors.data.field_names import listed
-from relax_actors.data.files import FileRows, data_files
+from relax_actors.data.files import data_files
 from relax_actors.data.source import SourceSettings
-from relax_actors.errors import ConfigError, RowError
+from relax_actors.errors import ConfigError
 from relax_actors.registry.dotted import import_extra
 
 ENDINGS = (".arrow", ".feather")
@@ -33,14 +34,14 @@ def open_arrow(settings: SourceSettings) -> ArrowFiles:
     return ArrowFiles(settings)
 
 
-class ArrowFiles(FileRows):
+class ArrowFiles(ArrowRows):
     """Tasks of Arrow files, in the file or the stream format."""
 
     def __init__(self, settings: SourceSettings) -> None:
-        self._pyarrow = import_extra("pyarrow", "parquet", "data.kind = 'arrow'")
+        pyarrow = import_extra("pyarrow", "parquet", "data.kind = 'arrow'")
         self._ipc = import_extra("pyarrow.ipc", "parquet", "data.kind = 'arrow'")
         paths = _saved_files(settings) or data_files(settings, "arrow", ENDINGS)
-        super().__init__(paths, settings)
+        super().__init__(paths, settings, pyarrow)
         self._batches: list[list[Any]] = []
         before = self._pyarrow.total_allocated_bytes()
         for path in paths:
@@ -58,26 +59,11 @@ class ArrowFiles(FileRows):
         self._starts = [[*accumulate((batch.num_rows for batch in own), initial=0)] for own in self._batches]
         self.set_counts([starts[-1] for starts in self._starts], settings.size, f"data.path = {str(settings.path)!r}")
 
-    def place(self, file: int, number: int) -> str:
-        """Return file and row."""
-        return f"{self.paths[file]} row {number + 1}"
-
     def read(self, file: int, number: int) -> object:
         """Return a row, decoded."""
-        starts, where = self._starts[file], self.place(file, number)
+        starts = self._starts[file]
         batch = bisect_right(starts, number) - 1
-        row = self._batches[file][batch].slice(number - starts[batch], 1)
-        if row.nbytes > self.max_bytes:
-            msg = (
-                f"{where}: {row.nbytes} bytes, more than the {self.max_bytes >> 20} MiB that a row may have; remove "
-                "columns that the reward does not need"
-            )
-            raise RowError(msg)
-        try:
-            return row.to_pylist()[0]
-        except (self._pyarrow.ArrowException, UnicodeDecodeError, ValueError) as error:
-            msg = f"{where}: cannot be decoded ({error}); write the file again"
-            raise RowError(msg) from error
+        return self.decoded(self._batches[file][batch], number - starts[batch], self.place(file, number))
 
     def _read_batches(self, path: Path) -> Iterator[Any]:
         number = 0
@@ -104,7 +90,7 @@ def _saved_files(settings: SourceSettings) -> Sequence[Path]:
     """Return the files of a folder of `save_to_disk`, in their order; none if it is no such folder.
 
     Raises:
-        ConfigError: it has several splits and `data.split` names none of them, or a file is missing.
+        ConfigError: `data.split` names none of its splits, or is not set and it has several; or a file is missing.
     """
     folder = Path(settings.required("path", "arrow"))
     where = f"data.path = {str(folder)!r}"
@@ -117,9 +103,13 @@ def _saved_files(settings: SourceSettings) -> Sequence[Path]:
             msg = f"data.split {is_set}, but {where} has the splits {listed(splits)}; choose one of them"
             raise ConfigError(msg)
         folder = folder / str(settings.split)
-    entries = _json_of(folder / "state.json").get("_data_files")
+    state = _json_of(folder / "state.json")
+    entries = state.get("_data_files")
     if not isinstance(entries, list):
         return ()
+    if not isinstance(splits, list) and settings.split not in (None, state.get("_split")):
+        msg = f"data.split = {settings.split!r}, but {where} is a single data set; remove data.split"
+        raise ConfigError(msg)
     paths = [folder / Path(str(entry.get("filename", ""))).name for entry in entries if isinstance(entry, dict)]
     if missing := [path.name for path in paths if not path.is_file()]:
         msg = f"{where} lacks {missing[0]}, which its state.json names; save the data set again"

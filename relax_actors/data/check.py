@@ -44,10 +44,11 @@ def check_data(run: CheckedRun, data: DataSection, where: str) -> Iterator[str]:
         return
     tokenizer, facts = model.tokenizer, model.facts
     source = open_data(data, config.media)
-    if config.rollout.max_tokens >= min(facts.context_length, config.trainer.max_tokens_per_microbatch):
+    whole = min(facts.context_length, config.trainer.max_tokens_per_microbatch)
+    if config.rollout.max_tokens >= whole:
         return  # `check_lengths` reports it once, for all data
     admission = admission_of(config, folder=model.folder)
-    maker = PromptMaker(data, tokenizer, facts.context_length, config.rollout.max_tokens, admission)
+    maker = PromptMaker(data, tokenizer, whole, config.rollout.max_tokens, admission)
     sampled = min(SAMPLED_ROWS, len(source))
     good, prompts, bad = _sample(source, maker, sampled, where)
     longest = max((len(prompt.tokens) for prompt in prompts), default=0)
@@ -62,13 +63,6 @@ def check_data(run: CheckedRun, data: DataSection, where: str) -> Iterator[str]:
         yield f"{where}: {len(bad)} of the first {sampled} rows will be quarantined; the first: {bad[0]}"
     if config.trainer.warm_start is not None and data is config.data:
         yield from _note_answers(tokenizer, good, sampled)
-    whole = longest + (1 if data.oversize == "keep" else config.rollout.max_tokens)
-    if whole > (limit := config.trainer.max_tokens_per_microbatch):
-        msg = (
-            f"trainer.max_tokens_per_microbatch = {limit} is below one sequence of up to {whole} tokens ({longest} "
-            f"of prompt + rollout.max_tokens); raise it"
-        )
-        raise ConfigError(msg)
     yield from note_source(config, data, source, where)
     cut = sum(CUT in prompt.metadata for prompt in prompts)
     cut_off = f"; {cut} of them are cut off" if cut else ""

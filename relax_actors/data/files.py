@@ -21,6 +21,9 @@ from relax_actors.errors import ConfigError, RowError
 NAMED_ROWS = 100
 """Rows in which a field of [data.fields] must come at least once."""
 _NUMBERED = re.compile(r"(?P<split>\w+)-\d+-of-\d+")
+_SPLITS = "train|test|validation|valid|val|dev|eval"
+_NAMED = re.compile(rf"(?P<split>{_SPLITS})([-_.]|$)")
+_FOLDERS = frozenset(_SPLITS.split("|"))
 
 
 def data_files(settings: SourceSettings, kind: str, endings: Sequence[str]) -> list[Path]:
@@ -32,12 +35,12 @@ def data_files(settings: SourceSettings, kind: str, endings: Sequence[str]) -> l
         endings: endings of the names of its files, by which those of a folder are chosen.
 
     Raises:
-        ConfigError: there is none, `data.split` names none of them, or they are of several splits.
+        ConfigError: there is none, `data.split` names none of them, or those of a folder are of several splits.
     """
     path = Path(settings.required("path", kind))
     where = f"data.path = {str(path)!r}"
     if path.is_file():
-        chosen = [path]
+        chosen = [path] if settings.split is None else _of_split([path], path.parent, settings.split, where)
     elif path.is_dir():
         found = [file for file in files_at(path) if file.name.endswith(tuple(endings))]
         if not found:
@@ -49,7 +52,7 @@ def data_files(settings: SourceSettings, kind: str, endings: Sequence[str]) -> l
         chosen = _of_split(found, path, settings.split, where)
     elif glob.has_magic(str(path)):
         chosen = files_at(path)
-        chosen = _of_split(chosen, path.parent, settings.split, where) if settings.split else chosen
+        chosen = _of_split(chosen, folder_of(path), settings.split, where) if settings.split else chosen
         if not chosen:
             msg = f"{where} matches no file; correct the pattern"
             raise ConfigError(msg)
@@ -66,10 +69,16 @@ def data_files(settings: SourceSettings, kind: str, endings: Sequence[str]) -> l
 
 
 def files_at(path: Path) -> list[Path]:
-    """Return a file, all files below a folder, or the files that match a pattern, in the order of their paths."""
+    """Return a file, the files below a folder, or those that match a pattern, in the order of their paths.
+
+    Hidden files, and those of hidden folders such as `.ipynb_checkpoints`, are left out unless a pattern names them.
+    """
     if path.is_file():
         return [path]
-    found = path.rglob("*") if path.is_dir() else map(Path, glob.glob(str(path), recursive=True))  # noqa: PTH207 an absolute pattern
+    if path.is_dir():
+        shown = (file for file in path.rglob("*") if not any(name.startswith(".") for name in _below(file, path)))
+        return sorted(file for file in shown if file.is_file())
+    found = map(Path, glob.glob(str(path), recursive=True))  # noqa: PTH207 an absolute pattern
     return sorted(file for file in found if file.is_file())
 
 
@@ -83,16 +92,31 @@ def folder_of(path: Path) -> Path:
     return above
 
 
+def _below(path: Path, folder: Path) -> tuple[str, ...]:
+    """Return the names that lead from a folder to a path in it."""
+    return path.parts[len(folder.parts) :]
+
+
+def _split_of(file: Path, folder: Path) -> str | None:
+    """Return the split that a folder or the name of a file says; None if neither does."""
+    above = [name for name in _below(file.parent, folder) if name in _FOLDERS]
+    match = _NUMBERED.match(file.name) or _NAMED.match(file.name)
+    return above[-1] if above else match and match["split"]
+
+
 def _of_split(files: list[Path], folder: Path, split: str | None, where: str) -> list[Path]:
     """Return the files of a split: `train.jsonl`, `train-00000-of-00002.parquet`, or files of a folder `train`."""
     if split is None:
-        splits = {match["split"] for file in files if (match := _NUMBERED.match(file.name))}
+        splits = {split for file in files if (split := _split_of(file, folder))}
         if len(splits) > 1:
-            msg = f"{where} has files of the splits {listed(sorted(splits))}; choose one by data.split"
+            msg = (
+                f"{where} has files of the splits {listed(sorted(splits))}; choose one by data.split, or name the "
+                "files to read by a pattern"
+            )
             raise ConfigError(msg)
         return files
     own = re.compile(rf"{re.escape(split)}([-_.]|$)")
-    chosen = [file for file in files if own.match(file.name) or split in file.parent.parts[len(folder.parts) :]]
+    chosen = [file for file in files if own.match(file.name) or split in _below(file.parent, folder)]
     if not chosen:
         msg = f"data.split = {split!r}, but {where} has no such files; files: {listed(file.name for file in files)}"
         raise ConfigError(msg)

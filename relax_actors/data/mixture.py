@@ -20,7 +20,7 @@ from relax_actors.data.task import Task
 from relax_actors.errors import ConfigError
 
 SOURCE = "source"
-"""Field of the metadata of a row that names its source."""
+"""Field of the metadata of a row that names its source; a field of the row with this name is replaced."""
 _BLOCK_ROWS = 8192
 """Rows of a block of a source whose rows can be read in any order."""
 
@@ -67,7 +67,7 @@ class Mixture:
         check_index(i, len(self))
         k = bisect_right(self.starts, i) - 1
         task = self._sources[k][i - self.starts[k]]
-        return replace(task, metadata={SOURCE: self._names[k]} | task.metadata)
+        return replace(task, metadata=task.metadata | {SOURCE: self._names[k]})
 
 
 def _blocks(source: DataSource) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

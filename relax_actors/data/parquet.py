@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from relax_actors.data.files import FileRows, data_files
+from relax_actors.data.arrow_rows import ArrowRows
+from relax_actors.data.files import data_files
 from relax_actors.data.held_groups import HELD_BYTES, HeldGroups
 from relax_actors.data.source import Blocks, SourceSettings
 from relax_actors.errors import ConfigError, RowError
@@ -38,14 +39,14 @@ def open_parquet(settings: SourceSettings) -> Parquet:
     return Parquet(settings)
 
 
-class Parquet(FileRows):
+class Parquet(ArrowRows):
     """Tasks of Parquet files; row groups are read on demand, and the last ones are kept."""
 
     def __init__(self, settings: SourceSettings) -> None:
-        self._pyarrow = import_extra("pyarrow", "parquet", "data.kind = 'parquet'")
+        pyarrow = import_extra("pyarrow", "parquet", "data.kind = 'parquet'")
         self._parquet = import_extra("pyarrow.parquet", "parquet", "data.kind = 'parquet'")
         paths = data_files(settings, "parquet", ENDINGS)
-        super().__init__(paths, settings)
+        super().__init__(paths, settings, pyarrow)
         # Number of the first row of each row group in its file, and the number of the file's rows at the end.
         self._starts: list[list[int]] = []
         for path in paths:
@@ -60,47 +61,36 @@ class Parquet(FileRows):
 
     @cached_property
     def blocks(self) -> Blocks:
-        """Row groups, of which as many are held as fit into `HELD_BYTES` if all are like the first one."""
+        """Row groups, of which as many are held as fit into `HELD_BYTES` if all are like that of the first row."""
         ends = np.cumsum(np.concatenate([np.diff(starts) for starts in self._starts])).clip(0, len(self))
         sizes = np.diff(ends, prepend=0)
         sizes = sizes[sizes > 0]
-        first = self._groups.get((0, 0))
+        file, number = self.locate(0)
+        first = self._groups.get((file, self._group_of(file, number)))
         size = 0 if isinstance(first, RowError) else first.nbytes / first.num_rows * sizes.mean()
         held = 1 << max(0, int(HELD_BYTES // size).bit_length() - 1) if size else 1
         return Blocks(sizes, held)
 
-    def place(self, file: int, number: int) -> str:
-        """Return file and row."""
-        return f"{self.paths[file]} row {number + 1}"
-
     def read(self, file: int, number: int) -> object:
         """Return a row, decoded."""
         starts, where = self._starts[file], self.place(file, number)
-        group = bisect_right(starts, number) - 1
+        group = self._group_of(file, number)
         held = self._groups.get((file, group))
         if isinstance(held, RowError):
             msg = f"{where}: {held}"
             raise RowError(msg) from held
-        row = held.slice(number - starts[group], 1)
-        if row.nbytes > self.max_bytes:
-            msg = (
-                f"{where}: {row.nbytes} bytes, more than the {self.max_bytes >> 20} MiB that a row may have; remove "
-                "columns that the reward does not need"
-            )
-            raise RowError(msg)
-        try:
-            return row.to_pylist()[0]
-        except (self._pyarrow.ArrowException, UnicodeDecodeError) as error:
-            msg = f"{where}: cannot be decoded ({error}); write the file again"
-            raise RowError(msg) from error
+        return self.decoded(held, number - starts[group], where)
+
+    def _group_of(self, file: int, number: int) -> int:
+        """Return the row group of a row, which is the last one that begins at or before it: groups may be empty."""
+        return bisect_right(self._starts[file], number) - 1
 
     def _footer(self, path: Path) -> tuple[list[int], list[str]]:
-        """Number of rows of each row group, and names of the columns."""
+        """Number of rows of each row group, which may be 0, and names of the columns."""
         try:
             with self._parquet.ParquetFile(path) as file:
                 groups = range(file.metadata.num_row_groups)
-                counts = [file.metadata.row_group(group).num_rows for group in groups]
-                return [count for count in counts if count], file.schema_arrow.names
+                return [file.metadata.row_group(group).num_rows for group in groups], file.schema_arrow.names
         except (self._pyarrow.ArrowException, OSError) as error:
             msg = f"data.path = {str(path)!r} cannot be read as Parquet ({error}); give a Parquet file"
             raise ConfigError(msg) from error

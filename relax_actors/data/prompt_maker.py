@@ -73,6 +73,13 @@ def admission_of(config: Config, store: Store | None = None, folder: Path | None
     return MediaAdmission(config.media, folder or config.model_path, store)
 
 
+def tokens_left(data: DataSection, max_tokens: int) -> tuple[int, str]:
+    """Return how many tokens a prompt must leave for a completion of at most `max_tokens`, and what they are for."""
+    if data.oversize == "keep":
+        return 1, "the completion's first token"
+    return max_tokens, f"rollout.max_tokens = {max_tokens}"
+
+
 def check_size(task: Task, prompt: object) -> None:
     """Check that a prompt, as its cell holds it, fits into the cell with answer and metadata.
 
@@ -114,8 +121,8 @@ class PromptMaker:
     ) -> None:
         self._keeps_messages = keeps_messages
         self._data, self._tokenizer, self._admission = data, tokenizer, admission
-        self._room = whole - (1 if data.oversize == "keep" else max_tokens)
-        self._whole, self._max_tokens = whole, max_tokens
+        left, self._left_by = tokens_left(data, max_tokens)
+        self._whole, self._room = whole, whole - left
 
     def make(self, task: Task, row: RowId | None = None, **fields: Any) -> Prompt:
         """Make the prompt of a task.
@@ -158,11 +165,10 @@ class PromptMaker:
             cut = cut_to(task, self._room, left=left, tokenizer=self._tokenizer, render=self._text_and_tokens)
             if cut is not None:
                 return cut
-        left_by = "the completion's first token" if oversize == "keep" else f"rollout.max_tokens = {self._max_tokens}"
         msg = (
             f"{_origin(task)}prompt {text[:60]!r} has {len(tokens)} tokens, more than the {self._room} that "
-            f"{left_by} leaves of {self._whole} (the model's context, or trainer.max_tokens_per_microbatch if that is "
-            "smaller); shorten the prompt, lower rollout.max_tokens, or set data.oversize"
+            f"{self._left_by} leaves of {self._whole} (the model's context, or trainer.max_tokens_per_microbatch if "
+            "that is smaller); shorten the prompt, lower rollout.max_tokens, or set data.oversize"
         )
         raise RowError(msg)
 

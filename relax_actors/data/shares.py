@@ -1,4 +1,4 @@
-"""Deterministic shares: after any number of rows, each source is within one row of its share."""
+"""Deterministic shares: each source is always within one row of its share of the rows since the weights changed."""
 
 from __future__ import annotations
 

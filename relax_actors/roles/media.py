@@ -62,7 +62,9 @@ class MediaRole(Role):
             if source.url:
                 self._downloads.fetch(source)
         folder = f"{row.id.kind}/{row.id.step}"
-        found = self._preparer.prepare(row.prompt, folder, self.progress)
+        held_out = self.context.config.held_out(row.id)
+        data = None if held_out is None else held_out.source
+        found = self._preparer.prepare(row.prompt, folder, self.progress, data)
         self.progress()
         return found
 

@@ -19,8 +19,9 @@ import xxhash
 from broker.fields import TensorRef
 from broker.store import Store
 from relax_actors.config import Config
+from relax_actors.config.data import DataSection
 from relax_actors.config.media import MediaSection
-from relax_actors.data.prompt_maker import room
+from relax_actors.data.prompt_maker import room, tokens_left
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.protocols.media import PromptMedia, items_of
 from relax_actors.errors import ConfigError, RowError, StoreError
@@ -48,8 +49,7 @@ class MediaPreparer:
         self._section = media
         check_settings(media, family)
         self._tokenizer = Tokenizer(config.model_path).inner
-        self._max_tokens = config.rollout.max_tokens
-        self._room = room(config) - self._max_tokens
+        self._whole, self._max_tokens, self._data = room(config), config.rollout.max_tokens, config.data
         self._store, self._segments = store, MediaSegments(store)
         self.processed = 0
         """Media that were decoded."""
@@ -58,21 +58,33 @@ class MediaPreparer:
         self.seconds = 0.0
         """CPU time of decoding and of the features."""
 
-    def prepare(self, prompt: Prompt, folder: str, progress: Callable[[], None] = lambda: None) -> PreparedPrompt:
+    def prepare(
+        self,
+        prompt: Prompt,
+        folder: str,
+        progress: Callable[[], None] = lambda: None,
+        data: DataSection | None = None,
+    ) -> PreparedPrompt:
         """Prepare a prompt, with its features in segments of the store.
+
+        Args:
+            prompt: the prompt.
+            folder: of the store, for the segments.
+            progress: called after each medium.
+            data: section of the source of the prompt; [data] by default.
 
         Raises:
             RowError: a medium cannot be read or exceeds a limit, or the prompt is too long.
             StoreError: the store has lost a file that the data held itself.
         """
         features, references = self.stored(prompt.media, folder, progress)
-        whole = self.expand(prompt, features)
+        whole = self.expand(prompt, features, data or self._data)
         return PreparedPrompt(whole.tokens, self.records(features, references, whole), whole.positions, whole.delta)
 
     def prepare_mapped(self, prompt: Prompt, folder: str) -> tuple[np.ndarray, PromptMedia]:
         """Return the expanded tokens of a prompt `[prompt_len] int32` and its media, mapped; errors as `prepare`."""
         features, references = self.stored(prompt.media, folder)
-        return self._mapped(self.expand(prompt, features), features, references)
+        return self._mapped(self.expand(prompt, features, self._data), features, references)
 
     def hinted(self, prompt: Prompt, tokens: np.ndarray, folder: str) -> tuple[np.ndarray, PromptMedia]:
         """Do as `prepare_mapped` with other tokens `[n] int32` in place of the prompt's, of any length."""
@@ -161,20 +173,22 @@ class MediaPreparer:
         plain = [*facts, *used, *(None if one is None else asdict(one) for one in specs)]
         return xxhash.xxh3_128_hexdigest(json.dumps(plain, sort_keys=True).encode())
 
-    def expand(self, prompt: Prompt, features: Sequence[Features]) -> Expanded:
-        """Expand the placeholders of a prompt.
+    def expand(self, prompt: Prompt, features: Sequence[Features], data: DataSection) -> Expanded:
+        """Expand the placeholders of a prompt of a source.
 
         Raises:
             RowError: the prompt is then too long.
         """
         found = self.expand_tokens(prompt.tokens, features)
-        if len(found.tokens) > self._room:
+        left, left_by = tokens_left(data, self._max_tokens)
+        if len(found.tokens) > (most := self._whole - left):
             where = prompt.media[0].origin if prompt.media else "prompt"
+            keep = "" if data.oversize == "keep" else ", or set data.oversize = 'keep'"
             msg = (
                 f"{where}: {len(prompt.tokens)} tokens of text and {sum(found.counts)} of media make a prompt of "
-                f"{len(found.tokens)}, more than the {self._room} that rollout.max_tokens = {self._max_tokens} leaves "
-                f"of {self._room + self._max_tokens} (the model's context, or trainer.max_tokens_per_microbatch if "
-                "that is smaller); lower max_pixels, fps or max_seconds in [media]"
+                f"{len(found.tokens)}, more than the {most} that {left_by} leaves of {self._whole} (the model's "
+                "context, or trainer.max_tokens_per_microbatch if that is smaller); lower max_pixels, fps or "
+                f"max_seconds in [media]{keep}"
             )
             raise RowError(msg)
         return found

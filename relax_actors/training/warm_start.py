@@ -10,6 +10,7 @@ from broker.codec import Array
 from broker.store import Store
 from broker.subjects import RowId
 from relax_actors.config import Config
+from relax_actors.data.mixture import Mixture, plan_of
 from relax_actors.data.prompt_maker import PromptMaker, admission_of, open_data, room
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.protocols import TrainingEngine, TrainSample
@@ -27,7 +28,8 @@ _FIRST_ROW = RowId(0, 0)
 def warm_start(config: Config, engine: TrainingEngine, progress: Callable[[], None], store: Store) -> float:
     """Train `trainer.warm_start.steps` supervised steps.
 
-    Rows are drawn at random from the training data, seeded by run.seed. The stop token is appended to every answer.
+    Rows are drawn at random from the training data, seeded by run.seed; those of a mixture by its first weights, and
+    rows without an answer are passed over. The stop token is appended to every answer.
 
     Returns:
         Loss of the last step in nats per token; 0 without a warm start.
@@ -41,7 +43,7 @@ def warm_start(config: Config, engine: TrainingEngine, progress: Callable[[], No
         return 0.0
     examples = _Examples(config, store, progress)
     generator = np.random.Generator(np.random.Philox(key=derive_seed(config.run.seed, "warm_start")))
-    loss = 0.0
+    loss, drawn = 0.0, 0
     for step in range(settings.steps):
         samples: list[TrainSample] = []
         attempts = 0
@@ -50,7 +52,8 @@ def warm_start(config: Config, engine: TrainingEngine, progress: Callable[[], No
             if attempts > MAX_ATTEMPTS_PER_ROW * settings.rows:
                 msg = "trainer.warm_start found too few rows with an answer that fits; check data.fields.answer"
                 raise ConfigError(msg)
-            sample = examples.sample(int(generator.integers(len(examples))))
+            sample = examples.sample(examples.draw(generator, drawn))
+            drawn += 1
             if sample is not None:
                 samples.append(sample)
         try:
@@ -72,6 +75,7 @@ class _Examples:
 
     def __init__(self, config: Config, store: Store, progress: Callable[[], None]) -> None:
         self._source = open_data(config.data, config.media)
+        self._plan = plan_of(config.data.model_copy(update={"curriculum": ()}), config.trainer.prompts_per_step)
         self._tokenizer = Tokenizer(config.model_path)
         self._room = room(config)
         admission = admission_of(config, store)
@@ -83,8 +87,13 @@ class _Examples:
             self._barred = admission.family.barred
             self._read = _media_reader(config, store, progress)
 
-    def __len__(self) -> int:
-        return len(self._source)
+    def draw(self, generator: np.random.Generator, n: int) -> int:
+        """Return the index of draw n: a random row, of a mixture one of the source of row n by the first weights."""
+        first, last = 0, len(self._source)
+        if self._plan is not None and isinstance(self._source, Mixture):
+            k, _ = self._plan.at(n)
+            first, last = self._source.starts[k : k + 2]
+        return int(generator.integers(first, last))
 
     def sample(self, index: int) -> TrainSample | None:
         """Return a row as a sample; None if it cannot be used.

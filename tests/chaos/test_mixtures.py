@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from itertools import cycle
 from pathlib import Path
 
 import pyarrow as pa
@@ -38,7 +37,7 @@ path = "sums-*.parquet"
 weight = 0.4
 """
 FAST = ("supervision.intensity=100000", "supervision.backoff_max=0.2", "supervision.ack_wait=1")
-WORDS, SUMS, EPOCHS = 24, 16, 3
+WORDS, SUMS, EPOCHS = 24, 16, 2
 ROWS = EPOCHS * (WORDS + SUMS)
 VICTIMS = ("prompts.0", "trainer.0", "examples.0")
 
@@ -79,7 +78,7 @@ def test_killed_run_ends_with_the_bits_of_one_that_got_more_epochs_after_its_end
     calm = make_run("calm", *settings, config=mixed).complete()
     assert (calm["steps"], calm["trained"], calm["admitted"]) == (ROWS // 8, ROWS, ROWS)
     run = make_run("killed", *settings, *FAST, config=mixed).start()
-    for step, victim in zip(range(0, 10, 2), cycle(VICTIMS), strict=False):
+    for step, victim in zip((0, 3, 6), VICTIMS, strict=True):
         wait_until(lambda step=step: run.table.get(f"relax.killed.batch.{step}"), f"batch.{step}", 60)
         hit(run, victim)
     run.disconnect()

@@ -198,8 +198,19 @@ def test_media_longer_than_the_context_are_refused(make_media: MakeMedia) -> Non
     assert str(caught.value) == (
         "row 1: 5 tokens of text and 256 of media make a prompt of 260, more than the 122 that rollout.max_tokens = 6 "
         "leaves of 128 (the model's context, or trainer.max_tokens_per_microbatch if that is smaller); lower "
-        "max_pixels, fps or max_seconds in [media]"
+        "max_pixels, fps or max_seconds in [media], or set data.oversize = 'keep'"
     )
+
+
+def test_prompt_with_media_is_kept_where_its_source_says_so(make_media: MakeMedia) -> None:
+    held_out = ("eval.data.kind=python", "eval.data.function=tiny_images.make", "eval.data.size=9", "eval.rows=1")
+    media = make_media("media.image.max_pixels=30976", "data.oversize=keep", *held_out)
+    task = Task("<image>7>", media=(Medium("image", data=png(1, 176, 176)),), origin="row 1")
+    media.put(task)
+    assert len(media.prepare().tokens) == 125  # of 128; a completion may have 6
+    media.put(task, RowId(3, 0, "eval"))
+    with pytest.raises(RowError, match=r"prompt of 125, more than the 122 that rollout\.max_tokens = 6 leaves of 128"):
+        media.prepare(RowId(3, 0, "eval"))
 
 
 def test_settings_of_a_row_replace_those_of_the_run(make_media: MakeMedia) -> None:

@@ -245,27 +245,49 @@ def test_a_folder_that_cannot_be_written_is_refused(setting: str, tmp_path: Path
             ["trainer.max_tokens_per_microbatch=6"],
             "rollout.max_tokens = 6 leaves no room for a prompt in trainer.max_tokens_per_microbatch = 6; lower it",
         ),
-        (
-            ["trainer.max_tokens_per_microbatch=8"],
-            (
-                "trainer.max_tokens_per_microbatch = 8 is below one sequence of up to 11 tokens (5 of prompt + "
-                "rollout.max_tokens); raise it"
-            ),
-        ),
     ],
 )
 def test_settings_that_cannot_work_give_one_error(overrides: list[str], message: str) -> None:
     assert errors(*overrides) == (message,)
 
 
-def test_prompts_longer_than_the_context_are_refused_with_the_first_row() -> None:
+@pytest.mark.parametrize(
+    ("override", "left", "most", "whole"),
+    [("rollout.max_tokens=62", 2, 62, 64), ("trainer.max_tokens_per_microbatch=8", 2, 6, 8)],
+)
+def test_prompts_that_are_all_too_long_are_refused_with_the_first_row(
+    override: str, left: int, most: int, whole: int
+) -> None:
     limits = "the model's context, or trainer.max_tokens_per_microbatch if that is smaller"
-    assert errors("rollout.max_tokens=62") == tuple(
+    assert errors(override) == tuple(
         f"{where}: none of the first 200 rows can be used; the first: sort_digits.make item 1: prompt {prompt!r} has 5 "
-        f"tokens, more than the 2 that rollout.max_tokens = 62 leaves of 64 ({limits}); shorten the prompt, lower "
-        "rollout.max_tokens, or set data.oversize"
+        f"tokens, more than the {left} that rollout.max_tokens = {most} leaves of {whole} ({limits}); shorten the "
+        "prompt, lower rollout.max_tokens, or set data.oversize"
         for where, prompt in (("data", "1872>"), ("eval.data", "1598>"))
     )
+
+
+@pytest.mark.parametrize(
+    ("oversize", "said"),
+    [
+        ("skip", "1 of the first 2 rows will be quarantined; the first: .*line 2: prompt '12345>' has 6 tokens"),
+        ("keep", "2 rows, prompts of up to 6 tokens among the first 2$"),
+        ("truncate_left", "2 rows, prompts of up to 5 tokens among the first 2; 1 of them are cut off$"),
+    ],
+)
+def test_a_prompt_too_long_for_a_microbatch_is_treated_as_data_oversize_says(
+    oversize: str, said: str, tmp_path: Path
+) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text('{"prompt": "123>", "answer": "123"}\n{"prompt": "12345>", "answer": "12345"}\n')
+    settings = (
+        "data.kind=jsonl",
+        f"data.path={tasks}",
+        f"data.oversize={oversize}",
+        "trainer.max_tokens_per_microbatch=11",
+    )
+    assert errors(*settings) == ()
+    assert any(re.match(f"data: {said}", note) for note in notes(*settings))
 
 
 def test_a_letter_outside_of_the_alphabet_is_named_with_its_row(tmp_path: Path) -> None:

@@ -55,6 +55,55 @@ def test_split_chooses_files_by_name(tmp_path: Path) -> None:
         open_source("parquet", path=folder, split="dev")
 
 
+@pytest.mark.parametrize(
+    ("names", "splits"),
+    [
+        (("train/0.jsonl", "test/0.jsonl"), "test, train"),
+        (("train.jsonl", "validation.jsonl"), "train, validation"),
+        (("a/train_sums.jsonl", "a/val/sums.jsonl"), "train, val"),
+        (("train/data-00000-of-00001.jsonl", "dev/data-00000-of-00001.jsonl"), "dev, train"),
+    ],
+)
+def test_folder_with_several_splits_is_read_only_with_a_choice(
+    tmp_path: Path, names: tuple[str, str], splits: str
+) -> None:
+    folder = split_up(tmp_path / "data", *names)
+    with pytest.raises(ConfigError, match=rf"has files of the splits {splits}; choose one by data\.split, or name"):
+        open_source("jsonl", path=folder)
+    assert all_of(open_source("jsonl", path=folder, split="train")) == TASKS[:5]
+    assert len(open_source("jsonl", path=folder / "**" / "*.jsonl")) == 10
+
+
+def test_folder_whose_files_are_all_of_one_split_needs_no_choice(tmp_path: Path) -> None:
+    folder = split_up(tmp_path / "data", "train/data-00000-of-00002.jsonl", "train/data-00001-of-00002.jsonl")
+    assert all_of(open_source("jsonl", path=folder)) == TASKS
+    assert all_of(open_source("jsonl", path=folder / "train")) == TASKS
+
+
+def test_hidden_files_and_folders_are_left_out(tmp_path: Path) -> None:
+    folder = split_up(tmp_path / ".cache" / "data", "a.jsonl", ".ipynb_checkpoints/a-checkpoint.jsonl")
+    (folder / "._a.jsonl").write_bytes(b"\0\5\26\7")
+    assert all_of(open_source("jsonl", path=folder)) == TASKS[:5]
+
+
+def test_split_is_a_folder_that_a_pattern_names(tmp_path: Path) -> None:
+    folder = split_up(tmp_path / "data", "g/train/0.jsonl", "g/test/0.jsonl")
+    assert all_of(open_source("jsonl", path=folder / "g" / "*" / "*.jsonl", split="train")) == TASKS[:5]
+
+
+def test_split_that_a_single_file_or_data_set_is_not_is_refused(tmp_path: Path) -> None:
+    path = jsonl_of(tmp_path, *ROWS)
+    with pytest.raises(ConfigError, match=r"data\.split = 'nonsense', but data\.path = '.*rows\.jsonl' has no such"):
+        open_source("jsonl", path=path, split="nonsense")
+    assert all_of(open_source("jsonl", path=path.rename(tmp_path / "train.jsonl"), split="train")) == TASKS
+    datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "one")
+    with pytest.raises(ConfigError, match=r"data\.split = 'nonsense', but .*/one' is a single data set; remove"):
+        open_source("arrow", path=tmp_path / "one", split="nonsense")
+    named = datasets.Dataset.from_list(ROWS, split="train")
+    named.save_to_disk(tmp_path / "named")
+    assert all_of(open_source("arrow", path=tmp_path / "named", split="train")) == TASKS
+
+
 def test_path_that_leads_to_no_file_is_refused_with_near_names(tmp_path: Path) -> None:
     jsonl_of(tmp_path, *ROWS)
     with pytest.raises(ConfigError, match=r"does not exist; did you mean 'rows\.jsonl'\?; give the path"):
@@ -99,6 +148,48 @@ def test_corrupt_row_group_spares_the_others_and_is_named_with_file_and_number(t
     assert all_of(source_of_first(source, 5)) == TASKS[:5]
     with pytest.raises(RowError, match=r"rows\.parquet row 7: row group 1 of 2 cannot be read \(.*\); write the file"):
         source[6]
+
+
+@pytest.mark.parametrize("counts", [(3, 0, 3), (0, 3, 0, 0, 3, 0)])
+def test_empty_row_groups_are_passed_over(tmp_path: Path, counts: tuple[int, ...]) -> None:
+    table = pa.Table.from_pylist(ROWS[:6])
+    with pq.ParquetWriter(tmp_path / "rows.parquet", table.schema) as writer:
+        start = 0
+        for count in counts:
+            writer.write_table(table.slice(start, count), row_group_size=None)
+            start += count
+    assert pq.ParquetFile(tmp_path / "rows.parquet").metadata.num_row_groups == len(counts)
+    source: Any = open_source("parquet", path=tmp_path / "rows.parquet")
+    assert all_of(source) == TASKS[:6]
+    assert source.blocks.sizes.tolist() == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.date32(), 10**9),
+        (pa.duration("s"), 1 << 62),
+        (pa.timestamp("ms"), 1 << 62),
+        (pa.timestamp("ms", tz="No/Zone"), 1),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("form", ["arrow", "parquet"])
+def test_value_that_python_cannot_hold_fails_its_row_alone(
+    tmp_path: Path, form: str, kind: pa.DataType, value: int
+) -> None:
+    values = pa.array([None, value], pa.int32() if kind == pa.date32() else pa.int64()).cast(kind)
+    table = pa.table({"prompt": ["a", "b"], "when": values})
+    path = tmp_path / f"rows.{form}"
+    if form == "arrow":
+        with pa.ipc.new_file(str(path), table.schema) as writer:
+            writer.write_table(table)
+    else:
+        pq.write_table(table, path)
+    source: Any = open_source(form, path=path)
+    assert source[0].prompt == "a"
+    with pytest.raises(RowError, match=rf"rows\.{form} row 2: cannot be decoded \(.*\); write the file again"):
+        source[1]
 
 
 def source_of_first(source: Any, count: int) -> list[Task]:
@@ -207,6 +298,13 @@ def test_error_of_a_source_of_a_mixture_names_it(tmp_path: Path) -> None:
         open_source("mixture", mixture=parts)
     sources = open_source("mixture", mixture={"good": parts["good"], "again": parts["good"] | {"rows": "0:1"}})
     assert [task.metadata["source"] for task in all_of(sources)] == ["good"] * 10 + ["again"]
+
+
+def test_source_of_a_mixture_is_named_in_place_of_a_field_of_the_row(tmp_path: Path) -> None:
+    part = {"kind": "jsonl", "path": jsonl_of(tmp_path, {"prompt": "1", "source": "web", "url": "x"})}
+    source = open_source("mixture", mixture={"a": part, "b": part | {"fields": {"origin": "source"}}})
+    assert source[0].metadata == {"source": "a", "url": "x"}
+    assert source[1].metadata == {"source": "b", "origin": "web", "url": "x"}
 
 
 def test_compressed_arrow_beyond_the_limit_of_memory_is_refused(

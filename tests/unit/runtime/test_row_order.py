@@ -131,8 +131,7 @@ def test_rows_in_blocks_come_once_an_epoch_and_from_few_blocks_at_a_time(
         if block not in kept:
             kept = [*kept, block][-held:]
             visits += 1
-    if held == 1:
-        assert visits == len(blocks)
+    assert visits == len(blocks)
 
 
 @given(seeds, st.integers(1, 6), st.integers(1, 12), st.integers(1, 12))
