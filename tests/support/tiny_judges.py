@@ -14,7 +14,7 @@ FAILED_OF_TEN, BROKEN = (2, 5, 8), 2
 
 
 class BadJudge(Judge):
-    """Judge that is slow, and fails three of ten calls; with `broken`, those of the first two rows of a step always."""
+    """Judge that is slow, and fails three of ten calls; with `broken`, only and always the first two rows of a step."""
 
     broken: bool = False
     _calls = 0
@@ -23,7 +23,12 @@ class BadJudge(Judge):
         """Wait, then fail or grade the rows."""
         self._calls += 1
         time.sleep(0.02)
-        if self._calls % 10 in FAILED_OF_TEN or (self.broken and any(row.id.index < BROKEN for row in rows)):
-            msg = "the judge has no grade this time"
-            raise EngineError(msg)
-        return super().handle_many(rows)
+        if not self.broken and self._calls % 10 in FAILED_OF_TEN:
+            raise self._error()
+        graded = super().handle_many(rows)
+        failed = [self.broken and row.id.index < BROKEN for row in rows]
+        return [self._error() if fails else grade for fails, grade in zip(failed, graded, strict=True)]
+
+    @staticmethod
+    def _error() -> EngineError:
+        return EngineError("the judge has no grade this time")

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -92,6 +91,7 @@ def test_split_is_a_folder_that_a_pattern_names(tmp_path: Path) -> None:
 
 
 def test_split_that_a_single_file_or_data_set_is_not_is_refused(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
     path = jsonl_of(tmp_path, *ROWS)
     with pytest.raises(ConfigError, match=r"data\.split = 'nonsense', but data\.path = '.*rows\.jsonl' has no such"):
         open_source("jsonl", path=path, split="nonsense")
@@ -115,6 +115,7 @@ def test_path_that_leads_to_no_file_is_refused_with_near_names(tmp_path: Path) -
 
 
 def test_data_set_that_was_saved_by_hugging_face_is_read(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
     one = datasets.Dataset.from_list(ROWS)
     one.save_to_disk(tmp_path / "one", num_shards=3)
     datasets.DatasetDict({"train": one, "test": one.select([3])}).save_to_disk(tmp_path / "dict")
