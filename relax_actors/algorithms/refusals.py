@@ -7,13 +7,12 @@ from collections.abc import Collection, Iterator
 
 from relax_actors.algorithms.advantages.estimation import estimator_of
 from relax_actors.algorithms.loss_refusals import loss_refusals
-from relax_actors.algorithms.named_functions import advantages_with, spec_of_advantage, spec_of_loss
-from relax_actors.algorithms.score_refusals import score_refusals
+from relax_actors.algorithms.named_functions import advantages_with, spec_of_advantage
+from relax_actors.algorithms.row_refusals import row_refusals
 from relax_actors.algorithms.specs import AdvantageSpec
 from relax_actors.algorithms.unused_settings import idle, written
 from relax_actors.config import Config
 from relax_actors.config.algorithm import AlgorithmSection
-from relax_actors.config.algorithm_parts import ShapingSection
 from relax_actors.errors import ConfigError
 from relax_actors.registry.catalog import ADVANTAGES
 
@@ -27,7 +26,7 @@ def refusals(config: Config, spelled: Collection[str] = ()) -> Iterator[str]:
             without them, a setting that is spelled with its default is not seen.
     """
     yield from _idle(config, spelled)
-    yield from _rows(config)
+    yield from row_refusals(config)
     yield from _reference(config)
     if config.from_data:
         return
@@ -39,52 +38,6 @@ def refusals(config: Config, spelled: Collection[str] = ()) -> Iterator[str]:
     yield from _shaping(config)
     yield from loss_refusals(config)
     yield from _sampling(config)
-
-
-def _rows(config: Config) -> Iterator[str]:
-    """Refuse a loss of other rows, and for rows from the data what only sampled rows have."""
-    algorithm, spec = config.algorithm, spec_of_loss(config.algorithm)
-    if algorithm.rows not in spec.kinds_of_rows:
-        kinds = " or ".join(f'"{kind}"' for kind in spec.kinds_of_rows)
-        yield (
-            f'algorithm.surrogate = "{algorithm.surrogate}" is a loss of rows = {kinds}, and algorithm.rows = '
-            f'"{algorithm.rows}"; set algorithm.name to a preset, which sets both'
-        )
-    if spec.head != algorithm.head:
-        yield (
-            f'algorithm.surrogate = "{algorithm.surrogate}" is a loss of head = "{spec.head}", and algorithm.head = '
-            f'"{algorithm.head}"; set algorithm.name to a preset, which sets both'
-        )
-    if algorithm.trains_scores:
-        yield from score_refusals(config)
-    if not config.from_data:
-        return
-    if algorithm.compares_answers and algorithm.aggregate != "sample_mean_of_sums":
-        yield (
-            f'algorithm.aggregate = "{algorithm.aggregate}" would weigh answers by their length; set '
-            'algorithm.aggregate = "sample_mean_of_sums"'
-        )
-    if config.trainer.router_replay:
-        yield (
-            f"trainer.router_replay = true replays experts that a rollout recorded, and algorithm.rows = "
-            f'"{algorithm.rows}" has none; leave it out'
-        )
-    sampled_only = {
-        f'advantage = "{algorithm.advantage}"': algorithm.advantage != "none",
-        f'correction.kind = "{algorithm.correction.kind}"': algorithm.correction.kind != "none",
-        f'reject.kind = "{algorithm.reject.kind}"': algorithm.reject.kind != "none",
-        "reject.opsm": algorithm.reject.opsm is not None,
-        f'distil.place = "{algorithm.distil.place}"': algorithm.distil.place != "none",
-        'kl.place = "reward"': algorithm.kl.place == "reward",
-        "shaping": algorithm.shaping != ShapingSection(),
-        f'proximal = "{algorithm.proximal}"': algorithm.proximal != "rollout",
-        "log_ratio_penalty": algorithm.log_ratio_penalty != 0,
-    }
-    for setting in (name for name, is_set in sampled_only.items() if is_set):
-        yield (
-            f"algorithm.{setting} is about samples of the policy and their rewards, and rows come from the data; "
-            "remove it, or choose another algorithm.name"
-        )
 
 
 def _reference(config: Config) -> Iterator[str]:

@@ -190,7 +190,7 @@ def _is_finished(folder: RunFolder, config: Config) -> bool:
     """Whether a folder holds the result of this evaluation.
 
     Raises:
-        ConfigError: it holds that of another one.
+        ConfigError: the folder holds the result of a different evaluation.
     """
     return finished_before(folder, config) is not None and folder.evaluation(0).exists()
 

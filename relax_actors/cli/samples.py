@@ -38,7 +38,7 @@ def samples(
     """Show what the model said: prompts, completions and rewards.
 
     Reads the rows that the table still has: those since the last checkpoint. The answers to held-out prompts are kept.
-    Exit code 1 if there is none to show.
+    Exit code 1 if there is nothing to show.
     """
     from relax_actors.monitoring.access import Access
     from relax_actors.monitoring.connection import observed

@@ -74,7 +74,7 @@ class DataSection(MixedSection):
     """[data]: where prompts come from."""
 
     stop: Literal["first", "all"] = "first"
-    """End of an epoch of a mixture with weights: when the first source would begin again, or when all sources have come
+    """End of an epoch of a mixture with weights: when the first source has no rows left, or when all sources have come
     to their ends, those that are done earlier from the beginning. Without `run.epochs` all sources begin again until
     `run.steps`."""
     shuffle: bool = True
