@@ -48,7 +48,7 @@ path = {model}
 [data]
 kind = "jsonl"
 path = {prompts}
-fields = {{ answer = "completion" }}
+{names}
 
 [algorithm]
 name = "{stage}"
@@ -96,7 +96,8 @@ def run_relax(work: Workload, stage: str, turn: int) -> Result:
     paths = {"folder": Path(work.folder) / name, "model": work.model, "prompts": work.prompts}
     toml = Path(work.folder) / f"{name}.toml"
     quoted = {key: json.dumps(str(path)) for key, path in paths.items()}
-    toml.write_text(TOML.format(name=name, stage=stage, **fields, **quoted))
+    names = 'fields = { answer = "completion" }' if stage == "sft" else ""
+    toml.write_text(TOML.format(name=name, stage=stage, names=names, **fields, **quoted))
     steps = Steps(work, name)
     steps.start()
     memory = measured([*RELAX, "up", str(toml), "--json", "--quiet"], work, toml.with_suffix(".log"))
