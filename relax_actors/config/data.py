@@ -74,16 +74,16 @@ class DataSection(MixedSection):
     """[data]: where prompts come from."""
 
     stop: Literal["first", "all"] = "first"
-    """End of an epoch of a mixture with weights: when the first source has no rows left, or when all sources have come
-    to their ends, those that are done earlier from the beginning. Without `run.epochs` all sources begin again until
-    `run.steps`."""
+    """End of an epoch of a mixture with weights: "first", when one source has no rows left; "all", when every source
+    was read to its end, and shorter sources repeat. Without `run.epochs` all sources repeat until `run.steps`."""
     shuffle: bool = True
-    """Whether each epoch has a new order; without, rows come in the order of the files."""
+    """Whether each epoch has a new order; false keeps the order of the files."""
     oversize: Literal["skip", "keep", "truncate_left", "truncate_right", "split"] = "skip"
-    """What happens to a row that is longer than the model's context or `trainer.max_tokens_per_microbatch` allow: it is
-    quarantined, and another takes its place; its prompt is kept, and completions get the tokens that remain of
-    `rollout.max_tokens`; its beginning or its end is cut off: of the text of the prompt, or of the whole example
-    where rows come from data; or an example is split into pieces, all of which are trained."""
+    """What happens to a row that is longer than the model's context or `trainer.max_tokens_per_microbatch` allow.
+    "skip" quarantines it, and the next row takes its place; "keep" keeps the prompt and shortens completions to the
+    tokens that remain; "truncate_left" and "truncate_right" cut off the beginning or the end of the prompt's text, or
+    of the whole example where rows come from data; "split" divides an example into pieces, all of which are
+    trained."""
     template: str = "{prompt}"
     """Text that the model reads; `{prompt}` is replaced by the prompt of the task."""
     system: str | None = None

@@ -75,7 +75,7 @@ def tree_of_stage(tree: dict[str, Any], source: str) -> dict[str, Any]:
     for k, name in enumerate(names):
         found = _merged(tree, tree[STAGES][k], name)
         if k and "model" not in tree[STAGES][k]:
-            # A policy does not begin with a reward model, but with the model that this one began with.
+            # A policy cannot start from a reward model; it starts from the same model as the reward model.
             if not _trains_scores(whole):
                 found["model"] = {"path": models[names[k - 1]]}
             elif "model" in whole:

@@ -18,8 +18,8 @@ Array = NDArray[Any]
 class Part:
     """A part of an example's text, and whether its tokens are trained.
 
-    `is_answer` says that a stop token ends it: added to plain text; in a conversation the first one that the template
-    writes, and what follows that is not trained, since no generation reaches it.
+    `is_answer` says that a stop token ends it: added to plain text; in a conversation the first stop token of
+    the template, whose later tokens are not trained, since no generation reaches them.
     """
 
     text: str
@@ -48,7 +48,7 @@ class Example:
 
     @property
     def mask(self) -> Array:
-        """Tokens that enter the loss, `[len] bool`: those that are trained, or where a score is read."""
+        """Tokens that enter the loss, `[len] bool`: trained tokens, or the places where a score is read."""
         return self.trained if self.targets is None else ~np.isnan(self.targets)
 
     def since(self, begin: int) -> Example:

@@ -189,21 +189,13 @@ class ExampleMaker:
         if not pieces:
             msg = "none of its tokens is trained; correct the row, or set examples.train"
             raise RowError(msg)
-        prompt = int(np.argmax(pieces[0].trained))
-        shared = [prompt, *[0] * (len(pieces) - 1)]
-        own = np.concatenate([piece.ids[start:] for piece, start in zip(pieces, shared, strict=True)])
+        shared = [int(np.argmax(pieces[0].trained)), *[0] * (len(pieces) - 1)]
         return Trajectory(
-            prompt_tokens=pieces[0].ids[:prompt],
-            lengths=np.array([len(piece.ids) for piece in pieces], np.int32) - np.array(shared, np.int32),
-            token_ids=own,
-            logprobs=np.zeros(len(own), np.float32),
-            versions=np.full(len(own), NOT_SAMPLED, np.int32),
+            **_flat(pieces, shared),
             texts=[self._tokenizer.decode(example.ids[1:][example.trained[1:]])],
             finish_reasons=[FinishReason.STOP.value],
-            loss_mask=np.concatenate([piece.trained[start:] for piece, start in zip(pieces, shared, strict=True)]),
             sequence_counts=np.array([len(pieces)], np.int32),
             shared_lengths=np.array(shared, np.int32),
-            observed=[[piece.observed] for piece in pieces if piece.observed is not None],
         )
 
     def _trajectory(self, examples: Sequence[Example], label: Sequence[float]) -> Trajectory:
@@ -218,21 +210,29 @@ class ExampleMaker:
         if not prompt:
             msg = "its answers begin with different tokens, so that they have no prompt in common; give them one"
             raise RowError(msg)
-        own = np.concatenate([example.ids[prompt:] for example in examples])
         targets = [example.targets for example in examples if example.targets is not None]
         return Trajectory(
-            prompt_tokens=examples[0].ids[:prompt],
-            lengths=np.array([len(example.ids) - prompt for example in examples], np.int32),
-            token_ids=own,
-            logprobs=np.zeros(len(own), np.float32),
-            versions=np.full(len(own), NOT_SAMPLED, np.int32),
+            **_flat(examples, [prompt] * len(examples)),
             texts=[self._tokenizer.decode(example.ids[example.trained]) for example in examples],
             finish_reasons=[(FinishReason.LENGTH if e.is_cut else FinishReason.STOP).value for e in examples],
-            loss_mask=np.concatenate([example.mask[prompt:] for example in examples]),
             metrics={LABEL: [*label[: len(examples)]]} if label else {},
-            observed=[[e.observed] for e in examples if e.observed is not None],
             targets=np.concatenate([np.nan_to_num(t[prompt:]) for t in targets]) if targets else None,
         )
+
+
+def _flat(examples: Sequence[Example], shared: Sequence[int]) -> dict[str, Any]:
+    """Return the tokens of examples as fields of a `Trajectory`; `shared` is how many of each are the prompt's."""
+    parts = list(zip(examples, shared, strict=True))
+    own = np.concatenate([example.ids[start:] for example, start in parts])
+    return {
+        "prompt_tokens": examples[0].ids[: shared[0]],
+        "lengths": np.array([len(example.ids) - start for example, start in parts], np.int32),
+        "token_ids": own,
+        "logprobs": np.zeros(len(own), np.float32),
+        "versions": np.full(len(own), NOT_SAMPLED, np.int32),
+        "loss_mask": np.concatenate([example.mask[start:] for example, start in parts]),
+        "observed": [[example.observed] for example in examples if example.observed is not None],
+    }
 
 
 def _answer_of(fields: Mapping[str, Any], name: str) -> str | list[Message]:

@@ -1,4 +1,4 @@
-"""Names of fields of any data set, in place of those that tasks are made from: `[data.fields]`."""
+"""Mapping of the field names of a data set to the names that tasks are made from: `[data.fields]`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 def value_at(row: Any, name: str) -> Any:
-    """Return the value of a field; dots lead into objects, and numbers into lists. `ABSENT` if there is none."""
+    """Return the value of a field; dots lead into objects, and numbers into lists. `ABSENT` if it is missing."""
     if isinstance(row, Mapping) and name in row:
         return row[name]
     first, dot, rest = name.partition(".")

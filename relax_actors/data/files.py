@@ -1,4 +1,4 @@
-"""The files that `data.path` means: a file, the files of a folder, or those that match a pattern."""
+"""Files of `data.path`: a single file, all files of a folder, or the files that match a pattern."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def data_files(settings: SourceSettings, kind: str, endings: Sequence[str]) -> l
     Args:
         settings: settings of the source.
         kind: kind of the source, for errors.
-        endings: endings of the names of its files, by which those of a folder are chosen.
+        endings: file name endings that are read from a folder.
 
     Raises:
-        ConfigError: there is none, `data.split` names none of them, or those of a folder are of several splits.
+        ConfigError: no file matches, `data.split` matches no file, or a folder has several splits and none is chosen.
     """
     path = Path(settings.required("path", kind))
     where = f"data.path = {str(path)!r}"
