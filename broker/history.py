@@ -77,9 +77,9 @@ class History:
         answers = await self._answers(wanted)
         self._newest = max(filter(None, [self._newest, *map(_position, answers)]), default=None)
         found = [
-            Cell(headers["Nats-Subject"], int(headers["Nats-Sequence"]), answer.data)
+            Cell(headers["Nats-Subject"], position[0], answer.data, position[1].timestamp())
             for answer in answers
-            if "Nats-Stream" in (headers := answer.headers or {})
+            if (position := _position(answer)) is not None and (headers := answer.headers or {})
         ]
         # The end of a page names its last message, also where the headers of that are too long to be read.
         ends = [int((answer.headers or {}).get("Nats-Last-Sequence", 0)) for answer in answers[-1:]]
