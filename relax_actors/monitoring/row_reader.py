@@ -68,6 +68,14 @@ class RowReader:
         """Return a function that reads arrays in the store; None if it is on another machine."""
         return None if self._store is None else self._store.reader()
 
+    def stored(self, uri: str) -> Path | None:
+        """Return the path of a file of the store; None if the store is on another machine.
+
+        Raises:
+            StoreError: it points outside the store.
+        """
+        return None if self._store is None else self._store.path(uri)
+
     async def row(self, connection: Connection, row: RowId) -> RowCells | None:
         """Return a row, from the table or else from the record; None if neither has it.
 

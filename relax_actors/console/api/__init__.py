@@ -20,5 +20,6 @@ ANSWERS: Registry[Answer] = Registry(
         name: f"relax_actors.console.api.{name}:answer"
         for name in ("runs", "run", "curves", "ledger", "events", "actors", "weights", "evaluations", "scaling")
     }
+    | {name: f"relax_actors.console.api.{name}:answer" for name in ("rows", "row", "anatomy", "media")}
     | {"answers": "relax_actors.console.api.answers:answer", "advice": "relax_actors.console.api.advice:answer"},
 )
