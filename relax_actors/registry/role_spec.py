@@ -34,6 +34,8 @@ class RoleSpec:
     """Kinds of requests that it answers, such as "env"."""
     requests: tuple[str, ...] = ()
     """Kinds of requests that it sends, in runs with a role that answers them."""
+    operates: bool = False
+    """Whether it may request operations of the run; see `relax_actors.operations`."""
     removes: bool = False
     """Whether it may delete messages of the table and the bucket; only the trainer needs it."""
     single: bool = False
