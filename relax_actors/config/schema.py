@@ -25,7 +25,7 @@ from relax_actors.config.pools import (
     RoleSection,
     RolloutSection,
 )
-from relax_actors.config.rows import foreign_section
+from relax_actors.config.rows import foreign_section, unreachable_backlog
 from relax_actors.config.run import RunSection
 from relax_actors.config.sections import Section
 from relax_actors.config.simulate import SimulateSection
@@ -204,7 +204,7 @@ class Config(HeldOutRows, Section):
 
     @model_validator(mode="after")
     def _rows(self) -> Config:
-        if problem := foreign_section(self, self.algorithm.rows):
+        if problem := foreign_section(self, self.algorithm.rows) or unreachable_backlog(self):
             raise ValueError(problem)
         return self
 

@@ -42,6 +42,8 @@ class RoleSpec:
     """Whether a run has one actor of it, because it owns state; else it is a pool on any number of nodes."""
     device: bool = False
     """Whether it computes on an accelerator, and its engine takes seconds to import."""
+    may_be_spot: bool = False
+    """Whether its actors may be on nodes marked as spot, where they get rows only above a backlog; for pools."""
     section: str = "roles"
     """Configuration section with its `replicas` and `deadline`; "roles" for [roles.<name>]."""
     rows: Literal["", "sampled", "data"] = ""
