@@ -150,7 +150,7 @@ class ConsoleRun:
 
     def _no_answer(self, connection: Connection) -> BrokerUnreachableError:
         msg = (
-            f"the broker {connection.address.url} of run {self.name} does not answer; the console goes on when it does. "
+            f"the broker {connection.address.url} of run {self.name} does not answer; the page goes on when it does. "
             "`relax up` restarts the broker of its run"
         )
         return BrokerUnreachableError(msg)
