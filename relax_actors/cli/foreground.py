@@ -184,8 +184,8 @@ def complete(
         console.show(f"stopped at {step}; {resume}")
         return (0 if interrupted and not request.must_finish else 1), None
     summary, curves = watcher.result
-    if curves.rewards:
-        plot(curves, folder.reward_plot, f"{config.run.name}: reward by step")
+    if curves.steps:
+        plot(curves, folder.reward_plot, f"{config.run.name}: {curves.figure} by step")
     write_private(folder.summary, json.dumps(summary.json(), indent=1))
     return 0, summary
 

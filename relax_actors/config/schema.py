@@ -26,7 +26,7 @@ from relax_actors.config.pools import (
     RolloutSection,
 )
 from relax_actors.config.record import RecordSection
-from relax_actors.config.rows import foreign_section
+from relax_actors.config.rows import foreign_section, unreachable_backlog
 from relax_actors.config.run import RunSection
 from relax_actors.config.sections import Section
 from relax_actors.config.simulate import SimulateSection
@@ -209,7 +209,7 @@ class Config(HeldOutRows, Section):
 
     @model_validator(mode="after")
     def _rows(self) -> Config:
-        if problem := foreign_section(self, self.algorithm.rows):
+        if problem := foreign_section(self, self.algorithm.rows) or unreachable_backlog(self):
             raise ValueError(problem)
         return self
 

@@ -20,7 +20,9 @@ from relax_actors.serving.listening import is_free, listen
 class GatewayRole(ServiceRole):
     """Serves HTTP; see `relax_actors.serving`. It keeps no state that its clients need."""
 
-    spec: ClassVar = RoleSpec(section="gateway", requires="gateway", requests=("generate",), start_order=45)
+    spec: ClassVar = RoleSpec(
+        section="gateway", requires="gateway", requests=("generate",), operates=True, start_order=45
+    )
 
     def check(self, run: CheckedRun) -> Iterator[str]:
         """Check that the files of the gateway can be used on this machine."""

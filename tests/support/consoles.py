@@ -24,8 +24,9 @@ from broker.subjects import RowId, Subjects
 from broker.table import Table
 from relax_actors.config import load_config
 from relax_actors.console.link import load_link
-from relax_actors.messages import Batch, Prompt, Quarantined, Weights
-from relax_actors.messages.cells import Shard
+from relax_actors.evaluation.records import Answer, Evaluated, Record, SetFacts, write_evaluation
+from relax_actors.messages import Batch, Evaluation, Prompt, Quarantined, Weights
+from relax_actors.messages.cells import SetResult, Shard
 from relax_actors.runtime.journal import Journal
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.streams import ensure_run_streams
@@ -57,14 +58,16 @@ class WrittenRun:
         self.config = load_config(TINY, settings)
         self.folder = RunFolder(folder)
         self.subjects = Subjects(name)
-        self.folder.lock().close()  # makes the folder
+        self._lock = self.folder.lock()
         self.folder.save_config(self.config, "")
         self._server = Embedded(self.folder.broker, self.config)
         self.connect()
         self.table.put(self.subjects.numbered("weights", 0), Weights(0, "f0", [], 1))
 
     def connect(self) -> None:
-        """Start the broker, and connect to it."""
+        """Start the broker, and connect to it; the folder is locked, as by `relax up`."""
+        if self._lock.closed:
+            self._lock = self.folder.lock()
         self._server.start()
         address = Address.load(self.folder.broker / "address.json")
         address.save(self.folder.address)
@@ -94,6 +97,18 @@ class WrittenRun:
         self.table.put_all(cells)
         assert self.trainer.flush(60)
 
+    def evaluate(self, version: int, texts: list[str]) -> None:
+        """Write the answers of a version to one held-out prompt, and its result."""
+        answers = [Answer(text, 0.5, 4, "stop") for text in texts]
+        record = Record(f"eval.{version}.0", "eval", "", texts[0], "7", answers)
+        head = Evaluated(self.name, version, f"f{version}", {"eval": SetFacts(samples=len(texts))})
+        write_evaluation(self.folder.evaluation(version), head, [record])
+        result = Evaluation(version, 0.5, 1, {"eval": SetResult(1, 0.5, 0.0)})
+        self.table.put(self.subjects.numbered("evaluation", version), result)
+        evaluator = self.journal("evaluator")
+        evaluator.event("evaluated", version=version, reward=0.5)
+        assert evaluator.flush(10)
+
     def quarantine(self, row: RowId, error: str, trace: str) -> None:
         """Write a quarantined row."""
         self.table.put(self.subjects.cell(row, "quarantined"), Quarantined("reward", 3, error, trace))
@@ -111,6 +126,7 @@ class WrittenRun:
         """End the broker."""
         self.connection.close()
         self._server.stop()
+        self._lock.close()
 
 
 class ServedConsole:
