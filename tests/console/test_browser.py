@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from broker.subjects import RowId
-from tests.support.browsers import needs_browser, opened
+from tests.support.browsers import Watched, needs_browser, opened
 from tests.support.consoles import ServedConsole, WrittenRun
 from tests.support.hostile_markup import PAYLOADS
 

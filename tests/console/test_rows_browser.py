@@ -39,7 +39,7 @@ def test_rows_are_followed_from_the_step_to_a_token(browser: Any, console: Serve
     page.get_by_role("button", name="Requeue").click()
     page.get_by_text("Requeued: its task is admitted again.").wait_for()
     page.get_by_role("link", name="Where their time went").click()
-    page.get_by_text("22 samples over").wait_for()
+    page.get_by_text("23 samples over").wait_for()
     page.get_by_role("link", name="group.0.1, 1").click()
     page.get_by_role("heading", name="group.0.1").wait_for()
     page.get_by_text("trained by step 0; from the table").wait_for()
