@@ -36,7 +36,7 @@ def specs_of(config: Config, node: Assignment, pool: str) -> list[ChildSpec]:
     drain = section_of(config, pool).deadline + settings.shutdown
     return [
         ChildSpec(name, shutdown=settings.shutdown, start_deadline=settings.start_deadline, drain=drain)
-        for name in node.actors(config, pool)
+        for name in [*node.actors(config, pool), *node.clients(pool)]
     ]
 
 
