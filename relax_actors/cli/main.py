@@ -92,6 +92,7 @@ COMMANDS: Registry[Any] = Registry(
         "samples": "relax_actors.cli.samples:samples",
         "traces": "relax_actors.cli.traces:traces",
         "monitor": "relax_actors.cli.monitor:monitor",
+        "console": "relax_actors.cli.console:console",
         "tail": "relax_actors.cli.tail:tail",
         "scale": "relax_actors.cli.scale:scale",
         "quarantine": "relax_actors.cli.quarantine:quarantine",

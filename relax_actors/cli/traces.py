@@ -32,33 +32,39 @@ def export(
 ) -> None:
     """Write the samples of trained rows with tokens, masks, log-probs and rewards, bit for bit.
 
-    Reads the rows that the table still has: those since the last checkpoint. Exit code 1 if there are none.
+    Reads the rows that the table still has, those since the last checkpoint, and before them the rows that [record]
+    keeps. Exit code 1 if there are none.
     """
     from relax_actors.counted import counted
     from relax_actors.monitoring.access import Access
     from relax_actors.monitoring.connection import connected
-    from relax_actors.monitoring.traces import TableTraces
+    from relax_actors.monitoring.traces import RunTraces
     from relax_actors.printable import printable
+    from relax_actors.record.record import Record
     from relax_actors.traces.write import check_output, write_traces
 
     check_output(out, kind)
     with connected(run, Access(broker, credentials)) as at:
-        found = TableTraces(at.table, at.settings.run.name, step or ())
+        slots = at.config.trainer.prompts_per_step
+        found = RunTraces(at.table, Record(at.folder.record), at.settings.run.name, slots, step or ())
         count = write_traces(out, kind, found)
     if not count:
         where = f"of the steps {', '.join(map(str, step))} " if step else ""
         out.unlink() if out.is_file() else out.rmdir()
         sys.stderr.write(
-            f"relax: run {run} has no trained rows {where}now: rows stay until the next checkpoint; a larger "
-            "trainer.checkpoint_every keeps them longer\n"
+            f"relax: run {run} has no trained rows {where}now: the table keeps rows until the next checkpoint; a "
+            "larger trainer.checkpoint_every keeps them longer, and record.every = 1 keeps the rows of all steps\n"
         )
         raise typer.Exit(1)
     for line in found.unreadable:
         sys.stderr.write(printable(f"relax: left out {line}") + "\n")
-    if found.gone:
-        sys.stderr.write(f"relax: left out {counted(len(found.gone), 'step')} whose rows are collected\n")
+    if found.lacking:
+        sys.stderr.write(
+            f"relax: left out {counted(len(found.lacking), 'row')} that the table has deleted, such as "
+            f"{found.lacking[0]}; record.every = 1 and a larger record.max_mib keep the rows of all steps\n"
+        )
     if json:
-        body = {"rows": found.rows, "traces": count, "gone": found.gone, "unreadable": len(found.unreadable)}
+        body = {"rows": found.rows, "traces": count, "lacking": len(found.lacking), "unreadable": len(found.unreadable)}
         sys.stdout.write(json_module.dumps(body) + "\n")
     else:
         sys.stdout.write(f"{counted(found.rows, 'row')}, {counted(count, 'trace')}: {printable(str(out))}\n")

@@ -1,4 +1,4 @@
-"""Sections that only runs with sampled rows have, or only those whose rows come from data."""
+"""Rows of a run: sections that only sampled rows have, or only rows of data, and how many rows wait at once."""
 
 from __future__ import annotations
 
@@ -77,6 +77,28 @@ def rows_of_roles(config: Any) -> frozenset[str]:
 def keeps_messages(config: Any) -> bool:
     """Whether the prompts of a run hold their chat messages: episodes continue them, and a reward model reads them."""
     return config.playing is not None or "reward_model" in config.roles
+
+
+def admitted_rows(config: Any) -> int:
+    """Return how many rows are admitted and not trained yet, at most; held-out rows come on top."""
+    return int(config.trainer.prompts_per_step * (config.staleness.max + 1))
+
+
+def spot_backlog(config: Any) -> int:
+    """Return how many rows must wait before rollouts on nodes marked as spot get any."""
+    usual = min(config.rollout.max_concurrent_prompts, admitted_rows(config) // 2)
+    return int(config.rollout.spot_backlog or max(2, usual))
+
+
+def unreachable_backlog(config: Any) -> str:
+    """Return why rollouts on nodes marked as spot would never get a row; empty if they would."""
+    backlog, most = config.rollout.spot_backlog, admitted_rows(config)
+    if backlog is None or backlog <= most:
+        return ""
+    return (
+        f"rollout.spot_backlog = {backlog} rows never wait at once, since at most {most} are admitted "
+        "(trainer.prompts_per_step x (staleness.max + 1)); rollouts on spot nodes would get none; lower it"
+    )
 
 
 def _unset(config: Any, name: str) -> Any:

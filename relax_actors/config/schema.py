@@ -25,7 +25,8 @@ from relax_actors.config.pools import (
     RoleSection,
     RolloutSection,
 )
-from relax_actors.config.rows import foreign_section
+from relax_actors.config.record import RecordSection
+from relax_actors.config.rows import foreign_section, unreachable_backlog
 from relax_actors.config.run import RunSection
 from relax_actors.config.sections import Section
 from relax_actors.config.simulate import SimulateSection
@@ -41,7 +42,10 @@ from relax_actors.registry.role_spec import RoleSpec
 
 MAX_ROLE_NAME = 54
 """Longest name of a role: columns and keys contain it, and a token of a subject has at most 64 characters."""
-NOT_ROLES = ("broker", "chaos", "node", "observer", "operator", "owner", "private", "root", "run", "server", "zygote")
+NOT_ROLES = (
+    *("broker", "chaos", "node", "observer", "operator", "owner", "private", "recorder", "root", "run", "server"),
+    "zygote",
+)
 """Authors of events, users, leases and folders that belong to no role: views would believe a role of such a name."""
 
 
@@ -75,6 +79,7 @@ class Config(HeldOutRows, Section):
     broker: BrokerSection = BrokerSection()
     store: StoreSection = StoreSection()
     supervision: SupervisionSection = SupervisionSection()
+    record: RecordSection = RecordSection()
     roles: dict[str, RoleSection] = Field(default_factory=dict)
     simulate: SimulateSection | None = None
 
@@ -206,7 +211,7 @@ class Config(HeldOutRows, Section):
 
     @model_validator(mode="after")
     def _rows(self) -> Config:
-        if problem := foreign_section(self, self.algorithm.rows):
+        if problem := foreign_section(self, self.algorithm.rows) or unreachable_backlog(self):
             raise ValueError(problem)
         return self
 

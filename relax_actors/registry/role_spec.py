@@ -34,12 +34,16 @@ class RoleSpec:
     """Kinds of requests that it answers, such as "env"."""
     requests: tuple[str, ...] = ()
     """Kinds of requests that it sends, in runs with a role that answers them."""
+    operates: bool = False
+    """Whether it may request operations of the run; see `relax_actors.operations`."""
     removes: bool = False
     """Whether it may delete messages of the table and the bucket; only the trainer needs it."""
     single: bool = False
     """Whether a run has one actor of it, because it owns state; else it is a pool on any number of nodes."""
     device: bool = False
     """Whether it computes on an accelerator, and its engine takes seconds to import."""
+    may_be_spot: bool = False
+    """Whether its actors may be on nodes marked as spot, where they get rows only above a backlog; for pools."""
     section: str = "roles"
     """Configuration section with its `replicas` and `deadline`; "roles" for [roles.<name>]."""
     rows: Literal["", "sampled", "generated", "data"] = ""

@@ -12,6 +12,7 @@ from relax_actors.config.pools import RoleSection
 from relax_actors.config.rows import rows_of_roles
 from relax_actors.config.sections import PoolSection
 from relax_actors.errors import ConfigError
+from relax_actors.messages.operations import OPERATION, OperationStep
 from relax_actors.registry.catalog import ROLES
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import Role, StatefulRole, check_role
@@ -27,8 +28,12 @@ def built_in_spec(name: str) -> RoleSpec:
 
 @cache
 def numbered_cells() -> dict[str, type]:
-    """Dataclass of each kind of numbered cells of the built-in roles, whether a run has these roles or not."""
-    return {kind: cls for name in ROLES.built_in for kind, cls in built_in_spec(name).numbered.items()}
+    """Dataclass of each kind of numbered cells of the built-in roles, whether a run has these roles or not.
+
+    Operations belong to no role: the operator writes them, and roles with `RoleSpec.operates`.
+    """
+    own = {kind: cls for name in ROLES.built_in for kind, cls in built_in_spec(name).numbered.items()}
+    return {**own, OPERATION: OperationStep}
 
 
 def table_kinds(own: Iterable[RoleSpec] = ()) -> Kinds:
