@@ -25,6 +25,10 @@ NAMES = (
     "answers",
     "scaling",
     "advice",
+    "rows",
+    "row",
+    "anatomy",
+    "media",
 )
 ANSWERS: Registry[Answer] = Registry(
     "console answer",
