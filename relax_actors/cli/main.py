@@ -90,6 +90,7 @@ COMMANDS: Registry[Any] = Registry(
         "tree": "relax_actors.cli.tree:tree",
         "ledger": "relax_actors.cli.ledger:ledger",
         "samples": "relax_actors.cli.samples:samples",
+        "traces": "relax_actors.cli.traces:traces",
         "monitor": "relax_actors.cli.monitor:monitor",
         "console": "relax_actors.cli.console:console",
         "tail": "relax_actors.cli.tail:tail",

@@ -29,6 +29,10 @@ NAMES = (
     "media",
     "scaling",
     "advice",
+    "rows",
+    "row",
+    "anatomy",
+    "media",
 )
 ANSWERS: Registry[Answer] = Registry(
     "console answer",
