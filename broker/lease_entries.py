@@ -36,6 +36,10 @@ def _is_texts(value: Any) -> bool:
     return type(value) is list and all(map(_is_text, value))
 
 
+def _is_flag(value: Any) -> bool:
+    return type(value) is bool
+
+
 def _is_map(value: Any) -> bool:
     return type(value) is dict
 
@@ -68,6 +72,7 @@ _MORE_OF_NODE: dict[str, Check] = {
     "children": _is_map,
     "zygote": _or_none(_is_map),
     "gpus": _is_map,
+    "spot": _is_flag,
 }
 _ROOT: dict[str, Check] = {"pid": _is_count, "since": _is_number, "children": _is_map}
 _OWNER: dict[str, Check] = {"node": _is_count, **_NODE}

@@ -79,7 +79,11 @@ EXAMPLES: dict[str, Any] = {
     "critic_checkpoint": messages.Checkpoint(12, "critic-checkpoints/12.1", FINGERPRINT, 12, messages.RowCounts(), 1),
 }
 LOG_PROBS = "Log-probs `[total] float32`, in the layout of the trajectory's own."
-MEANINGS = {"judge": "Grades of the samples from 0 to 1: a `Reward` as in the column `reward`."}
+MEANINGS = {
+    "judge": "Grades of the samples from 0 to 1: a `Reward` as in the column `reward`.",
+    "reward_model": "Scores of the samples by the reward model: a `Reward` as in the column `reward`.",
+    "squares": "Sums of squared probabilities of the vocabulary, `[total] float32`, as the log-probs are.",
+}
 LOG = {
     "event": {"time": 1.7e9, "kind": "ready", "role": "rollout", "n": 0, "seconds": 1.2},
     "metric": {

@@ -207,7 +207,7 @@ class Node:
         zygote = self._zygote.state() if self._forked else None
         children = self._tree.states()
         entry = {"pid": os.getpid(), "since": self._began, "children": children, "zygote": zygote}
-        self._leases.renew({**entry, "gpus": self._gpus.held()})
+        self._leases.renew({**entry, "gpus": self._gpus.held(), "spot": self._assignment.spot})
         # `relax tree` reads the lease; monitors, which may not read the bucket, get the same counts as a metric.
         zygotes = {self._zygote_name: zygote} if zygote is not None else {}
         self._journal.metric(supervision_metric({**children, **zygotes}))
@@ -218,6 +218,8 @@ class Node:
             self._tree.stop()
             return
         # The run continues without this node, so its actors finish their current rows.
+        if (seconds := self._assignment.drain_limit) is not None:
+            self._tree.limit_stop(seconds)
         self._watcher.leave()
 
     def _gave_up(self, report: GiveUp) -> int:

@@ -74,7 +74,7 @@ def consumers_of(config: Config, name: str, role: Role) -> list[ConsumerConfig]:
         return [follow_spec(consumer, role.follows(config)) for consumer in follow_names(name)]
     subjects, triggers = Subjects(config.run.name), trigger_columns(role.inputs(config), config.advantages.reads)
     filters = [subjects.column(column, kind) for column in triggers for kind in role.kinds]
-    return [pool_spec(name, filters, config.supervision.ack_wait)]
+    return [pool_spec(name, filters, config.supervision.ack_wait, overflows=role.spec.may_be_spot)]
 
 
 def redelivery_filters(subjects: Subjects, name: str, role: Role) -> list[str]:
