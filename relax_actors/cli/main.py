@@ -91,6 +91,7 @@ COMMANDS: Registry[Any] = Registry(
         "ledger": "relax_actors.cli.ledger:ledger",
         "samples": "relax_actors.cli.samples:samples",
         "monitor": "relax_actors.cli.monitor:monitor",
+        "notify": "relax_actors.cli.notify:notify",
         "tail": "relax_actors.cli.tail:tail",
         "scale": "relax_actors.cli.scale:scale",
         "quarantine": "relax_actors.cli.quarantine:quarantine",

@@ -123,9 +123,8 @@ class Observations:
             count, kind = _whole(body.get("count")), str(body.get("of"))[:64]
         if kind == "evaluated":
             version, reward = body.get("version"), body.get("reward")
-            is_known = isinstance(version, int) and isinstance(reward, int | float)
-            if is_known and len(self.evaluations) < MAX_NUMBERED:
-                self.evaluations[int(version)] = float(reward)
+            if isinstance(version, int) and isinstance(reward, int | float) and len(self.evaluations) < MAX_NUMBERED:
+                self.evaluations[version] = float(reward)
         error = body.get("error") or body.get("reason") or body.get("detail") or ""
         text = printable(str(error).strip().partition("\n")[0][:MAX_TEXT])
         self.events.append(Event(stored, message.sender, kind, text, str(body.get("row", ""))[:64], count))

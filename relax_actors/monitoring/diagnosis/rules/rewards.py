@@ -19,10 +19,9 @@ CHANGE = 0.1
 
 def is_sampled(seen: Observations) -> bool:
     """Whether rows are sampled and their rewards matter."""
-    return (
-        seen.setting("algorithm.rows", "sampled") == "sampled"
-        and seen.setting("algorithm.distil.place", "none") == "none"
-    )
+    sampled: bool = seen.setting("algorithm.rows", "sampled") == "sampled"
+    distilled: bool = seen.setting("algorithm.distil.place", "none") != "none"
+    return sampled and not distilled
 
 
 @rule("The reward is the same number in every step.")
