@@ -30,6 +30,7 @@ from relax_actors.devices.inventory import Inventory, machine_inventory
 from relax_actors.engines.backends import inference_backend, training_backend, unused_settings
 from relax_actors.errors import ConfigError, MissingPackageError, RelaxError
 from relax_actors.messages.experts import compact
+from relax_actors.monitoring.notify.channels import check_notify
 from relax_actors.registry.catalog import ALL
 from relax_actors.roles import make_role, replicas, role_names, roles_at_start
 from relax_actors.roles.columns import check_columns
@@ -147,6 +148,7 @@ def _machine_checks(run: CheckedRun) -> Iterator[Check]:
     yield partial(machine.check_ranks, run)
     yield partial(machine.check_devices, run)
     yield partial(machine.check_folders, run.config)
+    yield partial(check_notify, run.config.notify)
     if run.model is not None:
         yield partial(check_memory, run, run.model.facts)
         yield partial(check_disk, run.config, run.model.facts)

@@ -15,6 +15,7 @@ from relax_actors.config.evaluation import EvalSection, HeldOutRows
 from relax_actors.config.gateway import AgentSection, GatewaySection
 from relax_actors.config.infrastructure import BrokerSection, StoreSection, SupervisionSection
 from relax_actors.config.media import MediaSection, is_multimodal
+from relax_actors.config.notify import NotifySection
 from relax_actors.config.placement import PlacementSection
 from relax_actors.config.players import PlayersSection
 from relax_actors.config.pools import (
@@ -82,6 +83,7 @@ class Config(HeldOutRows, Section):
     record: RecordSection = RecordSection()
     roles: dict[str, RoleSection] = Field(default_factory=dict)
     simulate: SimulateSection | None = None
+    notify: NotifySection | None = None
 
     @model_validator(mode="before")
     @classmethod
