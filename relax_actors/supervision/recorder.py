@@ -69,7 +69,12 @@ def main() -> int:
     os.nice(NICENESS)
     logs.configure()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: (status.stop_requested(), halt.set()))
+
+    def on_sigterm(*_: object) -> None:
+        status.stop_requested()
+        halt.set()
+
+    signal.signal(signal.SIGTERM, on_sigterm)
     try:
         record(folder, status, halt)
     except (RelaxError, OSError) as error:
