@@ -16,6 +16,7 @@ from relax_actors.data.checked_run import CheckedRun
 from relax_actors.errors import ConfigError, RelaxError
 from relax_actors.messages.operations import OperationRequest
 from relax_actors.operations import OperationLog
+from relax_actors.operations.plan import FIRST_ENGINE
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime.service_role import ServiceRole
 
@@ -60,16 +61,21 @@ def pool_of(nodes: Mapping[str, Mapping[str, Any]], wanted: str) -> Pool:
     for key, node in nodes.items():
         children = node.get("children")
         actors = children if isinstance(children, dict) else {}
-        states = [state for name, state in actors.items() if str(name).rpartition(".")[0] == ROLE]
-        living = [s for s in states if isinstance(s, dict) and s.get("phase") not in ("stopping", "ended")]
-        restarts += sum(number for s in living if type(number := s.get("restarts")) is int)
+        living = {
+            int(number): state
+            for name, state in actors.items()
+            for role, _, number in [str(name).rpartition(".")]
+            if role == ROLE and number.isdecimal() and isinstance(state, dict)
+            if state.get("phase") not in ("stopping", "ended")
+        }
+        restarts += sum(number for s in living.values() if type(number := s.get("restarts")) is int)
         if node.get("spot") is True:
-            spot += sum(s.get("phase") == "ready" and s.get("works") is True for s in living)
+            spot += sum(s.get("phase") == "ready" and s.get("works") is True for s in living.values())
             continue
         engines += len(living)
-        number = key.rpartition(".")[2]
-        if living and wanted in ("", number, node.get("name")):
-            counts[number] = len(living)
+        number, own = key.rpartition(".")[2], sum(n < FIRST_ENGINE for n in living)
+        if own and wanted in ("", number, node.get("name")):
+            counts[number] = own
     chosen = "0" if "0" in counts else next(iter(counts), "") if len(counts) == 1 else ""
     return Pool(engines, spot, restarts, counts.get(chosen), chosen)
 
