@@ -131,7 +131,9 @@ def decide(section: AutoscalerSection, figures: Figures, timers: Timers, now: fl
     starves = timers.starved >= section.starved
     waits = starves and bool(figures.waiting) and (figures.oldest or 0.0) >= section.waiting_seconds
     more_since = (timers.more_since or now) if needed > have and waits else None
-    timers = _with_fewer(replace(timers, more_since=more_since), needed, now, holds=needed < have and not starves)
+    # The trainer may wait for the last, long rows of a step; without any row the rollouts are not to blame.
+    idle = not starves or figures.waiting == figures.in_hand == 0
+    timers = _with_fewer(replace(timers, more_since=more_since), needed, now, holds=needed < have and idle)
     decision = _weighed(section, timers, (have, needed), now)
     return (decision, timers) if decision.action is Action.HOLD else _change(decision, have, timers, now)
 

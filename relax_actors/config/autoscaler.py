@@ -38,7 +38,7 @@ class AutoscalerSection(PoolSection):
     """Age in seconds of the oldest waiting row from which rows that wait call for more rollouts."""
     starved: Fraction = 0.1
     """Share of the trainer's time without rows from which rows that wait call for more rollouts, however short they
-    wait; and above which no rollout is taken away."""
+    wait; and above which no rollout is taken away while rows wait or are in hand."""
     restarts: NonNegativeInt = 5
     """Restarts of rollouts within `restart_period`, at most. After more of them none is added: new ones would fail,
     too."""

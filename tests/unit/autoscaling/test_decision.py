@@ -79,6 +79,12 @@ def test_idle_engines_are_taken_away_to_the_most_that_were_needed() -> None:
     assert [(decision.action, decision.engines) for decision in decisions[:1]] == [(Action.IN, 2)]
 
 
+@pytest.mark.parametrize(("in_hand", "taken"), [(10, False), (0, True)], ids=["a long row", "no row"])
+def test_starving_trainer_keeps_its_rollouts_while_they_have_rows(in_hand: int, *, taken: bool) -> None:
+    decisions, _ = looks(replace(IDLE, in_hand=in_hand, starving=True), 600.0, Timers(0.0))
+    assert (Action.IN in actions(decisions)) == taken
+
+
 def test_number_that_still_falls_is_not_settled() -> None:
     _, timers = looks(replace(IDLE, in_hand=40), SECTION.in_for - 5, Timers(0.0))
     decisions, _ = looks(IDLE, SECTION.in_for - 5, timers, begin=SECTION.in_for)
