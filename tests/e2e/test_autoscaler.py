@@ -43,7 +43,7 @@ def test_run_grows_under_backlog_and_shrinks_while_its_autoscaler_is_killed(
     gate.touch()
     monkeypatch.setenv("GATE", str(gate))
     run = make_run("scaled", *SETTINGS).start()
-    wait_until(run.folder.address.exists, "broker.json")
+    wait_until(lambda: run.pid_of("autoscaler.0"), "process of the autoscaler", 120)
     wait_until(lambda: decisions(run, "hold", "out"), "the first decision", 120)
     hit(run, "autoscaler.0")
     (out, *_) = wait_until(lambda: decisions(run, "out"), "a decision to add a rollout", 120)

@@ -66,7 +66,7 @@ def test_check_says_how_many_rollouts_can_be_busy_and_refuses_more_than_the_boun
     assert len(notes) == 1
     assert "4 rows are admitted at once" in notes[0]
     many = load_config(TINY, [*RUN, "rollout.replicas=5"])
-    with pytest.raises(ConfigError, match="above autoscaler.max"):
+    with pytest.raises(ConfigError, match=r"above autoscaler\.max"):
         list(Autoscaler().check(CheckedRun(config=many, here=())))
 
 
