@@ -15,6 +15,7 @@ from relax_actors.errors import ConfigError
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.roles.registry import role_names, spec_of
 from relax_actors.runtime.service_role import ServiceRole
+from relax_actors.serving.listening import is_free, listen
 
 if TYPE_CHECKING:
     from relax_actors.serving.control.control import Control
@@ -74,7 +75,9 @@ class GatewayRole(ServiceRole):
         access = Access(tokens_of(section, folder), session_secret(config.store_path), operators)
         app = Gateway(self._answers, access, limits, self._control()).app()
         port, certificate = self._port(section, folder), _certificate(section)
-        self._server = HttpServer(app, section.host, port, certificate, section.max_connections)
+        remedy = "set gateway.host and gateway.port to a free address"
+        listener = listen(section.host, port, "gateway", remedy)
+        self._server = HttpServer(app, listener, certificate, section.max_connections)
         write_private(folder / f"url.{self.context.n}", self._server.url)
 
     def _control(self) -> Control:
@@ -95,7 +98,7 @@ class GatewayRole(ServiceRole):
             return section.port + self.context.n
         known = folder / f"url.{self.context.n}"
         found = known.read_text().rpartition(":")[2] if known.exists() else ""
-        return int(found) if found.isascii() and found.isdigit() and _is_free(section.host, int(found)) else 0
+        return int(found) if found.isascii() and found.isdigit() and is_free(section.host, int(found)) else 0
 
     async def start(self) -> None:
         """Begin to serve."""
@@ -175,9 +178,3 @@ def _check_certificate(certificate: Path, key: Path) -> None:
             "certificate in PEM, and its private key without a password"
         )
         raise ConfigError(msg) from error
-
-
-def _is_free(host: str, port: int) -> bool:
-    from relax_actors.serving.server import is_free  # noqa: PLC0415 as in `setup`
-
-    return is_free(host, port)

@@ -57,7 +57,7 @@ class Rollout(Role):
         device=True,
         may_be_spot=True,
         section="rollout",
-        rows="sampled",
+        rows="generated",
         requests=("env",),
         serves=("generate",),
         start_order=60,

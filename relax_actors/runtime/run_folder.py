@@ -101,17 +101,27 @@ class RunFolder:
         """Folder with the answers to held-out prompts, one file for each evaluated version."""
         return self.root / "evaluations"
 
+    @property
+    def record(self) -> Path:
+        """Folder of the rows that are kept for people; see `relax_actors.record`."""
+        return self.root / "record"
+
     def evaluation(self, version: int) -> Path:
         """File with the answers of a version to held-out prompts."""
         return self.evaluations / f"{version}.jsonl"
 
     @property
+    def notified(self) -> Path:
+        """Folder with the record of sent notifications."""
+        return self.root / "notified"
+
+    @property
     def contents(self) -> list[Path]:
         """Everything that a run leaves in its folder, besides the lock and the configuration."""
         files = [self.address, self.node, self.engines, self.report, self.summary, self.reward_plot]
-        names = ("actors", "devices", "logs", "model-config", "sandboxes", "servers", "simulated", "store")
+        names = ("actors", "devices", "logs", "model-config", "notified", "sandboxes", "servers", "simulated", "store")
         models = [self.checkpoints, self.reference, self.references, self.model, self.critic_checkpoints, self.critic]
-        return [*files, self.broker, self.evaluations, *models, *(self.root / n for n in names)]
+        return [*files, self.broker, self.evaluations, self.record, *models, *(self.root / n for n in names)]
 
     @property
     def last_checkpoint(self) -> int | None:
