@@ -130,7 +130,8 @@ def decide(section: AutoscalerSection, figures: Figures, timers: Timers, now: fl
         return _change(Decision(_way(have, bound), bound, needed, "the bounds"), have, timers, now)
     starves = timers.starved >= section.starved
     waits = starves and bool(figures.waiting) and (figures.oldest or 0.0) >= section.waiting_seconds
-    more_since = (timers.more_since or now) if needed > have and waits else None
+    begun = now if timers.more_since is None else timers.more_since
+    more_since = begun if needed > have and waits else None
     # The trainer may wait for the last, long rows of a step; without any row the rollouts are not to blame.
     idle = not starves or figures.waiting == figures.in_hand == 0
     timers = _with_fewer(replace(timers, more_since=more_since), needed, now, holds=needed < have and idle)

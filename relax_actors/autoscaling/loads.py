@@ -121,7 +121,8 @@ class Model:
         self._ready += finished - taken
         self._asked, self._missed = self._asked + wanted, self._missed + wanted - taken
         self._starving = taken < wanted
-        self._waiting_since = (self._waiting_since or now) if self._waiting else None
+        begun = now if self._waiting_since is None else self._waiting_since
+        self._waiting_since = begun if self._waiting else None
         self.outcome.engine_hours += STEP * self.engines / HOUR
         self.outcome.starved = self._missed / self._asked
         self.outcome.largest = max(self.outcome.largest, self.engines)
