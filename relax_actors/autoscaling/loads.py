@@ -33,7 +33,8 @@ class Load:
 
     Attributes:
         name: name in tables.
-        demand: engines that the trainer keeps busy, by seconds since the beginning, at `ROW_SECONDS` a row.
+        demand: engines that the trainer keeps busy at `ROW_SECONDS` a row, as a share of those that all admitted rows
+            occupy, by seconds since the beginning.
         row_seconds: seconds that a row takes in an engine.
         deaths: times at which an engine dies, whose actor is then restarted.
     """
@@ -46,7 +47,7 @@ class Load:
 
 def flapping(minutes: float) -> Load:
     """Low and high demand in turn, for so many minutes each."""
-    return Load("flapping", lambda now: 1.8 if int(now / (60 * minutes)) % 2 else 5.4)
+    return Load("flapping", lambda now: 0.225 if int(now / (60 * minutes)) % 2 else 0.675)
 
 
 def _deaths(seed: int) -> tuple[float, ...]:
@@ -57,11 +58,11 @@ def _deaths(seed: int) -> tuple[float, ...]:
 
 
 LOADS = (
-    Load("steady", lambda _: 2.6),
-    Load("burst", lambda now: 5.4 if HOUR <= now < 1.5 * HOUR else 1.8),
-    Load("slow leak", lambda _: 1.8, lambda now: ROW_SECONDS * (1 + 2 * now / (HOURS * HOUR))),
+    Load("steady", lambda _: 0.325),
+    Load("burst", lambda now: 0.675 if HOUR <= now < 1.5 * HOUR else 0.225),
+    Load("slow leak", lambda _: 0.225, lambda now: ROW_SECONDS * (1 + 2 * now / (HOURS * HOUR))),
     flapping(10.0),
-    Load("engine deaths", lambda _: 2.6, deaths=_deaths(5)),
+    Load("engine deaths", lambda _: 0.325, deaths=_deaths(5)),
 )
 
 
@@ -116,7 +117,7 @@ class Model:
         self._restarts += died
         open_rows = self._admitted - self._ready
         finished = STEP * min(open_rows, self._capacity) / self._load.row_seconds(now)
-        wanted = STEP * self._load.demand(now) * self._rows / ROW_SECONDS
+        wanted = STEP * self._load.demand(now) * self._admitted / ROW_SECONDS
         taken = min(wanted, self._ready + finished)
         self._ready += finished - taken
         self._asked, self._missed = self._asked + wanted, self._missed + wanted - taken

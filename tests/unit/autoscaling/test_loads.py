@@ -18,7 +18,7 @@ BY_NAME = {load.name: load for load in LOADS}
 
 
 def test_enough_engines_never_starve_the_trainer_and_too_few_starve_it_by_their_share() -> None:
-    steady = Load("steady", lambda _: 2.0)
+    steady = Load("steady", lambda _: 0.25)  # two of eight engines
     assert run_fixed(steady, ROWS, ADMITTED, 3).starved < 0.01
     assert run_fixed(steady, ROWS, ADMITTED, 1).starved == pytest.approx(0.5, abs=0.01)
 
