@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from relax_actors.config.evaluation import SAMPLING, EvalSection, EvalSet
-from relax_actors.config.sections import Section
 
 OF_SAMPLED = ("rollout", "reward", "advantages", "environment", "agent", "gateway", "critic", "simulate")
 """Sections of runs whose rows the policy samples."""
 OF_DATA = ("examples",)
 """Sections of runs whose rows come from data."""
+OF_GENERATED = ("environment", "agent", "gateway", "eval", "simulate")
+"""Sections of runs in which the policy samples rows, in addition to [rollout], whose sizes describe samples."""
 
 
-def foreign_section(config: Section, rows: str) -> str:
+def foreign_section(config: Any, rows: str) -> str:
     """Return why a section that is set has no effect in a run; empty if all have one.
 
     Args:
@@ -22,14 +23,16 @@ def foreign_section(config: Section, rows: str) -> str:
     """
     from_data = rows != "sampled"
     given = "come from data" if from_data else "are sampled by the policy"
-    for name in OF_SAMPLED if from_data else OF_DATA:
+    if config.data.has_traces and (problem := _foreign_to_traces(config)):
+        return problem
+    for name in OF_SAMPLED if from_data else () if config.data.has_traces else OF_DATA:
         if getattr(config, name) != _unset(config, name):
             return (
                 f'[{name}] has no effect: with algorithm.rows = "{rows}" rows {given}; leave it out, or choose another '
                 "algorithm.name"
             )
-    data: Any = getattr(config, "data", None)
-    if rows != "examples" and data is not None and data.oversize == "split":
+    data = config.data
+    if rows != "examples" and data.oversize == "split":
         return (
             f'data.oversize = "split" divides examples, and with algorithm.rows = "{rows}" a row is not an example; '
             'set "truncate_left", "truncate_right" or "skip"'
@@ -43,6 +46,32 @@ def foreign_section(config: Section, rows: str) -> str:
                     "held-out rows are scored by the log-probs of their answers; leave it out"
                 )
     return ""
+
+
+def _foreign_to_traces(config: Any) -> str:
+    """Return why a setting has no effect in a run that trains on recorded samples; empty if all have one."""
+    if config.from_data:
+        return (
+            f'data.kind = "traces" holds samples with the log-probs of a policy, and algorithm.rows = "'
+            f'{config.algorithm.rows}" takes none; choose an algorithm.name of sampled rows, such as "grpo"'
+        )
+    for name in OF_GENERATED:
+        if getattr(config, name) is not None:
+            return (
+                f'[{name}] has no effect: with data.kind = "traces" samples are recorded, and no rollout generates '
+                "any; leave it out"
+            )
+    if config.trainer.router_replay:
+        return 'trainer.router_replay = true replays experts, which data.kind = "traces" does not hold; leave it out'
+    if config.media is not None:
+        return 'data.kind = "traces" holds no features of media, which the model of this run reads; use a text model'
+    return ""
+
+
+def rows_of_roles(config: Any) -> frozenset[str]:
+    """Return the `RoleSpec.rows` of the roles of a run."""
+    made = "generated" if config.generates else "data"
+    return frozenset(("", made) if config.from_data else ("", made, "sampled"))
 
 
 def keeps_messages(config: Any) -> bool:

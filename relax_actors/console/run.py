@@ -18,6 +18,7 @@ from relax_actors.console.picture import Picture
 from relax_actors.errors import BrokerUnreachableError, ConfigError
 from relax_actors.monitoring.access import Access
 from relax_actors.monitoring.connection import Observed, find, observed
+from relax_actors.monitoring.row_reader import RowReader
 
 T = TypeVar("T")
 FRESH_SECONDS = 0.5
@@ -50,6 +51,7 @@ class ConsoleRun:
         self.subjects = Subjects(self.name)
         self.access = access or Access()
         self.picture = Picture(self.settings)
+        self.rows = RowReader(self.name, str(self.folder.root))
         self.book = LeaseBook(self.subjects)
         self.live = False
         """Whether the broker was up before the console connected."""

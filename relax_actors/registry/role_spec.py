@@ -46,8 +46,9 @@ class RoleSpec:
     """Whether its actors may be on nodes marked as spot, where they get rows only above a backlog; for pools."""
     section: str = "roles"
     """Configuration section with its `replicas` and `deadline`; "roles" for [roles.<name>]."""
-    rows: Literal["", "sampled", "data"] = ""
-    """Runs that have the role: those whose rows are sampled, or come from data; all if empty."""
+    rows: Literal["", "sampled", "generated", "data"] = ""
+    """Runs that have the role: with rows that a policy sampled; that a policy samples in this run; or whose samples are
+    made from the data, recorded samples included. All runs if empty."""
     requires: str = ""
     """Optional configuration section without which a run does not have the role."""
     is_elsewhere: bool = False

@@ -9,6 +9,7 @@ from functools import cache
 from broker.subjects import Kinds
 from relax_actors.config import Config
 from relax_actors.config.pools import RoleSection
+from relax_actors.config.rows import rows_of_roles
 from relax_actors.config.sections import PoolSection
 from relax_actors.errors import ConfigError
 from relax_actors.messages.operations import OPERATION, OperationStep
@@ -52,14 +53,14 @@ def complete_spec(cls: type[Role]) -> RoleSpec:
 
 def role_names(config: Config) -> list[str]:
     """Roles of a run in their start order; imports no class of the user's."""
-    orders = {name: RoleSpec().start_order for name in config.roles}
+    orders, kinds = {name: RoleSpec().start_order for name in config.roles}, rows_of_roles(config)
     for name in ROLES.built_in:
         spec = built_in_spec(name)
         if spec.section == "roles":
             present = name in config.roles
         else:
             needed = not spec.requires or getattr(config, spec.requires) is not None
-            present = needed and spec.rows in ("", "data" if config.from_data else "sampled")
+            present = needed and spec.rows in kinds
         if present:
             orders[name] = spec.start_order
     return sorted(orders, key=lambda name: orders[name])

@@ -57,7 +57,7 @@ class Rollout(Role):
         device=True,
         may_be_spot=True,
         section="rollout",
-        rows="sampled",
+        rows="generated",
         requests=("env",),
         serves=("generate",),
         start_order=60,
@@ -268,6 +268,10 @@ class Rollout(Role):
             **self._engine.metrics(),
             **self._tokenizer.replaced,
         }
+
+    def weights_version(self) -> int:
+        """Return the version of the newest verified weights; -1 before the first."""
+        return self._stager.verified
 
     def close(self) -> None:
         """Close the stager and the engine."""

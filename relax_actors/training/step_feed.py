@@ -56,7 +56,7 @@ class StepFeed:
         self._imitation = config.algorithm.positive_nll if section == "trainer" else 0.0
         self._max_tokens, self._in_slot_order = (
             config.trainer.max_tokens_per_microbatch,
-            config.run.deterministic or config.from_data,
+            config.run.deterministic or not config.generates,
         )
         # Statistics over a whole step, and its minibatches, are known only when its last row has arrived.
         whole = needs_whole_step(config.algorithm) or config.trainer.updates > 1

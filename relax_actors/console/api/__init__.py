@@ -23,6 +23,10 @@ NAMES = (
     "weights",
     "evaluations",
     "answers",
+    "rows",
+    "row",
+    "anatomy",
+    "media",
     "scaling",
     "advice",
 )
