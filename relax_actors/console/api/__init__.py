@@ -29,10 +29,6 @@ NAMES = (
     "media",
     "scaling",
     "advice",
-    "rows",
-    "row",
-    "anatomy",
-    "media",
 )
 ANSWERS: Registry[Answer] = Registry(
     "console answer",
