@@ -298,12 +298,11 @@ class Trainer(StatefulRole):
             self._checkpoints.start(self._version)
 
     def _report(self, step: int, batch: Batch, rows: StepRows, measured: Mapping[str, float]) -> None:
-        """Publish the metric `step`; without rewards, the negative loss takes their place."""
+        """Publish the metric `step`; rows of data have no reward."""
         staleness = rows.staleness(step)
-        reward = -measured["loss"] if self.context.config.from_data else batch.reward
         self._metrics = {
             "step": step,
-            "reward": round(reward, 5),
+            **({} if self.context.config.from_data else {"reward": round(batch.reward, 5)}),
             **{f"reward/{name}": round(mean, 5) for name, mean in rows.reward_components.items()},
             "staleness": batch.staleness,
             "staleness_mean": round(float(np.mean(staleness)), 4),

@@ -23,6 +23,7 @@ OPERATIONAL = (
     "broker.*",
     "store.*",
     "supervision.*",
+    "record.*",
     "prompts.*",
     "*.replicas",
     "*.deadline",
