@@ -29,20 +29,31 @@ async def read_timeline(connection: Connection, rows: RowReader) -> Timeline:
     return builder.timeline()
 
 
-async def read_step(connection: Connection, rows: RowReader, step: int) -> Timeline:
+async def read_step(connection: Connection, rows: RowReader, step: int, message: LogMessage | None = None) -> Timeline:
     """Return the timeline of a step: its rows, from the table or the record, and what the trainer did.
+
+    Args:
+        connection: of an observer.
+        rows: reader of the run's rows.
+        step: number of the step.
+        message: the metric of the step, if that is known; the log is then not read, and there are no events.
 
     Raises:
         ConfigError: nothing of the step is left, or it has not begun.
     """
     builder = Builder(rows.subjects.run)
-    names = set(await rows.step(connection, "group", step))
-    names |= set([] if rows.record is None else rows.record.rows("group", step))
-    for row in sorted(names):
-        if (cells := await rows.row(connection, row)) is not None:
+    stored = await rows.step(connection, "group", step)
+    kept = set([] if rows.record is None else rows.record.rows("group", step))
+    for row in sorted(stored.keys() | kept):
+        known = RowCells(row, stored.get(row, []))
+        cells = known if "prompt" in known.cells else await rows.row(connection, row)
+        if cells is not None:
             _take_row(builder, cells)
     await _read_numbered(connection, rows, builder, step, step + 1)
-    await _read_log(connection, rows, builder)
+    if message is None:
+        await _read_log(connection, rows, builder)
+    else:
+        builder.take_message(message, 0.0)
     return within(builder.timeline(), step, f"step {step}")
 
 
