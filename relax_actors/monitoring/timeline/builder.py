@@ -120,7 +120,8 @@ class Builder:
             yield Span("wait", stored - waited, stored, author, step=step)
         weights = self._numbered.get(("weights", step + 1))
         if weights is not None and weights[0] >= stored:
-            known = {name: figures[name] for name in ("reward", "tokens", "staleness", "loss") if name in figures}
+            shown = ("reward", "tokens", "staleness", "loss")
+            known: dict[str, str | float | int] = {name: figures[name] for name in shown if name in figures}
             yield Span("train", stored, weights[0], weights[1], step=step, arguments=known)
 
     def _of_starts(self) -> Iterator[Span]:
