@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from broker.connection import Connection
@@ -17,12 +18,15 @@ from relax_actors.console.picture import Picture
 from relax_actors.errors import BrokerUnreachableError, ConfigError
 from relax_actors.monitoring.access import Access
 from relax_actors.monitoring.connection import Observed, find, observed
+from relax_actors.monitoring.row_reader import RowReader
 
 T = TypeVar("T")
 FRESH_SECONDS = 0.5
 """Age up to which the picture is not read again."""
 ANSWER_SECONDS = 20.0
 """Time for reading what is new; the first time of a long run takes longest."""
+LOST_SECONDS = 3.0
+"""Time without a connection after which requests are answered with an error."""
 IDLE_SECONDS = 30.0
 """Time without a request after which the connection to a run that is over is closed, so that others may use it."""
 
@@ -47,6 +51,7 @@ class ConsoleRun:
         self.subjects = Subjects(self.name)
         self.access = access or Access()
         self.picture = Picture(self.settings)
+        self.rows = RowReader(self.name, str(self.folder.root))
         self.book = LeaseBook(self.subjects)
         self.live = False
         """Whether the broker was up before the console connected."""
@@ -57,7 +62,7 @@ class ConsoleRun:
         self._at: Observed | None = None
         self._table: Histories
         self._log: Histories
-        self._read = self._used = float("-inf")
+        self._read = self._used = self._connected = float("-inf")
 
     async def connection(self) -> Connection:
         """Return the open connection; open it if there is none, or if the broker has ended with its run.
@@ -69,9 +74,14 @@ class ConsoleRun:
         self._used = time.monotonic()
         async with self._lock:
             at = self._at
-            if at is not None and not at.connection.nc.is_connected and await self._in_thread(at.is_over):
-                await self._close()
-                at = None
+            if at is not None and not at.connection.nc.is_connected:
+                if await self._in_thread(at.is_over):
+                    await self._close()
+                    at = None
+                elif time.monotonic() - self._connected > LOST_SECONDS:
+                    raise self._no_answer(at.connection)
+            else:
+                self._connected = time.monotonic()
             return at.connection if at is not None else await self._open()
 
     async def _open(self) -> Connection:
@@ -79,6 +89,7 @@ class ConsoleRun:
         at = await self._in_thread(held.__enter__)
         self._held, self._at, self.live = held, at, at.live
         self.settings = self.folder.load_settings()
+        self._connected = time.monotonic()
         self._begin(at.connection)
         if at.live:
             await self.within(at.connection, _subscribe(at.connection, self.book))
@@ -137,11 +148,14 @@ class ConsoleRun:
             async with asyncio.timeout(ANSWER_SECONDS):
                 return await asyncio.wrap_future(connection.submit(work))
         except TimeoutError as error:
-            msg = (
-                f"the broker {connection.address.url} of run {self.name} does not answer; the console goes on as soon "
-                "as it does. `relax up` restarts the broker of its run"
-            )
-            raise BrokerUnreachableError(msg) from error
+            raise self._no_answer(connection) from error
+
+    def _no_answer(self, connection: Connection) -> BrokerUnreachableError:
+        msg = (
+            f"the broker {connection.address.url} of run {self.name} does not answer; the page goes on when it does. "
+            "`relax up` restarts the broker of its run"
+        )
+        return BrokerUnreachableError(msg)
 
     async def release_if_idle(self) -> None:
         """Close the connection to a run that is over if nobody has looked at it for a while."""
@@ -172,8 +186,6 @@ async def _subscribe(connection: Connection, book: LeaseBook) -> None:
 
 def runs_beside(folder: str) -> list[str]:
     """Return the folders of the runs in a folder, the newest first."""
-    from pathlib import Path  # noqa: PLC0415
-
     found = []
     for path in Path(folder).iterdir() if Path(folder).is_dir() else ():
         try:

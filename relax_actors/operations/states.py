@@ -178,11 +178,11 @@ class History:
         return next((o for o in self.operations.values() if key and o.request.key == key), None)
 
     def engines(self) -> list[Operation]:
-        """Return the operations whose external engine is a part of the run now, or is about to be."""
+        """Return the operations whose external engine should have an actor now: added, and not about to leave."""
         gone = {
             o.request.engine
             for o in self.operations.values()
-            if o.request.kind == "remove_engine" and o.state is State.REMOVED
+            if o.request.kind == "remove_engine" and o.state in (State.DRAINING, State.REMOVING, State.REMOVED)
         }
         return [
             o

@@ -37,7 +37,8 @@ class StepRecord:
     def pack(self) -> bytes:
         """Return the step as the body of a frame."""
         groups = [
-            [group.index, group.end, group.reason, np.array(group.rewards, "<f4").tobytes()] for group in self.groups
+            [each.index, each.end, each.reason, np.array(each.rewards, "<f4").tobytes(), each.oldest, each.tokens]
+            for each in self.groups
         ]
         packed: bytes = msgpack.packb({"groups": groups, "batch": self.batch, "collected": self.collected})
         return packed
@@ -52,8 +53,8 @@ class StepRecord:
         try:
             body = msgpack.unpackb(read_body(frame), strict_map_key=True)
             groups = tuple(
-                Group(int(index), End(end), str(reason), tuple(np.frombuffer(rewards, "<f4").tolist()))
-                for index, end, reason, rewards in body["groups"]
+                Group(int(index), End(end), str(reason), tuple(np.frombuffer(rewards, "<f4").tolist()), oldest, tokens)
+                for index, end, reason, rewards, oldest, tokens in body["groups"]
             )
             return cls(frame.head["step"], groups, dict(body["batch"]), bool(body["collected"]))
         except (ValueError, TypeError, LookupError, msgpack.UnpackException) as error:

@@ -5,25 +5,23 @@ from __future__ import annotations
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import structlog
 
 from broker.codec import open_envelope
 from broker.connection import Connection
-from broker.fields import TensorRef
 from broker.history import History
 from broker.store import Store
 from broker.subjects import RowId, Subjects
 from broker.table import Cell
 from relax_actors.errors import CodecError, RecordError, SubjectError
+from relax_actors.record.groups import groups_of
 from relax_actors.record.record import Record, StepRecord
-from relax_actors.record.row_cells import RowCell, RowCells, pack_row
-from relax_actors.record.rules import End, Group, kept_groups, kept_held_out, shelf_of
+from relax_actors.record.row_cells import RowCell, pack_row
+from relax_actors.record.rules import kept_groups, kept_held_out, shelf_of
 from relax_actors.record.segments import SegmentWriter, Shelf
 
 if TYPE_CHECKING:
@@ -100,7 +98,7 @@ class Recorder:
     def _record_step(self, step: int, batch: dict[str, Any]) -> None:
         trained = [index for index in batch.pop("rows", ()) if isinstance(index, int)]
         cells = self._cells(f"{self._subjects.prefix}.group.{step}.>")
-        groups = tuple(self._group(index, cells.get(index, {}), trained) for index in sorted({*cells, *trained}))
+        groups = groups_of(step, cells, trained, self._store.reader())
         for index, why in kept_groups(self._section, self._seed, step, groups).items():
             self._keep(RowId(step, index), why, cells.get(index, {}))
         # Cells of a step are removed together.
@@ -129,16 +127,6 @@ class Recorder:
             place = self._subjects.parse(cell.subject)
             found[place.index][place.field] = RowCell(place.field, cell.sequence, cell.stored, cell.data)
         return dict(found)
-
-    def _group(self, index: int, cells: dict[str, RowCell], trained: Collection[int]) -> Group:
-        """Return a row of a step whose batch is complete."""
-        row = RowCells(RowId(0, index), cells.values(), self._store.reader())
-        rewards = _numbers(row.fields("reward").get("values"))
-        if "quarantined" in cells:
-            return Group(index, End.QUARANTINED, str(row.fields("quarantined").get("role", "")), rewards)
-        if "dropped" in cells:
-            return Group(index, End.DROPPED, str(row.fields("dropped").get("reason", "")), rewards)
-        return Group(index, End.TRAINED if index in trained else End.SURPLUS, "", rewards)
 
     def _keep(self, row: RowId, why: list[str], cells: dict[str, RowCell]) -> None:
         """Keep a row, unless it is kept already, or the table has it no more."""
@@ -182,11 +170,3 @@ class Recorder:
                     self._subjects.parse(cell.subject)
                     found.append(cell)
         return found
-
-
-def _numbers(value: Any) -> tuple[float, ...]:
-    """Return an array of finite numbers; empty if it is none."""
-    is_array = isinstance(value, np.ndarray) and not isinstance(value, TensorRef) and value.ndim == 1
-    if not is_array or value.dtype.kind not in "fiu" or not np.isfinite(value).all():
-        return ()
-    return tuple(value.astype(float).tolist())

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import msgpack
 import numpy as np
+from numpy.typing import NDArray
 
 from broker.codec import Envelope, Resolver, decode_fields, open_envelope
 from broker.fields import TensorRef
@@ -59,19 +60,33 @@ class RowCells:
         self._resolve = resolve
 
     def envelope(self, field: str) -> Envelope | None:
-        """Return a cell with undecoded fields; None if there is none, or it is malformed.
-
-        An array that is not on this machine, or was not kept, stays a `TensorRef`.
-        """
+        """Return a cell without its arrays in the store; None if there is none, or it is malformed."""
         cell = self.cells.get(field)
         with suppress(CodecError):
-            return None if cell is None else open_envelope(cell.data, self._array)
+            return None if cell is None else open_envelope(cell.data)
         return None
 
     def fields(self, field: str) -> dict[str, Any]:
         """Return the undecoded fields of a cell; none without one, or of a malformed one."""
         envelope = self.envelope(field)
         return {} if envelope is None else envelope.fields
+
+    def array(self, field: str, name: str, kinds: str = "iu") -> NDArray[Any] | None:
+        """Return a one-dimensional array of numbers.
+
+        Args:
+            field: the cell.
+            name: the field in the cell.
+            kinds: kinds of NumPy dtypes that are accepted.
+
+        Returns:
+            The array; None without one, or if it is lost or in the store of another machine.
+        """
+        value = self.fields(field).get(name)
+        if isinstance(value, TensorRef):
+            value = self._array(value)
+        is_array = isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in kinds
+        return value if is_array else None
 
     def read(self, field: str, expected: type[T]) -> T | None:
         """Decode a cell; None if there is none.

@@ -25,6 +25,8 @@ class End(StrEnum):
     TRAINED = "trained"
     DROPPED = "dropped"
     QUARANTINED = "quarantined"
+    IN_FLIGHT = "in flight"
+    """Its step has no batch yet."""
     SURPLUS = "surplus"
     """Still in flight when the batch of its step was complete."""
 
@@ -38,12 +40,16 @@ class Group:
         end: what became of it.
         reason: reason of a dropped row, role that failed on a quarantined one; else empty.
         rewards: rewards of its samples; empty if it was not scored.
+        oldest: oldest version of the weights that sampled a token; None if none did, or it is unknown.
+        tokens: own tokens of its samples.
     """
 
     index: int
     end: End
     reason: str = ""
     rewards: tuple[float, ...] = ()
+    oldest: int | None = None
+    tokens: int = 0
 
     @property
     def reward(self) -> float | None:

@@ -269,6 +269,10 @@ class Rollout(Role):
             **self._tokenizer.replaced,
         }
 
+    def weights_version(self) -> int:
+        """Return the version of the newest verified weights; -1 before the first."""
+        return self._stager.verified
+
     def close(self) -> None:
         """Close the stager and the engine."""
         if self._service is not None:

@@ -111,10 +111,15 @@ class RunFolder:
         return self.evaluations / f"{version}.jsonl"
 
     @property
+    def notified(self) -> Path:
+        """Folder with the record of sent notifications."""
+        return self.root / "notified"
+
+    @property
     def contents(self) -> list[Path]:
         """Everything that a run leaves in its folder, besides the lock and the configuration."""
-        files = [self.address, self.node, self.report, self.summary, self.reward_plot]
-        names = ("actors", "devices", "logs", "model-config", "sandboxes", "servers", "simulated", "store")
+        files = [self.address, self.node, self.engines, self.report, self.summary, self.reward_plot]
+        names = ("actors", "devices", "logs", "model-config", "notified", "sandboxes", "servers", "simulated", "store")
         models = [self.checkpoints, self.reference, self.references, self.model, self.critic_checkpoints, self.critic]
         return [*files, self.broker, self.evaluations, self.record, *models, *(self.root / n for n in names)]
 
@@ -132,6 +137,11 @@ class RunFolder:
     def server(self, number: int) -> Path:
         """Record of an actor's inference server, readable by this user only; the folder of that name holds weights."""
         return self.root / "servers" / f"{number}.json"
+
+    @property
+    def engines(self) -> Path:
+        """Addresses and keys of the external engines that joined at run time; readable by this user only."""
+        return self.root / "engines.json"
 
     def black_box(self, child: str) -> Path:
         """Black box of an actor, by its id."""

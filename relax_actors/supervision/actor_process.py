@@ -195,6 +195,8 @@ class ActorProcess:
                 "waits_for": reading.waiting_for,
                 "doing_since": reading.since,
             }
+            if (version := role.weights_version()) is not None:
+                lease["weights"] = version
             try:
                 await role.context.state.renew_lease(self.role_name, self.n, lease, ttl)
             except Exception as error:  # noqa: BLE001 a late lease must not end the actor

@@ -19,12 +19,12 @@ from relax_actors.config import Config
 from relax_actors.devices.inventory import NO_REQUEST, GpuRequest
 from relax_actors.devices.placement import Need
 from relax_actors.errors import ConfigError
+from relax_actors.operations.plan import FIRST_ENGINE, SPAN
 from relax_actors.registry.catalog import ROLES
 from relax_actors.roles import built_in_spec, own_single_roles, replicas, role_names, roles_at_start, spec_of
 from relax_actors.roles.gpus import needs_of_roles
 from relax_actors.runtime.run_folder import RunFolder
 
-SPAN = 1000
 MAX_DIGITS = 8
 LEAVE_SECONDS = 4.0
 """Seconds for a node to release its leases and end after its actors, of its grace; at most half of it."""
@@ -44,6 +44,8 @@ class Assignment:
         gpus: GPUs that it is asked to use.
         grace: seconds from the request to leave to its end; None for the deadlines of its roles.
         spot: whether it may vanish at any instant, so that its actors get rows only above a backlog.
+        engines: numbers of the rollout actors that are clients of external engines, see `relax_actors.operations`.
+        expelled: names of actors that leave and return their rows at once, instead of finishing them.
     """
 
     number: int
@@ -55,6 +57,8 @@ class Assignment:
     gpus: GpuRequest = NO_REQUEST
     grace: float | None = None
     spot: bool = False
+    engines: list[int] = field(default_factory=list)
+    expelled: list[str] = field(default_factory=list)
 
     @property
     def single(self) -> list[str]:
@@ -98,6 +102,16 @@ class Assignment:
         count = replicas(config, role) if wanted is None else wanted
         first = 0 if role in self.single else self.number * SPAN
         return [f"{role}.{n}" for n in range(first, first + count)]
+
+    def clients(self, role: str) -> list[str]:
+        """Names of the actors of a role on this node that are clients of external engines."""
+        return [f"{role}.{n}" for n in self.engines] if role == "rollout" else []
+
+
+def is_client(actor: str) -> bool:
+    """Whether an actor is the client of an external engine that joined at run time: it computes on no GPU here."""
+    role, _, n = actor.rpartition(".")
+    return role == "rollout" and n.isdigit() and int(n) >= FIRST_ENGINE
 
 
 def is_spot(folder: RunFolder) -> bool:

@@ -36,7 +36,7 @@ def specs_of(config: Config, node: Assignment, pool: str) -> list[ChildSpec]:
     drain = section_of(config, pool).deadline + settings.shutdown
     return [
         ChildSpec(name, settings.shutdown, settings.start_deadline, drain, returns_rows=True)
-        for name in node.actors(config, pool)
+        for name in [*node.actors(config, pool), *node.clients(pool)]
     ]
 
 

@@ -30,6 +30,7 @@ from relax_actors.config import Config, apply_settings, make_importable
 from relax_actors.devices.inventory import NO_REQUEST, GpuRequest
 from relax_actors.errors import ConfigError, RelaxError
 from relax_actors.isolation.janitor import Janitor
+from relax_actors.operations.plan import MOST_NODES
 from relax_actors.roles import section_of
 from relax_actors.runtime.code_version import source_version
 from relax_actors.runtime.logs import maintain_root_files
@@ -47,7 +48,6 @@ from relax_actors.supervision.streams import RunRecord, fetch_run_record, store_
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
 
 log = structlog.get_logger()
-MOST_NODES = 10_000
 POLL_SECONDS = 1.0
 CLAIM_SECONDS = 20.0
 STORE_SECONDS = 10.0
@@ -316,10 +316,11 @@ class RemoteNode:
                 return
             if found is None:
                 continue
-            if replace(found, scaled=known.scaled) != known:
+            if replace(found, scaled=known.scaled, expelled=known.expelled) != known:
                 tree.stop()
                 return
-            if (scaled := node.scaled(found.scaled.get(node.name, {}))) != node:
+            scaled = replace(node.scaled(found.scaled.get(node.name, {})), expelled=found.expelled.get(node.name, []))
+            if scaled != node:
                 node = scaled
                 node.save(self.folder)
 

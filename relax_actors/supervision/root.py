@@ -34,6 +34,7 @@ from relax_actors.supervision.discard import discard, finish_discarding, has_tra
 from relax_actors.supervision.gpu_leases import check_gpus
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.lost_rows import lost_rows_of
+from relax_actors.supervision.operations import operations_of
 from relax_actors.supervision.pools import children_of, secrets_of
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.resume import MAY_CHANGE, Effect, absolute, compare, listed, needs_new_start
@@ -44,6 +45,8 @@ from relax_actors.supervision.supervisor import GiveUp, Phase, Supervisor
 
 log = structlog.get_logger()
 REACH_SECONDS = 5.0
+REPAIR_SECONDS, OPERATION_SECONDS = 1.0, 0.2
+"""Seconds between two looks at lost rows, and at operations."""
 GPU_SECONDS = 15.0
 """Seconds to wait for GPUs that ending processes of an earlier start still use."""
 RECORDER = "recorder"
@@ -318,7 +321,10 @@ class Root:
             self.config,
             self.tree.states,
             prepare=prepare,
-            repair=partial(lost_rows_of, self.config),
+            tasks={
+                partial(lost_rows_of, self.config): REPAIR_SECONDS,
+                partial(operations_of, self.config, self.folder, time.time()): OPERATION_SECONDS,
+            },
         )
         status_publisher.start()
         self._janitor = janitor = Janitor()

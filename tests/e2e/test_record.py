@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections import Counter
@@ -16,7 +17,7 @@ from relax_actors.record.frames import Frame, frames_of
 from relax_actors.record.record import Record, row_of
 from relax_actors.record.segments import segments_in
 from tests.support.faults import process
-from tests.support.running import Run, wait_until
+from tests.support.running import Run, relax, wait_until
 
 STEPS = 25
 KEPT = "trainer.checkpoint_every=1000000"
@@ -78,3 +79,16 @@ def test_a_finished_run_has_its_last_steps_and_evaluations(make_run: Callable[..
         kept = {row.index: record.row(row) for row in record.rows("group", step)}
         assert {means[index] for index in kept} == {max(means.values()), min(means.values())}
     assert [row.index for row in record.rows("eval", 8)] == [0, 1, 2, 3]
+    (kept, _) = shown = record.rows("group", 1)
+    lines = relax("samples", "finished", "--step", "1", "--json", cwd=run.cwd).stdout.splitlines()
+    assert [json.loads(line)["row"] for line in lines if "group" in line] == [str(row) for row in shown]
+    one = ("samples", "finished", "--step", "1", "--row", str(kept.index))
+    detail = json.loads(relax(*one, "--json", cwd=run.cwd).stdout)
+    assert [part["author"] for part in detail["parts"]][1:3] == ["rollout.0#1", "reward.0#1"]
+    strip = detail["samples"][0]["strips"][0]
+    assert len({len(strip[name]) for name in ("ids", "texts", "mask", "versions")}) == 1
+    assert "parts:" in relax(*one, cwd=run.cwd).stdout
+    lacking = next(index for index in range(4) if RowId(1, index) not in shown)
+    missing = relax(*one[:-1], str(lacking), cwd=run.cwd)
+    assert missing.returncode == 1
+    assert "record.every" in missing.stderr

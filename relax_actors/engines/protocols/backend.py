@@ -42,7 +42,13 @@ class Ranks:
 
 
 class Backend(Protocol):
-    """What backends of a configuration section have in common."""
+    """What backends of a configuration section have in common.
+
+    Attributes:
+        has_adapters: whether the engine computes with the adapter of [lora]; a run with one is refused otherwise.
+    """
+
+    has_adapters: bool = False
 
     def check(self, config: Config, model: Path) -> Iterator[str]:  # noqa: ARG002 of a protocol
         """Check the configuration before a run starts, without importing the engine.
@@ -94,6 +100,28 @@ class InferenceBackend(Backend, Protocol):
         The supervisor of the node restarts the server like an actor, and stops it after the actor of its number.
         """
         return None
+
+    def check_engine(self, config: Config, url: str, key: str) -> None:  # noqa: ARG002 of a protocol
+        """Check a server that is to join a live run, in the process of the root, which imports no torch.
+
+        Args:
+            config: configuration of the run.
+            url: address of the server.
+            key: its API key; empty without one.
+
+        Raises:
+            EngineError: it does not answer.
+            ConfigError: it serves another model, or the backend uses no servers of others.
+        """
+        msg = (
+            f'rollout.backend = "{config.rollout.backend}" uses no servers that the run does not start; external '
+            'engines need "sglang"'
+        )
+        raise ConfigError(msg)
+
+    def engine_fault(self, url: str, key: str) -> str:  # noqa: ARG002 of a protocol
+        """Return why a server that has joined does not answer now; empty if it does."""
+        return ""
 
     def footprint(self, config: Config) -> Footprint:
         """Return what an actor needs, with its server."""
@@ -149,7 +177,10 @@ class CriticBackend(Backend, Protocol):
 
 
 class ScoringBackend(Protocol):
-    """Builds the engines of the roles `reference` and `actor_fwd`; named by their option `backend`."""
+    """Builds the engines of the roles `reference` and `actor_fwd`; named by their option `backend`.
+
+    A backend whose engines compute with the adapter of [lora] has an attribute `has_adapters` that is true.
+    """
 
     def build(self, context: Context, device: str, *, follows: bool) -> ScoringEngine:
         """Build the engine of one actor, in the actor's process.

@@ -72,7 +72,8 @@ def test_an_engine_is_part_of_the_run_until_it_is_removed() -> None:
     remove = OperationRequest("remove_engine", engine=1)
     steps += [OperationStep(4, State.PENDING, 2.0, remove)]
     steps += [OperationStep(4, state, 3.0, plan=PLAN) for state in IN[1:]]
-    assert [o.id for o in history(*steps[:-1]).engines()] == [1]
+    assert [o.id for o in history(*steps[:-3]).engines()] == [1]
+    assert history(*steps[:-2]).engines() == []
     assert history(*steps).engines() == []
 
 

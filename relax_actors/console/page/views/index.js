@@ -8,5 +8,8 @@ export const VIEWS = [
   { name: "weights", title: "Weights", load: () => import("./weights.js") },
   { name: "evaluation", title: "Evaluation", load: () => import("./evaluation.js") },
   { name: "scaling", title: "Scaling", load: () => import("./scaling.js") },
+  { name: "rows", title: "Rows", load: () => import("./rows.js") },
+  { name: "anatomy", title: "Batch anatomy", load: () => import("./anatomy.js") },
+  { name: "sample", title: "Sample", load: () => import("./sample.js") },
   { name: "advice", title: "Advice", load: () => import("./advice.js") },
 ];
