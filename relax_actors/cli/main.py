@@ -98,6 +98,7 @@ COMMANDS: Registry[Any] = Registry(
         "keys": "relax_actors.cli.keys:keys",
         "node": "relax_actors.cli.node:node",
         "fingerprint": "relax_actors.cli.fingerprint:fingerprint",
+        "replay": "relax_actors.cli.replay:replay",
         "slurm": "relax_actors.cli.slurm:slurm",
         "kubernetes": "relax_actors.cli.kubernetes:kubernetes",
     },
