@@ -19,6 +19,9 @@ def replay(
     run: RunName,
     settings: Overrides = None,
     step: Annotated[int | None, typer.Option(help="Step to compute again.", min=0)] = None,
+    rollout: Annotated[
+        str | None, typer.Option(help="Row to sample again, such as 412.3, in place of a step.", metavar="ROW")
+    ] = None,
     json: AsJson = False,
     broker: Broker = None,
     credentials: Credentials = None,
@@ -33,16 +36,36 @@ def replay(
     from relax_actors.monitoring.access import Access
     from relax_actors.replay.recording import opened
 
-    if step is None:
-        msg = "say what to compute again: --step N"
+    if (step is None) == (rollout is None):
+        msg = "say what to compute again: --step N, or --rollout ROW"
         raise ConfigError(msg)
     with opened(run, Access(broker, credentials)) as recording:
+        if step is None:
+            raise typer.Exit(_resampled(recording, rollout or "", settings or [], as_json=json))
         body, results = _replayed(recording, step, settings or [], quiet=json)
     if json:
         sys.stdout.write(json_module.dumps(body) + "\n")
     else:
         _show(body, results)
     raise typer.Exit(0 if body["equal"] else 1)
+
+
+def _resampled(recording: Recording, name: str, settings: list[str], *, as_json: bool) -> int:
+    """Sample a row again and show the comparison; return the exit code."""
+    from relax_actors.monitoring.screen import Screen
+    from relax_actors.printable import printable
+    from relax_actors.replay.rows import row_of, sample_again
+
+    body = sample_again(recording, row_of(name), settings)
+    if as_json:
+        sys.stdout.write(json_module.dumps(body) + "\n")
+        return 0 if body["equal"] else 1
+    screen = Screen()
+    verdict = "equal" if body["equal"] else "not equal"
+    screen.show(printable(f"{body['row']}: {body['samples']} samples by version {body['version']}: {verdict}"), "bold")
+    for key, value in (body["difference"] or {}).items():
+        screen.show(printable(f"  first difference, {key}: {value}"))
+    return 0 if body["equal"] else 1
 
 
 def _replayed(

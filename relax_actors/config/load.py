@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import json
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,8 @@ from relax_actors.config.simulate import DEFAULTS
 from relax_actors.config.stages import STAGES, names_of_stages, tree_of_stage
 from relax_actors.errors import ConfigError
 
+SAVED = "config.json"
+"""File in the folder of a run that holds its settings."""
 MAX_QUOTED = 500
 MAX_DEPTH = 16
 """Most sections that enclose a setting."""
@@ -28,7 +31,7 @@ MAX_BYTES = 1 << 20
 
 
 def load_config(path: Path, overrides: list[str] | None = None) -> Config:
-    """Read a TOML file and apply overrides.
+    """Read a TOML file, or the saved settings in the folder of a run, and apply overrides.
 
     Paths in the file are relative to its folder; paths in overrides, and `run.folder` anywhere, are relative to the
     working directory. Overrides `stages.<name>.section.key=value` are those of one stage.
@@ -46,13 +49,27 @@ def load_tree(path: Path, overrides: list[str] | None = None) -> dict[str, Any]:
         ConfigError: the file cannot be read, or an override is wrong.
     """
     tree = _read(path)
+    make_importable(Path(import_path_of(path)))
+    if _holds_run(path):
+        for override in overrides or []:
+            _apply(tree, override)
+        return tree
     for part in (tree, *_stages_in(tree)):
         _resolve_paths(part, path.resolve().parent)
     if "simulate" in tree:
         tree = _with_defaults(tree, DEFAULTS)
-    tree = _overridden(tree, overrides or [], path)
-    make_importable(path.resolve().parent)
-    return tree
+    return _overridden(tree, overrides or [], path)
+
+
+def _holds_run(path: Path) -> bool:
+    return (path / SAVED).is_file()
+
+
+def import_path_of(path: Path) -> str:
+    """Return the folder in which dotted paths of a configuration are imported: that of the file, or that of the run."""
+    if not _holds_run(path):
+        return str(path.resolve().parent)
+    return str(json.loads((path / SAVED).read_text()).get("import_path", ""))
 
 
 def stages_of(path: Path, overrides: list[str] | None = None) -> list[str]:
@@ -121,6 +138,11 @@ def set_by(path: Path, overrides: list[str] | None = None) -> dict[str, str]:
         path: TOML file that `load_config` reads.
         overrides: as in `load_config`.
     """
+    if _holds_run(path):  # all keys are set there, those of the schema's defaults included
+        tree: dict[str, Any] = {}
+        for override in overrides or []:
+            _apply(tree, override)
+        return dict.fromkeys(_keys(tree), "override")
     # An override of a table replaces that of the file.
     tree = _overridden(_read_toml(path), overrides or [], path)
     given: dict[str, Any] = {}
@@ -137,6 +159,10 @@ def _read_toml(path: Path) -> dict[str, Any]:
         OSError: it cannot be read.
         ValueError: it holds no TOML, is no file, or is larger than any configuration.
     """
+    if _holds_run(path):
+        saved = json.loads((path / SAVED).read_text()).get("config")
+        if isinstance(saved, dict):
+            return saved
     if path.exists() and not path.is_file():
         msg = "it is a folder" if path.is_dir() else "it is no regular file"
         raise ValueError(msg)

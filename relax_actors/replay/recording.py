@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,19 +18,21 @@ from broker.history import History
 from broker.store import Store
 from broker.table import Table
 from relax_actors.config import Config
-from relax_actors.config.load import apply_settings
 from relax_actors.errors import CodecError, ConfigError, StoreError
 from relax_actors.isolation.janitor import Janitor
 from relax_actors.messages import Batch, Checkpoint, Weights
 from relax_actors.monitoring.access import Access
 from relax_actors.monitoring.connection import Connected, connected
 from relax_actors.monitoring.log_message import LogMessage
+from relax_actors.replay.settings import with_settings
 from relax_actors.runtime import Context
 from relax_actors.runtime.journal import Journal
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.streams import fetch_run_record
 
 T = TypeVar("T")
+LOOKUPS = 500
+"""Cells that are looked up in one request."""
 
 
 class ReadOnlyStore(Store):
@@ -123,7 +125,7 @@ class Recording:
         Raises:
             ConfigError: a setting is wrong.
         """
-        return apply_settings(self.config.model_dump(mode="json"), settings, f"run {self.run}")
+        return with_settings(self.config, settings, f"run {self.run}")
 
     def context(self, role: str, config: Config) -> Context:
         """Return the context of an actor that computes and publishes nothing; its own files go to `scratch`."""
@@ -140,15 +142,15 @@ class Recording:
 
     def cells(self, kind: str, numbers: Iterable[int], expected: type[T]) -> dict[int, T]:
         """Return the well-formed numbered cells of a kind, by number."""
-        wanted = list(numbers)
-        subjects = [self.table.subjects.numbered(kind, number) for number in wanted]
+        wanted, table = list(numbers), self.table
         values: dict[int, T] = {}
-        for number, cell in zip(wanted, self.table.get_all(subjects), strict=True):
-            if cell is not None:
-                try:
-                    values[number] = self.table.read(cell.data, expected, subject=cell.subject)
-                except CodecError:
-                    continue
+        for begin in range(0, len(wanted), LOOKUPS):
+            part = wanted[begin : begin + LOOKUPS]
+            cells = table.get_all([table.subjects.numbered(kind, number) for number in part])
+            for number, cell in zip(part, cells, strict=True):
+                with suppress(CodecError):
+                    if cell is not None:
+                        values[number] = table.read(cell.data, expected, subject=cell.subject)
         return values
 
     def numbers(self, kind: str) -> list[int]:

@@ -14,6 +14,7 @@ from relax_actors.runtime import Context
 from relax_actors.runtime import durable_folder as checkpoints
 from relax_actors.runtime.cells import fetch_own, put_own
 from relax_actors.weights.protocols import SupportsPrefixes, WeightProducer
+from relax_actors.weights.provenance import write_provenance
 from relax_actors.weights.reference_weights import ReferenceWeights, has_all_files
 from relax_actors.weights.transports import make_transport
 
@@ -253,5 +254,6 @@ class Publisher:
             for name in MODEL_FILES:
                 if (source / name).exists() and not (folder / name).exists():
                     shutil.copy(source / name, folder / name)
+            write_provenance(self.context, folder)
 
         checkpoints.write(self.context.folder.model, save, self.context.wait_for_room)
