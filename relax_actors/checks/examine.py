@@ -25,6 +25,7 @@ from relax_actors.data.example_check import check_examples
 from relax_actors.data.held_out_check import check_set
 from relax_actors.data.model_folder import ModelFacts, measure, prepare
 from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.data.trace_check import check_traces
 from relax_actors.devices.inventory import Inventory, machine_inventory
 from relax_actors.engines.backends import inference_backend, training_backend, unused_settings
 from relax_actors.errors import ConfigError, MissingPackageError, RelaxError
@@ -122,13 +123,13 @@ def _checks(run: CheckedRun) -> Iterator[Check]:
     if (model := run.model) is not None:
         yield partial(describe_run, run, model.facts)
         yield lambda: training_backend(config).check(config, model.folder)
-        if not config.from_data:
+        if config.generates:
             yield lambda: inference_backend(config).check(config, model.folder)
             yield partial(check_lengths, config, model.facts)
         yield partial(check_weight_files, config)
         yield partial(check_router_replay, config, model.facts)
         yield partial(check_characters, config, model.tokenizer)
-    check_rows = check_examples if config.from_data else check_data
+    check_rows = check_examples if config.from_data else check_traces if config.trains_traces else check_data
     yield partial(check_rows, run, config.data, "data")
     for where, each in config.held_out_sets.items():
         yield partial(check_rows, run, each.source, f"{where}.data")

@@ -281,7 +281,7 @@ class Trainer(StatefulRole):
             self._checkpoints.start(self._version)
 
     def _report(self, step: int, batch: Batch, rows: StepRows, measured: Mapping[str, float]) -> None:
-        """Publish the metric `step`; without rewards, the negative loss takes their place."""
+        """Publish the metric `step`; rows of data have no reward."""
         self._metrics = figures_of_step(self.context.config, step, batch, rows, measured)
         self.context.journal.metric({"kind": "step", **self._metrics})
 

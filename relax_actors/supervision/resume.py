@@ -24,6 +24,7 @@ OPERATIONAL = (
     "broker.*",
     "store.*",
     "supervision.*",
+    "record.*",
     "prompts.*",
     "*.replicas",
     "*.deadline",

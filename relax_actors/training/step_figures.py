@@ -17,7 +17,7 @@ TIMES = "_seconds"
 def figures_of_step(
     config: Config, step: int, batch: Batch, rows: StepRows, measured: Mapping[str, float]
 ) -> dict[str, float]:
-    """Return the figures of a step, rounded as they are published; without rewards, the negative loss is the reward.
+    """Return the figures of a step, rounded as they are published; rows of data have no reward.
 
     Args:
         config: configuration of the run.
@@ -27,10 +27,9 @@ def figures_of_step(
         measured: metrics of the engine, and times.
     """
     staleness = rows.staleness(step)
-    reward = -measured["loss"] if config.from_data else batch.reward
     return {
         "step": step,
-        "reward": round(reward, 5),
+        **({} if config.from_data else {"reward": round(batch.reward, 5)}),
         **{f"reward/{name}": round(mean, 5) for name, mean in rows.reward_components.items()},
         "staleness": batch.staleness,
         "staleness_mean": round(float(np.mean(staleness)), 4),
