@@ -148,7 +148,8 @@ def _existing(path: Path) -> Path:
 def check_disk(config: Config, facts: ModelFacts) -> Iterator[str]:
     """Compare the estimated size of checkpoints and weights with the free disk space."""
     models = 1 if config.critic is None else 2
-    checkpoints = models * facts.parameters * 12 * (config.trainer.keep_checkpoints + 1)
+    kept = config.trainer.keep_checkpoints + -(-config.run.keep_steps // config.trainer.checkpoint_every)
+    checkpoints = models * facts.parameters * 12 * (kept + 1)
     weights = facts.parameters * 4 * (config.staleness.max + 6 + 2 * ("reference" in config.roles))
     need = checkpoints + weights
     free = shutil.disk_usage(_existing(config.folder.absolute())).free

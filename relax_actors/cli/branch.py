@@ -18,7 +18,7 @@ def branch(
     ],
     settings: Overrides = None,
     at: Annotated[int | None, typer.Option(help="Step that the new run begins with.", min=0)] = None,
-    start: Annotated[bool, typer.Option("--start/--no-start", help="Train, or only make the folder.")] = True,
+    no_start: Annotated[bool, typer.Option("--no-start", help="Make the folder, and train nothing.")] = False,
     json: JsonResult = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress.")] = False,
     broker: Broker = None,
@@ -47,5 +47,5 @@ def branch(
         folder = made.make(lambda text: screen.show(text) if not quiet and sys.stderr.isatty() else None)
     path = Path(relative(folder.root))
     screen.show(f"run {name} begins at step {at} of run {run}; `{command_line('up', str(path))}` resumes it")
-    if start:
+    if not no_start:
         raise typer.Exit(train(Request(path, as_json=json, quiet=quiet)))

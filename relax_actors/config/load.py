@@ -51,6 +51,9 @@ def load_tree(path: Path, overrides: list[str] | None = None) -> dict[str, Any]:
     tree = _read(path)
     make_importable(Path(import_path_of(path)))
     if _holds_run(path):
+        run = tree.get("run")
+        if isinstance(run, dict) and run.get("epochs") is not None:
+            run["rows"] = None  # it follows from the data again
         for override in overrides or []:
             _apply(tree, override)
         return tree

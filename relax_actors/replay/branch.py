@@ -14,13 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nats.errors import TimeoutError as NatsTimeoutError
-
 from broker.connection import Connection
+from broker.errors import BrokerError
 from broker.files import make_private_folder
+from broker.pull import PullSubscription
 from broker.server import Server, ServerSettings
 from broker.server_keys import Users
 from broker.store import Store
+from broker.streams import wait_for_consumer
 from broker.subjects import CellId, Subjects
 from broker.table import Table
 from relax_actors.config import Config
@@ -52,7 +53,8 @@ FIXED = (
 RESCORED = {"reward": ("reward", "advantage"), "algorithm": ("advantage",), "advantages": ("advantage",)}
 """Columns that are computed again where a setting of a section is changed."""
 ROLE = "trainer.0#0"
-PAGE = 256
+PAGE, PATIENCE = 256, 30.0
+"""Messages that are acknowledged at once, and seconds to wait for the next."""
 
 
 class Branch:
@@ -211,16 +213,28 @@ def _link(source: str, target: str) -> str:
 
 
 async def _acknowledge_all(table: Table, consumer: str) -> None:
-    pull = await table.connection.js.pull_subscribe_bind(consumer=consumer, stream=table.subjects.table_stream)
-    try:
-        while (await pull.consumer_info()).num_pending:
-            for message in await pull.fetch(PAGE, timeout=5):
-                await message.ack_sync()
-    except NatsTimeoutError as error:
-        msg = f"the broker of the branch did not deliver the rows of role {consumer}; try again"
-        raise ConfigError(msg) from error
-    finally:
-        await pull.unsubscribe()
+    """Acknowledge all messages that wait for a role.
+
+    Raises:
+        BrokerError: they are not delivered.
+    """
+    connection, stream = table.connection, table.subjects.table_stream
+    info = await wait_for_consumer(connection, stream, consumer)
+    backlog = (lambda: 0) if info.config.priority_groups else None
+    pull = PullSubscription(connection, stream, consumer, PAGE, prefetch=False, backlog=backlog)
+    await pull.start()
+    left = info.num_pending or 0
+    while left > 0:
+        messages = await pull.fetch(PAGE, PATIENCE)
+        if not messages:
+            msg = (
+                f"the broker of the branch did not deliver {left} rows of role {consumer} in {PATIENCE:g} s; try again"
+            )
+            raise BrokerError(msg)
+        for message in messages:
+            await message.ack_sync()
+        left -= len(messages)
+    await pull.close()
 
 
 @contextmanager

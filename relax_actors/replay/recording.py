@@ -115,9 +115,12 @@ class Recording:
 
     @cached_property
     def config(self) -> Config:
-        """The validated settings, with the folder where it is now."""
+        """The validated settings, with the folder where it is now, and all ranks of the trainer on this machine."""
         config = self.at.config
-        return config.model_copy(update={"run": config.run.model_copy(update={"folder": self.at.folder.root})})
+        run = config.run.model_copy(update={"folder": self.at.folder.root})
+        megatron = config.trainer.megatron.model_copy(update={"local_ranks": None})
+        trainer = config.trainer.model_copy(update={"megatron": megatron})
+        return config.model_copy(update={"run": run, "trainer": trainer})
 
     def config_with(self, settings: list[str]) -> Config:
         """Return the settings with some of them replaced, `section.key=value` each.

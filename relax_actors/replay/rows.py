@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from relax_actors.runtime.row import parse_row
 from broker.subjects import RowId
 from relax_actors.algorithms.advantages.estimation import needs_greedy
 from relax_actors.config import Config
@@ -21,6 +20,7 @@ from relax_actors.generation.sampling import sampling_of, template_of
 from relax_actors.messages import PreparedPrompt, Prompt, Trajectory
 from relax_actors.replay.recording import Recording
 from relax_actors.replay.steps import Replayer
+from relax_actors.runtime.row import parse_row
 from relax_actors.training.row_media import MEDIA, RowMedia
 from relax_actors.training.stops import stops_of
 
