@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from relax_actors.training.step_figures import is_time
+from relax_actors.training.metric_of_step import is_time
 from relax_actors.weights.protocols import PREFIX_BYTES
 
 IDENTITY = ("time", "kind", "role", "n", "step", "rows")
