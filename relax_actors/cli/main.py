@@ -93,6 +93,7 @@ COMMANDS: Registry[Any] = Registry(
         "traces": "relax_actors.cli.traces:traces",
         "monitor": "relax_actors.cli.monitor:monitor",
         "console": "relax_actors.cli.console:console",
+        "notify": "relax_actors.cli.notify:notify",
         "tail": "relax_actors.cli.tail:tail",
         "scale": "relax_actors.cli.scale:scale",
         "quarantine": "relax_actors.cli.quarantine:quarantine",

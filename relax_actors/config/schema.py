@@ -14,7 +14,9 @@ from relax_actors.config.environment import PLAYED, EnvironmentSection
 from relax_actors.config.evaluation import EvalSection, HeldOutRows
 from relax_actors.config.gateway import AgentSection, GatewaySection
 from relax_actors.config.infrastructure import BrokerSection, StoreSection, SupervisionSection
+from relax_actors.config.lora import LoraSection
 from relax_actors.config.media import MediaSection, is_multimodal
+from relax_actors.config.notify import NotifySection
 from relax_actors.config.placement import PlacementSection
 from relax_actors.config.players import PlayersSection
 from relax_actors.config.pools import (
@@ -71,6 +73,7 @@ class Config(HeldOutRows, Section):
     reward: RewardSection = RewardSection()
     advantages: AdvantagesSection = AdvantagesSection()
     trainer: TrainerSection = TrainerSection()
+    lora: LoraSection | None = None
     critic: CriticSection | None = None
     algorithm: AlgorithmSection = AlgorithmSection()
     staleness: StalenessSection = StalenessSection()
@@ -82,6 +85,7 @@ class Config(HeldOutRows, Section):
     record: RecordSection = RecordSection()
     roles: dict[str, RoleSection] = Field(default_factory=dict)
     simulate: SimulateSection | None = None
+    notify: NotifySection | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -319,8 +323,8 @@ class Config(HeldOutRows, Section):
 
     @property
     def publishes_deltas(self) -> bool:
-        """Whether weights may be published as deltas; in float32 nearly every number changes at every step."""
-        return self.weights.delta == "auto" and self.trainer.precision != "float32"
+        """Whether weights may be published as deltas; in float32, and of an adapter, nearly every number changes."""
+        return self.weights.delta == "auto" and self.trainer.precision != "float32" and self.lora is None
 
     @property
     def model_path(self) -> Path:

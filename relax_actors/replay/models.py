@@ -18,8 +18,8 @@ from relax_actors.messages import Batch, Checkpoint
 from relax_actors.replay.recording import Recording
 from relax_actors.runtime import durable_folder
 from relax_actors.training.checkpointer import RoleState, load_checkpoint
-from relax_actors.training.step_feed import StepFeed, proximal_score
 from relax_actors.training.metric_of_step import figures_of_step
+from relax_actors.training.step_feed import StepFeed, proximal_score
 from relax_actors.training.step_rows import StepReader, StepRows
 from relax_actors.weights.protocols import SupportsPrefixes
 

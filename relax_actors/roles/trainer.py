@@ -28,9 +28,9 @@ from relax_actors.runtime.cells import is_oversized, observe, put_own
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.training.checkpointer import Checkpointer
 from relax_actors.training.ledger import ledger_of
+from relax_actors.training.metric_of_step import figures_of_step
 from relax_actors.training.row_endings import RowEndings
 from relax_actors.training.step_feed import StepFeed, proximal_score
-from relax_actors.training.metric_of_step import figures_of_step
 from relax_actors.training.step_rows import StepReader, StepRows, columns_to_train, last_column
 from relax_actors.training.warm_start import warm_start
 from relax_actors.weights.publisher import Publisher

@@ -8,6 +8,7 @@ import numpy as np
 
 from relax_actors.config import Config
 from relax_actors.messages import Batch
+from relax_actors.training.step_figures import step_figures
 from relax_actors.training.step_rows import StepRows
 
 TIMES = "_seconds"
@@ -39,6 +40,7 @@ def figures_of_step(
         "waited_seconds": 0.0,
         "train_seconds": 0.0,
         **{name: round(float(value), 6) for name, value in measured.items()},
+        **step_figures(rows.trajectories, rows.advantages),
         **({} if rows.reward_kl is None else {"reward_kl": round(rows.reward_kl, 6)}),
     }
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.recorded_runs import KEPT
+from tests.support.kept_runs import KEPT
 from tests.support.running import Run
 
 

@@ -19,7 +19,7 @@ from relax_actors.errors import ConfigError
 from relax_actors.monitoring.connection import connected
 from relax_actors.replay.recording import opened
 from relax_actors.replay.steps import Replay, Replayer
-from tests.support.recorded_runs import (
+from tests.support.kept_runs import (
     KEPT,
     change_cell,
     change_settings,

@@ -19,9 +19,9 @@ function Scale({ run, pools }) {
   const [said, setSaid] = useState(null);
   const send = (event) => {
     event.preventDefault();
-    setSaid({ text: "Waiting until the actors are ready ..." });
+    setSaid({ text: "requesting ..." });
     post("scale", { run }, { role, actors: Number(number) })
-      .then((answer) => setSaid({ text: `ready: ${Object.entries(answer.actors).map(([name, n]) => `${name} ${n}`).join(", ")}` }))
+      .then((answer) => setSaid({ text: `requested as operation ${answer.operations.join(", ")}` }))
       .catch((error) => setSaid({ text: error.message, bad: true }));
   };
   return html`<form class="panel row" onSubmit=${send}>
