@@ -23,7 +23,7 @@ from broker.server_keys import Users
 from broker.store import Store
 from broker.streams import wait_for_consumer
 from broker.subjects import CellId, Subjects
-from broker.table import Table
+from broker.table import CALL_DEADLINE, Table
 from relax_actors.config import Config
 from relax_actors.errors import ConfigError
 from relax_actors.isolation.janitor import Janitor
@@ -201,7 +201,7 @@ class Branch:
         for name in role_names(self.config):
             role = make_role(self.config, name)
             if not isinstance(role, StatefulRole | ServiceRole) and role.writes in columns:
-                table.connection.call(_acknowledge_all(table, name), 60)
+                table.connection.call(_acknowledge_all(table, name, overflows=role.spec.may_be_spot), CALL_DEADLINE)
 
 
 def _link(source: str, target: str) -> str:
@@ -212,15 +212,20 @@ def _link(source: str, target: str) -> str:
     return str(shutil.copyfile(source, target))
 
 
-async def _acknowledge_all(table: Table, consumer: str) -> None:
+async def _acknowledge_all(table: Table, consumer: str, *, overflows: bool) -> None:
     """Acknowledge all messages that wait for a role.
+
+    Args:
+        table: table of the branch.
+        consumer: durable consumer of the role.
+        overflows: whether its requests name a group, see `pool_spec`.
 
     Raises:
         BrokerError: they are not delivered.
     """
     connection, stream = table.connection, table.subjects.table_stream
     info = await wait_for_consumer(connection, stream, consumer)
-    backlog = (lambda: 0) if info.config.priority_groups else None
+    backlog = (lambda: 0) if overflows else None
     pull = PullSubscription(connection, stream, consumer, PAGE, prefetch=False, backlog=backlog)
     await pull.start()
     left = info.num_pending or 0
