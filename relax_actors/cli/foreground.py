@@ -21,9 +21,10 @@ from relax_actors.cli.command_lines import command_line
 from relax_actors.cli.notifier_process import NotifierProcess
 from relax_actors.cli.results import plot, show, show_stages
 from relax_actors.config import Config, load_config, validate
-from relax_actors.config.load import import_path_of, set_by, stages_of
+from relax_actors.config.load import set_by, stages_of
 from relax_actors.config.masking import masked_argument
 from relax_actors.config.notes import shortened
+from relax_actors.config.saved import import_path_of
 from relax_actors.data.epochs import with_epochs
 from relax_actors.devices.inventory import NO_REQUEST, GpuRequest
 from relax_actors.errors import ConfigError

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import difflib
-import json
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -15,14 +14,13 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from relax_actors.config.data import PATH_EXAMPLE
+from relax_actors.config.saved import holds_run, import_path_of, saved_tree
 from relax_actors.config.schema import Config
 from relax_actors.config.sections import MissingKeyError
 from relax_actors.config.simulate import DEFAULTS
 from relax_actors.config.stages import STAGES, names_of_stages, tree_of_stage
 from relax_actors.errors import ConfigError
 
-SAVED = "config.json"
-"""File in the folder of a run that holds its settings."""
 MAX_QUOTED = 500
 MAX_DEPTH = 16
 """Most sections that enclose a setting."""
@@ -50,10 +48,7 @@ def load_tree(path: Path, overrides: list[str] | None = None) -> dict[str, Any]:
     """
     tree = _read(path)
     make_importable(Path(import_path_of(path)))
-    if _holds_run(path):
-        run = tree.get("run")
-        if isinstance(run, dict) and run.get("epochs") is not None:
-            run["rows"] = None  # it follows from the data again
+    if holds_run(path):
         for override in overrides or []:
             _apply(tree, override)
         return tree
@@ -62,17 +57,6 @@ def load_tree(path: Path, overrides: list[str] | None = None) -> dict[str, Any]:
     if "simulate" in tree:
         tree = _with_defaults(tree, DEFAULTS)
     return _overridden(tree, overrides or [], path)
-
-
-def _holds_run(path: Path) -> bool:
-    return (path / SAVED).is_file()
-
-
-def import_path_of(path: Path) -> str:
-    """Return the folder in which dotted paths of a configuration are imported: that of the file, or that of the run."""
-    if not _holds_run(path):
-        return str(path.resolve().parent)
-    return str(json.loads((path / SAVED).read_text()).get("import_path", ""))
 
 
 def stages_of(path: Path, overrides: list[str] | None = None) -> list[str]:
@@ -141,13 +125,8 @@ def set_by(path: Path, overrides: list[str] | None = None) -> dict[str, str]:
         path: TOML file that `load_config` reads.
         overrides: as in `load_config`.
     """
-    if _holds_run(path):  # all keys are set there, those of the schema's defaults included
-        tree: dict[str, Any] = {}
-        for override in overrides or []:
-            _apply(tree, override)
-        return dict.fromkeys(_keys(tree), "override")
-    # An override of a table replaces that of the file.
-    tree = _overridden(_read_toml(path), overrides or [], path)
+    # An override of a table replaces that of the file. In a run's folder all keys are set, defaults included.
+    tree = {} if holds_run(path) else _overridden(_read_toml(path), overrides or [], path)
     given: dict[str, Any] = {}
     for override in overrides or []:
         if not override.startswith(f"{STAGES}."):
@@ -162,10 +141,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
         OSError: it cannot be read.
         ValueError: it holds no TOML, is no file, or is larger than any configuration.
     """
-    if _holds_run(path):
-        saved = json.loads((path / SAVED).read_text()).get("config")
-        if isinstance(saved, dict):
-            return saved
+    if holds_run(path):
+        return saved_tree(path)
     if path.exists() and not path.is_file():
         msg = "it is a folder" if path.is_dir() else "it is no regular file"
         raise ValueError(msg)
