@@ -71,6 +71,8 @@ class Operations:
         self._remove_lost_engines(history)
         if history is self._seen and not history.running:
             return
+        if history is not self._seen:
+            self._apply(history)  # a cancelled operation is undone before the next one is planned
         if history.running:
             report = self._look()
             for operation in history.running:
@@ -127,7 +129,7 @@ class Operations:
         if request.kind == "scale":
             names = role_names(config)
             check_role(request.role, names, [name for name in names if spec_of(config, name).single])
-            plan = plan_scale(request, report.nodes)
+            plan = plan_scale(request, report.nodes, section_of(config, request.role).replicas)
             if plan.after == plan.before:
                 return self._enter(operation, State.ACTIVE, plan, reason=f"{request.role} has {plan.before} actors")
             if problems := self._desired.lacking(plan, request.role):

@@ -81,7 +81,7 @@ def ends_well(run: Run, calm: Run) -> None:
     assert calm.start(f"run.steps={last}").finish()[0] == 0
     expected = story_of(calm).fingerprints()
     assert {version: print_ for version, print_ in own.items() if expected.get(version) != print_} == {}
-    assert last > len(OUT_STATES)
+    assert last > 0
 
 
 @pytest.mark.slow
