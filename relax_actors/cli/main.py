@@ -95,6 +95,7 @@ COMMANDS: Registry[Any] = Registry(
         "console": "relax_actors.cli.console:console",
         "tail": "relax_actors.cli.tail:tail",
         "scale": "relax_actors.cli.scale:scale",
+        "operations": "relax_actors.cli.operations:operations",
         "quarantine": "relax_actors.cli.quarantine:quarantine",
         "chaos": "relax_actors.cli.chaos:chaos",
         "keys": "relax_actors.cli.keys:keys",
