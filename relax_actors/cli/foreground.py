@@ -18,6 +18,7 @@ import structlog
 from broker.files import write_private
 from relax_actors.checks import require
 from relax_actors.cli.command_lines import command_line
+from relax_actors.cli.notifier_process import NotifierProcess, outcome
 from relax_actors.cli.results import plot, show, show_stages
 from relax_actors.config import Config, load_config, validate
 from relax_actors.config.load import set_by, stages_of
@@ -174,8 +175,10 @@ def complete(
     log_to_file(folder)
     watcher = Watcher(root, console, live=console.is_terminal and not request.quiet, lines=not request.quiet)
     resume = f"`{request.resume_command}` resumes the run"
+    notifier = NotifierProcess(config)
     with linked(folder, console) if request.console else contextlib.nullcontext():
         failure, interrupted = run_root(root, watcher, console, resume)
+    notifier.end(outcome(failure, watcher))
     if failure is not None:
         explain(console, failure, folder, f"fix the cause; then {resume}")
         return 1, None

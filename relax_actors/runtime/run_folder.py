@@ -111,10 +111,15 @@ class RunFolder:
         return self.evaluations / f"{version}.jsonl"
 
     @property
+    def notified(self) -> Path:
+        """Folder with the record of sent notifications."""
+        return self.root / "notified"
+
+    @property
     def contents(self) -> list[Path]:
         """Everything that a run leaves in its folder, besides the lock and the configuration."""
         files = [self.address, self.node, self.engines, self.report, self.summary, self.reward_plot]
-        names = ("actors", "devices", "logs", "model-config", "sandboxes", "servers", "simulated", "store")
+        names = ("actors", "devices", "logs", "model-config", "notified", "sandboxes", "servers", "simulated", "store")
         models = [self.checkpoints, self.reference, self.references, self.model, self.critic_checkpoints, self.critic]
         return [*files, self.broker, self.evaluations, self.record, *models, *(self.root / n for n in names)]
 

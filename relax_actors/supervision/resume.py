@@ -40,6 +40,8 @@ OPERATIONAL = (
     "trainer.keep_checkpoints",
     "trainer.async_checkpoints",
     "weights.transport",
+    "notify",
+    "notify.*",
 )
 """Settings that do not change what is trained."""
 MOVABLE = ("data.path", "model.path", "eval.data.path", "data.mixture.*.path", "eval.sets.*.data.path")

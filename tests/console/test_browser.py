@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from broker.subjects import RowId
-from tests.support.browsers import ARGUMENTS, CHROMIUM, Watched, needs_browser
+from tests.support.browsers import Watched, needs_browser, opened
 from tests.support.consoles import ServedConsole, WrittenRun
 from tests.support.hostile_markup import PAYLOADS
 
@@ -22,19 +22,10 @@ VIEWS = {
     "evaluation": "Results",
     "evaluation?version=3": "Figures by set",
     "scaling": "Actors by role",
+    "timeline": "Time by actor",
     "advice": "Problem",
 }
 """A text of each view when it is complete."""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
@@ -56,13 +47,6 @@ def console(run: WrittenRun) -> Iterator[ServedConsole]:
     console = ServedConsole(run, run.cwd)
     yield console
     console.stop()
-
-
-def opened(browser: Any, console: ServedConsole, **options: Any) -> Watched:
-    watched = Watched(browser, console.url, **options)
-    watched.page.goto(console.link)
-    watched.page.locator("main h2").first.wait_for()
-    return watched
 
 
 def test_every_view_is_accessible_and_shows_texts_as_texts(browser: Any, console: ServedConsole) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.consoles import ServedConsole
+
 ARGUMENTS = [
     "--no-sandbox",  # for the user root
     "--disable-gpu",
@@ -79,3 +81,11 @@ class Watched:
         """Check that the page had no error, and asked nobody else."""
         assert self.errors == []
         assert self.foreign == []
+
+
+def opened(browser: Any, console: ServedConsole, **options: Any) -> Watched:
+    """Open a console's link in a browser; options as of `Watched`."""
+    watched = Watched(browser, console.url, **options)
+    watched.page.goto(console.link)
+    watched.page.locator("main h2").first.wait_for()
+    return watched

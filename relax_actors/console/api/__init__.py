@@ -23,12 +23,13 @@ NAMES = (
     "weights",
     "evaluations",
     "answers",
-    "scaling",
-    "advice",
     "rows",
     "row",
     "anatomy",
     "media",
+    "scaling",
+    "advice",
+    "timeline",
 )
 ANSWERS: Registry[Answer] = Registry(
     "console answer",
