@@ -259,8 +259,8 @@ class Operations:
                 "remove_engine", engine=operation.id, force=True, key=f"lost-{operation.id}", author="root"
             )
             try:
-                self._log.request(request)
-                self._report("engine_lost", engine=operation.id, url=operation.request.url, reason=reason)
+                if self._log.request(request).state is State.PENDING:
+                    self._report("engine_lost", engine=operation.id, url=operation.request.url, reason=reason)
             except ConflictError:
                 pass  # it is being removed
 

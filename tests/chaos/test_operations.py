@@ -101,7 +101,10 @@ def test_a_kill_in_any_state_loses_nothing(make_run: MakeRun, victim: str) -> No
     for out, in_ in rounds(victim):
         assert strike_in(run, OperationRequest("scale", target=2), out, strike).state is State.ACTIVE
         wait_until(lambda: actors_of(run) == ["rollout.0", "rollout.1"], "two rollouts", 60)
-        assert strike_in(run, OperationRequest("scale", target=1), in_, strike).state is State.REMOVED
+        assert (
+            strike_in(run, OperationRequest("scale", target=1, force=in_ is State.REMOVING), in_, strike).state
+            is State.REMOVED
+        )
         wait_until(lambda: actors_of(run) == ["rollout.0"], "one rollout", 60)
     ends_well(run, make_run("calm", *ON_POLICY))
 
