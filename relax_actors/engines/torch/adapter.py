@@ -116,8 +116,8 @@ class Adapter:
             down = torch.empty(self.form.rank, layer.in_features)
             nn.init.kaiming_uniform_(down, a=math.sqrt(5), generator=random)
             with torch.no_grad():
-                layer.slots[POLICY].down.copy_(down)
-                layer.slots[POLICY].up.zero_()
+                layer.of_slot(POLICY).down.copy_(down)
+                layer.of_slot(POLICY).up.zero_()
 
     def parameters(self) -> Mapping[str, Tensor]:
         """Return the trained parameters by name; see `TrainedWeights`."""
@@ -126,7 +126,7 @@ class Adapter:
     def _of_slot(self, slot: str) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for name, layer in self.layers.items():
-            found |= {name + DOWN: layer.slots[slot].down, name + UP: layer.slots[slot].up}
+            found |= {name + DOWN: layer.of_slot(slot).down, name + UP: layer.of_slot(slot).up}
         return found
 
     def tensors(self) -> dict[str, Tensor]:
