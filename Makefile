@@ -108,6 +108,7 @@ docs: $(VENV)/.docs
 	$(BIN)/python docs/make_subjects.py
 	$(BIN)/python docs/make_refusals.py
 	$(BIN)/python docs/make_families.py
+	$(BIN)/python docs/make_rules.py
 	$(BIN)/python docs/make_algorithms.py
 	$(BIN)/python docs/make_samples.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -1,4 +1,4 @@
-"""History of a subject: bounded pages of its stored messages, for readers that may not create a consumer."""
+"""History of subjects: bounded pages of their stored messages, for readers that may not create a consumer."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ class History:
         connection: the process's connection; its user needs `allow_history`.
         stream: name of the stream.
         subject: subject to read; may have wildcards.
+        start: first stream sequence to read.
     """
 
-    def __init__(self, connection: Connection, stream: str, subject: str) -> None:
+    def __init__(self, connection: Connection, stream: str, subject: str, start: int = 1) -> None:
         self._connection, self._stream, self._subject = connection, stream, subject
-        self._next = 1
+        self._next = start
         self._newest: tuple[int, datetime] | None = None
         """Sequence and time of the newest message that was read."""
 
@@ -42,6 +43,15 @@ class History:
             BrokerError: the broker refuses the request.
         """
         await self._read({"last_by_subj": self._subject})
+
+    async def last(self) -> Cell | None:
+        """Return the newest message that is stored now; None if there is none. The pages go on as before.
+
+        Raises:
+            BrokerError: the broker refuses the request.
+        """
+        found = [_cell(answer) for answer in await self._answers({"last_by_subj": self._subject}) if _is_stored(answer)]
+        return found[-1] if found else None
 
     async def page(self) -> list[Cell]:
         """Return the next messages; empty if there are none now.
@@ -76,11 +86,7 @@ class History:
     async def _read(self, wanted: dict[str, Any]) -> list[Cell]:
         answers = await self._answers(wanted)
         self._newest = max(filter(None, [self._newest, *map(_position, answers)]), default=None)
-        found = [
-            Cell(headers["Nats-Subject"], int(headers["Nats-Sequence"]), answer.data)
-            for answer in answers
-            if "Nats-Stream" in (headers := answer.headers or {})
-        ]
+        found = [_cell(answer) for answer in answers if _is_stored(answer)]
         # The end of a page names its last message, also where the headers of that are too long to be read.
         ends = [int((answer.headers or {}).get("Nats-Last-Sequence", 0)) for answer in answers[-1:]]
         self._next = max([self._next - 1, *ends, *(cell.sequence for cell in found)]) + 1
@@ -122,9 +128,56 @@ class History:
         return True
 
 
+class Histories:
+    """Reads the stored messages of several subjects of a stream, in stream order.
+
+    Args:
+        connection: the process's connection; its user needs `allow_history`.
+        stream: name of the stream.
+        subjects: subjects to read; may have wildcards, and match no message in common.
+    """
+
+    def __init__(self, connection: Connection, stream: str, subjects: list[str]) -> None:
+        self._parts = [History(connection, stream, subject) for subject in subjects]
+        self._all = History(connection, stream, ">")
+        self._read: list[Cell] = []
+
+    async def news(self) -> list[Cell]:
+        """Return all messages that were stored since the last call, in stream order.
+
+        A sequence below those of earlier calls means that the stream was created again.
+
+        Raises:
+            BrokerError: the broker refuses the request.
+        """
+        last = await self._all.last()
+        end = 0 if last is None else last.sequence
+        for part in self._parts:
+            while page := await part.page():
+                self._read += page  # kept at once: the caller may cancel this call
+                if page[-1].sequence >= end:
+                    break
+        # A part that was read later may hold messages that are newer than unread ones of an earlier part.
+        read, self._read = self._read, [cell for cell in self._read if cell.sequence > end]
+        return sorted((cell for cell in read if cell.sequence <= end), key=lambda cell: cell.sequence)
+
+
+def _is_stored(answer: Msg) -> bool:
+    return "Nats-Stream" in (answer.headers or {})
+
+
+def _cell(answer: Msg) -> Cell:
+    headers = answer.headers or {}
+    return Cell(headers["Nats-Subject"], int(headers["Nats-Sequence"]), answer.data, _stored(headers))
+
+
+def _stored(headers: dict[str, str]) -> float:
+    return datetime.fromisoformat(headers["Nats-Time-Stamp"]).timestamp()
+
+
 def _position(answer: Msg) -> tuple[int, datetime] | None:
     """Return sequence and time of a stored message; None for the end of a page."""
     headers = answer.headers or {}
-    if "Nats-Stream" not in headers:
+    if not _is_stored(answer):
         return None
     return int(headers["Nats-Sequence"]), datetime.fromisoformat(headers["Nats-Time-Stamp"])

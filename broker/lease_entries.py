@@ -36,6 +36,10 @@ def _is_texts(value: Any) -> bool:
     return type(value) is list and all(map(_is_text, value))
 
 
+def _is_flag(value: Any) -> bool:
+    return type(value) is bool
+
+
 def _is_map(value: Any) -> bool:
     return type(value) is dict
 
@@ -48,6 +52,10 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 
+def _is_version(value: Any) -> bool:
+    return type(value) is int and value >= -1
+
+
 _ACTOR: dict[str, Check] = {
     "pid": _is_count,
     "incarnation": _is_count,
@@ -56,6 +64,7 @@ _ACTOR: dict[str, Check] = {
     "waits_for": _or_none(_is_text),
     "doing_since": _or_none(_is_number),
 }
+_MORE_OF_ACTOR: dict[str, Check] = {"weights": _is_version}
 _NODE: dict[str, Check] = {"name": _is_text, "where": _is_text}
 _MORE_OF_NODE: dict[str, Check] = {
     "since": _is_number,
@@ -63,6 +72,7 @@ _MORE_OF_NODE: dict[str, Check] = {
     "children": _is_map,
     "zygote": _or_none(_is_map),
     "gpus": _is_map,
+    "spot": _is_flag,
 }
 _ROOT: dict[str, Check] = {"pid": _is_count, "since": _is_number, "children": _is_map}
 _OWNER: dict[str, Check] = {"node": _is_count, **_NODE}
@@ -98,7 +108,7 @@ def lease_of(key: str, data: bytes, headers: dict[str, str] | None) -> dict[str,
     found = body.pop(CHECKSUM, None)
     if found != _checksum(key, body):
         return "its checksum does not match its key and content"
-    required, optional = _KINDS.get(kind, (_ACTOR, {}))
+    required, optional = _KINDS.get(kind, (_ACTOR, _MORE_OF_ACTOR))
     known = required | optional
     if not required.keys() <= body.keys() <= known.keys() or not all(known[name](body[name]) for name in body):
         return "it has not the fields of a lease"

@@ -29,6 +29,8 @@ class Failures:
     """Failures of the actor itself."""
     external_kills: int = 0
     """Actors killed from outside, counted apart."""
+    returns: int = 0
+    """Actors that returned the row, because they had to leave."""
     error: str = ""
     traceback: str = ""
 
@@ -37,7 +39,7 @@ LARGE_BYTES, MAX_MEASURED = 4 << 20, 10_000
 """Size of the bucket from which its keys are measured, and how many at once."""
 MAX_ROLE_BYTES = 16 << 20
 """Size of all keys of one role; those of a thousand actors have less than 1 MiB."""
-COUNTS = ("count", "external_kills")
+COUNTS = ("count", "external_kills", "returns")
 _WRONG_LAST_SEQUENCE = 10071
 
 
@@ -113,6 +115,10 @@ class RunState:
         name = "external_kills" if external_kill else "count"
         last = {"error": error[:2000], "traceback": traceback[-8000:]}
         return await self._increment(failure_key(role, row), name, last, default=lambda _: 0)
+
+    async def count_return(self, role: str, row: RowId) -> int:
+        """Count that an actor returned a row unfinished, because it had to leave; return the new count."""
+        return await self._increment(failure_key(role, row), "returns", {}, default=lambda _: 0)
 
     async def failures(self, role: str, row: RowId) -> Failures:
         """Return the failures counted for a row in a role; malformed entries are ignored."""

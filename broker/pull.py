@@ -18,6 +18,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from broker.connection import Connection
+from broker.streams import OVERFLOW
 
 EXPIRES, IDLE_EXPIRES = 1.0, 4.0
 """Seconds after which a pull request expires: while messages arrive, and at most when none do."""
@@ -99,6 +100,8 @@ class PullSubscription:
         credit: maximum number of messages requested or buffered.
         on_delivery: called with every delivery when it arrives.
         prefetch: request more messages while the fetched ones are handled.
+        backlog: for a consumer with the group `OVERFLOW`, how many messages must wait there before this subscription
+            gets any; 0 for no condition. Called with each request. None for a consumer without the group.
     """
 
     def __init__(
@@ -110,11 +113,12 @@ class PullSubscription:
         on_delivery: Callable[[Delivery], None] | None = None,
         *,
         prefetch: bool = True,
+        backlog: Callable[[], int] | None = None,
     ) -> None:
         self.credit = credit
         self.consumer_lost = False
         """Whether the server reported that the consumer does not exist or is not available."""
-        self._prefetch = prefetch
+        self._prefetch, self._backlog = prefetch, backlog
         self._woken = self._nudged = False
         self._connection = connection
         self._on_delivery = on_delivery
@@ -176,8 +180,14 @@ class PullSubscription:
             return
         self._requested += wanted
         self._requested_until = max(self._requested_until, now + expires)
-        request = json.dumps({"batch": wanted, "expires": int(expires * 1e9)}).encode()
+        request = json.dumps({"batch": wanted, "expires": int(expires * 1e9), **self._condition()}).encode()
         await self._connection.nc.publish(self._request_subject, request, reply=f"{self._inbox}.{self._generation}")
+
+    def _condition(self) -> dict[str, str | int]:
+        """Return the fields of a request that say when it may be answered."""
+        if self._backlog is None:
+            return {}
+        return {"group": OVERFLOW, **({"min_pending": least} if (least := self._backlog()) > 0 else {})}
 
     async def fetch(self, limit: int, timeout: float, linger: float = 0.0) -> list[Msg]:  # noqa: ASYNC109 returns an empty list
         """Return up to `limit` messages as soon as there is one.

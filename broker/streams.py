@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from nats.js.api import (
@@ -40,6 +41,16 @@ STATE_BYTES = 64 << 20
 """Size limit of the bucket, in bytes; that of a run with a thousand actors has less than 1 MiB."""
 CONSUMER_SECONDS = 60.0
 """Default seconds to wait for a consumer that the owner of the run creates."""
+OVERFLOW = "overflow"
+"""Priority group, and policy, of consumers that hold messages back from some of their readers while few wait."""
+
+
+@dataclass
+class PoolConsumer(ConsumerConfig):
+    """Consumer that the actors of a pool share, with the fields of nats-server 2.11 that nats-py does not know."""
+
+    priority_groups: list[str] | None = None
+    priority_policy: str | None = None
 
 
 def table_spec(subjects: Subjects, kinds: Kinds, max_bytes: int, replicas: int = 1) -> StreamConfig:
@@ -99,7 +110,9 @@ def follow_spec(name: str, filters: list[str]) -> ConsumerConfig:
     )
 
 
-def pool_spec(name: str, filters: list[str], ack_wait: float, max_ack_pending: int = -1) -> ConsumerConfig:
+def pool_spec(
+    name: str, filters: list[str], ack_wait: float, max_ack_pending: int = -1, *, overflows: bool = False
+) -> PoolConsumer:
     """Durable consumer that all actors of a role share.
 
     Deliveries are unlimited: the actor decides how often a row may fail, because it can tell a delivery that killed an
@@ -110,8 +123,10 @@ def pool_spec(name: str, filters: list[str], ack_wait: float, max_ack_pending: i
         filters: subjects to deliver.
         ack_wait: seconds after which an unacknowledged message is redelivered.
         max_ack_pending: maximum number of unacknowledged messages; unlimited by default, as each actor bounds its own.
+        overflows: whether pull requests name the group `OVERFLOW`, and may ask for messages only above a backlog. The
+            server updates an existing consumer to it.
     """
-    return ConsumerConfig(
+    return PoolConsumer(
         durable_name=name,
         filter_subjects=filters,
         ack_policy=AckPolicy.EXPLICIT,
@@ -120,6 +135,8 @@ def pool_spec(name: str, filters: list[str], ack_wait: float, max_ack_pending: i
         max_deliver=-1,
         max_ack_pending=max_ack_pending,
         max_waiting=MAX_ACTORS,
+        priority_groups=[OVERFLOW] if overflows else None,
+        priority_policy=OVERFLOW if overflows else None,
     )
 
 

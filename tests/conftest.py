@@ -191,8 +191,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def nodes() -> Iterator[Callable[..., Node]]:
     made: list[Node] = []
 
-    def make(*arguments: Any) -> Node:
-        made.append(Node(*arguments))
+    def make(*arguments: Any, **options: Any) -> Node:
+        made.append(Node(*arguments, **options))
         return made[-1]
 
     yield make

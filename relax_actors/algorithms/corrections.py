@@ -222,6 +222,29 @@ def mismatch_metrics(logprobs: Tensor, rollout: Tensor, mask: Tensor) -> dict[st
     }
 
 
+def depth_metrics(logprobs: Tensor, rollout: Tensor, mask: Tensor) -> dict[str, float]:
+    """Measure |trainer - rollout| log-prob in the earlier and in the later half of each sequence, as sums over tokens.
+
+    `abs_delta_early` and `abs_delta_late` are sums over the tokens that `tokens_early` and `tokens_late` count. The
+    middle token of an odd number counts as late. Combine micro-batches with `losses.add_metrics`. No gradient.
+
+    Args:
+        logprobs: `[batch, seq] float32`, of the trainer.
+        rollout: `[batch, seq] float32`, that the tokens were sampled with.
+        mask: `[batch, seq] bool`, tokens that count.
+    """
+    position = mask.cumsum(-1)
+    early = mask & (2 * position <= mask.sum(-1, keepdim=True))
+    delta = (logprobs - rollout).detach().abs().masked_fill(~mask, 0.0).double()
+    of_early, tokens_early = float((delta * early).sum()), float(early.sum())
+    return {
+        "tokens_early": tokens_early,
+        "tokens_late": float(mask.sum()) - tokens_early,
+        "abs_delta_early": of_early,
+        "abs_delta_late": float(delta.sum()) - of_early,
+    }
+
+
 def ratio_quantiles(log_ratios: Sequence[NDArray[Any]]) -> dict[str, float]:
     """Compute exact quantiles of the ratios of a step: `ratio_p1`, `ratio_p50`, `ratio_p99`; 1 without tokens.
 

@@ -26,11 +26,13 @@ from relax_actors.data.example_check import check_examples
 from relax_actors.data.held_out_check import check_set
 from relax_actors.data.model_folder import ModelFacts, measure, prepare
 from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.data.trace_check import check_traces
 from relax_actors.devices.inventory import Inventory, machine_inventory
 from relax_actors.engines.backends import check_adapters, inference_backend, training_backend, unused_settings
 from relax_actors.engines.protocols.backend import Backend
 from relax_actors.errors import ConfigError, MissingPackageError, RelaxError
 from relax_actors.messages.experts import compact
+from relax_actors.monitoring.notify.channels import check_notify
 from relax_actors.registry.catalog import ALL
 from relax_actors.roles import make_role, replicas, role_names, roles_at_start
 from relax_actors.roles.columns import check_columns
@@ -124,14 +126,14 @@ def _checks(run: CheckedRun) -> Iterator[Check]:
     if (model := run.model) is not None:
         yield partial(describe_run, run, model.facts)
         yield partial(_check_backend, config, model.folder, "trainer", training_backend)
-        if not config.from_data:
+        if config.generates:
             yield partial(_check_backend, config, model.folder, "rollout", inference_backend)
             yield partial(check_lengths, config, model.facts)
         yield partial(check_weight_files, config)
         yield partial(check_adapter, config, model.folder)
         yield partial(check_router_replay, config, model.facts)
         yield partial(check_characters, config, model.tokenizer)
-    check_rows = check_examples if config.from_data else check_data
+    check_rows = check_examples if config.from_data else check_traces if config.trains_traces else check_data
     yield partial(check_rows, run, config.data, "data")
     for where, each in config.held_out_sets.items():
         yield partial(check_rows, run, each.source, f"{where}.data")
@@ -156,6 +158,7 @@ def _machine_checks(run: CheckedRun) -> Iterator[Check]:
     yield partial(machine.check_ranks, run)
     yield partial(machine.check_devices, run)
     yield partial(machine.check_folders, run.config)
+    yield partial(check_notify, run.config.notify)
     if run.model is not None:
         yield partial(check_memory, run, run.model.facts)
         yield partial(check_disk, run.config, run.model.facts)

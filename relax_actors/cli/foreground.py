@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import structlog
 from broker.files import write_private
 from relax_actors.checks import require
 from relax_actors.cli.command_lines import command_line
+from relax_actors.cli.notifier_process import NotifierProcess
 from relax_actors.cli.results import plot, show, show_stages
 from relax_actors.config import Config, load_config, validate
 from relax_actors.config.load import set_by, stages_of
@@ -53,6 +54,7 @@ class Request:
         quiet: print no progress.
         must_finish: exit code 1 if stopped before the last step.
         fresh: remove the run that the folder holds.
+        console: print a link to the web console, which starts when somebody opens it.
         command: the command and its arguments before the path.
         options: further options of the command.
     """
@@ -65,6 +67,7 @@ class Request:
     quiet: bool = False
     must_finish: bool = False
     fresh: bool = False
+    console: bool = False
     command: tuple[str, ...] = ("up",)
     options: tuple[str, ...] = ()
 
@@ -172,7 +175,10 @@ def complete(
     log_to_file(folder)
     watcher = Watcher(root, console, live=console.is_terminal and not request.quiet, lines=not request.quiet)
     resume = f"`{request.resume_command}` resumes the run"
-    failure, interrupted = run_root(root, watcher, console, resume)
+    notifier = NotifierProcess(config)
+    with linked(folder, console) if request.console else contextlib.nullcontext():
+        failure, interrupted = run_root(root, watcher, console, resume)
+    notifier.end(outcome(failure, watcher))
     if failure is not None:
         explain(console, failure, folder, f"fix the cause; then {resume}")
         return 1, None
@@ -181,10 +187,47 @@ def complete(
         console.show(f"stopped at {step}; {resume}")
         return (0 if interrupted and not request.must_finish else 1), None
     summary, curves = watcher.result
-    if curves.rewards:
-        plot(curves, folder.reward_plot, f"{config.run.name}: reward by step")
+    if curves.steps:
+        plot(curves, folder.reward_plot, f"{config.run.name}: {curves.figure} by step")
     write_private(folder.summary, json.dumps(summary.json(), indent=1))
     return 0, summary
+
+
+@contextlib.contextmanager
+def linked(folder: RunFolder, console: Screen) -> Iterator[None]:
+    """Print the link of the run's web console, and keep it up; a console that cannot be had is said and not missed."""
+    from relax_actors.console.activation import Activation, lacks_packages
+
+    if lacking := lacks_packages():
+        console.show(lacking)
+        yield
+        return
+    try:
+        activation = Activation(folder)
+    except ConfigError as error:
+        console.show(str(error))
+        yield
+        return
+    console.show(f"console: {activation.link.url()}")
+    activation.start()
+    try:
+        yield
+    finally:
+        activation.close()
+
+
+def outcome(failure: Failure | None, watcher: Watcher) -> dict[str, str]:
+    """Return how the run ended, for its notifier: `kind` and `text`."""
+    if failure is not None:
+        return {"kind": "gave_up", "text": f"supervision gave up on {failure.role}: {failure.reason}"}
+    if watcher.result is None:
+        return {"kind": "stopped", "text": f"stopped at step {watcher.progress.step}"}
+    summary = watcher.result[0]
+    curves = watcher.result[1]
+    text = f"{summary.steps} steps in {summary.seconds:.0f} s"
+    if curves.steps:
+        text += f"; mean {curves.figure} {curves.steps[0][1]:.4g} at first, and {curves.steps[-1][1]:.4g} at the end"
+    return {"kind": "finished", "text": text}
 
 
 def run_root(root: Root, watcher: Watcher, console: Screen, resume: str) -> tuple[Failure | None, bool]:

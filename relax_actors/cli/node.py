@@ -40,6 +40,13 @@ def node(
     code: Annotated[Path | None, typer.Option(help="Folder with the run's own Python modules.")] = None,
     gpus: Gpus = "",
     simulate_gpus: SimulateGpus = "",
+    spot: Annotated[
+        bool, typer.Option("--spot", help="This machine may vanish: its rollouts get rows only above a backlog.")
+    ] = False,
+    grace: Annotated[
+        float | None,
+        typer.Option(min=1.0, help="Seconds from SIGTERM to the end; rows that take longer are returned."),
+    ] = None,
     stay: Annotated[bool, typer.Option("--stay", help="Wait for the run to resume after it ends.")] = False,
     must_finish: Annotated[
         bool, typer.Option("--must-finish", help="Exit with code 1 if asked to leave before the run is over.")
@@ -68,7 +75,7 @@ def node(
     name = _host_name() if name is None else _checked(name)
     work = work or _work_folder(found, name)
     chosen = GpuRequest(gpus, simulate_gpus)
-    wanted = NodeRequest(found, name, role, path, root, work, code, tuple(settings or []), stay, chosen)
+    wanted = NodeRequest(found, name, role, path, root, work, code, tuple(settings or []), stay, chosen, spot, grace)
     raise typer.Exit(_run_node(address, wanted, must_finish=must_finish))
 
 

@@ -1,124 +1,146 @@
-"""Changes of the number of actors of a role in a live run."""
+"""Changes of the number of actors of a role in a live run, as operations."""
 
 from __future__ import annotations
 
+import re
 import time
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from relax_actors.config import Config, validate
+from relax_actors.config import Config
 from relax_actors.errors import ConfigError
+from relax_actors.messages.operations import OperationPlan, OperationRequest
 from relax_actors.monitoring.access import Access
 from relax_actors.monitoring.connection import Connected, connected
-from relax_actors.monitoring.leases import children_of
+from relax_actors.operations import Operation, OperationLog, State
+from relax_actors.operations.plan import SPAN, check_role, nodes_of, plan_scale
 from relax_actors.roles import role_names, section_of, spec_of
-from relax_actors.supervision.assignment import SPAN, Assignment
-from relax_actors.supervision.gpu_leases import lacking_gpus
-from relax_actors.supervision.streams import publish_scale
 
-READY_SECONDS = 120.0
-"""Time for new actors to start, besides the deadline in which surplus actors finish their rows."""
+WAIT_SECONDS = 180.0
+"""Time to wait for the end of an operation, besides its own deadline and that of its role."""
+POLL_SECONDS = 0.1
+_SETTING = re.compile(r"([A-Za-z0-9_-]{1,64})=([+-]?)([0-9]{1,6})")
 
 
-def scale_roles(run: str, settings: list[str], node: str | None = None, access: Access | None = None) -> dict[str, int]:
-    """Set the number of actors of roles, and wait until these actors are ready.
+@dataclass(frozen=True, slots=True)
+class ScaleOptions:
+    """How roles are scaled.
 
-    Surplus actors finish their current rows first; they have their role's deadline to do so.
+    Attributes:
+        node: number or name of the node; empty for the node of `relax up`, or the only one that has the role.
+        force: whether surplus actors return their rows at once.
+        seconds: deadline of the operation; 0 for its default.
+    """
+
+    node: str = ""
+    force: bool = False
+    seconds: float = 0.0
+
+
+def plans_of(
+    run: str, settings: list[str], options: ScaleOptions, access: Access | None = None
+) -> dict[str, OperationPlan]:
+    """Return what `scale_roles` would change, by role, and change nothing; errors as `scale_roles`."""
+    with connected(run, access) as at:
+        return {request.role: plan for request, plan in _planned(at, settings, options)}
+
+
+def scale_roles(
+    run: str,
+    settings: list[str],
+    options: ScaleOptions,
+    access: Access | None = None,
+    on_state: Callable[[str], object] = lambda _: None,
+) -> list[Operation]:
+    """Change the number of actors of roles, and wait until the new actors take part, or the surplus ones have left.
 
     Args:
         run: name or folder of the run.
-        settings: `role=number` each.
-        node: number or name of the node to scale. Default: the node of `relax up` if it runs the roles, else the only
-            node that runs them.
+        settings: `role=number`, `role=+number` or `role=-number` each.
+        options: see `ScaleOptions`.
         access: options for the run's broker.
+        on_state: called with a line for each state that an operation enters.
 
     Returns:
-        The number of actors of each role given.
+        The operations, one for each role.
 
     Raises:
-        ConfigError: an unknown role or node, a number that the role cannot have, a run that is not up, or actors that
-            are not ready in time.
+        ConfigError: an unknown role or node, a number that the role cannot have, a run that is not up, a conflicting
+            operation, or one that failed; operations on other roles go on.
     """
     with connected(run, access) as at:
-        if not at.live:
-            msg = f"run {at.config.run.name} is not up; set replicas in its TOML file, or start it with `relax up`"
-            raise ConfigError(msg)
-        wanted = dict(_parse(at.config, setting) for setting in settings)
-        number, name = _find_node(_nodes(at), wanted, node)
-        if number == 0:
-            body: dict[str, Any] = at.config.model_dump(mode="json")
-            for role, count in wanted.items():
-                section = body["roles"] if role in body["roles"] else body
-                section[role]["replicas"] = count
-            changed = validate(body, "relax scale")
-            if problems := lacking_gpus(changed, Assignment.load(at.folder, changed)):
-                raise ConfigError("\n".join(problems))
-            at.folder.replace_config(changed)
-        else:
-            at.table.connection.call(publish_scale(at.state, name, wanted), 30)
-        timeout = READY_SECONDS + max(section_of(at.config, role).deadline for role in wanted)
-        end = time.monotonic() + timeout
-        while (found := _ready(at, number, wanted)) != wanted:
-            if time.monotonic() > end:
-                msg = f"{found} actors are ready after {timeout:g} s, not {wanted}; see `relax tree {run}`"
-                raise ConfigError(msg)
-            time.sleep(0.2)
-        return wanted
+        begun = begin_scaling(at, settings, options)
+        return wait_for(at, OperationLog(at.table), begun, on_state)
 
 
-def _parse(config: Config, setting: str) -> tuple[str, int]:
-    role, _, number = setting.partition("=")
-    if role not in role_names(config) or not number.isdigit() or not 0 < int(number) < SPAN:
-        names = ", ".join(role_names(config))
-        msg = f"{setting!r} is no role=number; roles are {names}, with 1 to {SPAN - 1} actors each"
-        raise ConfigError(msg)
-    if spec_of(config, role).single:
-        msg = f"{setting!r}: {role} owns state and has exactly one actor; scale another role"
-        raise ConfigError(msg)
-    return role, int(number)
+def begin_scaling(at: Connected, settings: list[str], options: ScaleOptions) -> list[Operation]:
+    """Request operations that change the number of actors of roles, one for each role; see `scale_roles`.
 
-
-def _nodes(at: Connected) -> dict[int, tuple[str, set[str]]]:
-    """Return name and roles of each node by number; always with node 0, that of `relax up`."""
-    found: dict[int, tuple[str, set[str]]] = {}
-    for key, lease in at.table.connection.call(at.state.leases(), 10).items():
-        kind, _, number = key.partition(".")
-        if kind == "node" and number.isdigit():
-            found[int(number)] = (
-                str(lease.get("name", ""))[:200],
-                {child.rpartition(".")[0] for child in children_of(lease)},
-            )
-    own = Assignment.load(at.folder, at.config)
-    return {**found, 0: (own.name, set(own.roles))}
-
-
-def _find_node(nodes: dict[int, tuple[str, set[str]]], wanted: dict[str, int], node: str | None) -> tuple[int, str]:
-    """Return number and name of the node to scale."""
-    candidates = {number: name for number, (name, roles) in sorted(nodes.items()) if roles.issuperset(wanted)}
-    if node is not None:
-        candidates = {number: name for number, name in candidates.items() if node in (str(number), name)}
-    elif 0 in candidates:
-        return 0, candidates[0]
-    if len(candidates) == 1:
-        return candidates.popitem()
-    known = "; ".join(f"{number} {name}: {' '.join(sorted(roles))}" for number, (name, roles) in sorted(nodes.items()))
-    which = (
-        f"no node {node!r} runs {', '.join(wanted)}"
-        if node is not None
-        else f"{', '.join(wanted)}: on no node, or on several; choose one with --node"
-    )
-    msg = f"{which}; nodes are {known}"
-    raise ConfigError(msg)
-
-
-def _ready(at: Connected, node: int, roles: dict[str, int]) -> dict[str, int]:
-    """Count the ready actors of each role on a node.
-
-    An actor that starts or stops adds more than the total, so that the count differs from any wanted number.
+    Raises:
+        ConfigError: as of `scale_roles`, before an operation has begun.
     """
-    children = children_of(at.table.connection.call(at.state.leases(), 10).get(f"node.{node}", {}))
-    found = dict.fromkeys(roles, 0)
-    for name, child in children.items():
-        role = name.rpartition(".")[0]
-        if role in found:
-            found[role] += 1 if isinstance(child, dict) and child.get("phase") == "ready" else len(children) + 1
-    return found
+    log = OperationLog(at.table)
+    return [log.request(request) for request, _ in _planned(at, settings, options)]
+
+
+def wait_for(
+    at: Connected, log: OperationLog, begun: list[Operation], on_state: Callable[[str], object]
+) -> list[Operation]:
+    """Wait until operations have ended, and return them.
+
+    Raises:
+        ConfigError: one failed or was cancelled, or did not end in time.
+    """
+    roles = [o.request.role for o in begun if o.request.role in role_names(at.config)]
+    own = max([o.request.seconds for o in begun] + [section_of(at.config, role).deadline for role in roles])
+    end, shown = time.monotonic() + WAIT_SECONDS + own, dict.fromkeys((o.id for o in begun), 0)
+    while True:
+        known = log.read().operations
+        now = [known[operation.id] for operation in begun]
+        for operation in now:
+            for state in list(operation.times)[shown[operation.id] :]:
+                on_state(f"operation {operation.id}, {operation.request.url or operation.request.role}: {state}")
+            shown[operation.id] = len(operation.times)
+        if all(operation.is_over for operation in now):
+            break
+        if time.monotonic() > end:
+            states = ", ".join(f"operation {o.id} is {o.state}" for o in now if not o.is_over)
+            msg = f"{states} after {WAIT_SECONDS + own:g} s; is the run's supervisor up? See `relax tree`"
+            raise ConfigError(msg)
+        time.sleep(POLL_SECONDS)
+    if bad := [o for o in now if o.state in (State.FAILED, State.CANCELLED)]:
+        raise ConfigError("\n".join(f"operation {o.id} is {o.state}: {o.reason}" for o in bad))
+    return now
+
+
+def _planned(at: Connected, settings: list[str], options: ScaleOptions) -> list[tuple[OperationRequest, OperationPlan]]:
+    """Return the requests that settings stand for, each with what it would change now."""
+    if not at.live:
+        msg = f"run {at.config.run.name} is not up; set replicas in its TOML file, or start it with `relax up`"
+        raise ConfigError(msg)
+    requests = [_request(at.config, setting, options) for setting in settings]
+    if twice := [r.role for n, r in enumerate(requests) if r.role in {other.role for other in requests[:n]}]:
+        msg = f"{twice[0]} is given twice; give each role once"
+        raise ConfigError(msg)
+    nodes = nodes_of(at.table.call(at.state.leases()))
+    return [(request, plan_scale(request, nodes)) for request in requests]
+
+
+def _request(config: Config, setting: str, options: ScaleOptions) -> OperationRequest:
+    names = role_names(config)
+    match = _SETTING.fullmatch(setting)
+    if match is None or match[1] not in names or int(match[3]) >= SPAN or (not match[2] and int(match[3]) == 0):
+        msg = f"{setting!r} is no role=number; roles are {', '.join(names)}, with 1 to {SPAN - 1} actors each"
+        raise ConfigError(msg)
+    role, sign, number = match[1], match[2], int(match[3])
+    check_role(role, names, [role] if spec_of(config, role).single else [])
+    change = {"delta": int(f"{sign}{number}")} if sign else {"target": number}
+    return OperationRequest(
+        "scale",
+        role,
+        node=options.node,
+        force=options.force,
+        seconds=options.seconds,
+        author="relax scale",
+        **change,
+    )

@@ -25,6 +25,9 @@ def up(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Remove the run that the folder holds, and start from nothing.")
     ] = False,
+    no_console: Annotated[
+        bool, typer.Option("--no-console", help="Print no link to the web console, and start none.")
+    ] = False,
 ) -> None:
     """Train: start a run, or resume it from its last checkpoint.
 
@@ -44,5 +47,6 @@ def up(
         quiet=quiet,
         must_finish=must_finish,
         fresh=fresh,
+        console=not no_console and not quiet,
     )
     raise typer.Exit(train(request))

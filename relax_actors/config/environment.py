@@ -11,6 +11,12 @@ from relax_actors.config.players import PlayersSection
 from relax_actors.config.sections import Fraction, Named, NonNegativeInt, Positive, PositiveFloat
 from relax_actors.registry.catalog import ENVIRONMENTS
 
+PLAYED = (
+    *("players", "trained", "credit", "discount", "prompt", "token_budget", "episode_seconds"),
+    *("on_error", "on_rewrite", "max_refills", "mask_truncated"),
+)
+"""Settings of [environment] that are about episodes which the run plays."""
+
 
 class EnvironmentSection(PlayersSection):
     """[environment]: the environment that the model acts in. With it, samples are episodes of several turns."""

@@ -23,6 +23,9 @@ class GatewaySection(PoolSection):
     token_file: Path | None = None
     """File with the bearer tokens that the gateway accepts, one a line, of mode 600. If not set, a random token is
     written to `<run folder>/gateway/token`."""
+    operator_token_file: Path | None = None
+    """File with the bearer tokens of operators, who may scale the run and add engines, one a line, of mode 600. If not
+    set, a random token is written to `<run folder>/gateway/operator-token`."""
     certificate: Path | None = None
     """TLS certificate, in PEM; with `certificate_key`."""
     certificate_key: Path | None = None

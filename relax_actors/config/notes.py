@@ -13,6 +13,8 @@ def check_steps(config: Config) -> Iterator[str]:
     trainer, rollout = config.trainer, config.rollout
     if config.from_data:
         yield f"the run has no rollout: a step trains {trainer.prompts_per_step} {config.algorithm.rows} of the data"
+    elif config.trains_traces:
+        yield f"the run has no rollout: a step trains {trainer.prompts_per_step} rows of recorded samples"
     else:
         samples = trainer.prompts_per_step * rollout.group_size
         yield f"a step trains {trainer.prompts_per_step} rows x {rollout.group_size} samples = {samples} completions"
@@ -25,7 +27,7 @@ def check_steps(config: Config) -> Iterator[str]:
         )
     window = trainer.prompts_per_step * (config.staleness.max + 1)
     yield f"at most {window} rows are in flight (staleness.max = {config.staleness.max})"
-    if config.staleness.max > 0 and config.run.deterministic and not config.from_data:
+    if config.staleness.max > 0 and config.run.deterministic and config.generates:
         yield "run.deterministic with staleness.max > 0: rows still depend on the time at which weights arrive"
     yield from shortened(config)
 

@@ -115,6 +115,10 @@ class RolloutSection(PoolSection):
     """Tokens of conversations, with what their next turns may add, that an actor generates at once; further turns, and
     requests of agents and of the gateway, wait. By default what fits the key-value cache of an SGLang server together
     with the conversations that wait for their environments; unlimited with other engines."""
+    spot_backlog: Positive | None = None
+    """Rows that must wait for a rollout before those on nodes started with `relax node --spot` get any; without other
+    rollouts they get all rows. Default: `max_concurrent_prompts`, at least 2, and at most half of the rows that are
+    admitted at once."""
     sglang: SglangSection = SglangSection()
 
     @model_validator(mode="after")

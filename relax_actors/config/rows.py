@@ -1,19 +1,20 @@
-"""Sections that only runs with sampled rows have, or only those whose rows come from data."""
+"""Rows of a run: sections that only sampled rows have, or only rows of data, and how many rows wait at once."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from relax_actors.config.evaluation import SAMPLING, EvalSection, EvalSet
-from relax_actors.config.sections import Section
 
 OF_SAMPLED = ("rollout", "reward", "advantages", "environment", "agent", "gateway", "critic", "simulate")
 """Sections of runs whose rows the policy samples."""
 OF_DATA = ("examples",)
 """Sections of runs whose rows come from data."""
+OF_GENERATED = ("environment", "agent", "gateway", "eval", "simulate")
+"""Sections of runs in which the policy samples rows, in addition to [rollout], whose sizes describe samples."""
 
 
-def foreign_section(config: Section, rows: str) -> str:
+def foreign_section(config: Any, rows: str) -> str:
     """Return why a section that is set has no effect in a run; empty if all have one.
 
     Args:
@@ -22,14 +23,16 @@ def foreign_section(config: Section, rows: str) -> str:
     """
     from_data = rows != "sampled"
     given = "come from data" if from_data else "are sampled by the policy"
-    for name in OF_SAMPLED if from_data else OF_DATA:
+    if config.data.has_traces and (problem := _foreign_to_traces(config)):
+        return problem
+    for name in OF_SAMPLED if from_data else () if config.data.has_traces else OF_DATA:
         if getattr(config, name) != _unset(config, name):
             return (
                 f'[{name}] has no effect: with algorithm.rows = "{rows}" rows {given}; leave it out, or choose another '
                 "algorithm.name"
             )
-    data: Any = getattr(config, "data", None)
-    if rows != "examples" and data is not None and data.oversize == "split":
+    data = config.data
+    if rows != "examples" and data.oversize == "split":
         return (
             f'data.oversize = "split" divides examples, and with algorithm.rows = "{rows}" a row is not an example; '
             'set "truncate_left", "truncate_right" or "skip"'
@@ -45,9 +48,57 @@ def foreign_section(config: Section, rows: str) -> str:
     return ""
 
 
+def _foreign_to_traces(config: Any) -> str:
+    """Return why a setting has no effect in a run that trains on recorded samples; empty if all have one."""
+    if config.from_data:
+        return (
+            f'data.kind = "traces" holds samples with the log-probs of a policy, and algorithm.rows = "'
+            f'{config.algorithm.rows}" takes none; choose an algorithm.name of sampled rows, such as "grpo"'
+        )
+    for name in OF_GENERATED:
+        if getattr(config, name) is not None:
+            return (
+                f'[{name}] has no effect: with data.kind = "traces" samples are recorded, and no rollout generates '
+                "any; leave it out"
+            )
+    if config.trainer.router_replay:
+        return 'trainer.router_replay = true replays experts, which data.kind = "traces" does not hold; leave it out'
+    if config.media is not None:
+        return 'data.kind = "traces" holds no features of media, which the model of this run reads; use a text model'
+    return ""
+
+
+def rows_of_roles(config: Any) -> frozenset[str]:
+    """Return the `RoleSpec.rows` of the roles of a run."""
+    made = "generated" if config.generates else "data"
+    return frozenset(("", made) if config.from_data else ("", made, "sampled"))
+
+
 def keeps_messages(config: Any) -> bool:
     """Whether the prompts of a run hold their chat messages: episodes continue them, and a reward model reads them."""
     return config.playing is not None or "reward_model" in config.roles
+
+
+def admitted_rows(config: Any) -> int:
+    """Return how many rows are admitted and not trained yet, at most; held-out rows come on top."""
+    return int(config.trainer.prompts_per_step * (config.staleness.max + 1))
+
+
+def spot_backlog(config: Any) -> int:
+    """Return how many rows must wait before rollouts on nodes marked as spot get any."""
+    usual = min(config.rollout.max_concurrent_prompts, admitted_rows(config) // 2)
+    return int(config.rollout.spot_backlog or max(2, usual))
+
+
+def unreachable_backlog(config: Any) -> str:
+    """Return why rollouts on nodes marked as spot would never get a row; empty if they would."""
+    backlog, most = config.rollout.spot_backlog, admitted_rows(config)
+    if backlog is None or backlog <= most:
+        return ""
+    return (
+        f"rollout.spot_backlog = {backlog} rows never wait at once, since at most {most} are admitted "
+        "(trainer.prompts_per_step x (staleness.max + 1)); rollouts on spot nodes would get none; lower it"
+    )
 
 
 def _unset(config: Any, name: str) -> Any:

@@ -10,12 +10,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from broker.subjects import check_name
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.config.data import DataSection, ModelSection
-from relax_actors.config.environment import EnvironmentSection
+from relax_actors.config.environment import PLAYED, EnvironmentSection
 from relax_actors.config.evaluation import EvalSection, HeldOutRows
 from relax_actors.config.gateway import AgentSection, GatewaySection
 from relax_actors.config.infrastructure import BrokerSection, StoreSection, SupervisionSection
 from relax_actors.config.lora import LoraSection
 from relax_actors.config.media import MediaSection, is_multimodal
+from relax_actors.config.notify import NotifySection
 from relax_actors.config.placement import PlacementSection
 from relax_actors.config.players import PlayersSection
 from relax_actors.config.pools import (
@@ -26,7 +27,8 @@ from relax_actors.config.pools import (
     RoleSection,
     RolloutSection,
 )
-from relax_actors.config.rows import foreign_section
+from relax_actors.config.record import RecordSection
+from relax_actors.config.rows import foreign_section, unreachable_backlog
 from relax_actors.config.run import RunSection
 from relax_actors.config.sections import Section
 from relax_actors.config.simulate import SimulateSection
@@ -42,7 +44,10 @@ from relax_actors.registry.role_spec import RoleSpec
 
 MAX_ROLE_NAME = 54
 """Longest name of a role: columns and keys contain it, and a token of a subject has at most 64 characters."""
-NOT_ROLES = ("broker", "chaos", "node", "observer", "operator", "owner", "private", "root", "run", "server", "zygote")
+NOT_ROLES = (
+    *("broker", "chaos", "node", "observer", "operator", "owner", "private", "recorder", "root", "run", "server"),
+    "zygote",
+)
 """Authors of events, users, leases and folders that belong to no role: views would believe a role of such a name."""
 
 
@@ -77,8 +82,10 @@ class Config(HeldOutRows, Section):
     broker: BrokerSection = BrokerSection()
     store: StoreSection = StoreSection()
     supervision: SupervisionSection = SupervisionSection()
+    record: RecordSection = RecordSection()
     roles: dict[str, RoleSection] = Field(default_factory=dict)
     simulate: SimulateSection | None = None
+    notify: NotifySection | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -131,10 +138,12 @@ class Config(HeldOutRows, Section):
     @field_validator("reward")
     @classmethod
     def _reward(cls, value: RewardSection, info: ValidationInfo) -> RewardSection:
-        """Let the environment or the agent give the reward, unless it is set."""
-        if {"function", "actor"} & value.model_fields_set or not _has_episodes(info):
+        """Let the environment or the agent give the reward, or the traces of [data], unless it is set."""
+        data: DataSection | None = info.data.get("data")
+        given = "environment" if _has_episodes(info) else "recorded" if data is not None and data.has_traces else None
+        if given is None or {"function", "actor"} & value.model_fields_set:
             return value
-        return value.model_copy(update={"function": "environment"})
+        return value.model_copy(update={"function": given})
 
     @field_validator("algorithm")
     @classmethod
@@ -206,7 +215,7 @@ class Config(HeldOutRows, Section):
 
     @model_validator(mode="after")
     def _rows(self) -> Config:
-        if problem := foreign_section(self, self.algorithm.rows):
+        if problem := foreign_section(self, self.algorithm.rows) or unreachable_backlog(self):
             raise ValueError(problem)
         return self
 
@@ -293,6 +302,16 @@ class Config(HeldOutRows, Section):
         return self.algorithm.rows != "sampled"
 
     @property
+    def trains_traces(self) -> bool:
+        """Whether rows are recorded samples of the data."""
+        return self.data.has_traces and not self.from_data
+
+    @property
+    def generates(self) -> bool:
+        """Whether the policy samples the rows of this run."""
+        return not (self.from_data or self.trains_traces)
+
+    @property
     def computes_reference(self) -> bool:
         """Whether the trainer itself computes the reference's log-probs, for a KL in the loss without the role."""
         return self.algorithm.loss_reads_reference and "reference" not in self.roles
@@ -330,13 +349,6 @@ def _spec(name: str) -> RoleSpec:
 
 def _has_episodes(info: ValidationInfo) -> bool:
     return info.data.get("environment") is not None or info.data.get("agent") is not None
-
-
-PLAYED = (
-    *("players", "trained", "credit", "discount", "prompt", "token_budget", "episode_seconds"),
-    *("on_error", "on_rewrite", "max_refills", "mask_truncated"),
-)
-"""Settings of [environment] that are about episodes which the run plays."""
 
 
 def _default(section: BaseModel, name: str) -> Any:

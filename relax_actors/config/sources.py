@@ -15,6 +15,8 @@ from relax_actors.registry.catalog import DATA_SOURCES
 
 MIXTURE = "mixture"
 """Kind of a source that mixes others."""
+TRACES = "traces"
+"""Kind of a source of recorded samples."""
 FINEST = 10_000
 """Weights are multiples of 1 / FINEST, so that the order of sources repeats after at most so many rows."""
 
@@ -24,8 +26,8 @@ class SourceSection(Section):
 
     kind: Annotated[str, Named(DATA_SOURCES)]
     """Format or generator of the rows: `jsonl`, `parquet` and `arrow` (both need the extra `parquet`), `reasoning_gym`
-    (needs the extra `tasks`), `python` for a function, `mixture` of several sources, or a data source of another
-    package."""
+    (needs the extra `tasks`), `python` for a function, `traces` for recorded samples, `mixture` of several sources, or
+    a data source of another package."""
     path: Path | None = None
     """File, folder or pattern such as `data/*.jsonl` of a source of files. Files of a folder are read in the order of
     their names."""
@@ -76,6 +78,11 @@ class MixedSection(SourceSection):
     curriculum: tuple[CurriculumSection, ...] = ()
     """Other weights of a mixture from given steps on."""
 
+    @property
+    def has_traces(self) -> bool:
+        """Whether the source, or one of a mixture, holds recorded samples."""
+        return TRACES in {self.kind, *(part.kind for part in self.mixture.values())}
+
     @field_validator("mixture")
     @classmethod
     def _weighted(cls, value: dict[str, PartSection]) -> dict[str, PartSection]:
@@ -98,6 +105,13 @@ class MixedSection(SourceSection):
                 f'kind = "{MIXTURE}" and sources [data.mixture.<name>] belong together, for example:\n'
                 '  [data]\n  kind = "mixture"\n  [data.mixture.math]\n  kind = "jsonl"\n  path = "math.jsonl"\n'
                 "  weight = 0.7\n  [data.mixture.code]\n  ..."
+            )
+            raise ValueError(msg)
+        other = next((name for name, part in self.mixture.items() if part.kind != TRACES), None)
+        if self.has_traces and other is not None:
+            msg = (
+                f'mixture.{other} has kind = "{self.mixture[other].kind}" beside "{TRACES}"; samples are '
+                "recorded in all sources of a run or in none"
             )
             raise ValueError(msg)
         own = changed(self, SourceSection.model_fields.keys() - {"kind"})

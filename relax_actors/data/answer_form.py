@@ -121,7 +121,13 @@ class _Lark:
         return name
 
     def json(self, schema: Schema) -> str:
-        """Return a rule for a JSON value."""
+        """Return a rule for a JSON value.
+
+        Raises:
+            RowError: the value is an object, and the tokenizer cannot spell its braces, quotes and colons.
+        """
+        if schema.get("type") == "object":
+            self.tokenizer.encode('{"":}', special=False)
         return self.rule(f"%json {json.dumps({**schema, **_WHITE_SPACE})}")
 
     def mark(self, text: str) -> str:

@@ -107,11 +107,13 @@ def _split_of(file: Path, folder: Path) -> str | None:
 def _of_split(files: list[Path], folder: Path, split: str | None, where: str) -> list[Path]:
     """Return the files of a split: `train.jsonl`, `train-00000-of-00002.parquet`, or files of a folder `train`."""
     if split is None:
-        splits = {split for file in files if (split := _split_of(file, folder))}
-        if len(splits) > 1:
+        splits = {_split_of(file, folder) for file in files}
+        named = sorted(split for split in splits if split)
+        if len(splits) > 1 and named != ["train"]:
+            unnamed = " and files that name no split" if None in splits else ""
             msg = (
-                f"{where} has files of the splits {listed(sorted(splits))}; choose one by data.split, or name the "
-                "files to read by a pattern"
+                f"{where} has files of the split{'s' * (len(named) > 1)} {listed(named)}{unnamed}; choose one by "
+                "data.split, or name the files to read by a pattern"
             )
             raise ConfigError(msg)
         return files

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from relax_actors.traces import Trace
+
 
 @dataclass(frozen=True, slots=True)
 class Medium:
@@ -47,6 +49,7 @@ class Task:
         metadata: plain data (types that msgpack encodes).
         origin: file and line, or source and number, for errors; set by the data source.
         media: media of the prompt; those of one kind in the order of their placeholders.
+        traces: recorded samples of the prompt, of a source of traces; empty for others.
     """
 
     prompt: str | list[dict[str, Any]]
@@ -54,3 +57,4 @@ class Task:
     metadata: dict[str, Any] = field(default_factory=dict)
     origin: str = field(default="", compare=False, repr=False)
     media: tuple[Medium, ...] = ()
+    traces: tuple[Trace, ...] = ()

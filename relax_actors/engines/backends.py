@@ -89,7 +89,7 @@ def footprints(config: Config) -> dict[str, Footprint]:
     critic = {} if config.critic is None else {"critic": critic_backend(config.critic).footprint(config)}
     trainer = training_backend(config)
     ranks = {} if config.trainer_rank is None else {"trainer_rank": trainer.rank_footprint(config)}
-    rollout = {} if config.from_data else {"rollout": inference_backend(config).footprint(config)}
+    rollout = {} if not config.generates else {"rollout": inference_backend(config).footprint(config)}
     return {"trainer": trainer.footprint(config), **ranks, **critic, **rollout}
 
 

@@ -28,7 +28,9 @@ from relax_actors.config.saved import SavedSettings
 from relax_actors.errors import ConfigError
 from relax_actors.monitoring import health
 from relax_actors.monitoring.connection import REACH_SECONDS, Connected, require_run, run_of_credentials
-from relax_actors.monitoring.health import Finding
+from relax_actors.monitoring.diagnosis import Observations, diagnose
+from relax_actors.monitoring.diagnosis.log_reader import observe
+from relax_actors.monitoring.finding import Finding
 from relax_actors.monitoring.log_message import LogMessage
 from relax_actors.monitoring.progress import Progress
 from relax_actors.monitoring.quarantine import quarantined_rows
@@ -105,7 +107,13 @@ def examine(at: Connected) -> list[Finding]:
     found += health.characters(call(_newest_metrics(table, ("rollout", "gateway")), CALL_DEADLINE))
     found += health.disks([at.folder.root, config.store_path])
     found += _streams(at)
+    found += diagnose(observed_of(at))
     return sorted(found, key=lambda finding: not finding.is_problem)
+
+
+def observed_of(at: Connected) -> Observations:
+    """Return what the rules read of a run."""
+    return observe(at.table, at.config.model_dump(mode="json"))
 
 
 def _running(at: Connected, ledger: Ledger, record: RunRecord | None) -> Iterator[Finding]:

@@ -7,7 +7,6 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from broker.table import Fill
 from relax_actors.config import Config
 from relax_actors.counted import counted
 from relax_actors.messages import Quarantined
+from relax_actors.monitoring.finding import Finding
 from relax_actors.monitoring.leases import activity, age, children_of, number
 from relax_actors.supervision.absence import START, needed_roles, present_roles
 from relax_actors.training.collector import FULL
@@ -32,19 +32,6 @@ MIN_FREE = 1 << 30
 MAX_SHOWN, MAX_ROWS = 20, 3
 LEASE_KINDS = ("node", "root", "owner")
 Leases = Mapping[str, dict[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that is wrong with a run, in a sentence, with its remedy.
-
-    Attributes:
-        text: what is wrong.
-        is_problem: whether the run is not healthy with it; otherwise it is worth a look.
-    """
-
-    text: str
-    is_problem: bool = True
 
 
 def supervision(config: Config, leases: Leases) -> Iterator[Finding]:

@@ -37,8 +37,8 @@ class LiveView:
         grid.add_column(style="bold")
         grid.add_column()
         grid.add_row("steps", _steps(p))
-        curve = [reward for _, reward in p.curve]
-        grid.add_row("mean reward", f"{sparkline(curve, 48)} {p.reward:.3f}" if curve else "none yet")
+        curve = [value for _, value in p.curve]
+        grid.add_row(f"mean {p.figure}", f"{sparkline(curve, 48)} {p.value:.3f}" if curve else "none yet")
         if p.evals:
             shown = sorted(p.evals.items())[-MAX_SHOWN:]
             grid.add_row("held-out", "  ".join(f"version {version}: {value:.3f}" for version, value in shown))

@@ -35,8 +35,9 @@ class Progress:
         run: name of the run.
         steps: its last step; 0 while unknown.
         step: number of optimizer steps done.
-        reward: mean reward of the last step.
-        curve: steps with their mean rewards; a replayed step is in it once.
+        figure: what `value` is: "reward", or "loss" if rows come from data.
+        value: mean reward or loss of the last step.
+        curve: steps with their mean rewards or losses; a replayed step is in it once.
         supervised: by supervisor, the restarts of its children, as `relax tree` shows them.
         ended_supervisors: restarts that supervisors had counted before they were restarted themselves, by process.
         failures: failures of rows and processes.
@@ -52,7 +53,8 @@ class Progress:
     run: str
     steps: int
     step: int = 0
-    reward: float = 0.0
+    figure: str = "reward"
+    value: float = 0.0
     curve: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=2000))
     batch: dict[str, Any] = field(default_factory=dict)
     ledger: dict[str, Any] = field(default_factory=dict)
@@ -141,15 +143,17 @@ class Progress:
             self._evaluated(body["eval_version"], body["eval_reward"])
 
     def _stepped(self, body: dict[str, Any], *, recent: bool) -> None:
-        step, reward, at = int(body["step"]), _finite(body["reward"]), _finite(body["time"])
+        figure = "reward" if "reward" in body else "loss"
+        step, value, at = int(body["step"]), _finite(body[figure]), _finite(body["time"])
         if not 0 <= step < (self.steps or MAX_STEPS):
             return
         if step < self.step:  # a replay, or a run that began anew
             self.step_times.clear()
         while self.curve and self.curve[-1][0] >= step:
             self.curve.pop()
-        self.step, self.reward, self.moved_at = step + 1, reward, time.monotonic()
-        self.curve.append((step, reward))
+        self.step, self.value, self.moved_at = step + 1, value, time.monotonic()
+        self.figure = figure
+        self.curve.append((step, value))
         self.batch = {name: _short(body.get(name, 0)) for name in ("staleness", "span")}
         self.training = {name: f"{_finite(body[name]):.4g}" for name in TRAINING if name in body}
         if recent:
@@ -216,7 +220,7 @@ class Progress:
         if not self.steps:  # an evaluation, or the log has not said yet
             return f"actors {self.alive} restarts {self.restarts}{waiting}"
         return (
-            f"step {self.step}/{self.steps} reward {f'{self.reward:.3f}' if self.curve else '?'} "
+            f"step {self.step}/{self.steps} {self.figure} {f'{self.value:.3f}' if self.curve else '?'} "
             f"in_flight {self.ledger.get('in_flight', 0)} staleness {self.batch.get('staleness', 0)} "
             f"actors {self.alive} restarts {self.restarts} "
             f"left {'?' if left is None else f'{left:.0f} s'}{waiting}"

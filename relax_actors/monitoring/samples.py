@@ -1,4 +1,4 @@
-"""Prompts, completions and rewards of a run's rows, read from its table as an observer.
+"""Prompts, completions and rewards of a run's rows, read from its table and its record as an observer.
 
 Cells come from other processes: a field of another type is left out, and a text is printed by `relax_actors.printable`
 only.
@@ -9,23 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from broker.codec import open_envelope
-from broker.fields import TensorRef
-from broker.history import History
-from broker.store import Store
 from broker.subjects import RowId, Subjects
-from broker.table import Cell
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.errors import CodecError, ConfigError, StoreError, SubjectError
+from relax_actors.errors import CodecError, ConfigError
 from relax_actors.messages.said import said
 from relax_actors.messages.samples import unpack_conversations
-from relax_actors.monitoring.connection import Observed, find
+from relax_actors.monitoring.connection import Observed
 from relax_actors.monitoring.render import source_line
+from relax_actors.monitoring.row_reader import RowReader
+from relax_actors.record.row_cells import RowCells
+from relax_actors.record.row_detail import RowDetail, detail_of
 from relax_actors.runtime.row import ROW_KINDS
 
 
@@ -74,42 +72,50 @@ class ShownRow:
 
 
 class SampleReader:
-    """Reads the rows that a table still has.
+    """Reads rows that the table still has, and those that the record keeps.
 
     Args:
         at: connection to the run's broker.
-        run: name or folder of the run; its store and tokenizer are used if this machine has them.
+        run: name or folder of the run; its store, record and tokenizer are used if this machine has them.
     """
 
     def __init__(self, at: Observed, run: str) -> None:
         self._connection, self._subjects = at.connection, Subjects(at.run)
-        self._store: Store | None = None
-        self._model: Path | None = None
-        with suppress(ConfigError):
-            folder = find(run)
-            config = folder.load_config()
-            path = config.store_path if config.store_path.exists() else folder.root / "store"
-            self._store = Store(path) if path.exists() else None
-            self._model = config.model_path if config.model_path.exists() else folder.model
+        self.reader = RowReader(at.run, run)
 
     def rows(self, step: int | None, last: int) -> list[ShownRow]:
-        """Return the last rows with samples, in the order in which they were scored.
+        """Return the last rows with samples, in the order in which they were scored or kept.
 
         Args:
             step: only rows of this step, and held-out rows of this version; None for all.
             last: at most so many; 0 for all of the step.
         """
         names = self._connection.call(self._list(step), 600)
+        kept = [] if self.reader.record is None else self.reader.record.rows(step=step)
+        if step is not None or len(names) < last:
+            known = set(names)
+            names = [row for row in kept if row not in known] + names
         return [found for row in names[-last if last else 0 :] if (found := self._row(row)) is not None]
+
+    def detail(self, row: RowId) -> RowDetail | None:
+        """Return everything about a row; None if neither the table nor the record has it.
+
+        Raises:
+            RecordError: the record's frame of the row is damaged.
+        """
+        cells = self._connection.call(self.reader.row(self._connection, row), 60)
+        return None if cells is None else detail_of(cells, self.reader.spell)
 
     def floor(self) -> int:
         """Return the first step whose rows are not collected yet."""
-        cells = self._connection.call(self._read(self._subjects.numbered("checkpoint", "*")), 600)
+        cells = self._connection.call(
+            self.reader.read(self._connection, self._subjects.numbered("checkpoint", "*")), 600
+        )
         floors = [_fields(cell.data).get("floor") for cell in cells]
         return max((floor for floor in floors if isinstance(floor, int)), default=0)
 
     def newest(self) -> int | None:
-        """Return the newest step that has a sample; None if no row has one."""
+        """Return the newest step that has a sample in the table; None if no row has one."""
         steps = [row.step for row in self._connection.call(self._list(None), 600) if row.kind == "group"]
         return max(steps, default=None)
 
@@ -118,93 +124,70 @@ class SampleReader:
         # Rewards are small; a step has few rows, so that those without a reward can be listed, too.
         for column in ("reward", "trajectory") if step is None else ("trajectory",):
             filters = [self._subjects.column(column, kind, "*" if step is None else step) for kind in ROW_KINDS]
-            cells = [cell for subject in filters for cell in await self._read(subject)]
+            cells = [cell for subject in filters for cell in await self.reader.read(self._connection, subject)]
             if cells:
                 return [self._subjects.parse(cell.subject).row for cell in sorted(cells, key=lambda c: c.sequence)]
         return []
 
-    async def _read(self, subject: str) -> list[Cell]:
-        """Read all stored cells that a filter matches; a subject that names no cell is left out."""
-        history = History(self._connection, self._subjects.table_stream, subject)
-        found: list[Cell] = []
-        while page := await history.page():
-            for cell in page:
-                with suppress(SubjectError):
-                    self._subjects.parse(cell.subject)
-                    found.append(cell)
-        return found
-
     def _row(self, row: RowId) -> ShownRow | None:
         """Read one row; None if it was collected meanwhile, or its samples are malformed."""
-        columns = ("prompt", "trajectory", "reward")
-        found = [self._connection.call(self._read(self._subjects.cell(row, name)), 60) for name in columns]
-        prompt, trajectory, reward = (_fields(cells[-1].data) if cells else {} for cells in found)
+        cells = self._connection.call(self.reader.row(self._connection, row), 60)
+        if cells is None:
+            return None
+        prompt, trajectory = cells.fields("prompt"), cells.fields("trajectory")
         texts = trajectory.get("texts")
         if not isinstance(texts, list):
             return None
-        versions = self._array(trajectory, "versions")
+        versions = cells.array("trajectory", "versions")
         sampled = None if versions is None else versions[versions >= 0]
         media = prompt.get("media")
         messages = said(prompt.get("messages"))
         return ShownRow(
             row,
-            "" if messages else self._text(prompt),
+            "" if messages else self._text(cells),
             messages,
             [source_line(medium) for medium in media if isinstance(medium, dict)] if isinstance(media, list) else [],
             str(prompt.get("answer", "")),
             (int(sampled.min()), int(sampled.max())) if sampled is not None and len(sampled) else None,
-            self._samples(trajectory, [str(text) for text in texts], self._array(reward, "values", "fiu")),
+            _samples(cells, trajectory.get("finish_reasons"), [str(text) for text in texts]),
         )
 
-    def _samples(
-        self, trajectory: dict[str, Any], texts: Sequence[str], values: np.ndarray[Any, Any] | None
-    ) -> list[ShownSample]:
-        reasons = trajectory.get("finish_reasons")
-        lengths, packed = self._lengths(trajectory, len(texts)), self._array(trajectory, "conversations")
-        talks: list[list[dict[str, Any]]] = []
-        if packed is not None:
-            with suppress(ValueError):
-                talks = unpack_conversations(packed, len(texts))
-        return [
-            ShownSample(
-                text,
-                float(values[i]) if values is not None and i < len(values) and np.isfinite(values[i]) else None,
-                str(reasons[i]) if isinstance(reasons, list) and i < len(reasons) else "",
-                lengths[i] if i < len(lengths) else None,
-                said(talks[i]) if talks else [],
-            )
-            for i, text in enumerate(texts)
-        ]
-
-    def _lengths(self, trajectory: dict[str, Any], samples: int) -> list[int]:
-        """Return the tokens of each sample; empty if they are unknown."""
-        lengths, counts = self._array(trajectory, "lengths"), self._array(trajectory, "sequence_counts")
-        counts = np.ones(samples, np.int64) if counts is None else counts
-        if lengths is None or len(counts) != samples:
-            return []
-        parts = np.split(lengths, np.cumsum(counts, dtype=np.int64)[:-1])
-        return [int(part.sum()) for part in parts]
-
-    def _text(self, prompt: dict[str, Any]) -> str:
+    def _text(self, cells: RowCells) -> str:
         """Return the text of a prompt; of one that has tokens only, their text."""
-        text, tokens = str(prompt.get("text", "")), self._array(prompt, "tokens")
-        if not text and tokens is not None and self._model is not None:
+        text, tokens = str(cells.fields("prompt").get("text", "")), cells.array("prompt", "tokens")
+        if not text and tokens is not None and self.reader.model is not None:
             with suppress(ConfigError, OverflowError):  # the model is elsewhere, or a token is no number of one
-                return Tokenizer(self._model).spell(tokens)
+                return Tokenizer(self.reader.model).spell(tokens)
         return text
 
-    def _array(self, fields: dict[str, Any], name: str, kinds: str = "iu") -> np.ndarray[Any, Any] | None:
-        """Return a one-dimensional array of numbers; None without one, or if it is in a store of another machine."""
-        value = fields.get(name)
-        if isinstance(value, TensorRef):
-            if self._store is None:
-                return None
-            try:
-                value = self._store.reader()(value)
-            except StoreError:  # collected meanwhile
-                return None
-        is_array = isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in kinds
-        return value if is_array else None
+
+def _samples(cells: RowCells, reasons: Any, texts: Sequence[str]) -> list[ShownSample]:
+    lengths, packed = _lengths(cells, len(texts)), cells.array("trajectory", "conversations")
+    values = cells.array("reward", "values", "fiu")
+    talks: list[list[dict[str, Any]]] = []
+    if packed is not None:
+        with suppress(ValueError):
+            talks = unpack_conversations(packed, len(texts))
+    return [
+        ShownSample(
+            text,
+            float(values[i]) if values is not None and i < len(values) and np.isfinite(values[i]) else None,
+            str(reasons[i]) if isinstance(reasons, list) and i < len(reasons) else "",
+            lengths[i] if i < len(lengths) else None,
+            said(talks[i]) if talks else [],
+        )
+        for i, text in enumerate(texts)
+    ]
+
+
+def _lengths(cells: RowCells, samples: int) -> list[int]:
+    """Return the tokens of each sample; empty if they are unknown."""
+    lengths, counts = cells.array("trajectory", "lengths"), cells.array("trajectory", "sequence_counts")
+    counts = np.ones(samples, np.int64) if counts is None else counts
+    if lengths is None or len(counts) != samples:
+        return []
+    parts = np.split(lengths, np.cumsum(counts, dtype=np.int64)[:-1])
+    return [int(part.sum()) for part in parts]
 
 
 def _fields(data: bytes) -> dict[str, Any]:

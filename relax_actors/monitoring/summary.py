@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from broker.table import Table
 from relax_actors.errors import CodecError
@@ -29,8 +29,10 @@ class Summary:
     Attributes:
         run: name of the run.
         steps: optimizer steps done.
-        reward_first: mean reward of the first ten steps.
+        reward_first: mean reward of the first ten steps; None if rows come from data.
         reward_last: mean reward of the last ten steps.
+        loss_first: mean loss of the first ten steps, if rows come from data.
+        loss_last: mean loss of the last ten steps.
         seconds: duration of this `relax up`, imports and checks included.
         restarts: number of restarts of all processes during this `relax up`, as its view counted them.
         admitted: rows admitted; trained + dropped + quarantined + in_flight.
@@ -61,6 +63,8 @@ class Summary:
     eval_last: float | None = None
     seconds_to_ready: float | None = None
     seconds_to_first_step: float | None = None
+    loss_first: float | None = None
+    loss_last: float | None = None
 
     def json(self) -> dict[str, Any]:
         """Return the result as plain data."""
@@ -69,9 +73,16 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """Mean rewards as (step, reward), and of the evaluations as (version, reward)."""
+    """What a run improves, by step, and the mean rewards of its evaluations, by version.
 
-    rewards: list[tuple[int, float]]
+    Attributes:
+        figure: "reward" if the policy samples the rows, else "loss".
+        steps: pairs of a step and its figure.
+        evals: pairs of a version and its mean reward.
+    """
+
+    figure: Literal["reward", "loss"]
+    steps: list[tuple[int, float]]
     evals: list[tuple[int, float]]
 
 
@@ -109,7 +120,7 @@ def accounting(ledger: Ledger) -> dict[str, Any]:
 
 
 def read_curves(table: Table, ledger: Ledger, *, from_data: bool) -> Curves:
-    """Read the reward curves of a run; without rewards, the negative losses that the trainer reported."""
+    """Read the curves of a run: its rewards, or, if rows come from data, the losses that the trainer reported."""
     evaluations: list[Evaluation] = []
     for _, cell in table.snapshot([table.subjects.numbered("evaluation", "*")]):
         with suppress(CodecError):
@@ -118,23 +129,24 @@ def read_curves(table: Table, ledger: Ledger, *, from_data: bool) -> Curves:
     if from_data:
         from relax_actors.monitoring.recorded import read_metrics  # noqa: PLC0415 imports pydantic
 
-        by_step = {int(body["step"]): float(body["reward"]) for body in read_metrics(table, "trainer", "step")}
-    rewards = sorted(by_step.items())
-    return Curves(rewards, sorted((e.version, e.reward) for e in evaluations if e.rows))
+        by_step = {int(body["step"]): float(body["loss"]) for body in read_metrics(table, "trainer", "step")}
+    figure: Literal["reward", "loss"] = "loss" if from_data else "reward"
+    return Curves(figure, sorted(by_step.items()), sorted((e.version, e.reward) for e in evaluations if e.rows))
 
 
 def summarise(table: Table, config: Config, *, seconds: float, restarts: int) -> tuple[Summary, Curves]:
-    """Read the result of a run and its reward curves."""
+    """Read the result of a run and its curves."""
     ledger = read_ledger(table, config)
     curves = read_curves(table, ledger, from_data=config.from_data)
     account: Account = ledger.account()
-    rewards = [value for _, value in curves.rewards]
+    values = [value for _, value in curves.steps]
+    first, last = _mean(values[:ENDS_OF_CURVE]), _mean(values[-ENDS_OF_CURVE:])
     weights = table.fetch_last("weights", Weights)
     summary = Summary(
         run=config.run.name,
         steps=ledger.version or 0,
-        reward_first=_mean(rewards[:ENDS_OF_CURVE]),
-        reward_last=_mean(rewards[-ENDS_OF_CURVE:]),
+        reward_first=None if config.from_data else first,
+        reward_last=None if config.from_data else last,
         seconds=round(seconds, 2),
         restarts=restarts,
         admitted=account.admitted,
@@ -145,6 +157,8 @@ def summarise(table: Table, config: Config, *, seconds: float, restarts: int) ->
         weights_fingerprint=weights.fingerprint if weights else None,
         eval_first=curves.evals[0][1] if curves.evals else None,
         eval_last=curves.evals[-1][1] if curves.evals else None,
+        loss_first=first if config.from_data else None,
+        loss_last=last if config.from_data else None,
     )
     return summary, curves
 

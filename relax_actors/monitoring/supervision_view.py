@@ -53,7 +53,8 @@ def supervision_tree(at: Connected) -> Tree:
 def _add_node(root: Tree, n: str, node: dict[str, Any], state: Any) -> Tree:
     name = ("node" if n == "0" else f"node {n}") + (f" {str(node['name'])[:80]}" if "name" in node else "")
     lease = Text(f", lease for {age(node)}") if node else Text.assemble(", ", ("no lease", "red"))
-    branch = root.add(_with_state(name, state).append_text(lease))
+    spot = Text(", spot" if node.get("spot") is True else "")
+    branch = root.add(_with_state(name, state).append_text(spot).append_text(lease))
     if not node or node.get("zygote") is not None:
         branch.add(_with_state("zygote", node.get("zygote")))
     return branch

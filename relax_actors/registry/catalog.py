@@ -89,6 +89,7 @@ REWARDS: Registry[Callable[..., Any]] = Registry(
         "normalised_match": "relax_actors.rewards._overlap:normalised_match",
         "numeric_match": "relax_actors.rewards._numeric:numeric_match",
         "positional_match": "relax_actors.rewards._text:positional_match",
+        "recorded": "relax_actors.rewards._recorded:recorded",
         "reasoning_gym_score": "relax_actors.rewards._reasoning_gym:reasoning_gym_score",
         "remote": "relax_actors.rewards.remote.reward:Remote",
         "repetition": "relax_actors.rewards._form:repetition",
@@ -118,6 +119,7 @@ DATA_SOURCES: Registry[Callable[..., Any]] = Registry(
         "arrow": "relax_actors.data.arrow:open_arrow",
         "reasoning_gym": "relax_actors.data.reasoning_gym:open_reasoning_gym",
         "python": "relax_actors.data.python:open_function",
+        "traces": "relax_actors.data.traces:open_traces",
         "mixture": "relax_actors.data.mixture:open_mixture",
     },
 )

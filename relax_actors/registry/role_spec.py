@@ -34,16 +34,21 @@ class RoleSpec:
     """Kinds of requests that it answers, such as "env"."""
     requests: tuple[str, ...] = ()
     """Kinds of requests that it sends, in runs with a role that answers them."""
+    operates: bool = False
+    """Whether it may request operations of the run; see `relax_actors.operations`."""
     removes: bool = False
     """Whether it may delete messages of the table and the bucket; only the trainer needs it."""
     single: bool = False
     """Whether a run has one actor of it, because it owns state; else it is a pool on any number of nodes."""
     device: bool = False
     """Whether it computes on an accelerator, and its engine takes seconds to import."""
+    may_be_spot: bool = False
+    """Whether its actors may be on nodes marked as spot, where they get rows only above a backlog; for pools."""
     section: str = "roles"
     """Configuration section with its `replicas` and `deadline`; "roles" for [roles.<name>]."""
-    rows: Literal["", "sampled", "data"] = ""
-    """Runs that have the role: those whose rows are sampled, or come from data; all if empty."""
+    rows: Literal["", "sampled", "generated", "data"] = ""
+    """Runs that have the role: with rows that a policy sampled; that a policy samples in this run; or whose samples are
+    made from the data, recorded samples included. All runs if empty."""
     requires: str = ""
     """Optional configuration section without which a run does not have the role."""
     is_elsewhere: bool = False

@@ -1,4 +1,4 @@
-"""Role `examples`: turns rows of the data into tokens and a mask of the trained ones."""
+"""Role `examples`: turns rows of the data into tokens and a mask of the trained ones, or takes them from traces."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from relax_actors.config import Config
 from relax_actors.data.examples import ExampleMaker
 from relax_actors.data.model_folder import measure
+from relax_actors.data.prompt_maker import open_data
 from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.data.traces import TraceMaker
 from relax_actors.messages import Trajectory
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import Role, Row
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Examples(Role):
-    """Writes the trajectory of an example or of a pair of answers; the same row gives the same bytes."""
+    """Writes the trajectory of an example, a pair of answers or recorded samples; the same row gives the same bytes."""
 
     reads: ClassVar = ("prompt",)
     writes: ClassVar = "trajectory"
@@ -28,8 +30,13 @@ class Examples(Role):
     def setup(self) -> None:
         """Load the tokenizer."""
         config: Config = self.context.config
-        tokenizer, context = Tokenizer(config.model_path), measure(config.model_path).context_length
+        tokenizer, facts = Tokenizer(config.model_path), measure(config.model_path)
+        context = facts.context_length
         self._media: ExampleMedia | None = None
+        self._traces: TraceMaker | None = None
+        if config.trains_traces:
+            self._traces = TraceMaker(open_data(config.data), tokenizer, facts.vocabulary)
+            return
         expand = dict[str, Any]()
         if config.media is not None:
             from relax_actors.training.example_media import ExampleMedia  # noqa: PLC0415 decoders of media
@@ -44,9 +51,12 @@ class Examples(Role):
         """Return the samples of a row.
 
         Raises:
-            RowError: the row cannot be trained, see `ExampleMaker.make`; or no set of [eval] has it.
+            RowError: the row cannot be trained, see `ExampleMaker.make` and `TraceMaker.make`, or no set of [eval] has
+                it.
             StoreError: the store has lost a file that the data held itself.
         """
+        if self._traces is not None:
+            return self._traces.make(row.prompt)
         if self._media is not None:
             self._media.folder = f"{row.id.kind}/{row.id.step}"
         own = self.context.config.held_out(row.id)

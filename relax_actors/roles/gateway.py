@@ -6,20 +6,27 @@ import asyncio
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from broker.files import write_private
 from relax_actors.config.gateway import GatewaySection
 from relax_actors.data.checked_run import CheckedRun
 from relax_actors.errors import ConfigError
 from relax_actors.registry.role_spec import RoleSpec
+from relax_actors.roles.registry import role_names, spec_of
 from relax_actors.runtime.service_role import ServiceRole
+from relax_actors.serving.listening import is_free, listen
+
+if TYPE_CHECKING:
+    from relax_actors.serving.control.control import Control
 
 
 class GatewayRole(ServiceRole):
     """Serves HTTP; see `relax_actors.serving`. It keeps no state that its clients need."""
 
-    spec: ClassVar = RoleSpec(section="gateway", requires="gateway", requests=("generate",), start_order=45)
+    spec: ClassVar = RoleSpec(
+        section="gateway", requires="gateway", requests=("generate",), operates=True, start_order=45
+    )
 
     def check(self, run: CheckedRun) -> Iterator[str]:
         """Check that the files of the gateway can be used on this machine."""
@@ -29,6 +36,8 @@ class GatewayRole(ServiceRole):
 
             if section.token_file is not None:
                 read_tokens(section.token_file)
+            if section.operator_token_file is not None:
+                read_tokens(section.operator_token_file, "gateway.operator_token_file")
             if (pair := _certificate(section)) is not None:
                 _check_certificate(*pair)
         yield from ()
@@ -62,11 +71,26 @@ class GatewayRole(ServiceRole):
         family = family_of(path)
         kinds = () if family is None else family.kinds
         self._answers = Answers(policy, tokenizer, section.model, measure(path).context_length, limits, kinds)
-        access = Access(tokens_of(section, folder), session_secret(config.store_path))
-        app = Gateway(self._answers, access, limits).app()
+        operators = operator_tokens(section, folder)
+        access = Access(tokens_of(section, folder), session_secret(config.store_path), operators)
+        app = Gateway(self._answers, access, limits, self._control()).app()
         port, certificate = self._port(section, folder), _certificate(section)
-        self._server = HttpServer(app, section.host, port, certificate, section.max_connections)
+        remedy = "set gateway.host and gateway.port to a free address"
+        listener = listen(section.host, port, "gateway", remedy)
+        self._server = HttpServer(app, listener, certificate, section.max_connections)
         write_private(folder / f"url.{self.context.n}", self._server.url)
+
+    def _control(self) -> Control:
+        """Return what operators may do to the run."""
+        from relax_actors.operations import OperationLog  # noqa: PLC0415 `relax check` loads every role
+        from relax_actors.serving.control.control import Control, RunFacts  # noqa: PLC0415
+
+        context = self.context
+        config, names = context.config, role_names(context.config)
+        single = [name for name in names if spec_of(config, name).single]
+        author = f"{context.role}.{context.n}"
+        facts = RunFacts(names, single, config.rollout.backend, config.store_path, author)
+        return Control(OperationLog(context.table), context.state.leases, facts)
 
     def _port(self, section: GatewaySection, folder: Path) -> int:
         """Return the port to bind: the one of the configuration, or the one that a former incarnation had."""
@@ -74,7 +98,7 @@ class GatewayRole(ServiceRole):
             return section.port + self.context.n
         known = folder / f"url.{self.context.n}"
         found = known.read_text().rpartition(":")[2] if known.exists() else ""
-        return int(found) if found.isascii() and found.isdigit() and _is_free(section.host, int(found)) else 0
+        return int(found) if found.isascii() and found.isdigit() and is_free(section.host, int(found)) else 0
 
     async def start(self) -> None:
         """Begin to serve."""
@@ -119,6 +143,15 @@ def tokens_of(section: GatewaySection, folder: Path) -> tuple[str, ...]:
     return (load_or_create_secret(folder / "token"),)
 
 
+def operator_tokens(section: GatewaySection, folder: Path) -> tuple[str, ...]:
+    """Return the bearer tokens of operators: those of the user's file, or a random one; errors as `tokens_of`."""
+    from relax_actors.serving.tokens import load_or_create_secret, read_tokens  # noqa: PLC0415 as in `setup`
+
+    if section.operator_token_file is not None:
+        return read_tokens(section.operator_token_file, "gateway.operator_token_file")
+    return (load_or_create_secret(folder / "operator-token"),)
+
+
 def session_secret(store: Path) -> str:
     """Return the secret from which the tokens of sessions follow; all nodes of a run share it in the store."""
     from relax_actors.serving.tokens import load_or_create_secret  # noqa: PLC0415 as in `setup`
@@ -145,9 +178,3 @@ def _check_certificate(certificate: Path, key: Path) -> None:
             "certificate in PEM, and its private key without a password"
         )
         raise ConfigError(msg) from error
-
-
-def _is_free(host: str, port: int) -> bool:
-    from relax_actors.serving.server import is_free  # noqa: PLC0415 as in `setup`
-
-    return is_free(host, port)

@@ -21,7 +21,7 @@ class MediaRole(Role):
     reads: ClassVar = ("prompt",)
     writes: ClassVar = "media"
     kinds: ClassVar = ("group", "eval")
-    spec: ClassVar = RoleSpec(section="media", requires="media", rows="sampled", start_order=30)
+    spec: ClassVar = RoleSpec(section="media", requires="media", rows="generated", start_order=30)
 
     def setup(self) -> None:
         """Load the family of the model, the tokenizer and the settings."""

@@ -24,6 +24,7 @@ from broker.permissions import (
 )
 from broker.subjects import Subjects
 from relax_actors.config import Config
+from relax_actors.messages.operations import OPERATION
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.roles.registry import role_class, role_names, spec_of
 from relax_actors.runtime.row import ROW_KINDS
@@ -107,6 +108,7 @@ def _role(config: Config, subjects: Subjects, role: str) -> Permissions:
         *(subjects.column(name, kind) for kind in ROW_KINDS if kind in spec.kinds for name in spec.writes),
         *(subjects.turns(kind) for kind in spec.kinds if spec.turns),
         *(subjects.numbered(kind, "*") for kind in spec.numbered),
+        *([subjects.numbered(OPERATION, "*")] if spec.operates else []),
     ]
     subscribed = tuple(subjects.numbered(kind, "*") for kind in ("weights", "checkpoint"))
     rows = Permissions()

@@ -9,8 +9,10 @@ from functools import cache
 from broker.subjects import Kinds
 from relax_actors.config import Config
 from relax_actors.config.pools import RoleSection
+from relax_actors.config.rows import rows_of_roles
 from relax_actors.config.sections import PoolSection
 from relax_actors.errors import ConfigError
+from relax_actors.messages.operations import OPERATION, OperationStep
 from relax_actors.registry.catalog import ROLES
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import Role, StatefulRole, check_role
@@ -26,8 +28,12 @@ def built_in_spec(name: str) -> RoleSpec:
 
 @cache
 def numbered_cells() -> dict[str, type]:
-    """Dataclass of each kind of numbered cells of the built-in roles, whether a run has these roles or not."""
-    return {kind: cls for name in ROLES.built_in for kind, cls in built_in_spec(name).numbered.items()}
+    """Dataclass of each kind of numbered cells of the built-in roles, whether a run has these roles or not.
+
+    Operations belong to no role: the operator writes them, and roles with `RoleSpec.operates`.
+    """
+    own = {kind: cls for name in ROLES.built_in for kind, cls in built_in_spec(name).numbered.items()}
+    return {**own, OPERATION: OperationStep}
 
 
 def table_kinds(own: Iterable[RoleSpec] = ()) -> Kinds:
@@ -47,14 +53,14 @@ def complete_spec(cls: type[Role]) -> RoleSpec:
 
 def role_names(config: Config) -> list[str]:
     """Roles of a run in their start order; imports no class of the user's."""
-    orders = {name: RoleSpec().start_order for name in config.roles}
+    orders, kinds = {name: RoleSpec().start_order for name in config.roles}, rows_of_roles(config)
     for name in ROLES.built_in:
         spec = built_in_spec(name)
         if spec.section == "roles":
             present = name in config.roles
         else:
             needed = not spec.requires or getattr(config, spec.requires) is not None
-            present = needed and spec.rows in ("", "data" if config.from_data else "sampled")
+            present = needed and spec.rows in kinds
         if present:
             orders[name] = spec.start_order
     return sorted(orders, key=lambda name: orders[name])

@@ -54,7 +54,13 @@ class Rollout(Role):
     batch_wait = BATCH_WAIT_MIN
     prefetch: ClassVar = False
     spec: ClassVar = RoleSpec(
-        device=True, section="rollout", rows="sampled", requests=("env",), serves=("generate",), start_order=60
+        device=True,
+        may_be_spot=True,
+        section="rollout",
+        rows="generated",
+        requests=("env",),
+        serves=("generate",),
+        start_order=60,
     )
 
     def inputs(self, config: Config) -> tuple[str, ...]:
@@ -262,6 +268,10 @@ class Rollout(Role):
             **self._engine.metrics(),
             **self._tokenizer.replaced,
         }
+
+    def weights_version(self) -> int:
+        """Return the version of the newest verified weights; -1 before the first."""
+        return self._stager.verified
 
     def close(self) -> None:
         """Close the stager and the engine."""

@@ -31,6 +31,7 @@ from relax_actors.training.checkpointer import Checkpointer
 from relax_actors.training.ledger import ledger_of
 from relax_actors.training.row_endings import RowEndings
 from relax_actors.training.step_feed import StepFeed
+from relax_actors.training.step_figures import step_figures
 from relax_actors.training.step_rows import StepReader, StepRows, columns_to_train, last_column
 from relax_actors.training.warm_start import warm_start
 from relax_actors.weights.publisher import Publisher
@@ -297,12 +298,11 @@ class Trainer(StatefulRole):
             self._checkpoints.start(self._version)
 
     def _report(self, step: int, batch: Batch, rows: StepRows, measured: Mapping[str, float]) -> None:
-        """Publish the metric `step`; without rewards, the negative loss takes their place."""
+        """Publish the metric `step`; rows of data have no reward."""
         staleness = rows.staleness(step)
-        reward = -measured["loss"] if self.context.config.from_data else batch.reward
         self._metrics = {
             "step": step,
-            "reward": round(reward, 5),
+            **({} if self.context.config.from_data else {"reward": round(batch.reward, 5)}),
             **{f"reward/{name}": round(mean, 5) for name, mean in rows.reward_components.items()},
             "staleness": batch.staleness,
             "staleness_mean": round(float(np.mean(staleness)), 4),
@@ -312,6 +312,7 @@ class Trainer(StatefulRole):
             "waited_seconds": 0.0,
             "train_seconds": 0.0,
             **{name: round(float(value), 6) for name, value in measured.items()},
+            **step_figures(rows.trajectories, rows.advantages),
             **({} if rows.reward_kl is None else {"reward_kl": round(rows.reward_kl, 6)}),
         }
         self.context.journal.metric({"kind": "step", **self._metrics})

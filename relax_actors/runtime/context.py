@@ -41,6 +41,7 @@ class Context:
         node_folder: folder of the actor's node, which is the run's folder on the node of `relax up`.
         device_lock: context manager in which the actor may compute. Where roles share a device, entering it waits
             until no other actor holds the device.
+        backlog: rows that must wait for the role before this actor gets any, where its node is marked as spot; else 0.
         shares_memory: have an engine, or another object with the methods of `ReleasesMemory`, leave the device while
             other actors compute there.
     """
@@ -62,6 +63,7 @@ class Context:
     node_folder: Path = Path()
     device_lock: Callable[[], AbstractContextManager[None]] = nullcontext
     shares_memory: Callable[[object], None] = field(default=lambda _: None)
+    backlog: int = 0
 
     @property
     def shares_device(self) -> bool:

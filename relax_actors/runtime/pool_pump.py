@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 
+import nats.errors
 import pykka
 from nats.aio.msg import Msg
 
@@ -21,12 +23,15 @@ from relax_actors.runtime.context import Context
 from relax_actors.runtime.finish import Finisher, ignore_errors
 from relax_actors.runtime.handler import Job
 from relax_actors.runtime.join import Join
+from relax_actors.runtime.overflow import Overflow
 from relax_actors.runtime.pump import Pump
 from relax_actors.runtime.role import Role
 from relax_actors.runtime.role_actor import HandleRows, RoleActor, Serve
 from relax_actors.runtime.watchdog import Watchdog
 
 PATIENCE = 5.0
+FINISH_SECONDS = 0.5
+"""Seconds for a result, or for the count of a returned row, to be stored before the row is returned."""
 
 
 class PoolPump(Pump[list[Msg]]):
@@ -45,6 +50,7 @@ class PoolPump(Pump[list[Msg]]):
         self._renewing: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
         self._finishing: set[asyncio.Task[None]] = set()
+        self._overflow = Overflow(self.context) if role.spec.may_be_spot else None
         self._join = Join(role, self.context)
         self._finisher = Finisher(role, self.context, self._join.is_below_floor, self._release)
         self._limit = 1
@@ -61,6 +67,8 @@ class PoolPump(Pump[list[Msg]]):
         # A redelivered cell may belong to a row below the floor, whose other cells are purged.
         await connection.nc.subscribe(subjects.numbered("checkpoint", "*"), cb=self._join.on_checkpoint)
         self._limit = max(1, self.role.row_limit())
+        if self._overflow is not None:
+            await self._overflow.start()
         self._renewing = asyncio.create_task(self._renew())
 
     async def fetch(self) -> list[Msg] | None:
@@ -101,7 +109,28 @@ class PoolPump(Pump[list[Msg]]):
         """Return the prefetched rows."""
         if self._renewing is not None:
             self._renewing.cancel()
+        if self._overflow is not None:
+            self._overflow.stop()
         await self._return_prefetched()
+
+    async def give_back(self) -> list[str]:
+        """Return all rows in hand, which another actor of the pool then gets at once."""
+        if self._pull is not None:
+            self._pull.wake()
+        await self._return_prefetched()
+        if self._finishing:  # results that are being written
+            await asyncio.wait(self._finishing, timeout=FINISH_SECONDS)
+        held, self._jobs, self._fetched = [job.message for job in self._jobs] + self._fetched, [], []
+        messages = list({id(message): message for message in held}.values())
+        await asyncio.gather(*map(self._give_back_row, messages))
+        return [message.subject.removeprefix(f"{self.table.subjects.prefix}.") for message in messages]
+
+    async def _give_back_row(self, message: Msg) -> None:
+        """Return a row, counted as returned so that nobody suspects it of having killed this actor."""
+        with suppress(SubjectError, RelaxError, nats.errors.Error):
+            row = self.table.subjects.parse(message.subject).row
+            await asyncio.wait_for(self.context.state.count_return(self.context.role, row), FINISH_SECONDS)
+        await ignore_errors(message.nak())
 
     def wake(self) -> None:
         """Make `fetch` return, and return prefetched rows even while the current ones are being handled."""
@@ -115,8 +144,15 @@ class PoolPump(Pump[list[Msg]]):
         connection, stream, prefetch = self.table.connection, self.table.subjects.table_stream, self.role.prefetch
         await wait_for_consumer(connection, stream, self.context.role)
         credit = max(4, 2 * self._limit) if prefetch else self._limit
+        overflow = self._overflow
         pull = PullSubscription(
-            connection, stream, self.context.role, credit, self.watch.record_delivery, prefetch=prefetch
+            connection,
+            stream,
+            self.context.role,
+            credit,
+            self.watch.record_delivery,
+            prefetch=prefetch,
+            backlog=None if overflow is None else lambda: overflow.backlog,
         )
         await pull.start()
         self._pull = pull
@@ -251,4 +287,5 @@ class Suspects:
         failed = await self._context.state.failures(self._context.role, row)
         # A row may use up the machine's memory without a trace. Its neighbours must not reach the limit with it.
         most = self._context.config.supervision.max_kills // 2
-        return failed.count > 0 or not delivery.deliveries - 1 <= failed.external_kills <= most
+        blameless = failed.external_kills + failed.returns
+        return failed.count > 0 or failed.external_kills > most or delivery.deliveries - 1 > blameless

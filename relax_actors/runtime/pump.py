@@ -40,6 +40,14 @@ class Pump(ABC, Generic[Work]):
     def wake(self) -> None:
         """Make `fetch` return at once, because the actor was asked to stop."""
 
+    async def give_back(self) -> list[str] | None:
+        """Return the work in hand to others, because the process is about to be killed.
+
+        Returns:
+            Names of the rows; None if nobody else may have the work, and the actor stops by itself.
+        """
+        return None
+
     async def open(self) -> None:
         """Begin. Called once, before all others."""
 

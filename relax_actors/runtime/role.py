@@ -190,6 +190,13 @@ class Role:
         """
         return {}
 
+    def weights_version(self) -> int | None:
+        """Return the version of the verified weights that the actor holds, -1 before the first; None without weights.
+
+        Called every second in the event loop's thread, while rows are handled.
+        """
+        return None
+
     def close(self) -> None:
         """Release resources. Called once in the role's thread at an orderly end, never after a crash or a kill."""
 

@@ -101,17 +101,27 @@ class RunFolder:
         """Folder with the answers to held-out prompts, one file for each evaluated version."""
         return self.root / "evaluations"
 
+    @property
+    def record(self) -> Path:
+        """Folder of the rows that are kept for people; see `relax_actors.record`."""
+        return self.root / "record"
+
     def evaluation(self, version: int) -> Path:
         """File with the answers of a version to held-out prompts."""
         return self.evaluations / f"{version}.jsonl"
 
     @property
+    def notified(self) -> Path:
+        """Folder with the record of sent notifications."""
+        return self.root / "notified"
+
+    @property
     def contents(self) -> list[Path]:
         """Everything that a run leaves in its folder, besides the lock and the configuration."""
-        files = [self.address, self.node, self.report, self.summary, self.reward_plot]
-        names = ("actors", "devices", "logs", "model-config", "sandboxes", "servers", "simulated", "store")
+        files = [self.address, self.node, self.engines, self.report, self.summary, self.reward_plot]
+        names = ("actors", "devices", "logs", "model-config", "notified", "sandboxes", "servers", "simulated", "store")
         models = [self.checkpoints, self.reference, self.references, self.model, self.critic_checkpoints, self.critic]
-        return [*files, self.broker, self.evaluations, *models, *(self.root / n for n in names)]
+        return [*files, self.broker, self.evaluations, self.record, *models, *(self.root / n for n in names)]
 
     @property
     def last_checkpoint(self) -> int | None:
@@ -127,6 +137,11 @@ class RunFolder:
     def server(self, number: int) -> Path:
         """Record of an actor's inference server, readable by this user only; the folder of that name holds weights."""
         return self.root / "servers" / f"{number}.json"
+
+    @property
+    def engines(self) -> Path:
+        """Addresses and keys of the external engines that joined at run time; readable by this user only."""
+        return self.root / "engines.json"
 
     def black_box(self, child: str) -> Path:
         """Black box of an actor, by its id."""

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from relax_actors.data.tokenizer import Tokenizer
@@ -26,6 +26,10 @@ from relax_actors.serving.anthropic import MessagesBody, MessageWriter
 from relax_actors.serving.ask import Ask, ChatBody, CompletionBody, GenerateBody, TokenizeBody, validated
 from relax_actors.serving.chunks import ChatWriter, TextWriter
 from relax_actors.serving.completion import token_response
+from relax_actors.serving.control.control import Control
+from relax_actors.serving.control.openapi import description, page
+from relax_actors.serving.control.relax_routes import RelaxRoutes
+from relax_actors.serving.control.routes import ControlRoutes
 from relax_actors.serving.errors import ApiError
 from relax_actors.serving.event_stream import wait_for_client
 from relax_actors.serving.forms import offered_tools
@@ -46,17 +50,26 @@ class Access:
     Attributes:
         tokens: bearer tokens of the gateway itself.
         secret: from which the tokens of sessions follow.
+        operators: bearer tokens of those who may change the run.
     """
 
     tokens: tuple[str, ...]
     secret: str
+    operators: tuple[str, ...] = ()
 
 
 class Gateway:
-    """The application."""
+    """The application.
 
-    def __init__(self, answers: Answers, access: Access, limits: Limits) -> None:
-        self._answers, self._access, self._limits = answers, access, limits
+    Args:
+        answers: answers requests to the policy.
+        access: who may use it.
+        limits: of a request.
+        control: what operators may do; None without routes for them.
+    """
+
+    def __init__(self, answers: Answers, access: Access, limits: Limits, control: Control | None = None) -> None:
+        self._answers, self._access, self._limits, self._control = answers, access, limits, control
         self._sessions = SessionRoutes(answers.policy, access.secret, limits)
 
     def app(self) -> Starlette:
@@ -81,13 +94,37 @@ class Gateway:
         routes += [self._route("/sessions/{session}" + path, handler) for path, handler in own.items()]
         routes.append(self._route("/sessions/{session}/v1/models", self._models, "GET"))
         routes.append(self._route("/sessions/{session}", self._sessions.show, "GET"))
+        if self._control is not None:
+            routes += self._control_routes(self._control)
         return Starlette(routes=routes, exception_handlers={HTTPException: _plain_error})
 
-    def _route(self, path: str, handler: Handler, method: str = "POST") -> Route:
+    def _control_routes(self, control: Control) -> list[Route]:
+        """Return the routes of operators, and the page that describes them."""
+        handlers = [*ControlRoutes(control).handlers(), *RelaxRoutes(control).handlers()]
+        document = description(handlers)
+        routes = [self._route(path, handler, method, self._authorize_operator) for method, path, handler in handlers]
+
+        async def as_json(request: Request) -> Response:
+            del request
+            return JSONResponse(document)
+
+        async def as_page(request: Request) -> Response:
+            del request
+            return HTMLResponse(page(document))
+
+        return [*routes, Route("/openapi.json", as_json), Route("/docs", as_page)]
+
+    def _route(
+        self,
+        path: str,
+        handler: Handler,
+        method: str = "POST",
+        authorize: Callable[[Request, str], None] | None = None,
+    ) -> Route:
         async def endpoint(request: Request) -> Response:
             try:
                 session = request.path_params.get("session", "")
-                self._authorize(request, session)
+                (authorize or self._authorize)(request, session)
                 with self._answers.admitted():
                     return await self._answers.while_open(handler(request, session))
             except ApiError as error:
@@ -106,6 +143,19 @@ class Gateway:
         elif not _SESSION.fullmatch(session) or not is_any(given, [session_token(self._access.secret, session)]):
             msg = f"the token is not that of session {session[:128]!r}; each session has a token of its own"
             raise ApiError(403, msg, "wrong_session")
+
+    def _authorize_operator(self, request: Request, _: str) -> None:
+        given = bearer(request)
+        if is_any(given, self._access.operators):
+            return
+        if not given:
+            msg = "no token; send an operator's token as `Authorization: Bearer <token>`"
+            raise ApiError(401, msg, "invalid_token")
+        msg = (
+            "the token is no operator's, and only operators may change the run; see gateway/operator-token in the "
+            "run's folder, or gateway.operator_token_file"
+        )
+        raise ApiError(403, msg, "not_an_operator")
 
     async def _health(self, request: Request) -> Response:
         del request

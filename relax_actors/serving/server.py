@@ -1,4 +1,4 @@
-"""HTTP server of the gateway: uvicorn in a running event loop, with deadlines for idle connections."""
+"""HTTP server of gateway and console: uvicorn in a running event loop, with deadlines for idle connections."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from relax_actors.errors import ConfigError
 from relax_actors.serving.errors import ApiError
 
 IDLE_SECONDS = 15.0
@@ -73,20 +72,20 @@ class HttpServer:
 
     Args:
         app: the application.
-        host: address to bind.
-        port: port to bind; 0 for a free one.
+        listener: socket of the address, from `relax_actors.serving.listening.listen`; closed at the end.
         certificate: certificate and key for TLS; None without.
         connections: most connections at once.
-
-    Raises:
-        ConfigError: the address is in use, or is none of this machine.
     """
 
     def __init__(
-        self, app: Any, host: str, port: int, certificate: tuple[Path, Path] | None = None, connections: int = 512
+        self,
+        app: Any,
+        listener: socket.socket,
+        certificate: tuple[Path, Path] | None = None,
+        connections: int = 512,
     ) -> None:
-        self._socket = _bound(host, port)
-        self.port = int(self._socket.getsockname()[1])
+        self._socket = listener
+        host, self.port = listener.getsockname()[:2]
         name = f"[{host}]" if ":" in host else host
         self.url = f"{'http' if certificate is None else 'https'}://{name}:{self.port}"
         files = {} if certificate is None else {"ssl_certfile": certificate[0], "ssl_keyfile": str(certificate[1])}
@@ -128,29 +127,3 @@ class HttpServer:
                 await asyncio.wait_for(self._serving, STOP_SECONDS + 1)
         refusing.cancel()
         self._socket.close()
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    found: socket.socket | None = None
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        found = socket.socket(family, kind, protocol)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(address)
-        found.listen(256)
-    except OSError as error:
-        if found is not None:
-            found.close()
-        msg = f"gateway cannot listen on {host}:{port}: {error}; set gateway.host and gateway.port to a free address"
-        raise ConfigError(msg) from error
-    found.setblocking(False)
-    return found
-
-
-def is_free(host: str, port: int) -> bool:
-    """Whether a port can be bound."""
-    try:
-        _bound(host, port).close()
-    except ConfigError:
-        return False
-    return True

@@ -30,8 +30,12 @@ def load_or_create_secret(path: Path) -> str:
     return path.read_text().strip()
 
 
-def read_tokens(path: Path) -> tuple[str, ...]:
+def read_tokens(path: Path, setting: str = "gateway.token_file") -> tuple[str, ...]:
     """Return the tokens in a file, one a line.
+
+    Args:
+        path: the file.
+        setting: configuration key that names it, for errors.
 
     Raises:
         ConfigError: it cannot be read, others may read it, or a token is too short.
@@ -40,13 +44,13 @@ def read_tokens(path: Path) -> tuple[str, ...]:
         mode = path.stat().st_mode & 0o077
         found = tuple(line.strip() for line in path.read_text().splitlines() if line.strip())
     except (OSError, UnicodeDecodeError) as error:
-        msg = f"gateway.token_file {path} cannot be read ({error}); write one token a line"
+        msg = f"{setting} {path} cannot be read ({error}); write one token a line"
         raise ConfigError(msg) from error
     if mode:
-        msg = f"gateway.token_file {path} may be read by other users (mode {mode:03o}); run chmod 600 {path}"
+        msg = f"{setting} {path} may be read by other users (mode {mode:03o}); run chmod 600 {path}"
         raise ConfigError(msg)
     if not found or any(len(token) < MIN_TOKEN or not token.isascii() for token in found):
-        msg = f"gateway.token_file {path} needs tokens of at least {MIN_TOKEN} ASCII characters, one a line"
+        msg = f"{setting} {path} needs tokens of at least {MIN_TOKEN} ASCII characters, one a line"
         raise ConfigError(msg)
     return found
 

@@ -261,13 +261,14 @@ class EpisodeBatch:
         self._submit()
 
     def _write_turns(self) -> None:
-        """Write the turns of rows whose work is worth more than rollout.turn_log_after."""
-        if not self._has_new_turns:
+        """Write the turns of rows whose work is worth more than rollout.turn_log_after; all if the actor stops."""
+        stopping = self._context.stopping()
+        if not (self._has_new_turns or stopping):
             return
         self._has_new_turns = False
         now = time.monotonic()
         for group in self.groups:
-            if now - group.started >= self._settings.turn_log_after:
+            if stopping or now - group.started >= self._settings.turn_log_after:
                 group.log.flush(group.seconds(now))
 
     def results(self) -> list[tuple[Row, Any]]:

@@ -18,6 +18,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import nats.errors
 import pykka
 import structlog
 
@@ -29,8 +30,9 @@ from broker.streams import CONSUMER_SECONDS, open_bucket
 from broker.subjects import Subjects
 from broker.table import Table
 from relax_actors.config import Config
+from relax_actors.config.rows import spot_backlog
 from relax_actors.devices.binding import bind_to_cores, leased_devices
-from relax_actors.errors import AllRowsFailedError, BrokerUnreachableError, ConfigError, FencedError
+from relax_actors.errors import AllRowsFailedError, BrokerUnreachableError, ConfigError, FencedError, RelaxError
 from relax_actors.isolation.orphans import ZombieReaper
 from relax_actors.roles import make_role, section_of
 from relax_actors.runtime import Context, Role, StatefulRole, logs
@@ -52,10 +54,14 @@ from relax_actors.runtime.role_actor import RoleActor, Setup
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.runtime.service_role import ServicePump, ServiceRole
 from relax_actors.runtime.watchdog import DiskSpaceWait, Watchdog, limit_memory
+from relax_actors.supervision.assignment import is_spot
 from relax_actors.supervision.outcome import StatusPipe
+from relax_actors.supervision.spec import RETURN_ROWS
 
 BEAT_SECONDS = 1.0
 REAP_SECONDS = 60.0
+FLUSH_SECONDS = 0.5
+"""Seconds for the events of an actor that returns its rows to be stored."""
 OUTER_PID = "RELAX_OUTER_PID"
 """Environment variable with the process id by which the supervisor knows an actor in a sandbox."""
 log = structlog.get_logger()
@@ -70,6 +76,7 @@ class ActorProcess:
         self.box = BlackBox(folder.black_box(f"{role}.{n}"))
         self.stopping = asyncio.Event()
         self._pump: Pump[Any] | None = None
+        self._returning: asyncio.Task[None] | None = None
         self.device_lock: DeviceLock | None = None
         self.config: Config = folder.load_config()
         self.settings = section_of(self.config, role)
@@ -88,6 +95,7 @@ class ActorProcess:
             stop()
 
         signal.signal(signal.SIGTERM, on_sigterm)
+        signal.signal(RETURN_ROWS, lambda *_: connection.loop.call_soon_threadsafe(self._return_rows, context))
         connection.call(self._run_role(role), threading.TIMEOUT_MAX)
         connection.close()
 
@@ -115,6 +123,8 @@ class ActorProcess:
             fail=self.crash,
             node_folder=self.folder.root,
         )
+        if is_spot(self.folder):
+            context.backlog = spot_backlog(self.config)
         context.wait_for_room = store.on_full = DiskSpaceWait(context, self.config.store.patience)
         table.patience = self.config.store.patience
         device = self.config.placement.device_of(self.role_name)
@@ -185,6 +195,8 @@ class ActorProcess:
                 "waits_for": reading.waiting_for,
                 "doing_since": reading.since,
             }
+            if (version := role.weights_version()) is not None:
+                lease["weights"] = version
             try:
                 await role.context.state.renew_lease(self.role_name, self.n, lease, ttl)
             except Exception as error:  # noqa: BLE001 a late lease must not end the actor
@@ -204,6 +216,22 @@ class ActorProcess:
         self.stopping.set()
         if self._pump is not None:
             self._pump.wake()
+
+    def _return_rows(self, context: Context) -> None:
+        if self._returning is None and self._pump is not None:
+            self.status.stop_requested()
+            self._returning = asyncio.create_task(self._give_back(self._pump, context))
+
+    async def _give_back(self, pump: Pump[Any], context: Context) -> None:
+        """Return the rows in hand to the pool and end, before the supervisor kills the process."""
+        if (rows := await pump.give_back()) is None:
+            return
+        if rows:
+            context.journal.event("rows_returned", rows=rows)
+        with contextlib.suppress(RelaxError, nats.errors.Error):
+            await context.state.release_lease(self.role_name, self.n)
+        await asyncio.to_thread(context.journal.flush, FLUSH_SECONDS)
+        os._exit(0)
 
     def crash(self, error: BaseException) -> None:
         """End the process as crashed at once, and report the reason to the supervisor."""

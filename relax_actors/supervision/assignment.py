@@ -19,13 +19,15 @@ from relax_actors.config import Config
 from relax_actors.devices.inventory import NO_REQUEST, GpuRequest
 from relax_actors.devices.placement import Need
 from relax_actors.errors import ConfigError
+from relax_actors.operations.plan import FIRST_ENGINE, SPAN
 from relax_actors.registry.catalog import ROLES
-from relax_actors.roles import built_in_spec, own_single_roles, replicas, role_names, roles_at_start
+from relax_actors.roles import built_in_spec, own_single_roles, replicas, role_names, roles_at_start, spec_of
 from relax_actors.roles.gpus import needs_of_roles
 from relax_actors.runtime.run_folder import RunFolder
 
-SPAN = 1000
 MAX_DIGITS = 8
+LEAVE_SECONDS = 4.0
+"""Seconds for a node to release its leases and end after its actors, of its grace; at most half of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,10 @@ class Assignment:
         own_single: single roles among those of the user, so that a supervisor need not import their classes.
         needs: what an actor of each role needs that computes on GPUs.
         gpus: GPUs that it is asked to use.
+        grace: seconds from the request to leave to its end; None for the deadlines of its roles.
+        spot: whether it may vanish at any instant, so that its actors get rows only above a backlog.
+        engines: numbers of the rollout actors that are clients of external engines, see `relax_actors.operations`.
+        expelled: names of actors that leave and return their rows at once, instead of finishing them.
     """
 
     number: int
@@ -49,6 +55,10 @@ class Assignment:
     own_single: list[str] = field(default_factory=list)
     needs: dict[str, Need] = field(default_factory=dict)
     gpus: GpuRequest = NO_REQUEST
+    grace: float | None = None
+    spot: bool = False
+    engines: list[int] = field(default_factory=list)
+    expelled: list[str] = field(default_factory=list)
 
     @property
     def single(self) -> list[str]:
@@ -58,6 +68,11 @@ class Assignment:
             for role in self.roles
             if role in self.own_single or (role in ROLES.built_in and built_in_spec(role).single)
         ]
+
+    @property
+    def drain_limit(self) -> float | None:
+        """Seconds that its actors have to leave the run; None for the deadlines of their roles."""
+        return None if self.grace is None else max(self.grace - LEAVE_SECONDS, self.grace / 2)
 
     def save(self, folder: RunFolder) -> None:
         """Write it to the node's folder."""
@@ -87,6 +102,36 @@ class Assignment:
         count = replicas(config, role) if wanted is None else wanted
         first = 0 if role in self.single else self.number * SPAN
         return [f"{role}.{n}" for n in range(first, first + count)]
+
+    def clients(self, role: str) -> list[str]:
+        """Names of the actors of a role on this node that are clients of external engines."""
+        return [f"{role}.{n}" for n in self.engines] if role == "rollout" else []
+
+
+def is_client(actor: str) -> bool:
+    """Whether an actor is the client of an external engine that joined at run time: it computes on no GPU here."""
+    role, _, n = actor.rpartition(".")
+    return role == "rollout" and n.isdigit() and int(n) >= FIRST_ENGINE
+
+
+def is_spot(folder: RunFolder) -> bool:
+    """Whether the node that works in a folder is marked as spot."""
+    return folder.node.exists() and json.loads(folder.node.read_text()).get("spot") is True
+
+
+def check_spot(config: Config, node: Assignment) -> None:
+    """Check that all roles of a node marked as spot may be there.
+
+    Raises:
+        ConfigError: a role may not.
+    """
+    if refused := [role for role in node.roles if not spec_of(config, role).may_be_spot]:
+        able = [role for role in role_names(config) if spec_of(config, role).may_be_spot]
+        msg = (
+            f"--spot is for roles whose actors may get rows only above a backlog ({', '.join(able) or 'none here'}), "
+            f"not for {', '.join(refused)}; start a node without --spot for them"
+        )
+        raise ConfigError(msg)
 
 
 def where(folder: RunFolder) -> str:

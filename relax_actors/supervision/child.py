@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -16,11 +17,13 @@ from relax_actors.runtime.watchdog import enumerate_rows
 from relax_actors.supervision.environment import without_secrets
 from relax_actors.supervision.launch import Launch, Process
 from relax_actors.supervision.outcome import STATUS_FD, ReportedStatus, Verdict, is_stopped, memory_kills, outcome_of
-from relax_actors.supervision.spec import Blame, Exit
+from relax_actors.supervision.spec import RETURN_ROWS, Blame, Exit
 from relax_actors.supervision.start_progress import StartProgress
 
 CHECK_SECONDS = 1.0
 MAX_STATUS_BYTES = 1 << 20
+RETURN_SECONDS, RETURN_SHARE = 2.0, 0.25
+"""Time that an actor has to return its rows before it is killed, and the most of its time to stop that this may be."""
 
 
 @dataclass(slots=True)
@@ -43,6 +46,8 @@ class ChildProcess:
     status: ReportedStatus = field(default_factory=ReportedStatus)
     verdict: Verdict | None = None
     kill_at: float | None = None
+    asked_at: float = 0.0
+    returning: bool = False
     checked_at: float = 0.0
 
     def read_status(self) -> bool:
@@ -81,6 +86,32 @@ class ChildProcess:
             return verdict
         reason = verdict.reason.replace("supervision.heartbeat", "it was stopped by a signal")
         return replace(verdict, reason=reason, blame=Blame.EXTERNAL)
+
+    def ask_to_stop(self, now: float, seconds: float) -> None:
+        """Ask the child to stop within some seconds; `press` kills it afterwards."""
+        self.asked_at, self.kill_at = now, now + seconds
+        self._signal(signal.SIGTERM)
+        self._signal(signal.SIGCONT)
+
+    def hasten(self, kill_at: float) -> None:
+        """Shorten the time of a child that was asked to stop."""
+        if self.kill_at is not None:
+            self.kill_at = min(self.kill_at, kill_at)
+
+    def press(self, now: float, *, returns_rows: bool) -> None:
+        """Kill a child that did not stop in time; shortly before, have an actor return its rows."""
+        if self.kill_at is None:
+            return
+        ahead = min(RETURN_SECONDS, RETURN_SHARE * (self.kill_at - self.asked_at))
+        if now > self.kill_at:
+            self.kill(Verdict("did not stop within its shutdown seconds"))
+        elif returns_rows and not self.returning and now > self.kill_at - ahead:
+            self.returning = True
+            self._signal(RETURN_ROWS)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.process.pid, number)
 
     def works(self) -> bool:
         """Return whether the actor does anything but wait; callable from any thread, also while the process ends."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -54,6 +55,8 @@ class ConfigWatcher:
                     log.warning("not_scaled", problems=problems)
                     return
                 self._resize(lambda role: specs_of(config, node, role))
+                for child in node.expelled:
+                    self._tree.kill(child, signal.SIGKILL)
 
     def leave(self) -> None:
         """Stop all actors after their current rows, and ignore later changes."""

@@ -16,7 +16,7 @@ from relax_actors.devices.binding import lease_environment
 from relax_actors.devices.inventory import Gpu, Inventory
 from relax_actors.devices.placement import Gpus, Placement, needs_of_actors, place
 from relax_actors.errors import ConfigError
-from relax_actors.supervision.assignment import Assignment
+from relax_actors.supervision.assignment import Assignment, is_client
 from relax_actors.supervision.launch import StartError
 from relax_actors.supervision.reporter import split_child_id
 
@@ -68,7 +68,7 @@ class GpuLeases:
         return {actor: list(gpus) for actor, gpus in list(self._held.items())}
 
     def _lease(self, actor: str) -> Gpus:
-        if split_child_id(actor)[0] not in self._node.needs:
+        if split_child_id(actor)[0] not in self._node.needs or is_client(actor):
             return ()
         present = {*self._children(), actor}
         self._held = {other: gpus for other, gpus in self._held.items() if other in present}
@@ -90,7 +90,7 @@ class GpuLeases:
     def _place(self, present: Collection[str], actor: str) -> tuple[Placement, dict[int, str]]:
         """Place all present actors, and lock the GPUs of one; also return GPUs that others have, and who."""
         actors = dict[str, list[str]]()
-        for one in sorted(present, key=split_child_id):
+        for one in sorted((one for one in present if not is_client(one)), key=split_child_id):
             actors.setdefault(split_child_id(one)[0], []).append(one)
         needs, taken = needs_of_actors(self._node.needs, actors), dict[int, str]()
         while True:

@@ -44,7 +44,7 @@ from relax_actors.runtime.exit_codes import (
 )
 from relax_actors.runtime.journal import Journal
 from relax_actors.runtime.run_folder import RunFolder
-from relax_actors.supervision.assignment import Assignment
+from relax_actors.supervision.assignment import Assignment, is_client
 from relax_actors.supervision.config_watcher import ConfigWatcher
 from relax_actors.supervision.environment import without_secrets
 from relax_actors.supervision.gpu_leases import GpuLeases
@@ -189,7 +189,7 @@ class Node:
         is_isolated = is_sandboxed(self._config, role)
         command = [sys.executable, "-m", KEEPER_MODULE if is_isolated else ACTOR_MODULE, *arguments]
         log, box = self._folder.log(child), self._folder.black_box(child)
-        server = f"{SERVER}.{n}" if role == "rollout" else ""
+        server = f"{SERVER}.{n}" if role == "rollout" and not is_client(child) else ""
         launch = Launch(command, log, box, self._environment | leased, secrets_of(self._config, [role]), awaits=server)
         if is_isolated or role not in self._forked:
             return launch
@@ -207,7 +207,7 @@ class Node:
         zygote = self._zygote.state() if self._forked else None
         children = self._tree.states()
         entry = {"pid": os.getpid(), "since": self._began, "children": children, "zygote": zygote}
-        self._leases.renew({**entry, "gpus": self._gpus.held()})
+        self._leases.renew({**entry, "gpus": self._gpus.held(), "spot": self._assignment.spot})
         # `relax tree` reads the lease; monitors, which may not read the bucket, get the same counts as a metric.
         zygotes = {self._zygote_name: zygote} if zygote is not None else {}
         self._journal.metric(supervision_metric({**children, **zygotes}))
@@ -218,6 +218,8 @@ class Node:
             self._tree.stop()
             return
         # The run continues without this node, so its actors finish their current rows.
+        if (seconds := self._assignment.drain_limit) is not None:
+            self._tree.limit_stop(seconds)
         self._watcher.leave()
 
     def _gave_up(self, report: GiveUp) -> int:

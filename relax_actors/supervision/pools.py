@@ -35,8 +35,8 @@ def specs_of(config: Config, node: Assignment, pool: str) -> list[ChildSpec]:
         return [ChildSpec(f"{SERVER}.{n}", start_deadline=settings.start_deadline) for n in numbers]
     drain = section_of(config, pool).deadline + settings.shutdown
     return [
-        ChildSpec(name, shutdown=settings.shutdown, start_deadline=settings.start_deadline, drain=drain)
-        for name in node.actors(config, pool)
+        ChildSpec(name, settings.shutdown, settings.start_deadline, drain, returns_rows=True)
+        for name in [*node.actors(config, pool), *node.clients(pool)]
     ]
 
 

@@ -75,13 +75,19 @@ class ProcessTree:
         self._orphans_due, self._swept_at = False, 0.0
         self.last_loop = time.monotonic()
         """Time of the loop's last iteration, in seconds on the monotonic clock."""
-        self._stop_requested = False
+        self._stop_requested, self._stop_by = False, float("inf")
         self._closed = False
 
     def stop(self) -> None:
         """Request an orderly end; callable from any thread and from signal handlers."""
         self._stop_requested = True
         self._wake()
+
+    def limit_stop(self, seconds: float) -> None:
+        """Kill children that have not stopped in `seconds` from now, whatever their specs allow."""
+        self._stop_by = time.monotonic() + seconds
+        for running in list(self._running.values()):
+            running.hasten(self._stop_by)
 
     def _wake(self) -> None:
         if not self._closed:
@@ -188,7 +194,7 @@ class ProcessTree:
         """Stop the pools one after the other, in reverse start order."""
         for child, running in self._running.items():
             if running.kill_at is not None and (state := self._state(child)).leaving:
-                running.kill_at = min(running.kill_at, now + state.spec.shutdown)
+                running.hasten(now + state.spec.shutdown)
         for pool in reversed(self.pools.values()):
             self._carry_out(pool.shutdown(now))
             if not pool.ended:
@@ -260,8 +266,8 @@ class ProcessTree:
             phase = self._state(child).phase
             if running.exited:
                 self._reap(child)
-            elif running.kill_at is not None and now > running.kill_at:
-                running.kill(Verdict("did not stop within its shutdown seconds"))
+            elif running.kill_at is not None:
+                running.press(now, returns_rows=self._state(child).spec.returns_rows)
             elif phase is Phase.STARTING and running.launch.probe is not None and running.launch.probe():
                 self._became_ready(child, running)
             elif phase is Phase.READY and running.verdict is None:
@@ -305,10 +311,8 @@ class ProcessTree:
             self._carry_out(self._pool_of[child].exited(child, Exit(normal=True, reason="never started"), now))
             return
         drains = state.leaving and state.spec.drain is not None
-        running.kill_at = now + (state.spec.drain or 0.0 if drains else state.spec.shutdown)
-        with suppress(ProcessLookupError):
-            os.kill(running.process.pid, signal.SIGTERM)
-            os.kill(running.process.pid, signal.SIGCONT)
+        seconds = state.spec.drain or 0.0 if drains else state.spec.shutdown
+        running.ask_to_stop(now, min(seconds, self._stop_by - now))
 
     def _start_waiting(self) -> None:
         """Start the children whose `can_start` refused before, in order."""

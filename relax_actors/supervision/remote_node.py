@@ -30,11 +30,12 @@ from relax_actors.config import Config, apply_settings, make_importable
 from relax_actors.devices.inventory import NO_REQUEST, GpuRequest
 from relax_actors.errors import ConfigError, RelaxError
 from relax_actors.isolation.janitor import Janitor
+from relax_actors.operations.plan import MOST_NODES
 from relax_actors.roles import section_of
 from relax_actors.runtime.code_version import source_version
 from relax_actors.runtime.logs import maintain_root_files
 from relax_actors.runtime.run_folder import RunFolder
-from relax_actors.supervision.assignment import Assignment, parse, where
+from relax_actors.supervision.assignment import Assignment, check_spot, parse, where
 from relax_actors.supervision.gpu_leases import check_gpus
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.ownership import OWNER_SECONDS, is_of, is_taken
@@ -47,12 +48,13 @@ from relax_actors.supervision.streams import RunRecord, fetch_run_record, store_
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
 
 log = structlog.get_logger()
-MOST_NODES = 10_000
 POLL_SECONDS = 1.0
 CLAIM_SECONDS = 20.0
 STORE_SECONDS = 10.0
 END_SECONDS = 5.0
 """Seconds for the node's process to end after its actors."""
+GRACE_REST, GRACE_SHARE = 1.0, 0.75
+"""Seconds of a node's grace that are left when its process is killed; at least this share of the grace is before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,8 @@ class NodeRequest:
         import_path: folder in which dotted paths are imported; None for the run's own.
         settings: settings that differ on this machine, `key=value` each.
         gpus: GPUs of this machine that the node may use.
+        spot: whether the machine may vanish at any instant; see `Assignment`.
+        grace: seconds that the node has to leave in; None for the deadlines of its roles.
         wait_for_restart: wait for the run to continue when it is over; otherwise leave.
     """
 
@@ -82,6 +86,8 @@ class NodeRequest:
     settings: tuple[str, ...] = ()
     wait_for_restart: bool = False
     gpus: GpuRequest = NO_REQUEST
+    spot: bool = False
+    grace: float | None = None
 
 
 class RemoteNode:
@@ -199,7 +205,9 @@ class RemoteNode:
         path = str(wanted.import_path.resolve()) if wanted.import_path is not None else found.import_path
         make_importable(Path(path))
         node = parse(config, number, wanted.name, wanted.roles).scaled(found.scaled.get(wanted.name, {}))
-        node = replace(node, where=where(self.folder), gpus=wanted.gpus)
+        node = replace(node, where=where(self.folder), gpus=wanted.gpus, spot=wanted.spot, grace=wanted.grace)
+        if node.spot:
+            check_spot(config, node)
         check_gpus(config, node, CLAIM_SECONDS)
         self.folder.save_config(config, path)
         self.address.save(self.folder.address)
@@ -308,10 +316,11 @@ class RemoteNode:
                 return
             if found is None:
                 continue
-            if replace(found, scaled=known.scaled) != known:
+            if replace(found, scaled=known.scaled, expelled=known.expelled) != known:
                 tree.stop()
                 return
-            if (scaled := node.scaled(found.scaled.get(node.name, {}))) != node:
+            scaled = replace(node.scaled(found.scaled.get(node.name, {})), expelled=found.expelled.get(node.name, []))
+            if scaled != node:
                 node = scaled
                 node.save(self.folder)
 
@@ -319,8 +328,10 @@ class RemoteNode:
 def _supervisor(config: Config, node: Assignment) -> Supervisor:
     """Supervisor of the node's process, which may take as long to stop as its slowest role."""
     settings = config.supervision
-    drain = max(section_of(config, role).deadline for role in node.roles) + settings.shutdown
-    specs = [ChildSpec("node", shutdown=drain + END_SECONDS, start_deadline=settings.start_deadline)]
+    drain = max(section_of(config, role).deadline for role in node.roles) + settings.shutdown + END_SECONDS
+    if node.grace is not None:
+        drain = min(drain, max(node.grace - GRACE_REST, GRACE_SHARE * node.grace))
+    specs = [ChildSpec("node", shutdown=drain, start_deadline=settings.start_deadline)]
     limits, backoff = Limits(settings.intensity, settings.period), Backoff(settings.backoff, settings.backoff_max)
     return Supervisor(specs, limits, backoff, random.Random(0))  # noqa: S311 jitter
 

@@ -46,6 +46,9 @@ class Reporter:
         role, n = split_child_id(child)
         if outcome.normal:
             self._journal.event("stopped", role=role, n=n)
+            # An actor that was killed while it finished its rows: they go to the others at once.
+            if last.deliveries:
+                self._connection.submit(nak_deliveries(self._connection, self._stream, role, last.deliveries))
             return
         self._details[child] = outcome.detail or outcome.reason
         self._journal.event(

@@ -23,6 +23,7 @@ OPERATIONAL = (
     "broker.*",
     "store.*",
     "supervision.*",
+    "record.*",
     "prompts.*",
     "*.replicas",
     "*.deadline",
@@ -39,6 +40,8 @@ OPERATIONAL = (
     "trainer.keep_checkpoints",
     "trainer.async_checkpoints",
     "weights.transport",
+    "notify",
+    "notify.*",
 )
 """Settings that do not change what is trained."""
 MOVABLE = ("data.path", "model.path", "eval.data.path", "data.mixture.*.path", "eval.sets.*.data.path")

@@ -34,18 +34,23 @@ from relax_actors.supervision.discard import discard, finish_discarding, has_tra
 from relax_actors.supervision.gpu_leases import check_gpus
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.lost_rows import lost_rows_of
+from relax_actors.supervision.operations import operations_of
 from relax_actors.supervision.pools import children_of, secrets_of
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.resume import MAY_CHANGE, Effect, absolute, compare, listed, needs_new_start
 from relax_actors.supervision.root_status import RootStatusPublisher
 from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Failure, Limits
 from relax_actors.supervision.streams import ensure_run_streams, publish_run
-from relax_actors.supervision.supervisor import GiveUp, Supervisor
+from relax_actors.supervision.supervisor import GiveUp, Phase, Supervisor
 
 log = structlog.get_logger()
 REACH_SECONDS = 5.0
+REPAIR_SECONDS, OPERATION_SECONDS = 1.0, 0.2
+"""Seconds between two looks at lost rows, and at operations."""
 GPU_SECONDS = 15.0
 """Seconds to wait for GPUs that ending processes of an earlier start still use."""
+RECORDER = "recorder"
+"""Child that writes the record; see `supervision/recorder.py`."""
 STOPPING = "actors finish what they do and stop; a second Ctrl-C ends them at once"
 
 
@@ -138,7 +143,9 @@ class Root:
             self._lock.close()
             raise
         self._observer = SupervisionLog()
-        pools, periodic = {"run": self._supervisor()}, partial(maintain_root_files, self.folder)
+        # Pools stop in reverse order: the recorder reads what has ended while the broker is still there.
+        pools = {"run": self._supervisor(), **self._observers()}
+        periodic = partial(maintain_root_files, self.folder)
         self.tree = ProcessTree(pools, self._launch, self._observer, config.supervision.heartbeat, periodic)
 
     def _settle_earlier_run(self, *, fresh: bool) -> None:
@@ -255,6 +262,20 @@ class Root:
         backoff = Backoff(settings.backoff, settings.backoff_max)
         return Supervisor(specs, limits, backoff, random.Random(0))  # noqa: S311 jitter
 
+    def _observers(self) -> dict[str, Supervisor]:
+        """Return the supervisors of processes that the run does not depend on: they fail as often as they like."""
+        if self.config.record.max_mib == 0 or self.config.simulate is not None:
+            return {}
+        settings = self.config.supervision
+        specs = [ChildSpec(RECORDER, shutdown=settings.shutdown, start_deadline=settings.longest_start)]
+        backoff = Backoff(settings.backoff, settings.backoff_max)
+        limits = Limits(sys.maxsize, settings.period)
+        return {RECORDER: Supervisor(specs, limits, backoff, random.Random(0))}  # noqa: S311 jitter
+
+    def _is_node_ready(self) -> bool:
+        """Whether the node is ready: until then an observer would find no streams, and delay the start."""
+        return self.tree.pools["run"].children["node"].phase is Phase.READY
+
     def _launch(self, child: str) -> Launch:
         if child == "broker" and self._server is not None:
             rotate(self._server.log)
@@ -268,6 +289,10 @@ class Root:
             probe = partial(is_listening, self.address)
             environment = {**self._janitor.environment, **go_settings()}
             return Launch(self._server.command, self._server.log, None, environment, probe=probe, health_check=health)
+        if child == RECORDER:
+            command = [sys.executable, "-m", "relax_actors.supervision.recorder", str(self.folder.root)]
+            environment = self._janitor.environment
+            return Launch(command, self.folder.log(child), None, environment, can_start=self._is_node_ready)
         command = [sys.executable, "-m", "relax_actors.supervision.node", str(self.folder.root)]
         log, box = self.folder.log("node"), self.folder.black_box("node")
         return Launch(command, log, box, self._janitor.environment, secrets_of(self.config, self._node.roles))
@@ -296,7 +321,10 @@ class Root:
             self.config,
             self.tree.states,
             prepare=prepare,
-            repair=partial(lost_rows_of, self.config),
+            tasks={
+                partial(lost_rows_of, self.config): REPAIR_SECONDS,
+                partial(operations_of, self.config, self.folder, time.time()): OPERATION_SECONDS,
+            },
         )
         status_publisher.start()
         self._janitor = janitor = Janitor()

@@ -7,8 +7,8 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import nats.errors
 import structlog
@@ -23,6 +23,7 @@ from relax_actors.errors import BrokerError
 from relax_actors.runtime.journal import Journal
 from relax_actors.supervision.reporter import supervision_metric
 
+MakeTask: TypeAlias = Callable[[Connection, Journal], Callable[[], None]]
 BEAT_SECONDS, START_SECONDS = 1.0, 0.02
 CONNECT_SECONDS = 10.0
 log = structlog.get_logger()
@@ -39,7 +40,8 @@ class RootStatusPublisher(threading.Thread):
         states: returns the states of the root's children.
         number: number of the root's node.
         prepare: called with each new connection; returns the run's state, by default that of the existing bucket.
-        repair: called with each new connection; returns a function that repairs the run's table, see `Repairs`.
+        tasks: called with each new connection; each returns a function that is then called again and again, see
+            `RepeatedTask`. The numbers are the seconds between two calls.
     """
 
     def __init__(
@@ -49,11 +51,11 @@ class RootStatusPublisher(threading.Thread):
         states: Callable[[], dict[str, Any]],
         number: int = 0,
         prepare: Callable[[Connection], RunState] | None = None,
-        repair: Callable[[Connection, Journal], Callable[[], None]] | None = None,
+        tasks: Mapping[MakeTask, float] | None = None,
     ) -> None:
         super().__init__(name="root-status", daemon=True)
         self._address, self._config, self._states, self._number = address, config, states, number
-        self._prepare, self._repair = prepare or self._open_state, repair
+        self._prepare, self._tasks = prepare or self._open_state, tasks or {}
         self._events: queue.SimpleQueue[tuple[str, str, dict[str, Any]]] = queue.SimpleQueue()
         self._halt = threading.Event()
 
@@ -88,14 +90,14 @@ class RootStatusPublisher(threading.Thread):
     def _publish(self, connection: Connection) -> None:
         subjects = Subjects(self._config.run.name)
         journal = Journal(connection, subjects, "root", self._number, patience=None)
-        repairs = None if self._repair is None else Repairs(connection, journal, self._repair)
+        tasks = [RepeatedTask(connection, journal, make, seconds) for make, seconds in self._tasks.items()]
         try:
-            self._publish_until_closed(connection, journal, repairs)
+            self._publish_until_closed(connection, journal, tasks)
         finally:
-            if repairs is not None:
-                repairs.halt()
+            for task in tasks:
+                task.halt()
 
-    def _publish_until_closed(self, connection: Connection, journal: Journal, repairs: Repairs | None) -> None:
+    def _publish_until_closed(self, connection: Connection, journal: Journal, tasks: list[RepeatedTask]) -> None:
         began, ttl = time.time(), max(2.0, self._config.supervision.heartbeat)
         state: RunState | None = None
         while not self._halt.wait(BEAT_SECONDS if state is not None else START_SECONDS):
@@ -109,8 +111,8 @@ class RootStatusPublisher(threading.Thread):
             try:
                 if state is None:
                     state = self._prepare(connection)
-                    if repairs is not None:
-                        repairs.start()
+                    for task in tasks:
+                        task.start()
                 children = self._states()
                 of_node = f" of node {self._number}" if self._number else ""
                 journal.metric(supervision_metric({f"{name}{of_node}": c for name, c in children.items()}))
@@ -120,41 +122,36 @@ class RootStatusPublisher(threading.Thread):
                 log.debug("lease_not_renewed", error=str(error))
 
 
-REPAIR_SECONDS = 1.0
-log = structlog.get_logger()
-
-
-class Repairs(threading.Thread):
-    """Calls a repair every second until it is halted; errors are reported and end no later repair.
+class RepeatedTask(threading.Thread):
+    """Calls a function again and again until it is halted; errors are reported and end no later call.
 
     Args:
         connection: the connection to the broker; closed after `halt`, which ends a running request.
         journal: publishes event `repair_failed`.
-        repair: returns a function that repairs the run's table.
+        make: returns the function, such as one that repairs the run's table.
+        seconds: pause between two calls.
     """
 
-    def __init__(
-        self, connection: Connection, journal: Journal, repair: Callable[[Connection, Journal], Callable[[], None]]
-    ) -> None:
-        super().__init__(name="repairs", daemon=True)
-        self._connection, self._journal, self._make = connection, journal, repair
+    def __init__(self, connection: Connection, journal: Journal, make: MakeTask, seconds: float) -> None:
+        super().__init__(name="root-task", daemon=True)
+        self._connection, self._journal, self._make, self._seconds = connection, journal, make, seconds
         self._halt = threading.Event()
 
     def halt(self) -> None:
-        """Stop the thread after the running repair; callable from any thread."""
+        """Stop the thread after the running call; callable from any thread."""
         self._halt.set()
 
     def run(self) -> None:
-        """Repair until halted."""
-        repair: Callable[[], None] | None = None
+        """Call until halted."""
+        work: Callable[[], None] | None = None
         while not self._halt.is_set():
             try:
-                repair = repair or self._make(self._connection, self._journal)
-                repair()
+                work = work or self._make(self._connection, self._journal)
+                work()
             except (BrokerError, nats.errors.Error) as error:
                 log.debug("table_not_repaired", error=str(error))
-            except Exception as error:  # noqa: BLE001 the next repair may succeed
+            except Exception as error:  # noqa: BLE001 the next call may succeed
                 if not self._halt.is_set():
                     text, trace = f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
                     self._journal.event("repair_failed", error=text[:2000], traceback=trace[-8000:])
-            self._halt.wait(REPAIR_SECONDS)
+            self._halt.wait(self._seconds)

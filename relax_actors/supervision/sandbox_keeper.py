@@ -27,6 +27,7 @@ from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.actor_process import OUTER_PID
 from relax_actors.supervision.outcome import STATUS_FD, StatusPipe
 from relax_actors.supervision.sandbox import SandboxFiles, check_sandbox, command, limits
+from relax_actors.supervision.spec import RETURN_ROWS
 
 INNER = "relax_actors.supervision.sandboxed_actor"
 CHUNK = 1 << 16
@@ -41,6 +42,7 @@ class SandboxKeeper:
         self._files = SandboxFiles(folder, role, n)
         self._arguments = [str(folder.root), role, str(n)]
         self._stop = asyncio.Event()
+        self._pid: int | None = None
 
     async def run(self) -> int:
         """Run the actor until it ends; return its exit code, negative for a signal."""
@@ -65,7 +67,7 @@ class SandboxKeeper:
         ended = asyncio.create_task(asyncio.to_thread(process.wait))
         with open(info_read) as text:  # noqa: ASYNC230, PTH123
             info = await asyncio.to_thread(text.read)
-        pid = int(json.loads(info)["child-pid"]) if info else None
+        self._pid = pid = int(json.loads(info)["child-pid"]) if info else None
         _, descriptors, _, _ = await asyncio.to_thread(socket.recv_fds, own, 1, 1)
         tasks = [ended, asyncio.create_task(self._pass_on_stop(pid))]
         if descriptors:
@@ -78,6 +80,12 @@ class SandboxKeeper:
     def request_stop(self) -> None:
         """Handle SIGTERM: pass it on."""
         self._stop.set()
+
+    def pass_on_return(self) -> None:
+        """Handle the signal to return rows: pass it on."""
+        if self._pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, RETURN_ROWS)
 
     async def _pass_on_stop(self, pid: int | None) -> None:
         """Ask the actor to stop until it ends: the first process of a sandbox ignores signals it cannot handle yet."""
@@ -119,7 +127,9 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 async def keep(folder: RunFolder, role: str, n: int) -> int:
     """Run a sandboxed actor until it ends."""
     keeper = SandboxKeeper(folder, role, n)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, keeper.request_stop)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, keeper.request_stop)
+    loop.add_signal_handler(RETURN_ROWS, keeper.pass_on_return)
     return await keeper.run()
 
 

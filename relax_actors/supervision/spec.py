@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import random
+import signal
 from dataclasses import dataclass
 from enum import StrEnum
+
+RETURN_ROWS = signal.SIGUSR1
+"""Signal that has an actor return the rows in its hands to their pool, and end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,12 +20,14 @@ class ChildSpec:
         shutdown: seconds to stop in.
         start_deadline: seconds to become ready in.
         drain: seconds to finish its current rows and stop in, when its pool shrinks; `shutdown` if None.
+        returns_rows: whether it gets the signal `RETURN_ROWS` shortly before this time is over.
     """
 
     id: str
     shutdown: float = 5.0
     start_deadline: float = 180.0
     drain: float | None = None
+    returns_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

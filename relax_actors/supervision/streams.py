@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -48,7 +49,8 @@ class RunRecord:
         config: its settings, without those of the broker.
         import_path: folder in which its dotted paths are imported.
         finished: whether it is over.
-        scaled: numbers of actors set by `relax scale`, by node name and role.
+        scaled: numbers of actors set by operations, by node name and role.
+        expelled: names of actors that leave at once, by node name.
         mark: identifies the run's store; see `store_mark`.
         consumers: names of the durable consumers of each role; none for a role that handles no rows.
         code: version of the code that started it, see `runtime.code_version`.
@@ -61,6 +63,7 @@ class RunRecord:
     mark: str = ""
     consumers: dict[str, list[str]] = field(default_factory=dict)
     code: str = ""
+    expelled: dict[str, list[str]] = field(default_factory=dict)
 
 
 def consumers_of(config: Config, name: str, role: Role) -> list[ConsumerConfig]:
@@ -71,7 +74,7 @@ def consumers_of(config: Config, name: str, role: Role) -> list[ConsumerConfig]:
         return [follow_spec(consumer, role.follows(config)) for consumer in follow_names(name)]
     subjects, triggers = Subjects(config.run.name), trigger_columns(role.inputs(config), config.advantages.reads)
     filters = [subjects.column(column, kind) for column in triggers for kind in role.kinds]
-    return [pool_spec(name, filters, config.supervision.ack_wait)]
+    return [pool_spec(name, filters, config.supervision.ack_wait, overflows=role.spec.may_be_spot)]
 
 
 def redelivery_filters(subjects: Subjects, name: str, role: Role) -> list[str]:
@@ -113,7 +116,7 @@ async def ensure_run_streams(connection: Connection, config: Config) -> RunState
 
 
 async def publish_run(state: RunState, config: Config, import_path: str, *, finished: bool = False) -> None:
-    """Publish the run, whose classes are imported; numbers set by `relax scale` are kept."""
+    """Publish the run, whose classes are imported; numbers set by operations are kept."""
     names = {
         name: [str(consumer.durable_name) for consumer in consumers_of(config, name, make_role(config, name))]
         for name in role_names(config)
@@ -124,8 +127,8 @@ async def publish_run(state: RunState, config: Config, import_path: str, *, fini
 
     def publish(known: Any) -> dict[str, Any]:
         before = _published(known)
-        scaled = before.scaled if before is not None else {}
-        return asdict(RunRecord(body, import_path, finished, scaled, mark, names, code))
+        scaled, expelled = ({}, {}) if before is None else (before.scaled, before.expelled)
+        return asdict(RunRecord(body, import_path, finished, scaled, mark, names, code, expelled))
 
     await state.update(RUN_KEY, publish)
 
@@ -166,8 +169,10 @@ def store_mark(store: Path, *, make: bool = True) -> str:
     return path.read_text()
 
 
-async def publish_scale(state: RunState, node: str, numbers: dict[str, int]) -> None:
-    """Publish how many actors of some roles a node should have.
+async def publish_scale(
+    state: RunState, node: str, numbers: dict[str, int], expelled: Sequence[str] | None = None
+) -> None:
+    """Publish how many actors of some roles a node should have, and which leave at once; None for the same as before.
 
     Raises:
         BrokerError: the run is not published.
@@ -179,7 +184,8 @@ async def publish_scale(state: RunState, node: str, numbers: dict[str, int]) -> 
             msg = "the run is not published to nodes; start it with `relax up` first"
             raise BrokerError(msg)
         scaled = {**found.scaled, node: {**found.scaled.get(node, {}), **numbers}}
-        return asdict(replace(found, scaled=scaled))
+        leaving = found.expelled if expelled is None else {**found.expelled, node: list(expelled)}
+        return asdict(replace(found, scaled=scaled, expelled=leaving))
 
     # Read, change and write as one: the end of the run may be published at the same time.
     await state.update(RUN_KEY, scale)
@@ -195,6 +201,7 @@ def _published(body: Any) -> RunRecord | None:
         scaled = {name: {role: int(n) for role, n in numbers.items()} for name, numbers in body["scaled"].items()}
         consumers = {role: [str(name) for name in names] for role, names in body.get("consumers", {}).items()}
         fields = str(body["import_path"]), bool(body["finished"]), scaled, str(body.get("mark", ""))
-        return RunRecord(dict(body["config"]), *fields, consumers, str(body.get("code", "")))
+        expelled = {node: [str(name) for name in names] for node, names in body.get("expelled", {}).items()}
+        return RunRecord(dict(body["config"]), *fields, consumers, str(body.get("code", "")), expelled)
     except (TypeError, KeyError, ValueError, AttributeError):
         return None

@@ -56,7 +56,7 @@ class StepFeed:
         self._imitation = config.algorithm.positive_nll if section == "trainer" else 0.0
         self._max_tokens, self._in_slot_order = (
             config.trainer.max_tokens_per_microbatch,
-            config.run.deterministic or config.from_data,
+            config.run.deterministic or not config.generates,
         )
         # Statistics over a whole step, and its minibatches, are known only when its last row has arrived.
         whole = needs_whole_step(config.algorithm) or config.trainer.updates > 1
@@ -212,6 +212,8 @@ class StepFeed:
 
 SUMS = ("tokens", "micro_batches", "rejected", "opsm_dropped", "skipped_updates")
 """Metrics that are counts, so that those of several updates add up."""
+LAST = ("loss_scale",)
+"""Metrics of the state after an update, so that the last update's counts."""
 
 
 def minibatches(rows: int, parts: int, epochs: int, seed: int, step: int) -> Iterator[list[int]]:
@@ -237,7 +239,8 @@ def minibatches(rows: int, parts: int, epochs: int, seed: int, step: int) -> Ite
 def combine_updates(results: Sequence[StepResult]) -> StepResult:
     """Combine the metrics of the updates of a batch, and add their number as `updates`.
 
-    Counts are added up, of `max_*` the largest is kept, and all others are means over the updates that report them.
+    Counts are added up, of `max_*` the largest is kept, of `loss_scale` the last, and all others are means over the
+    updates that report them.
     """
     names = dict.fromkeys(name for result in results for name in result.metrics)
     combined: dict[str, float] = {}
@@ -245,6 +248,8 @@ def combine_updates(results: Sequence[StepResult]) -> StepResult:
         values = [float(result.metrics[name]) for result in results if name in result.metrics]
         if name in SUMS:
             combined[name] = sum(values)
+        elif name in LAST:
+            combined[name] = values[-1]
         else:
             combined[name] = max(values) if name.startswith("max_") else sum(values) / len(values)
     return StepResult(combined | {"updates": float(len(results))})

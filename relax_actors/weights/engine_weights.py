@@ -41,6 +41,12 @@ class EngineWeights:
         """Whether newer weights than those in use are staged."""
         return self._ready is not None
 
+    @property
+    def verified(self) -> int:
+        """Version of the newest weights that were verified and staged or are in use; -1 before the first."""
+        newest = self._ready or self.serving
+        return -1 if newest is None else newest.version
+
     def refresh(self) -> bool:
         """Swap to newer weights if they are staged; return whether it did.
 

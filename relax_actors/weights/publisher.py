@@ -118,7 +118,7 @@ class Publisher:
     def _is_read(self, version: int) -> bool:
         """Whether an actor may read a version; where rows come from data, the reference or an evaluation alone."""
         config = self.context.config
-        if not config.from_data or config.roles.keys() - {"reference"}:
+        if config.generates or config.roles.keys() - {"reference"}:
             return True
         return version == 0 or self._is_reference(version) or is_evaluated(config, version)
 

@@ -73,4 +73,4 @@ def test_two_ranks_end_with_the_loss_of_one(make_run: Callable[..., Run], backen
     alone = make_run("alone", *settings, config=config).complete()
     shared = make_run("shared", *settings, *ranks, config=config).complete()
     assert (shared["steps"], shared["trained"]) == (alone["steps"], alone["trained"]) == (8, 60)
-    assert shared["reward_last"] == pytest.approx(alone["reward_last"], rel=1e-3)
+    assert shared["loss_last"] == pytest.approx(alone["loss_last"], rel=1e-3)

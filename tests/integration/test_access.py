@@ -78,6 +78,7 @@ WRITERS: dict[str, set[str]] = {
     f"relax.{RUN}.weights.7": {"trainer"},
     f"relax.{RUN}.checkpoint.7": {"trainer"},
     f"relax.{RUN}.evaluation.7": {"evaluator"},
+    f"relax.{RUN}.operation.7": set(),
     **{f"relax.{RUN}.event.{role}.0.ready": {role, "node"} for role in ROLES},
     f"relax.{RUN}.event.node.0.started": {"node"},
     f"relax.{RUN}.event.run.0.finished": set(),

@@ -298,7 +298,9 @@ def test_exit_code_and_json_tell_the_same(patient: Patient, tmp_path: Path) -> N
     patient.guarded.stop()
     done = relax("doctor", *access, "--json", cwd=tmp_path)
     assert done.returncode == 1
-    (problem,) = json.loads(done.stdout)["problems"]
+    (finding,) = json.loads(done.stdout)["findings"]
+    assert finding["severity"] == "problem"
+    problem = finding["text"]
     assert problem.startswith(f"broker {patient.guarded.url} does not answer within 5 s (")
     assert problem.endswith("; start it, or give its right address")
     done = relax("doctor", "nothing", cwd=tmp_path)
@@ -343,7 +345,7 @@ def consumers_of_healthy(run: Run, cwd: Path) -> set[str]:
     wait_until(lambda: run.table.get(f"relax.{run.name}.batch.3"), "batch.3", 240)
     done = relax("doctor", run.name, "--json", cwd=cwd)
     body = json.loads(done.stdout)
-    assert (done.returncode, body["problems"]) == (0, []), body
+    assert (done.returncode, [each for each in body["findings"] if each["severity"] == "problem"]) == (0, []), body
     record = run.connection.call(fetch_run_record(state_of(run)), 10)
     assert record is not None
     return set(record.consumers)
@@ -358,7 +360,7 @@ def test_run_that_stopped_is_told_from_one_that_is_up(make_run: Callable[..., Ru
     run = make_run("visited", "run.steps=2000").start()
     wait_until(lambda: run.table.get("relax.visited.batch.2"), "batch.2")
     done = relax("doctor", "visited", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "run visited is healthy\n")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "run visited is healthy")
     run.disconnect()
     assert run.process is not None
     run.process.send_signal(signal.SIGTERM)

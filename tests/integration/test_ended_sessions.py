@@ -29,6 +29,7 @@ from relax_actors.serving.answers import Answers, Limits
 from relax_actors.serving.app import Access, Gateway
 from relax_actors.serving.ended_rows import EndedRows
 from relax_actors.serving.errors import ApiError
+from relax_actors.serving.listening import listen
 from relax_actors.serving.run_policy import RunPolicy
 from relax_actors.serving.server import HttpServer
 from relax_actors.serving.session_client import AgentResult, AgentTask, SessionClient, SessionGoneError
@@ -53,7 +54,8 @@ def client(table: Table, tmp_path: Path) -> Iterator[httpx.Client]:
 
     async def serve() -> HttpServer:
         answers = Answers(RunPolicy(context), Tokenizer(context.config.model_path), "policy", 256, limits)
-        server = HttpServer(Gateway(answers, Access((TOKEN,), SECRET), limits).app(), "127.0.0.1", 0, None, 64)
+        listener = listen("127.0.0.1", 0)
+        server = HttpServer(Gateway(answers, Access((TOKEN,), SECRET), limits).app(), listener, None, 64)
         await server.start()
         return server
 

@@ -27,7 +27,12 @@ from relax_actors.runtime.blackbox import BlackBox, Snapshot
 from relax_actors.supervision.node import actor_environment
 from tests.support.running import Run, processes_of, wait_until
 
-_SUPERVISORS = {"node": "supervision.node ", "broker": "nats-server -c ", "zygote": "supervision.zygote "}
+_SUPERVISORS = {
+    "node": "supervision.node ",
+    "broker": "nats-server -c ",
+    "recorder": "supervision.recorder ",
+    "zygote": "supervision.zygote ",
+}
 
 
 def command_of(pid: int) -> str:

@@ -21,6 +21,7 @@ from relax_actors.media import family_of
 from relax_actors.runtime import Context
 from relax_actors.serving.answers import Answers, Limits
 from relax_actors.serving.app import Access, Gateway
+from relax_actors.serving.listening import listen
 from relax_actors.serving.server import HttpServer
 from relax_actors.sessions.message_media import MessageMedia
 from relax_actors.sessions.observation_media import ObservationMedia
@@ -110,7 +111,7 @@ def media_gateway(folder: Path, *settings: str) -> Iterator[MediaGateway]:
     family = family_of(path)
     assert family is not None
     answers = Answers(ends.policy, Tokenizer(path), "tiny", ends.engine.context_length, LIMITS, family.kinds)
-    server = HttpServer(Gateway(answers, Access((TOKEN,), "secret"), LIMITS).app(), "127.0.0.1", 0)
+    server = HttpServer(Gateway(answers, Access((TOKEN,), "secret"), LIMITS).app(), listen("127.0.0.1", 0))
     ends.connection.call(server.start(), 20)
     found = MediaGateway(server.url, ends)
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 
 from tests.support.guarded import Guarded
 from tests.support.running import Run
@@ -13,7 +14,7 @@ from tests.support.running import Run
 class Node:
     """One `relax node`."""
 
-    def __init__(self, guarded: Guarded, run: Run, name: str, *roles: str) -> None:
+    def __init__(self, guarded: Guarded, run: Run, name: str, *roles: str, options: Sequence[str] = ()) -> None:
         self.work = run.cwd / f"node-{name}"
         command = [
             sys.executable,
@@ -25,6 +26,7 @@ class Node:
         ]
         command += ["--credentials", str(guarded.keys), "--store", str(run.folder.root / "store"), "--name", name]
         command += ["--work", str(self.work), *(text for role in roles for text in ("--role", role))]
+        command += options
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def end(self, number: signal.Signals | None = None, deadline: float = 60.0) -> tuple[int, str]:

@@ -16,6 +16,7 @@ from relax_actors.engines.protocols import StopStrings
 from relax_actors.messages.generate import GenerateAnswer, GenerateCall, GeneratePiece, SessionAnswer, SessionCall
 from relax_actors.serving.answers import Answers, Limits
 from relax_actors.serving.app import Access, Gateway
+from relax_actors.serving.listening import listen
 from relax_actors.serving.policy import OnPiece, Policy
 from relax_actors.serving.server import HttpServer
 from tests.support.chat_folder import make_chat_folder
@@ -124,7 +125,7 @@ def serve_policy(policy: Policy, tokenizer: Tokenizer, limits: Limits | None = N
     limits = limits or Limits(max_body_bytes=1 << 20, max_concurrent=64, request_seconds=30.0)
     answers = Answers(policy, tokenizer, "tiny", 4096, limits)
     gateway = Gateway(answers, Access((TOKEN,), SECRET), limits)
-    server = HttpServer(gateway.app(), "127.0.0.1", 0)
+    server = HttpServer(gateway.app(), listen("127.0.0.1", 0))
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()

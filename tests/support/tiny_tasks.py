@@ -48,6 +48,16 @@ def share_of_sevens(completion: str, prompt: Prompt) -> float:
     return completion.count("7") / max(1, len(completion))
 
 
+def always_one(completion: str, prompt: Prompt) -> float:
+    """Be as content with every answer."""
+    return 1.0
+
+
+def never_parsed(completion: str, prompt: Prompt) -> float:
+    r"""Look for an answer in \boxed{}, which the model cannot write."""
+    return float("\\boxed{" in completion)
+
+
 def is_poison(prompt: Prompt) -> bool:
     return int(prompt.metadata["i"]) % 11 == 0
 
@@ -137,6 +147,13 @@ class Critic(Role):
 def slow_share_of_sevens(completion: str, prompt: Prompt) -> float:
     """`share_of_sevens` after a short delay, so that kills interrupt rows in progress."""
     threading.Event().wait(0.02 if len(completion) < 8 else 0.001)
+    return share_of_sevens(completion, prompt)
+
+
+def gated_share_of_sevens(completion: str, prompt: Prompt) -> float:
+    """`share_of_sevens`, as soon as the file named by the environment variable GATE exists."""
+    while not Path(os.environ["GATE"]).exists():
+        threading.Event().wait(0.05)
     return share_of_sevens(completion, prompt)
 
 

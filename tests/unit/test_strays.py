@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from broker.subjects import CellId
-from relax_actors.supervision.assignment import SPAN
-from relax_actors.supervision.remote_node import MOST_NODES
+from relax_actors.operations.plan import MOST_NODES, SPAN
 from relax_actors.training.ledger import STRAY_REFILLS
 from relax_actors.training.strays import (
     FIRST_COLUMNS,

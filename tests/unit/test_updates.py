@@ -29,13 +29,16 @@ def test_the_parts_depend_on_seed_step_and_epoch() -> None:
 
 
 def test_metrics_of_the_updates_of_a_batch_are_combined() -> None:
-    one = StepResult({"loss": 1.0, "tokens": 10.0, "micro_batches": 1.0, "max_ratio": 2.0, "unreplayed": 5.0})
-    two = StepResult({"loss": 2.0, "tokens": 14.0, "micro_batches": 2.0, "max_ratio": 1.5})
+    one = StepResult(
+        {"loss": 1.0, "tokens": 10.0, "micro_batches": 1.0, "max_ratio": 2.0, "unreplayed": 5.0, "loss_scale": 8.0}
+    )
+    two = StepResult({"loss": 2.0, "tokens": 14.0, "micro_batches": 2.0, "max_ratio": 1.5, "loss_scale": 4.0})
     assert combine_updates([one, two]).metrics == {
         "loss": 1.5,
         "tokens": 24.0,
         "micro_batches": 3.0,
         "max_ratio": 2.0,
         "unreplayed": 5.0,
+        "loss_scale": 4.0,
         "updates": 2.0,
     }

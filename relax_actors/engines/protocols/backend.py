@@ -101,6 +101,28 @@ class InferenceBackend(Backend, Protocol):
         """
         return None
 
+    def check_engine(self, config: Config, url: str, key: str) -> None:  # noqa: ARG002 of a protocol
+        """Check a server that is to join a live run, in the process of the root, which imports no torch.
+
+        Args:
+            config: configuration of the run.
+            url: address of the server.
+            key: its API key; empty without one.
+
+        Raises:
+            EngineError: it does not answer.
+            ConfigError: it serves another model, or the backend uses no servers of others.
+        """
+        msg = (
+            f'rollout.backend = "{config.rollout.backend}" uses no servers that the run does not start; external '
+            'engines need "sglang"'
+        )
+        raise ConfigError(msg)
+
+    def engine_fault(self, url: str, key: str) -> str:  # noqa: ARG002 of a protocol
+        """Return why a server that has joined does not answer now; empty if it does."""
+        return ""
+
     def footprint(self, config: Config) -> Footprint:
         """Return what an actor needs, with its server."""
         return Footprint(parameter_bytes=follower_bytes(config))

@@ -19,6 +19,7 @@ from relax_actors.engines.sglang import launch, presence
 from relax_actors.engines.sglang.launch_media import served_family
 from relax_actors.engines.torch.architectures import causal_model_class
 from relax_actors.errors import ConfigError
+from relax_actors.operations.engines import engine_of
 from relax_actors.runtime import Context
 
 SERVER_BYTES = 1700 << 20
@@ -145,6 +146,24 @@ class SglangBackend(InferenceBackend):
             shared_memory=SEGMENTS,
         )
 
+    def check_engine(self, config: Config, url: str, key: str) -> None:
+        """Check model, tokenizer, context and version of a server that is to join a live run."""
+        from relax_actors.engines.sglang.external import check_server  # noqa: PLC0415 for runs with such servers alone
+
+        if served_family(config.model_path) is not None:
+            msg = f"{url} cannot join: a server that the run does not start cannot read the media of prompts"
+            raise ConfigError(msg)
+        if config.rollout.sglang.weights != "disk":
+            msg = f'{url} cannot join: rollout.sglang.weights = "{config.rollout.sglang.weights}"; set it to "disk"'
+            raise ConfigError(msg)
+        check_server(config, url, key)
+
+    def engine_fault(self, url: str, key: str) -> str:
+        """Return why a server that has joined does not answer now; empty if it does."""
+        from relax_actors.engines.sglang.external import answers  # noqa: PLC0415 as above
+
+        return answers(url, key)
+
     def footprint(self, config: Config) -> Footprint:
         """Return what an actor needs with its server, which holds the weights in use and the next ones."""
         settings = config.rollout.sglang
@@ -160,12 +179,14 @@ class SglangBackend(InferenceBackend):
 
 
 def external_server(context: Context) -> ServerRecord | None:
-    """The actor's server among `rollout.sglang.urls`; None if the run starts its own servers.
+    """The actor's server if the run does not start it: one of `rollout.sglang.urls`, or one that joined at run time.
 
     Raises:
         ConfigError: there is no URL for this actor, or the key file cannot be read.
     """
     settings = context.config.rollout.sglang
+    if (joined := engine_of(context.folder.engines, context.n)) is not None:
+        return ServerRecord(*joined, "elsewhere")
     if not settings.urls:
         return None
     if context.n >= len(settings.urls):

@@ -10,7 +10,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from relax_actors.algorithms.controllers import Coefficients, applied_entropy
-from relax_actors.algorithms.corrections import kept_by_opsm, kept_sequences, mismatch_metrics, ratio_quantiles
+from relax_actors.algorithms.corrections import (
+    depth_metrics,
+    kept_by_opsm,
+    kept_sequences,
+    mismatch_metrics,
+    ratio_quantiles,
+)
 from relax_actors.algorithms.distillation import distillation_loss, sampled_reverse_kl
 from relax_actors.algorithms.kl import kl_penalty
 from relax_actors.algorithms.losses import MAX_LOG_RATIO, reduce_loss
@@ -144,7 +150,7 @@ class StepObjective:
         algorithm, mask = self._algorithm, inputs.mask
         logprobs, rollout = inputs.logprobs, inputs.rollout
         if algorithm.rows == "sampled":
-            measured = mismatch_metrics(logprobs, rollout, mask)
+            measured = mismatch_metrics(logprobs, rollout, mask) | depth_metrics(logprobs, rollout, mask)
             self.log_ratios.append((logprobs.detach() - rollout)[mask].cpu().numpy())
         else:
             measured = {"tokens": float(mask.sum())}
@@ -328,9 +334,10 @@ class StepObjective:
             measured: combined measurements of all micro-batches.
         """
         means = {name: measured[name] / measured["tokens"] for name in PER_TOKEN if name in measured}
+        means |= _means_by_depth(measured)
         of_samples = [name for name in measured if name.startswith(OF_SAMPLES)]
         means |= {name.removeprefix(OF_SAMPLES): measured[name] / measured["samples"] for name in of_samples}
-        counts = ("trained", "samples", "prompts")
+        counts = ("trained", "samples", "prompts", "tokens_early", "tokens_late", "abs_delta_early", "abs_delta_late")
         rest = {n: v for n, v in measured.items() if n not in counts and not n.startswith(OF_SAMPLES)}
         loss = {"loss": measured["loss"] * self.gradient_scale(measured)}
         if self._algorithm.kl.target is not None and "kl" in measured:
@@ -339,3 +346,12 @@ class StepObjective:
             loss["entropy_coefficient"] = self._coefficients.entropy
         ratios = ratio_quantiles(self.log_ratios) if self._algorithm.rows == "sampled" else {}
         return with_replay_shares(rest) | means | loss | ratios
+
+
+def _means_by_depth(measured: dict[str, float]) -> dict[str, float]:
+    """Return `abs_delta_early` and `abs_delta_late` as means over tokens; without the ones that have no tokens."""
+    found = {}
+    for part in ("early", "late"):
+        if tokens := measured.get(f"tokens_{part}", 0.0):
+            found[f"abs_delta_{part}"] = measured[f"abs_delta_{part}"] / tokens
+    return found

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relax_actors.data.answer_form import Form, Thinking, grammar_of
+from relax_actors.data.character_tokenizer import make_character_tokenizer
 from relax_actors.data.grammar import GrammarError, Grammars
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.data.tool_call import ToolCall, ToolFormat, format_of
@@ -208,6 +209,12 @@ def test_grammar_that_the_vocabulary_cannot_spell_is_refused(tmp_path: Path) -> 
         grammars.begin('start: "é"')
     with pytest.raises(GrammarError, match="nope"):
         grammars.begin('start: value\nvalue: %json {"type": "nope"}')
+
+
+def test_object_whose_braces_the_vocabulary_lacks_is_refused(tmp_path: Path) -> None:
+    make_character_tokenizer("0123456789 #", "#", tmp_path)
+    with pytest.raises(RowError, match=r"[{]"):
+        grammar_of(Form(schema={"type": "object"}), [], Tokenizer(tmp_path), None, Thinking.NONE)
 
 
 def test_model_without_stop_token_is_refused(tmp_path: Path) -> None:

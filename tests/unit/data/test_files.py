@@ -54,6 +54,13 @@ def test_split_chooses_files_by_name(tmp_path: Path) -> None:
         open_source("parquet", path=folder, split="dev")
 
 
+def test_folder_with_held_out_files_beside_others_is_read_only_with_a_choice(tmp_path: Path) -> None:
+    folder = split_up(tmp_path / "held", "data.jsonl", "test.jsonl")
+    with pytest.raises(ConfigError, match=r"the split test and files that name no split; choose one by data\.split"):
+        open_source("jsonl", path=folder)
+    assert len(open_source("jsonl", path=split_up(tmp_path / "more", "extra.jsonl", "train.jsonl"))) == 10
+
+
 @pytest.mark.parametrize(
     ("names", "splits"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from relax_actors.config import load_config
 from relax_actors.config.gateway import AgentSection, GatewaySection
 from relax_actors.errors import ConfigError
 from relax_actors.serving.agent_process import AgentError, Program, read_result
-from relax_actors.serving.server import HttpServer
+from relax_actors.serving.listening import is_free, listen
 from relax_actors.serving.tokens import is_any, load_or_create_secret, read_tokens, session_token
 from tests.support.running import SUPPORT
 
@@ -85,10 +86,11 @@ def test_token_of_a_session_opens_no_other_session() -> None:
 
 
 def test_address_in_use_is_named() -> None:
-    server = HttpServer(None, "127.0.0.1", 0)
-    with pytest.raises(ConfigError, match=rf"^gateway cannot listen on 127\.0\.0\.1:{server.port}: .*in use; set"):
-        HttpServer(None, "127.0.0.1", server.port)
-    server._socket.close()
+    with closing(listen("127.0.0.1", 0)) as first:
+        port = first.getsockname()[1]
+        assert not is_free("127.0.0.1", port)
+        with pytest.raises(ConfigError, match=rf"^gateway cannot listen on 127\.0\.0\.1:{port}: .*in use; set another"):
+            listen("127.0.0.1", port, "gateway", "set another")
 
 
 def test_result_of_an_agent_is_checked(tmp_path: Path) -> None:

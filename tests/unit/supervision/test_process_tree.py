@@ -12,6 +12,8 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from relax_actors.runtime.blackbox import BlackBox
 from relax_actors.runtime.logs import LOG_BYTES
 from relax_actors.supervision.launch import Launch, StartError
@@ -305,3 +307,26 @@ def test_surplus_child_does_not_delay_the_shutdown(run: RunTree) -> None:
         running.until("ready")
     running.tree.resize("a", [ChildSpec("a")])
     assert running.stop() is None
+
+
+KEEPS_ROWS = HEAD + (
+    "signal.signal(15, signal.SIG_IGN)\n"
+    "def end(*_):\n    open('{mark}', 'w').close()\n    os._exit(0)\n"
+    "signal.signal(signal.SIGUSR1, end)\nsay(ready=True)\nwhile True: signal.pause()\n"
+)
+
+
+@pytest.mark.parametrize("limited", [False, True], ids=["its own time", "a limit of the tree"])
+def test_child_that_does_not_stop_returns_its_rows_before_it_is_killed(
+    run: RunTree, tmp_path: Path, *, limited: bool
+) -> None:
+    mark = tmp_path / "returned"
+    shutdown = 600.0 if limited else 0.6
+    running = run({"a": KEEPS_ROWS.replace("{mark}", str(mark))}, shutdown=shutdown, returns_rows=True)
+    running.until("ready")
+    if limited:
+        running.tree.limit_stop(0.6)
+    began = time.monotonic()
+    assert running.stop() is None
+    assert mark.exists()
+    assert 0.4 <= time.monotonic() - began < PATIENCE / 2

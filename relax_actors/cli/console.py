@@ -1,0 +1,146 @@
+"""`relax console`: see a run in a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from relax_actors.cli.options import Broker, Credentials
+
+if TYPE_CHECKING:
+    from relax_actors.console.run import ConsoleRun
+
+
+def console(
+    run: Annotated[
+        str | None, typer.Argument(help="Name or folder of the run; the newest in runs/ if none.", metavar="RUN")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 for a free one.", min=0, max=65535)] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="Further host name under which browsers reach it; may be repeated.")
+    ] = None,
+    operator: Annotated[bool, typer.Option("--operator", help="Print a link that permits operations.")] = False,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Open no browser.")] = False,
+    listen_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
+    broker: Broker = None,
+    credentials: Credentials = None,
+) -> None:
+    """Show a run in a browser: curves, actors, weights, evaluations, advice; live and finished runs.
+
+    Reads the broker and the store as an observer. The printed link holds a random token.
+    """
+    from relax_actors.console.activation import lacks_packages
+    from relax_actors.errors import ConfigError
+    from relax_actors.monitoring.access import Access
+
+    if lacking := lacks_packages():
+        raise ConfigError(lacking)
+    from relax_actors.console.app import Console
+    from relax_actors.console.guard import Tokens
+    from relax_actors.console.link import open_link
+    from relax_actors.console.runs import ConsoleRuns
+    from relax_actors.console.server import serve
+
+    name = run or _newest()
+    runs = ConsoleRuns(name, Access(broker, credentials))
+    folder = runs.folder.root
+    if listen_fd is not None:
+        link, listener = _inherited(folder, listen_fd)
+    else:
+        if port is None and host == "127.0.0.1" and _is_up(folder, runs.first, operator=operator, no_open=no_open):
+            return
+        link, listener = open_link(folder, host, port)
+        _show(link.url(operator=operator), runs.first, no_open=no_open)
+    operations = {"requeue": _requeue, "scale": _scale}
+    serve(Console(runs, operations), runs, Tokens(link.observer, link.operator), listener, tuple(allow_host or ()))
+
+
+def _newest() -> str:
+    from relax_actors.console.run import runs_beside
+    from relax_actors.errors import ConfigError
+
+    found = runs_beside("runs")
+    if not found:
+        msg = "runs/ holds no run; start one with `relax up CONFIG`, or name the folder of a run"
+        raise ConfigError(msg)
+    return found[0]
+
+
+def _inherited(folder: Path, descriptor: int) -> tuple[Any, Any]:
+    """Return the link of a run and the socket that `relax up` listens on."""
+    import socket
+
+    from relax_actors.console.link import load_link
+    from relax_actors.errors import ConfigError
+
+    link = load_link(folder)
+    if link is None:
+        msg = f"{folder} has no link of a console; start `relax up` again"
+        raise ConfigError(msg)
+    listener = socket.socket(fileno=descriptor)
+    listener.setblocking(False)
+    return link, listener
+
+
+def _is_up(folder: Path, run: str, *, operator: bool, no_open: bool) -> bool:
+    """Whether the console of a run is up already; then its link is shown."""
+    import httpx
+
+    from relax_actors.console.link import load_link
+
+    link = load_link(folder)
+    if link is None:
+        return False
+    try:
+        head = {"Authorization": f"Bearer {link.observer}"}
+        answer = httpx.get(f"http://127.0.0.1:{link.port}/api/session", headers=head, timeout=10, trust_env=False)
+        if answer.status_code != httpx.codes.OK or answer.json().get("run") != run:
+            return False
+    except (httpx.HTTPError, ValueError):
+        return False
+    _show(link.url(operator=operator), run, no_open=no_open)
+    return True
+
+
+def _show(url: str, run: str, *, no_open: bool) -> None:
+    import sys
+
+    typer.echo(f"console of run {run}: {url}")
+    sys.stdout.flush()
+    if not no_open and sys.stdout.isatty():
+        import webbrowser
+
+        webbrowser.open(url)
+
+
+def _requeue(run: ConsoleRun, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Requeue quarantined rows: `{"rows": ["group.12.3"]}`."""
+    from relax_actors.errors import ConfigError
+    from relax_actors.monitoring.connection import connected
+    from relax_actors.monitoring.quarantine import requeue
+
+    rows = body.get("rows")
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, str) for row in rows):
+        msg = 'requeue needs the rows as a list, e.g. {"rows": ["group.12.3"]}'
+        raise ConfigError(msg)
+    with connected(str(run.folder.root), run.access) as at:
+        return {"requeued": requeue(at, rows, everything=False)}
+
+
+def _scale(run: ConsoleRun, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Set the number of actors of a role: `{"role": "rollout", "actors": 2}`."""
+    from relax_actors.cli.scaling import ScaleOptions, begin_scaling
+    from relax_actors.errors import ConfigError
+    from relax_actors.monitoring.connection import connected
+
+    role, actors = body.get("role"), body.get("actors")
+    if not isinstance(role, str) or type(actors) is not int:
+        msg = 'scale needs a role and its number of actors, e.g. {"role": "rollout", "actors": 2}'
+        raise ConfigError(msg)
+    with connected(str(run.folder.root), run.access) as at:
+        begun = begin_scaling(at, [f"{role}={actors}"], ScaleOptions())
+    return {"operations": [operation.id for operation in begun]}

@@ -1,0 +1,77 @@
+"""The process that sends the messages of a run, beside `relax up`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import IO, Any
+
+import structlog
+
+from relax_actors.config import Config
+from relax_actors.runtime.run_folder import RunFolder
+
+log = structlog.get_logger()
+END_SECONDS = 25.0
+"""Longest that `relax up` waits at its end for the last messages."""
+BACKOFF, BACKOFF_MAX = 1.0, 60.0
+
+
+class NotifierProcess:
+    """Starts `relax notify` for a run that has a section [notify], and starts it again when it dies.
+
+    Nothing that happens to it reaches the run.
+
+    Args:
+        config: configuration of the run.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._folder = RunFolder(config.folder)
+        self._process: subprocess.Popen[str] | None = None
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+        if config.notify is not None:
+            self._thread = threading.Thread(target=self._supervise, name="notifier", daemon=True)
+            self._thread.start()
+
+    def _supervise(self) -> None:
+        backoff = BACKOFF
+        while not self._ending.is_set():
+            began = time.monotonic()
+            try:
+                with self._log() as output:
+                    self._process = self._start(output)
+                self._process.wait()
+            except OSError as error:
+                log.warning("notifier_not_started", error=str(error))
+            backoff = BACKOFF if time.monotonic() - began > BACKOFF_MAX else min(2 * backoff, BACKOFF_MAX)
+            self._ending.wait(backoff)
+
+    def _log(self) -> IO[str]:
+        path = self._folder.log("notify")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("a")
+
+    def _start(self, output: IO[str]) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "relax_actors.cli.main", "notify", str(self._folder.root), "--child"]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, text=True)  # noqa: S603 this program
+
+    def end(self, outcome: dict[str, Any]) -> None:
+        """Tell the process how the run ended, and wait until it has sent its messages or `END_SECONDS` are over."""
+        self._ending.set()
+        process = self._process
+        if process is None or process.stdin is None:
+            return
+        with suppress(OSError, ValueError):
+            process.stdin.write(json.dumps(outcome) + "\n")
+            process.stdin.close()
+        try:
+            process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

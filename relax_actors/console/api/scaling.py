@@ -1,0 +1,46 @@
+"""`/api/scaling`: actors of each role as configured and as they are, and the changes of these numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from relax_actors.console.api.actors import NOT_ACTORS
+from relax_actors.console.picture import Event
+from relax_actors.console.query import Query
+
+KINDS = ("scaled", "scaling", "autoscaled", "decided", "operation", "joined", "left")
+"""Beginnings of the kinds of events that tell of changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Actors of a role: as the saved settings want them on the node of `relax up`, and as they hold leases."""
+
+    role: str
+    wanted: int | None
+    present: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """Pools of a run, and what changed them, the newest first."""
+
+    pools: list[Pool]
+    events: list[Event]
+
+
+async def answer(query: Query) -> Scaling:
+    """Return the pools of a run."""
+    run = query.run
+    picture = await run.refresh()
+    settings = (run.folder.saved_config() or {}).get("config", {})
+    sections = {**settings, **settings.get("roles", {})}
+    wanted = {
+        role: body["replicas"] for role, body in sections.items() if isinstance(body, dict) and "replicas" in body
+    }
+    present = Counter(name.rpartition(".")[0] for name in run.book.current() if not name.startswith(NOT_ACTORS))
+    names = [*wanted, *(role for role in present if role not in wanted)]
+    pools = [Pool(role, wanted.get(role), present[role]) for role in names]
+    events = [event for event in reversed(picture.events) if event.kind.startswith(KINDS)]
+    return Scaling(pools, events)

@@ -1,0 +1,101 @@
+"""Figures of a run over its optimizer steps, held as arrays and thinned out for a chart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from relax_actors.monitoring.log_message import LogMessage
+
+MAX_NAMES = 256
+"""Figures that are kept by name; further ones are left out."""
+FIRST_SIZE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One figure over steps, thinned out.
+
+    Attributes:
+        steps: first step of each point.
+        mean: mean of the values that a point stands for.
+        low: least of these values.
+        high: largest of these values.
+    """
+
+    steps: list[int]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+
+
+class Figures:
+    """Values of each figure by step. A replayed step replaces its earlier values.
+
+    Args:
+        steps: last step of the run; values of later steps are ignored, since any role can write to the log.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._values: dict[str, np.ndarray[Any, np.dtype[np.float64]]] = {}
+        self.last: int | None = None
+        """Newest step with a figure; None before the first."""
+
+    def take(self, message: LogMessage) -> None:
+        """Record the figures of a message; others and false claims are ignored."""
+        if message.claim or (scalars := message.scalars()) is None:
+            return
+        step, values = scalars
+        if not 0 <= step <= self._steps:
+            return
+        if message.kind == "step":
+            self.last = max(step, self.last or 0)
+        for name, value in values.items():
+            if name in self._values or len(self._values) < MAX_NAMES:
+                self._array(name, step)[step] = value
+
+    def _array(self, name: str, step: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+        array = self._values.get(name)
+        if array is None or step >= len(array):
+            size = max(FIRST_SIZE, 2 * (step + 1))
+            grown = np.full(min(size, self._steps + 1), np.nan)
+            if array is not None:
+                grown[: len(array)] = array
+            self._values[name] = array = grown
+        return array
+
+    def names(self) -> list[str]:
+        """Return the names of all figures, in the order of their first values."""
+        return list(self._values)
+
+    def latest(self) -> dict[str, float]:
+        """Return the newest value of each figure."""
+        found = {}
+        for name, array in self._values.items():
+            known = np.flatnonzero(~np.isnan(array))
+            if len(known):
+                found[name] = float(array[known[-1]])
+        return found
+
+    def curve(self, name: str, points: int, first: int = 0, last: int | None = None) -> Curve:
+        """Return a figure as at most `points` points over the steps from `first` to `last`.
+
+        Equal numbers of values are taken together, so a curve of 10,000 steps keeps its peaks in `low` and `high`.
+        """
+        array = self._values.get(name)
+        if array is None:
+            return Curve([], [], [], [])
+        part = array[first : None if last is None else last + 1]
+        known = np.flatnonzero(~np.isnan(part))
+        values = part[known]
+        size = max(1, -(-len(values) // max(1, points)))
+        starts = np.arange(0, len(values), size)
+        if not len(starts):
+            return Curve([], [], [], [])
+        counts = np.diff(np.append(starts, len(values)))
+        means = np.add.reduceat(values, starts) / counts
+        lows, highs = np.minimum.reduceat(values, starts), np.maximum.reduceat(values, starts)
+        return Curve((known[starts] + first).tolist(), means.tolist(), lows.tolist(), highs.tolist())

@@ -1,0 +1,64 @@
+// Nodes and actors: state, what each waits for, restarts, devices and figures of its process.
+import { useAnswer } from "../lib/answer.js";
+import { duration, figure } from "../lib/format.js";
+import { html } from "../lib/html.js";
+import { State } from "../lib/state.js";
+import { Table } from "../lib/table.js";
+
+const now = () => Date.now() / 1000;
+
+function phase(actor) {
+  const good = actor.phase === "ready";
+  return html`<span class=${good ? "good" : actor.phase === "over" ? "dim" : "warn"}>${actor.phase.replaceAll("_", " ")}</span>`;
+}
+
+function doing(actor) {
+  if (actor.rows.length) return actor.activity;
+  return actor.waits_for ? html`<span>waits for <b>${actor.waits_for}</b> for ${duration(actor.waiting_seconds)}</span>` : actor.activity;
+}
+
+const share = (value) => (value === undefined ? "" : `${Math.round(100 * value)} %`);
+
+const COLUMNS = [
+  { name: "name", label: "Actor", show: (actor) => html`<b>${actor.name}</b>` },
+  { name: "phase", label: "State", tight: true, show: phase },
+  { name: "activity", label: "What it does", show: doing },
+  { name: "since", label: "For", tight: true, show: (actor) => (actor.since ? duration(now() - actor.since) : "") },
+  { name: "restarts_of_run", label: "Restarts", number: true, show: (actor) => figure(Math.max(actor.restarts, actor.restarts_of_run)) },
+  { name: "incarnation", label: "Incarnation", number: true, show: (actor) => actor.incarnation ?? "" },
+  { name: "pid", label: "Process", number: true, show: (actor) => actor.pid ?? "" },
+  { name: "gpus", label: "Devices" },
+  { name: "busy", label: "Busy", number: true, show: (actor) => share(actor.figures.busy) },
+  { name: "rate", label: "Rows/s", number: true, show: (actor) => (actor.figures.rows_per_second === undefined ? "" : figure(actor.figures.rows_per_second)) },
+  { name: "memory", label: "Memory", number: true, show: (actor) => (actor.figures.rss_mib === undefined ? "" : `${figure(actor.figures.rss_mib)} MiB`) },
+];
+
+/** Count what actors wait for, so that the cause of a slow step stands in one line. */
+export function waits(actors) {
+  const counts = new Map();
+  for (const actor of actors) {
+    const what = actor.rows.length ? "" : actor.waits_for;
+    if (what) counts.set(what, [...(counts.get(what) || []), actor.name]);
+  }
+  return [...counts].sort((a, b) => b[1].length - a[1].length);
+}
+
+export default function ActorsView({ run, pulse }) {
+  const state = useAnswer("actors", { run }, pulse);
+  const nodes = state.data?.nodes || [];
+  const waiting = waits(nodes.flatMap((node) => node.actors));
+  const broker = state.data?.broker || {};
+  return html`<div class="stack">
+    <h2>Actors</h2>
+    <${State} ...${state} />
+    ${state.data && !state.data.live && html`<p class="panel">The run is not up. These actors were ready in it.</p>`}
+    ${broker.phase && html`<p class="panel">Broker: ${broker.phase} for ${duration(now() - broker.since)}, ${figure(broker.restarts || 0)} restarts</p>`}
+    ${waiting.length > 0 && html`<section class="panel"><h3>Who waits for what</h3>
+      <ul>${waiting.map(([what, names]) => html`<li key=${what}><b>${what}</b>: ${names.slice(0, 12).join(", ")}${names.length > 12 ? ` and ${names.length - 12} more` : ""}</li>`)}</ul></section>`}
+    ${nodes.map((node) => html`<section class="panel" key=${node.name}>
+      ${state.data.live && !node.has_lease && html`<p class="bad">This node has no lease: its supervisor is down, or cut off from the broker.</p>`}
+      <${Table} title=${node.name} columns=${COLUMNS} rows=${node.actors} id=${(actor) => actor.name} cards />
+    </section>`)}
+    ${state.data && Object.entries(state.data.ignored).map(([name, why]) => html`<p class="bad" key=${name}>Entry lease.${name} is no lease and is ignored: ${why}</p>`)}
+  </div>`;
+}

@@ -1,0 +1,130 @@
+// Where the run stands: progress, ledger, curves of one or several runs, events.
+import { useAnswer } from "../lib/answer.js";
+import { get } from "../lib/api.js";
+import { Chart } from "../lib/chart.js";
+import { clock, duration, figure } from "../lib/format.js";
+import { html, useEffect, useState } from "../lib/html.js";
+import { change, link } from "../lib/route.js";
+import { State } from "../lib/state.js";
+import { Table } from "../lib/table.js";
+
+const FIRST = ["step/reward", "eval/reward", "step/loss", "step/grad_norm", "step/k3", "step/staleness"];
+const ENDS = ["trained", "in_flight", "dropped", "quarantined"];
+
+function words(name) {
+  return name.replaceAll("_", " ");
+}
+
+export function Ledger({ account, addsUp }) {
+  const total = Math.max(1, account.admitted);
+  const sum = `admitted ${figure(account.admitted)} = ${ENDS.map((name) => `${words(name)} ${figure(account[name])}`).join(" + ")}`;
+  return html`<section class="panel" aria-label="ledger">
+    <h2>Rows</h2>
+    <div class="bar" role="img" aria-label=${sum}>${ENDS.map((name) => html`<span key=${name} class=${name} style=${{ width: `${(100 * account[name]) / total}%` }}></span>`)}</div>
+    <p id="ledger-sum">admitted <b>${figure(account.admitted)}</b> = ${ENDS.map((name, i) => html`<span key=${name}>${i ? " + " : ""}<i class=${`key ${name}`}></i>${words(name)} <b>${figure(account[name])}</b></span>`)}</p>
+    ${!addsUp && html`<p role="alert" class="bad">The ledger does not add up: ${account.violations.join("; ")}</p>`}
+  </section>`;
+}
+
+function Tile({ name, children }) {
+  return html`<div class="tile"><div class="name">${name}</div><div class="value">${children}</div></div>`;
+}
+
+function state(data) {
+  if (data.finished) return html`<span class="good">finished</span>`;
+  return data.live ? html`<span class="good">up</span>` : html`<span class="warn">not up</span>`;
+}
+
+function Tiles({ data }) {
+  return html`<div class="tiles">
+    <${Tile} name="state">${state(data)}<//>
+    <${Tile} name="step">${figure(data.step)} <small class="dim">of ${figure(data.steps)}</small><//>
+    <${Tile} name="mean reward">${figure(data.figures["step/reward"])}<//>
+    <${Tile} name="held-out reward">${figure(data.evaluations.at(-1)?.[1])}<//>
+    <${Tile} name="steps a second">${data.steps_per_second === null ? "unknown" : figure(data.steps_per_second)}<//>
+    <${Tile} name="time left">${data.live ? duration(data.seconds_left) : "none"}<//>
+    <${Tile} name="actors up"><a href=${link("actors")}>${figure(data.actors)}</a><//>
+    <${Tile} name="restarts">${figure(data.restarts)}<//>
+  </div>
+  ${data.waits && html`<p class="panel warn" role="status">Waiting: ${data.waits}</p>`}`;
+}
+
+/** Curves of several runs; each run is asked for on its own, so that one that cannot be opened hides no other. */
+function useCurves(runs, names, first, last, pulse) {
+  const [found, setFound] = useState({});
+  const key = JSON.stringify([runs, names, first, last]);
+  useEffect(() => {
+    const halt = new AbortController();
+    runs.forEach((run) => get("curves", { run, names: names.join(), first, last }, halt.signal)
+      .then((data) => setFound((old) => ({ ...old, [run]: { data, key } })))
+      .catch((error) => error.name === "AbortError" || setFound((old) => ({ ...old, [run]: { ...old[run], error } }))));
+    return () => halt.abort();
+  }, [key, pulse]);
+  return found;
+}
+
+function Choice({ names, chosen, runs, others, parameters }) {
+  const toggle = (list, name) => (list.includes(name) ? list.filter((each) => each !== name) : [...list, name]).join();
+  return html`<details class="panel"><summary>Choose figures and runs</summary>
+    <h3>Figures</h3>
+    <div class="choice">${names.map((name) => html`<label key=${name}><input type="checkbox" checked=${chosen.includes(name)} onChange=${() => change({ figures: toggle(chosen, name) })} /> ${name}</label>`)}</div>
+    <h3>Other runs in the same charts</h3>
+    <div class="choice">${runs.map((name) => html`<label key=${name}><input type="checkbox" checked=${others.includes(name)} onChange=${() => change({ with: toggle(others, name) })} /> ${name}</label>`)}</div>
+    ${parameters.from && html`<p>Steps ${parameters.from} to ${parameters.to}</p>`}
+  </details>`;
+}
+
+function Curves({ run, runs, parameters, pulse, theme }) {
+  const others = (parameters.with || "").split(",").filter(Boolean);
+  const wanted = (parameters.figures || "").split(",").filter(Boolean);
+  const asked = [...new Set([...FIRST, ...wanted])];
+  const all = [run, ...others.filter((name) => name !== run)];
+  const found = useCurves(all, asked, parameters.from, parameters.to, pulse);
+  const names = [...new Set(all.flatMap((name) => found[name]?.data?.names || []))];
+  const chosen = wanted.length ? wanted : FIRST.filter((name) => names.includes(name));
+  const factor = Number(parameters.smooth || 0);
+  const zoom = (from, to) => change({ from: Math.max(0, Math.floor(from)), to: Math.ceil(to) });
+  const lines = (name) => all.filter((each) => found[each]?.data?.curves[name]?.steps.length)
+    .map((each) => ({ name: each, curve: found[each].data.curves[name] }));
+  return html`<section class="stack" aria-label="curves">
+    <div class="row">
+      <label>Smoothing <input type="range" min="0" max="0.99" step="0.01" value=${factor} onChange=${(e) => change({ smooth: e.target.value === "0" ? "" : e.target.value }, true)} /></label>
+      ${parameters.from && html`<button onClick=${() => change({ from: "", to: "" })}>Show all steps</button>`}
+      <span class="dim">Drag in a chart to zoom.</span>
+    </div>
+    ${all.filter((name) => found[name]?.error).map((name) => html`<p key=${name} role="alert" class="bad">${name}: ${found[name].error.message}</p>`)}
+    <div class="grid">${chosen.map((name) => html`<${Chart} key=${name} title=${name} lines=${lines(name)} factor=${factor} theme=${theme} onZoom=${zoom} />`)}</div>
+    ${names.length === 0 && html`<p class="dim">No step has been trained yet.</p>`}
+    <${Choice} names=${names} chosen=${chosen} runs=${runs.filter((name) => name !== run)} others=${others} parameters=${parameters} />
+  </section>`;
+}
+
+/** Fields of an event that has no sentence of its own. */
+function fields(body) {
+  const known = ["time", "kind", "role", "n", "traceback"];
+  return Object.entries(body).filter(([name]) => !known.includes(name))
+    .map(([name, value]) => `${words(name)} ${typeof value === "object" ? JSON.stringify(value) : figure(value)}`).join(", ").slice(0, 300);
+}
+
+const EVENTS = [
+  { name: "time", label: "Time", tight: true, show: (event) => clock(event.time) },
+  { name: "sender", label: "Actor" },
+  { name: "kind", label: "Event", show: (event) => words(event.kind) },
+  { name: "text", label: "What happened", show: (event) => event.text || fields(event.body) },
+  { name: "sequence", label: "Sequence", number: true },
+];
+
+export default function RunView({ run, parameters, pulse, theme }) {
+  const state = useAnswer("run", { run }, pulse);
+  const ledger = useAnswer("ledger", { run }, pulse);
+  const events = useAnswer("events", { run, last: 100 }, pulse);
+  const runs = useAnswer("runs", {});
+  return html`<div class="stack">
+    <h2>${run} <small class="dim">${state.data ? `${state.data.algorithm}` : ""}</small></h2>
+    <${State} ...${state} />
+    ${state.data && html`<${Tiles} data=${state.data} />`}
+    ${ledger.data && html`<${Ledger} account=${ledger.data.account} addsUp=${ledger.data.adds_up} />`}
+    <${Curves} run=${run} runs=${runs.data?.runs || []} parameters=${parameters} pulse=${pulse} theme=${theme} />
+    ${events.data && html`<div class="panel"><${Table} title="Events" columns=${EVENTS} rows=${events.data.events} id=${(event) => event.sequence} cards /></div>`}
+  </div>`;
+}

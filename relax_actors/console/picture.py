@@ -1,0 +1,153 @@
+"""What the cells and the log of a run tell: its ledger, versions, evaluations, figures and events.
+
+Messages are fed in stream order. Any role can write to the log, so what is remembered is bounded, and malformed cells
+are ignored.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from broker.codec import decode_fields, open_envelope
+from broker.subjects import RowId, Subjects
+from broker.table import Cell
+from relax_actors.config.saved import SavedSettings
+from relax_actors.console.figures import Figures
+from relax_actors.errors import CodecError, SubjectError
+from relax_actors.messages import Batch, Checkpoint, Dropped, Evaluation, Quarantined, Weights
+from relax_actors.monitoring.failures import sentence
+from relax_actors.monitoring.log_message import LogMessage
+from relax_actors.runtime.cells import is_oversized
+from relax_actors.training.ledger import ledger_of
+
+T = TypeVar("T")
+NUMBERED: dict[str, type[Any]] = {
+    "batch": Batch,
+    "weights": Weights,
+    "checkpoint": Checkpoint,
+    "evaluation": Evaluation,
+}
+"""Numbered cells that are read."""
+MAX_EVENTS, MAX_ACTORS = 2000, 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event of the run.
+
+    Attributes:
+        sequence: its sequence in the log.
+        time: Unix time in seconds by the broker's clock.
+        sender: actor that published it.
+        kind: kind of the event.
+        text: what happened, in a sentence; empty for an event without one.
+        body: its fields.
+    """
+
+    sequence: int
+    time: float
+    sender: str
+    kind: str
+    text: str
+    body: dict[str, Any]
+
+
+class Picture:
+    """State of a run, from its cells and its log.
+
+    Args:
+        settings: saved settings of the run.
+    """
+
+    def __init__(self, settings: SavedSettings) -> None:
+        self.subjects = Subjects(settings.run.name)
+        self.ledger = ledger_of(settings)
+        self.figures = Figures(settings.run.steps)
+        self.weights: dict[int, tuple[Weights, float]] = {}
+        """Versions with the Unix time at which they were stored."""
+        self.checkpoints: dict[int, tuple[Checkpoint, float]] = {}
+        self.evaluations: dict[int, tuple[Evaluation, float]] = {}
+        self.quarantined: dict[RowId, Quarantined] = {}
+        self.dropped: Counter[str] = Counter()
+        """Rows that the table still has, by the reason for which they were dropped."""
+        self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
+        self.restarts: Counter[str] = Counter()
+        """Restarts of each actor since the start of the run, as far as the log goes back."""
+        self.actors: dict[str, None] = {}
+        """Actors that were ever ready, in the order of their first start."""
+        self.finished = False
+        self.table_sequence = self.log_sequence = 0
+
+    @staticmethod
+    def columns(subjects: Subjects) -> list[str]:
+        """Subjects of the cells to feed."""
+        rows = [subjects.column(name) for name in ("prompt", "dropped", "quarantined")]
+        return [*rows, *(subjects.numbered(kind, "*") for kind in NUMBERED)]
+
+    @staticmethod
+    def log_subjects(subjects: Subjects) -> list[str]:
+        """Subjects of the messages of the log to feed: events, and figures of steps."""
+        figures = [subjects.metric(role, "*") for role in ("trainer", "critic")]
+        return [f"{subjects.prefix}.event.>", *figures]
+
+    def take_cell(self, cell: Cell) -> None:
+        """Record a cell."""
+        self.table_sequence = cell.sequence
+        try:
+            cell_id = self.subjects.parse(cell.subject)
+        except SubjectError:
+            return
+        if is_oversized(cell_id, cell):
+            return
+        value: Any = None
+        try:
+            if (expected := NUMBERED.get(cell_id.kind)) is not None:
+                value = _decode(cell, expected, cell.subject)
+        except CodecError:
+            return
+        self.ledger.observe(cell_id, value if isinstance(value, Batch | Checkpoint) else None)
+        known: dict[type[Any], dict[int, Any]] = {
+            Weights: self.weights,
+            Checkpoint: self.checkpoints,
+            Evaluation: self.evaluations,
+        }
+        if (kept := known.get(type(value))) is not None:
+            kept[value.version] = (value, cell.stored)
+        with suppress(CodecError):
+            if cell_id.field == "quarantined":
+                self.quarantined[cell_id.row] = _decode(cell, Quarantined)
+            elif cell_id.field == "dropped":
+                self.dropped[_decode(cell, Dropped).reason[:40]] += 1
+
+    def take_message(self, cell: Cell) -> None:
+        """Record a message of the log; a malformed one, and one that claims to come from another role, is ignored."""
+        self.log_sequence = cell.sequence
+        message = LogMessage.parse(cell.subject, cell.data)
+        if message is None or message.claim:
+            return
+        self.figures.take(message)
+        if not message.is_event:
+            return
+        if message.kind == "finished":
+            self.finished = True
+        if len(self.actors) < MAX_ACTORS and message.kind == "ready":
+            self.actors.setdefault(message.sender)
+        if message.kind == "restarted" and (message.sender in self.restarts or len(self.restarts) < MAX_ACTORS):
+            self.restarts[message.sender] += 1
+        text = _sentence(message)
+        event = Event(cell.sequence, cell.stored, message.sender, message.kind, text, message.body)
+        self.events.append(event)
+
+
+def _decode(cell: Cell, expected: type[T], subject: str | None = None) -> T:
+    return decode_fields(open_envelope(cell.data, subject=subject), expected)
+
+
+def _sentence(message: LogMessage) -> str:
+    try:
+        return sentence(message)
+    except (ValueError, TypeError, KeyError, OverflowError):
+        return ""

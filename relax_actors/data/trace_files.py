@@ -1,0 +1,99 @@
+"""Records of files of traces: lines of JSON, documents of JSON, and rows of Parquet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from relax_actors.data.files import FileRows, data_files
+from relax_actors.data.jsonl import ENDINGS as LINES
+from relax_actors.data.jsonl import JsonLines
+from relax_actors.data.parquet import ENDINGS as PARQUET
+from relax_actors.data.parquet import Parquet
+from relax_actors.data.source import SourceSettings
+from relax_actors.errors import ConfigError, RowError
+from relax_actors.traces import Trace
+from relax_actors.traces.formats import trace_of
+
+DOCUMENTS = (".json",)
+MAX_BYTES = 1 << 30
+"""Bytes of one trace in its file."""
+
+
+class Documents(FileRows):
+    """JSON documents with one trace each."""
+
+    def __init__(self, paths: Sequence[Path], settings: SourceSettings) -> None:
+        super().__init__(paths, settings)
+        self.set_counts([1] * len(paths), None, f"data.path = {str(settings.path)!r}")
+
+    def place(self, file: int, number: int) -> str:
+        """Return the file."""
+        del number
+        return str(self.paths[file])
+
+    def read(self, file: int, number: int) -> object:
+        """Return the document, parsed."""
+        del number
+        path = self.paths[file]
+        if path.stat().st_size > MAX_BYTES:
+            msg = f"{path}: longer than {MAX_BYTES >> 20} MiB, the most that a trace may have"
+            raise RowError(msg)
+        try:
+            return json.loads(path.read_bytes())
+        except (ValueError, RecursionError) as error:
+            msg = f"{path}: no JSON ({error}); write one trace a document, or one a line in a file *.jsonl"
+            raise RowError(msg) from error
+
+
+class TraceFiles:
+    """Traces of the files of `data.path`, one file after another.
+
+    Raises:
+        ConfigError: no such file, files of several kinds, or a file that cannot be read.
+    """
+
+    def __init__(self, settings: SourceSettings) -> None:
+        paths = data_files(settings, "traces", (*LINES, *DOCUMENTS, *PARQUET))
+        self._rows = _open(paths, SourceSettings(path=settings.path))
+        self._rows.max_bytes = MAX_BYTES
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def place(self, number: int) -> str:
+        """Return the place of a trace, for errors."""
+        return self._rows.place(*self._rows.locate(number))
+
+    def record(self, number: int) -> object:
+        """Return the record of a trace, as its format has it.
+
+        Raises:
+            RowError: it cannot be decoded.
+        """
+        return self._rows.read(*self._rows.locate(number))
+
+    def trace(self, number: int) -> Trace:
+        """Return a trace.
+
+        Raises:
+            RowError: it cannot be decoded, or is not exact.
+        """
+        return trace_of(self.record(number), self.place(number))
+
+
+def _open(paths: Sequence[Path], settings: SourceSettings) -> FileRows:
+    endings = {path.suffix for path in paths}
+    if endings <= {*LINES}:
+        return JsonLines(paths, settings)
+    if endings <= {*DOCUMENTS}:
+        return Documents(paths, settings)
+    if endings <= {*PARQUET}:
+        return Parquet(settings)
+    known = ", ".join(f"*{ending}" for ending in (*LINES, *DOCUMENTS, *PARQUET))
+    msg = (
+        f"data.path = {str(settings.path)!r} has files {', '.join(sorted(endings))}; traces are files of one of the "
+        f"endings {known}"
+    )
+    raise ConfigError(msg)

@@ -1,0 +1,81 @@
+"""Cells of operations: requests to change a live run, and the states that each goes through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+OPERATION = "operation"
+"""Kind of the numbered cells of operations."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperationRequest:
+    """What an operation is to do.
+
+    Attributes:
+        kind: "scale", "add_engine" or "remove_engine".
+        role: role whose actors are scaled.
+        target: number of actors to have afterwards; None with `delta`.
+        delta: number of actors to add, negative to remove; None with `target`.
+        node: number or name of the node; empty for the node of `relax up` or the only one that has the role.
+        url: address of an inference server that the run does not start, for "add_engine".
+        key_file: name of the file in `<store>/engine-keys` with the key of that server; empty without a key.
+        engine: number of the operation that added an engine, for "remove_engine".
+        force: whether actors that leave return their rows at once instead of finishing them.
+        seconds: deadline of the whole operation; 0 for the default of its role.
+        key: idempotency key of the client; empty without one.
+        author: who requested it, e.g. "relax scale" or "autoscaler.0".
+    """
+
+    kind: str
+    role: str = "rollout"
+    target: int | None = None
+    delta: int | None = None
+    node: str = ""
+    url: str = ""
+    key_file: str = ""
+    engine: int | None = None
+    force: bool = False
+    seconds: float = 0.0
+    key: str = ""
+    author: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OperationPlan:
+    """What an operation changes, fixed when it begins, so that a repeated step changes nothing more.
+
+    Attributes:
+        node: number of the node.
+        node_name: its name.
+        before: actors of the role on the node before.
+        after: actors of the role on the node afterwards.
+        actors: names of the actors that start or leave.
+    """
+
+    node: int
+    node_name: str
+    before: int
+    after: int
+    actors: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class OperationStep:
+    """Cell `operation.<number>`: an operation enters a state. The cells of all operations are numbered together.
+
+    Attributes:
+        operation: number of the operation, that of its first cell.
+        state: see `relax_actors.operations.states.State`.
+        time: seconds since 1970.
+        request: of the first cell.
+        plan: of the cell with which the operation begins.
+        reason: why it failed, was cancelled, or had nothing to do.
+    """
+
+    operation: int
+    state: str
+    time: float
+    request: OperationRequest | None = None
+    plan: OperationPlan | None = None
+    reason: str = ""

@@ -1,0 +1,77 @@
+"""External engines of a run: their keys, and where the rollout actors that are their clients find them.
+
+A key is never in a cell, which every role and observer can read: it is a file of the store that only the run's user can
+read, and the request names the file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import time
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from broker.files import make_private_folder, write_private
+from relax_actors.errors import ConfigError
+
+KEYS = "engine-keys"
+MIN_AGE = 60.0
+"""Seconds that a key without an engine is kept: its request may be about to be recorded."""
+_NAME = re.compile(r"[0-9a-f]{32}")
+
+
+def save_key(store: Path, key: str) -> str:
+    """Write the key of an engine to a file of the store; return its name, empty for an empty key."""
+    if not key:
+        return ""
+    make_private_folder(store / KEYS)
+    name = secrets.token_hex(16)
+    write_private(store / KEYS / name, key)
+    return name
+
+
+def read_key(store: Path, name: str) -> str:
+    """Return the key of an engine.
+
+    Raises:
+        ConfigError: the file is lost, or its name is none.
+    """
+    if not name:
+        return ""
+    try:
+        if not _NAME.fullmatch(name):
+            raise FileNotFoundError(name)
+        return (store / KEYS / name).read_text()
+    except OSError as error:
+        msg = f"the key of the engine is not in {store / KEYS}; remove the engine, and add it again with its key"
+        raise ConfigError(msg) from error
+
+
+def remove_unused_keys(store: Path, used: Collection[str]) -> None:
+    """Remove the keys of engines that are gone."""
+    folder = store / KEYS
+    for path in folder.iterdir() if folder.is_dir() else ():
+        with suppress(OSError):
+            if path.name not in used and time.time() - path.stat().st_mtime > MIN_AGE:
+                path.unlink()
+
+
+def save_engines(path: Path, engines: Mapping[int, Mapping[str, str]]) -> None:
+    """Write `url` and `key` of the engine of each rollout actor, by the actor's number; no file without engines."""
+    text = json.dumps({str(n): dict(entry) for n, entry in engines.items()}, indent=1)
+    if not engines:
+        path.unlink(missing_ok=True)
+    elif not path.exists() or path.read_text() != text:
+        write_private(path, text)
+
+
+def engine_of(path: Path, n: int) -> tuple[str, str] | None:
+    """Return address and key of the external engine of rollout actor `n`; None if it is the client of none."""
+    try:
+        entry = json.loads(path.read_text()).get(str(n))
+    except FileNotFoundError:
+        return None
+    return None if entry is None else (str(entry["url"]), str(entry["key"]))

@@ -1,0 +1,83 @@
+"""How far an operation is, as a pure function of what the nodes and actors of a run report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from relax_actors.operations.plan import NodeView
+from relax_actors.operations.states import IN, OUT, Operation, State
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What is known of a run at one moment.
+
+    Attributes:
+        nodes: nodes by number.
+        leases: leases of the actors by name.
+        weights: version of the newest published weights; -1 before the first.
+        with_weights: roles whose actors hold weights.
+    """
+
+    nodes: Mapping[int, NodeView]
+    leases: Mapping[str, Mapping[str, Any]]
+    weights: int
+    with_weights: frozenset[str] = frozenset({"rollout"})
+
+
+def next_state(operation: Operation, report: Report) -> State | None:
+    """Return the state that a running operation with a plan has reached; None if it stays where it is."""
+    plan = operation.plan
+    if plan is None:
+        return None
+    node = report.nodes.get(plan.node)
+    states = [] if node is None else [node.children[name] for name in plan.actors if name in node.children]
+    leases = [report.leases.get(name) for name in plan.actors]
+    if operation.state in IN:
+        return _left(operation.state, plan.node, states, leases, is_up=node is not None)
+    if len(states) < len(plan.actors):
+        return None
+    is_ready = all(state.get("phase") == "ready" for state in states)
+    is_alive = is_ready and _are_alive(states, leases)
+    reached = {
+        State.CREATING: all(state.get("pid") for state in states),
+        State.CONNECTING: is_ready,
+        State.HEALTH_CHECKING: is_alive,
+        State.WEIGHT_SYNCING: is_alive and _has_weights(operation.request.role, leases, report),
+        State.READY: is_alive and all(lease and _takes_rows(lease) for lease in leases),
+    }
+    is_over = reached.get(operation.state, False)
+    return OUT[OUT.index(operation.state) + 1] if is_over else None
+
+
+def _left(
+    state: State, node: int, states: list[Mapping[str, Any]], leases: list[Mapping[str, Any] | None], *, is_up: bool
+) -> State | None:
+    """Return the state that actors which leave have reached."""
+    if states:
+        return None
+    if state is State.DRAINING:
+        # A node that joined may leave before its actors did; that of `relax up` comes back with all of them.
+        return State.REMOVING if is_up or (node != 0 and not any(leases)) else None
+    return State.REMOVED if not any(leases) else None
+
+
+def _are_alive(states: list[Mapping[str, Any]], leases: list[Mapping[str, Any] | None]) -> bool:
+    """Whether the leases are of the present processes, not of former ones."""
+    return all(
+        lease is not None and lease.get("pid") == state.get("pid") for state, lease in zip(states, leases, strict=True)
+    )
+
+
+def _has_weights(role: str, leases: list[Mapping[str, Any] | None], report: Report) -> bool:
+    if role not in report.with_weights:
+        return True
+    held = [-1 if lease is None else lease.get("weights", -1) for lease in leases]
+    return report.weights >= 0 and all(isinstance(version, int) and version >= 0 for version in held)
+
+
+def _takes_rows(lease: Mapping[str, Any]) -> bool:
+    """Whether an actor handles rows, or waits for rows."""
+    return bool(lease.get("rows") or lease.get("waits_for"))

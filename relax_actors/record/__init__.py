@@ -1,0 +1,1 @@
+"""Record: rows that a run's folder keeps for people, after the table has deleted them."""

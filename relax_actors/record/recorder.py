@@ -1,0 +1,172 @@
+"""Recorder: reads the table of a run as an observer, and writes the rows that [record] keeps."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import defaultdict
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from broker.codec import open_envelope
+from broker.connection import Connection
+from broker.history import History
+from broker.store import Store
+from broker.subjects import RowId, Subjects
+from broker.table import Cell
+from relax_actors.errors import CodecError, RecordError, SubjectError
+from relax_actors.record.groups import groups_of
+from relax_actors.record.record import Record, StepRecord
+from relax_actors.record.row_cells import RowCell, pack_row
+from relax_actors.record.rules import kept_groups, kept_held_out, shelf_of
+from relax_actors.record.segments import SegmentWriter, Shelf
+
+if TYPE_CHECKING:
+    from relax_actors.config.record import RecordSection
+
+CALL_SECONDS = 60.0
+RESERVE_BYTES = 256 << 20
+"""Free space of the disk that is left to the run: with less, nothing is kept."""
+log = structlog.get_logger()
+
+
+class Recorder:
+    """Writes the record of a run: the rows of a step as soon as its batch is complete, then the step itself.
+
+    The record itself says how far it is. A recorder that is killed goes on behind the last recorded step, and leaves
+    out the rows of the next one that it has already: no row is kept twice, and no row is missed that the table still
+    has. In memory it holds the cells of one step, and the arrays of one row.
+
+    Args:
+        connection: connection of an observer of the run.
+        subjects: subjects of the run.
+        store: the store of the run; arrays that it does not have on this machine are left out.
+        section: which rows are kept.
+        seed: seed of the run.
+        folder: folder of the record.
+
+    Raises:
+        RecordError: another process writes the record, or it cannot be written.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        subjects: Subjects,
+        store: Store,
+        section: RecordSection,
+        seed: int,
+        folder: Path,
+    ) -> None:
+        self._connection, self._subjects, self._store = connection, subjects, store
+        self._section, self._seed, self._folder = section, seed, folder
+        self._writer = SegmentWriter(folder, section.max_mib << 20)
+        for damage in self._writer.removed:
+            log.warning("unfinished_frame_removed", file=str(damage.path), offset=damage.offset, size=damage.size)
+        record = Record(folder)
+        for damage in record.damages():
+            log.warning("record_damaged", what=str(damage))
+        self._step = max(record.steps(), default=-1)
+        self._version = max(record.versions(), default=-1)
+        last = {"group": self._step, "eval": self._version}
+        self._written = {row for row in record.rows() if row.step > last.get(row.kind, -1)}
+        self._batches = self._history(subjects.numbered("batch", "*"))
+        self._evaluations = self._history(subjects.numbered("evaluation", "*"))
+        self._full = False
+
+    def catch_up(self) -> None:
+        """Record the steps and evaluated versions that have ended meanwhile.
+
+        Raises:
+            BrokerError: the broker does not answer.
+            OSError: the record cannot be written.
+        """
+        for cell in sorted(self._numbered(self._batches), key=lambda found: found[0]):
+            if cell[0] > self._step:
+                self._record_step(*cell)
+        for version, _ in sorted(self._numbered(self._evaluations), key=lambda found: found[0]):
+            if version > self._version:
+                self._record_evaluation(version)
+
+    def close(self) -> None:
+        """Close the record."""
+        self._writer.close()
+
+    def _record_step(self, step: int, batch: dict[str, Any]) -> None:
+        trained = [index for index in batch.pop("rows", ()) if isinstance(index, int)]
+        cells = self._cells(f"{self._subjects.prefix}.group.{step}.>")
+        groups = groups_of(step, cells, trained, self._store.reader())
+        for index, why in kept_groups(self._section, self._seed, step, groups).items():
+            self._keep(RowId(step, index), why, cells.get(index, {}))
+        # Cells of a step are removed together.
+        collected = bool(trained) and not cells
+        if collected:
+            log.warning("step_collected", step=step, why="a checkpoint removed its rows before they could be read")
+        found = StepRecord(step, () if collected else groups, batch, collected)
+        self._append(Shelf.STEPS, {"step": step}, found.pack())
+        self._step = step
+        self._written = {row for row in self._written if row.kind != "group"}
+
+    def _record_evaluation(self, version: int) -> None:
+        if self._section.evaluation:
+            cells = self._pages(self._history(self._subjects.column("reward", "eval", version)))
+            indices = sorted(self._subjects.parse(cell.subject).index for cell in cells)
+            for row in (RowId(version, index, "eval") for index in kept_held_out(self._section, indices)):
+                self._keep(row, ["evaluation"], self._cells(f"{self._subjects.prefix}.{row}.>").get(row.index, {}))
+        self._append(Shelf.STEPS, {"version": version})
+        self._version = version
+        self._written = {row for row in self._written if row.kind != "eval"}
+
+    def _cells(self, subject: str) -> dict[int, dict[str, RowCell]]:
+        """Return the cells of rows of one step: index -> column -> cell."""
+        found: defaultdict[int, dict[str, RowCell]] = defaultdict(dict)
+        for cell in self._pages(self._history(subject)):
+            place = self._subjects.parse(cell.subject)
+            found[place.index][place.field] = RowCell(place.field, cell.sequence, cell.stored, cell.data)
+        return dict(found)
+
+    def _keep(self, row: RowId, why: list[str], cells: dict[str, RowCell]) -> None:
+        """Keep a row, unless it is kept already, or the table has it no more."""
+        if row in self._written or not cells:
+            return
+        try:
+            body = pack_row(cells.values(), self._store)
+            is_kept = self._append(shelf_of(why), {"row": str(row), "why": why}, body)
+            reason = "it takes more than a quarter of record.max_mib"
+        except RecordError as error:
+            is_kept, reason = False, str(error)
+        if not is_kept and not self._full:
+            log.warning("row_not_kept", row=str(row), reason=reason)
+
+    def _append(self, shelf: Shelf, head: dict[str, Any], body: bytes = b"") -> bool:
+        """Append a frame, unless the run needs the space of the disk."""
+        full = shutil.disk_usage(self._folder).free < RESERVE_BYTES + len(body)
+        if full and not self._full:
+            log.warning("disk_full", folder=str(self._folder), reserve=RESERVE_BYTES)
+        self._full = full
+        return not full and self._writer.append(shelf, {**head, "time": round(time.time(), 3)}, body)
+
+    def _numbered(self, history: History) -> list[tuple[int, dict[str, Any]]]:
+        """Return the new cells of a history: number and fields. Those that their owner did not write are left out."""
+        found = []
+        for cell in self._pages(history):
+            with suppress(CodecError):
+                fields = open_envelope(cell.data, subject=cell.subject).fields
+                found.append((self._subjects.parse(cell.subject).step, fields))
+        return found
+
+    def _history(self, subject: str) -> History:
+        return History(self._connection, self._subjects.table_stream, subject)
+
+    def _pages(self, history: History) -> list[Cell]:
+        """Return the cells of a history that were not read yet; subjects that name no cell are left out."""
+        found: list[Cell] = []
+        while page := self._connection.call(history.page(), CALL_SECONDS):
+            for cell in page:
+                with suppress(SubjectError):
+                    self._subjects.parse(cell.subject)
+                    found.append(cell)
+        return found

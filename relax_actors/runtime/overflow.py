@@ -1,0 +1,76 @@
+"""Overflow actors: rollouts of nodes marked as spot, which get rows only above a backlog.
+
+The server keeps rows back from them (JetStream's priority group `overflow`) while fewer rows wait than the backlog, so
+that they need no autoscaler and may vanish at any instant. Without a ready actor on another node they get every row, or
+a run whose other rollouts are gone would wait for good.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import nats.errors
+
+from relax_actors.errors import RelaxError
+from relax_actors.runtime.context import Context
+
+LOOK_SECONDS = 2.0
+"""Interval of looking for actors of the role on nodes that are not marked as spot."""
+
+
+def has_regular(nodes: Mapping[str, Mapping[str, Any]], role: str) -> bool:
+    """Whether a node that is not marked as spot has a ready actor of a role.
+
+    Args:
+        nodes: leases of the nodes, whose fields may be forged.
+        role: name of the role.
+    """
+    for node in nodes.values():
+        children = node.get("children")
+        for child, state in children.items() if isinstance(children, dict) and not node.get("spot") else ():
+            is_ready = isinstance(state, dict) and state.get("phase") == "ready"
+            if is_ready and str(child).rpartition(".")[0] == role:
+                return True
+    return False
+
+
+class Overflow:
+    """Number of rows that must wait before the actor gets any.
+
+    Args:
+        context: context of the actor; its `backlog` holds while the role has other actors.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._backlog = 0
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def backlog(self) -> int:
+        """Rows that must wait now; 0 for no condition."""
+        return self._backlog
+
+    async def start(self) -> None:
+        """Look whether the role has other actors, now and then in the background. Called in the connection's loop."""
+        if self._context.backlog:
+            await self._look()
+            self._task = asyncio.create_task(self._follow())
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            await self._look()
+
+    async def _look(self) -> None:
+        with suppress(RelaxError, nats.errors.Error):  # the next look follows
+            nodes = await self._context.state.leases("node")
+            self._backlog = self._context.backlog if has_regular(nodes, self._context.role) else 0

@@ -1,0 +1,220 @@
+"""What an operator can do to a live run over HTTP. It keeps no state: all of it is in the run's table and bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from relax_actors.errors import ConfigError
+from relax_actors.messages.operations import OperationPlan, OperationRequest
+from relax_actors.operations import ConflictError, History, Operation, OperationLog, State
+from relax_actors.operations.engines import save_key
+from relax_actors.operations.plan import NodeView, check_role, nodes_of, plan_scale
+from relax_actors.serving.control.bodies import EngineBody, RemoveBody, ScaleBody
+from relax_actors.serving.errors import ApiError
+
+Leases = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What does not change while a run is up.
+
+    Attributes:
+        roles: roles of the run.
+        single: those of them that have one actor.
+        backend: `rollout.backend`.
+        store: folder of the store, with the keys of external engines.
+        author: name under which operations are requested, e.g. "gateway.0".
+    """
+
+    roles: Collection[str]
+    single: Collection[str]
+    backend: str
+    store: Path
+    author: str
+
+
+class Control:
+    """Requests, shows and cancels operations. All methods run in the loop of the broker's connection.
+
+    Args:
+        log: log of the run's operations.
+        leases: returns the leases of nodes and actors.
+        facts: see `RunFacts`.
+    """
+
+    def __init__(self, log: OperationLog, leases: Callable[[], Awaitable[Leases]], facts: RunFacts) -> None:
+        self._log, self._leases, self._facts = log, leases, facts
+
+    async def scale(self, body: ScaleBody) -> Operation | OperationPlan:
+        """Request another number of actors; with `dry_run` only return what would change.
+
+        Raises:
+            ApiError: the role or node does not exist, the number is out of bounds, or an operation is in the way.
+        """
+        request = OperationRequest(
+            "scale",
+            body.role,
+            body.target,
+            body.delta,
+            body.node,
+            force=body.force,
+            seconds=body.timeout_secs,
+            key=body.idempotency_key,
+            author=self._facts.author,
+        )
+        try:
+            check_role(body.role, self._facts.roles, self._facts.single)
+            if (known := (await self._log.read_async()).with_key(request.key)) is None:
+                plan = plan_scale(request, nodes_of(await self._leases()))
+        except ConfigError as error:
+            raise ApiError(400, str(error), "invalid_request") from error
+        return plan if body.dry_run and known is None else await self._request(request)
+
+    async def add_engine(self, body: EngineBody) -> Operation:
+        """Request that an external server joins the run.
+
+        Raises:
+            ApiError: the run's backend uses none, or the server is in the run already.
+        """
+        history = await self._log.read_async()
+        if (known := history.with_key(body.idempotency_key)) is not None:
+            if known.request.url != body.url:
+                msg = f"idempotency key {body.idempotency_key!r} belongs to operation {known.id}, which has another url"
+                raise ApiError(409, f"{msg}; use a new key for a new request", "conflict")
+            return known
+        if self._facts.backend != "sglang":
+            msg = f'rollout.backend = "{self._facts.backend}" uses no external engines; they need "sglang"'
+            raise ApiError(400, msg, "invalid_request")
+        if same := [o.id for o in history.engines() if o.request.url == body.url]:
+            raise ApiError(409, f"{body.url} is engine {same[0]} of this run already; remove it first", "conflict")
+        return await self._request(
+            OperationRequest(
+                "add_engine",
+                url=body.url,
+                key_file=save_key(self._facts.store, body.key),
+                seconds=body.timeout_secs,
+                key=body.idempotency_key,
+                author=self._facts.author,
+            )
+        )
+
+    async def remove_engine(self, engine: int, body: RemoveBody) -> Operation:
+        """Request that an external engine leaves the run.
+
+        Raises:
+            ApiError: there is no such engine, or it is the last rollout.
+        """
+        history = await self._log.read_async()
+        if (known := history.with_key(body.idempotency_key)) is None:
+            engines = {o.id: o for o in history.engines()}
+            if engine not in engines:
+                ids = ", ".join(map(str, engines)) or "none"
+                raise ApiError(404, f"the run has no engine {engine}; its engines are {ids}", "not_found")
+            await self._refuse_last(engines[engine])
+        elif known.request.engine != engine:
+            msg = f"idempotency key {body.idempotency_key!r} belongs to operation {known.id}, of another engine"
+            raise ApiError(409, f"{msg}; use a new key for a new request", "conflict")
+        else:
+            return known
+        return await self._request(
+            OperationRequest(
+                "remove_engine",
+                engine=engine,
+                force=body.force,
+                seconds=body.timeout_secs,
+                key=body.idempotency_key,
+                author=self._facts.author,
+            )
+        )
+
+    async def _refuse_last(self, engine: Operation) -> None:
+        nodes = nodes_of(await self._leases()).values()
+        rollouts = {name for node in nodes for name in node.children if name.startswith("rollout.")}
+        if engine.plan is not None and rollouts and not rollouts - set(engine.plan.actors):
+            msg = f"engine {engine.id} is the last rollout of the run; add another before you remove it"
+            raise ApiError(400, msg, "last_engine")
+
+    async def _request(self, request: OperationRequest) -> Operation:
+        try:
+            return await self._log.request_async(request)
+        except ConflictError as error:
+            raise ApiError(409, str(error), "conflict") from error
+        except ConfigError as error:
+            raise ApiError(400, str(error), "invalid_request") from error
+
+    async def history(self) -> History:
+        """Return all operations of the run."""
+        return await self._log.read_async()
+
+    async def operation(self, number: int) -> Operation:
+        """Return one operation.
+
+        Raises:
+            ApiError: there is none of this number.
+        """
+        found = (await self._log.read_async()).operations.get(number)
+        if found is None:
+            msg = f"there is no operation {number}; GET /v1/operations lists the operations"
+            raise ApiError(404, msg, "not_found")
+        return found
+
+    async def cancel(self, number: int, reason: str) -> Operation:
+        """Cancel an operation that is not yet HEALTH_CHECKING.
+
+        Raises:
+            ApiError: there is none of this number, or it has gone too far.
+        """
+        await self.operation(number)
+        try:
+            return await self._log.cancel_async(number, reason)
+        except ConflictError as error:
+            raise ApiError(409, str(error), "conflict") from error
+
+    async def rollouts(self) -> dict[str, Any]:
+        """Return nodes, rollout actors with their states, external engines, and running operations, as JSON."""
+        leases, history = await self._leases(), await self._log.read_async()
+        urls = {name: o for o in history.engines() if o.plan is not None for name in o.plan.actors}
+        nodes = nodes_of(leases)
+        actors = [
+            _shown_actor(node, name, leases.get(name), urls.get(name))
+            for _, node in sorted(nodes.items())
+            for name in sorted(node.children, key=lambda name: int(name.rpartition(".")[2] or 0))
+            if name.rpartition(".")[0] == "rollout"
+        ]
+        return {
+            "rollouts": actors,
+            "total": len(actors),
+            "engines": [_shown_engine(o) for o in history.engines()],
+            "operations": [o.shown() for o in history.running],
+            "revision": history.last,
+        }
+
+
+def _shown_actor(
+    node: NodeView, name: str, lease: Mapping[str, Any] | None, engine: Operation | None
+) -> dict[str, Any]:
+    state, held = node.children[name], lease or {}
+    return {
+        "actor": name,
+        "node": {"number": node.number, "name": node.name},
+        "phase": str(state.get("phase", ""))[:40],
+        "restarts": state.get("restarts", 0),
+        "weights": held.get("weights", -1),
+        "rows": len(held.get("rows", ())),
+        "engine": None if engine is None else engine.id,
+        "url": "" if engine is None else engine.request.url,
+    }
+
+
+def _shown_engine(operation: Operation) -> dict[str, Any]:
+    return {
+        "id": operation.id,
+        "url": operation.request.url,
+        "actor": operation.plan.actors[0] if operation.plan is not None else "",
+        "state": operation.state.value,
+        "is_active": operation.state is State.ACTIVE,
+    }

@@ -1,0 +1,113 @@
+"""Routes of operators under `/v1`, and the page that describes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from dataclasses import asdict
+from typing import Any, TypeAlias, TypeVar
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from relax_actors.operations import Operation, OperationPlan, State
+from relax_actors.serving.ask import validated
+from relax_actors.serving.control.bodies import CancelBody, EngineBody, RemoveBody, ScaleBody
+from relax_actors.serving.control.control import Control
+from relax_actors.serving.errors import ApiError
+from relax_actors.serving.requests import read_object
+
+Handler: TypeAlias = Callable[[Request, str], Coroutine[Any, Any, Response]]
+Body = TypeVar("Body", bound=BaseModel)
+MAX_BODY = 64 << 10
+MAX_DIGITS = 15
+
+
+class ControlRoutes:
+    """The routes: method and path of each, with its handler."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+
+    def handlers(self) -> list[tuple[str, str, Handler]]:
+        """Return method, path and handler of each route."""
+        return [
+            ("POST", "/v1/rollouts/scale", self.scale),
+            ("GET", "/v1/rollouts", self.rollouts),
+            ("GET", "/v1/operations", self.operations),
+            ("GET", "/v1/operations/{number}", self.operation),
+            ("POST", "/v1/operations/{number}/cancel", self.cancel),
+            ("POST", "/v1/engines", self.add_engine),
+            ("DELETE", "/v1/engines/{number}", self.remove_engine),
+        ]
+
+    async def scale(self, request: Request, _: str) -> Response:
+        """Change the number of actors of a role: 202 with the operation, or 200 with the plan of a dry run."""
+        result = await self._control.scale(await body_of(request, ScaleBody))
+        if isinstance(result, OperationPlan):
+            return JSONResponse({"dry_run": True, **asdict(result)})
+        return accepted(result)
+
+    async def rollouts(self, request: Request, _: str) -> Response:
+        """List rollout actors with their states and weights, external engines, and running operations."""
+        del request
+        return JSONResponse(await self._control.rollouts())
+
+    async def operations(self, request: Request, _: str) -> Response:
+        """List the operations, newest last; `?state=` selects those in one state."""
+        state = request.query_params.get("state", "").upper()
+        if state and state not in State.__members__:
+            msg = f"state {state[:40]!r} does not exist; states are {', '.join(State.__members__)}"
+            raise ApiError(400, msg, "invalid_request")
+        found = [o for o in (await self._control.history()).operations.values() if state in ("", o.state)]
+        return JSONResponse({"operations": [o.shown() for o in found], "total": len(found)})
+
+    async def operation(self, request: Request, _: str) -> Response:
+        """Show one operation with the times of its states."""
+        return JSONResponse((await self._control.operation(number_of(request))).shown())
+
+    async def cancel(self, request: Request, _: str) -> Response:
+        """Cancel an operation that is PENDING, CREATING or CONNECTING."""
+        body = await body_of(request, CancelBody)
+        return JSONResponse((await self._control.cancel(number_of(request), body.reason)).shown())
+
+    async def add_engine(self, request: Request, _: str) -> Response:
+        """Let an external SGLang server join; the id of its operation is the id of the engine."""
+        return accepted(await self._control.add_engine(await body_of(request, EngineBody)))
+
+    async def remove_engine(self, request: Request, _: str) -> Response:
+        """Let an external engine finish its rows, then leave."""
+        return accepted(await self._control.remove_engine(number_of(request), await body_of(request, RemoveBody)))
+
+
+async def body_of(request: Request, model: type[Body]) -> Body:
+    """Return the checked body of a request; the header `Idempotency-Key` takes the place of the field.
+
+    Raises:
+        ApiError: the body does not fit.
+    """
+    body = await read_object(request, MAX_BODY)
+    if (key := request.headers.get("idempotency-key")) and "idempotency_key" in model.model_fields:
+        body.setdefault("idempotency_key", key)
+    return validated(model, body)
+
+
+def number_of(request: Request) -> int:
+    """Return the number in the path of a request.
+
+    Raises:
+        ApiError: it is none.
+    """
+    text = str(request.path_params["number"])
+    if not text.isascii() or not text.isdigit() or len(text) > MAX_DIGITS:
+        raise ApiError(404, f"{text[:40]!r} is no id; ids are numbers, see GET /v1/operations", "not_found")
+    return int(text)
+
+
+def accepted(operation: Operation) -> Response:
+    """Return the answer to a request that became an operation: 202, or 200 for one that has ended."""
+    return JSONResponse(
+        operation.shown(),
+        200 if operation.is_over else 202,
+        {"Location": f"/v1/operations/{operation.id}"},
+    )

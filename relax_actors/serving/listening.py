@@ -1,0 +1,44 @@
+"""Sockets that listen for HTTP requests; imports no package of an extra."""
+
+from __future__ import annotations
+
+import socket
+
+from relax_actors.errors import ConfigError
+
+
+def listen(host: str, port: int, who: str = "server", remedy: str = "choose a free address") -> socket.socket:
+    """Return a socket that listens on an address.
+
+    Args:
+        host: address to bind.
+        port: port to bind; 0 for a free one.
+        who: what listens there, for the error.
+        remedy: what to do if the address cannot be bound, for the error.
+
+    Raises:
+        ConfigError: the address is in use, or is none of this machine.
+    """
+    found: socket.socket | None = None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = socket.socket(family, kind, protocol)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(address)
+        found.listen(256)
+    except OSError as error:
+        if found is not None:
+            found.close()
+        msg = f"{who} cannot listen on {host}:{port}: {error}; {remedy}"
+        raise ConfigError(msg) from error
+    found.setblocking(False)
+    return found
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether a port can be bound."""
+    try:
+        listen(host, port).close()
+    except ConfigError:
+        return False
+    return True

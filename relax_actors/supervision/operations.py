@@ -1,0 +1,274 @@
+"""Executor of a run's operations, in the process of the root.
+
+Its decisions follow from the log of operations and from what the nodes report: it keeps no state that another
+incarnation would need. What an operation sets is written after the cell that says so, and written again as long as the
+operation runs, so that a root which dies in between loses nothing, and one that resumes sets it again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from broker.connection import Connection
+from broker.leases import RunState
+from broker.store import Store
+from broker.streams import CONSUMER_SECONDS, open_bucket
+from broker.subjects import Subjects
+from broker.table import Table
+from relax_actors.config import Config
+from relax_actors.errors import ConfigError
+from relax_actors.messages import Weights
+from relax_actors.messages.operations import OperationPlan, OperationRequest
+from relax_actors.operations import ConflictError, History, Operation, OperationLog, State
+from relax_actors.operations.engines import remove_unused_keys
+from relax_actors.operations.plan import NodeView, check_role, nodes_of, plan_engine, plan_scale
+from relax_actors.operations.progress import Report, next_state
+from relax_actors.operations.states import OUT
+from relax_actors.roles import role_names, section_of, spec_of
+from relax_actors.runtime.journal import Journal
+from relax_actors.runtime.run_folder import RunFolder
+from relax_actors.supervision.desired import Change, Desired
+from relax_actors.supervision.engine_watch import EngineWatch
+
+START_SECONDS = 120.0
+"""Time for new actors to start, besides the deadline in which actors that leave finish their rows."""
+CHECK_SECONDS = 30.0
+"""Time for an external engine to answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Times of the executor; `now` returns seconds since 1970, and `began` is when the root started."""
+
+    now: Callable[[], float]
+    began: float
+
+
+class Operations:
+    """Executes the operations of one run. All methods run in one thread, not that of the connection.
+
+    Args:
+        table: the run's table, of the operator.
+        state: its bucket.
+        folder: its folder.
+        report: publishes an event.
+        clock: see `Clock`.
+    """
+
+    def __init__(
+        self, table: Table, state: RunState, folder: RunFolder, report: Callable[..., None], clock: Clock
+    ) -> None:
+        self._table, self._state, self._report, self._clock = table, state, report, clock
+        self._log, self._desired = OperationLog(table), Desired(folder, state, table)
+        self._engines = EngineWatch()
+        self._seen: History | None = None
+
+    def step(self) -> None:
+        """Take every operation as far as it goes now; call it several times a second."""
+        history = self._log.read()
+        self._remove_lost_engines(history)
+        if history is self._seen and not history.running:
+            return
+        if history.running:
+            report = self._look()
+            for operation in history.running:
+                self._advance_all(operation, report)
+            history = self._log.read()
+        self._apply(history)
+        self._seen = history
+
+    def _advance_all(self, operation: Operation, report: Report) -> None:
+        """Take an operation through all states that it has reached."""
+        while self._advance(operation, report):
+            operation = self._log.read().operations[operation.id]
+
+    def _look(self) -> Report:
+        """Read what the nodes and actors report now."""
+        leases = self._table.call(self._state.leases())
+        nodes = nodes_of(leases)
+        # The lease of a node that ended with the former root is still there for a while.
+        if 0 in nodes and nodes[0].since < self._clock.began:
+            del nodes[0]
+        weights = self._table.fetch_last("weights", Weights)
+        return Report(nodes, leases, -1 if weights is None else weights.version)
+
+    def _advance(self, operation: Operation, report: Report) -> bool:
+        """Move an operation to its next state if it has reached it; return whether it goes on."""
+        if operation.is_over:
+            return False
+        try:
+            if operation.plan is None:
+                return self._begin(operation, report)
+            self._check_restarts(operation, report)
+        except ConfigError as error:
+            return self._fail(operation, str(error))
+        if self._is_late(operation) and operation.state in OUT:
+            seconds = self._seconds(operation)
+            return self._fail(operation, f"it is still {operation.state} after {seconds:g} s; see `relax tree`")
+        if operation.state is State.REMOVING:
+            self._release(operation, report)
+        reached = next_state(operation, report)
+        return reached is not None and self._enter(operation, reached)
+
+    def _begin(self, operation: Operation, report: Report) -> bool:
+        """Plan an operation and enter the first state in which it changes something.
+
+        Raises:
+            ConfigError: it cannot be done.
+        """
+        if 0 not in report.nodes:
+            if self._is_late(operation):
+                msg = "the node of `relax up` is not up; see `relax tree`"
+                raise ConfigError(msg)
+            return False
+        request, config = operation.request, self._desired.config()
+        if request.kind == "scale":
+            names = role_names(config)
+            check_role(request.role, names, [name for name in names if spec_of(config, name).single])
+            plan = plan_scale(request, report.nodes)
+            if plan.after == plan.before:
+                return self._enter(operation, State.ACTIVE, plan, reason=f"{request.role} has {plan.before} actors")
+            if problems := self._desired.lacking(plan, request.role):
+                raise ConfigError("\n".join(problems))
+            return self._enter(operation, State.CREATING if plan.after > plan.before else State.DRAINING, plan)
+        if request.kind == "add_engine":
+            return self._begin_engine(operation, config, report.nodes[0])
+        return self._enter(operation, State.DRAINING, self._plan_removal(request, report))
+
+    def _begin_engine(self, operation: Operation, config: Config, node: NodeView) -> bool:
+        """Check an external engine before its client starts.
+
+        Raises:
+            ConfigError: it does not answer in time, or is none for this run.
+        """
+        if operation.state is State.PENDING:
+            return self._enter(operation, State.CONNECTING)
+        history = self._log.read()
+        engines = [o for o in history.engines() if o.id != operation.id]
+        if known := [o.id for o in engines if o.request.url == operation.request.url]:
+            msg = f"{operation.request.url} is engine {known[0]} of this run already"
+            raise ConfigError(msg)
+        late = self._clock.now() - operation.times[State.CONNECTING] > (operation.request.seconds or CHECK_SECONDS)
+        if not self._engines.check(config, operation.request, is_last_try=late):
+            return False
+        taken = [name for o in engines if o.plan is not None for name in o.plan.actors]
+        return self._enter(operation, State.HEALTH_CHECKING, plan_engine(node, taken))
+
+    def _plan_removal(self, request: OperationRequest, report: Report) -> OperationPlan:
+        known = {o.id: o for o in self._log.read().engines()}
+        if request.engine not in known or (plan := known[request.engine].plan) is None:
+            ids = ", ".join(map(str, known)) or "none"
+            msg = f"the run has no engine {request.engine}; its engines are {ids}"
+            raise ConfigError(msg)
+        others = [name for node in report.nodes.values() for name in node.children if name.startswith("rollout.")]
+        if not set(others) - set(plan.actors):
+            msg = f"engine {request.engine} is the last rollout of the run; add another before you remove it"
+            raise ConfigError(msg)
+        return OperationPlan(plan.node, plan.node_name, len(known), len(known) - 1, plan.actors)
+
+    def _release(self, operation: Operation, report: Report) -> None:
+        """Release the leases of actors whose processes are gone; those of killed actors would expire later."""
+        plan = operation.plan
+        node = None if plan is None else report.nodes.get(plan.node)
+        for name in () if plan is None else plan.actors:
+            if name in report.leases and (node is None or name not in node.children):
+                role, _, number = name.rpartition(".")
+                self._table.call(self._state.release_lease(role, int(number)))
+
+    def _check_restarts(self, operation: Operation, report: Report) -> None:
+        """Give up on actors that end again and again before they take part, before their pool ends the run.
+
+        Raises:
+            ConfigError: one has been restarted too often.
+        """
+        plan, node = operation.plan, None if operation.plan is None else report.nodes.get(operation.plan.node)
+        if plan is None or node is None or operation.state not in OUT:
+            return
+        most = max(1, self._desired.config().supervision.intensity - 1)
+        for name in plan.actors:
+            if (restarts := int(node.children.get(name, {}).get("restarts", 0))) >= most:
+                msg = f"{name} ended {restarts} times before it took part; see logs/{name}.log in the run's folder"
+                raise ConfigError(msg)
+
+    def _is_late(self, operation: Operation) -> bool:
+        return self._clock.now() - operation.times[State.PENDING] > self._seconds(operation)
+
+    def _seconds(self, operation: Operation) -> float:
+        """Return the deadline of an operation in seconds."""
+        config, request = self._desired.config(), operation.request
+        role = request.role if request.role in role_names(config) else "rollout"
+        return request.seconds or START_SECONDS + section_of(config, role).deadline
+
+    def _enter(self, operation: Operation, state: State, plan: OperationPlan | None = None, reason: str = "") -> bool:
+        entered = self._log.advance(operation.id, state, plan=plan, reason=reason)
+        if entered is not None:
+            self._publish(entered)
+            if not entered.is_over:
+                self._apply(self._log.read())
+        return entered is not None and not entered.is_over
+
+    def _fail(self, operation: Operation, reason: str) -> bool:
+        failed = self._log.advance(operation.id, State.FAILED, reason=reason)
+        if failed is not None:
+            self._publish(failed)
+        return False
+
+    def _publish(self, operation: Operation) -> None:
+        plan = {} if operation.plan is None else {"before": operation.plan.before, "after": operation.plan.after}
+        reason = {"reason": operation.reason} if operation.reason else {}
+        what = operation.request.url or operation.request.role
+        self._report("operation", operation=operation.id, state=operation.state.value, what=what, **plan, **reason)
+
+    def _apply(self, history: History) -> None:
+        """Set what the operations want of the nodes."""
+        changes = [change for o in history.operations.values() if (change := self._change(o, history)) is not None]
+        self._desired.apply(changes, history.engines())
+        used = {o.request.key_file for o in [*history.engines(), *history.running] if o.request.key_file}
+        remove_unused_keys(self._table.store.root, used)
+
+    def _change(self, operation: Operation, history: History) -> Change | None:
+        """Return what an operation sets; None if it has ended and left what it set, or if a later one counts."""
+        plan, request = operation.plan, operation.request
+        if plan is None or (plan.node == 0 and self._ended_before(operation)):
+            return None
+        later = (o for o in history.operations.values() if o.id > operation.id and o.plan is not None)
+        if any(o.subject == operation.subject and o.plan.node == plan.node for o in later if o.plan is not None):
+            return None
+        is_forced = operation.state is State.DRAINING and (request.force or self._is_late(operation))
+        expelled = tuple(plan.actors) if is_forced else ()
+        if request.kind != "scale":
+            return Change(plan, "rollout", None, expelled) if expelled else None
+        undone = operation.state in (State.FAILED, State.CANCELLED)
+        return Change(plan, request.role, plan.before if undone else plan.after, expelled)
+
+    def _ended_before(self, operation: Operation) -> bool:
+        """Whether an operation had ended when the root started: the configuration of `relax up` counts more then."""
+        return operation.is_over and operation.times[operation.state] < self._clock.began
+
+    def _remove_lost_engines(self, history: History) -> None:
+        """Remove external engines that do not answer any more; their rows go to others."""
+        active = [o for o in history.engines() if o.state is State.ACTIVE]
+        if not active:
+            return
+        for operation, reason in self._engines.lost(self._desired.config(), active):
+            request = OperationRequest(
+                "remove_engine", engine=operation.id, force=True, key=f"lost-{operation.id}", author="root"
+            )
+            try:
+                self._log.request(request)
+                self._report("engine_lost", engine=operation.id, url=operation.request.url, reason=reason)
+            except ConflictError:
+                pass  # it is being removed
+
+
+def operations_of(
+    config: Config, folder: RunFolder, began: float, connection: Connection, journal: Journal
+) -> Callable[[], None]:
+    """Return a function that executes the operations of a run; see `Operations.step`."""
+    subjects = Subjects(config.run.name)
+    state = RunState(connection, connection.call(open_bucket(connection, subjects), CONSUMER_SECONDS + 1))
+    store = Store(config.store_path)
+    table = Table(connection, subjects, store, "root.0#1", direct=config.broker.replicas == 1)
+    return Operations(table, state, folder, journal.event, Clock(time.time, began)).step

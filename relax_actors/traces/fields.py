@@ -1,0 +1,84 @@
+"""Fields of foreign records: token ids, log-probs and numbers, checked by name and place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_actors.traces.model import TraceError
+
+Array = NDArray[Any]
+MAX_TOKEN = int(np.iinfo(np.int32).max)
+
+
+def token_ids(record: Mapping[str, Any], name: str, where: str) -> Array:
+    """Return the token ids of a field, `[len] int32`.
+
+    Raises:
+        TraceError: the record lacks them, or they are no token ids.
+    """
+    given = record.get(name)
+    if given is None:
+        msg = f"{where}: no {name}; a trace is trained by its token ids, and text alone does not give them back"
+        raise TraceError(msg)
+    if not isinstance(given, list) or any(type(i) is not int or not 0 <= i <= MAX_TOKEN for i in given):
+        msg = f"{where}: {name} is {given!r:.60}; write a list of token ids, whole numbers of at least 0"
+        raise TraceError(msg)
+    return np.array(given, np.int32)
+
+
+def logprobs(record: Mapping[str, Any], name: str, count: int, where: str) -> Array:
+    """Return the log-probs of a field, `[count] float32`.
+
+    Raises:
+        TraceError: the record lacks them, they are no finite numbers, or their number is not `count`.
+    """
+    given = record.get(name)
+    if given is None:
+        msg = (
+            f"{where}: no {name}; the loss compares with the log-probs that tokens were sampled with, so record them "
+            "when the model answers"
+        )
+        raise TraceError(msg)
+    if not isinstance(given, list) or any(isinstance(v, bool) or not isinstance(v, int | float) for v in given):
+        msg = f"{where}: {name} is {given!r:.60}; write a list of numbers"
+        raise TraceError(msg)
+    if len(given) != count:
+        msg = f"{where}: {name} has {len(given)} numbers for {count} tokens; write one for each token"
+        raise TraceError(msg)
+    with np.errstate(over="ignore"):
+        found = np.array(given, np.float64).astype(np.float32)
+    if not np.isfinite(found).all():
+        msg = f"{where}: {name} has the value {given[int(np.argmin(np.isfinite(found)))]}; write finite numbers"
+        raise TraceError(msg)
+    return found
+
+
+def number(value: object, what: str, where: str) -> float | None:
+    """Return a number, or None for none.
+
+    Raises:
+        TraceError: it is something else.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
+        msg = f"{where}: {what} is {value!r:.60}; write a finite number"
+        raise TraceError(msg)
+    return float(np.float32(value))
+
+
+def objects(record: Mapping[str, Any], name: str, where: str) -> list[dict[str, Any]]:
+    """Return the objects of a list.
+
+    Raises:
+        TraceError: the field is no list of objects, or has none.
+    """
+    given = record.get(name)
+    if not isinstance(given, list) or not given or not all(isinstance(each, dict) for each in given):
+        msg = f"{where}: {name} is {given!r:.60}; write a list of objects, at least one"
+        raise TraceError(msg)
+    return given

@@ -1,0 +1,77 @@
+"""Formats of traces by name: how a record becomes a trace, and a trace a record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from relax_actors.traces import atif, parquet, verifiers
+from relax_actors.traces.exact_json import decoded
+from relax_actors.traces.model import Trace, TraceError
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A format of traces.
+
+    Attributes:
+        record_of: makes the record of a trace: a JSON object, or a row of Parquet.
+        trace_of: makes the trace of a record, with its place for errors.
+    """
+
+    record_of: Callable[[Trace], dict[str, Any]]
+    trace_of: Callable[[Mapping[str, Any], str], Trace]
+
+
+FORMATS = {
+    "atif": Format(atif.record_of, atif.trace_of),
+    "verifiers": Format(verifiers.record_of, verifiers.trace_of),
+    "parquet": Format(parquet.record_of, parquet.trace_of),
+}
+PARQUET = "parquet"
+
+
+def format_of(record: Mapping[str, Any], origin: str) -> str:
+    """Return the name of the format of a record.
+
+    Raises:
+        TraceError: it has none of them, or a version that is not read.
+    """
+    if record.keys() >= parquet.COLUMNS:
+        return PARQUET
+    if "schema_version" in record:
+        version = record["schema_version"]
+        if isinstance(version, str) and version.startswith(atif.PREFIX):
+            return "atif"
+        msg = (
+            f"{origin}: schema_version is {version!r:.40}; of ATIF, versions {atif.PREFIX}0 to {atif.VERSION} are read"
+        )
+        raise TraceError(msg)
+    if "branches" in record:
+        if record.get("version") == verifiers.VERSION:
+            return "verifiers"
+        msg = f"{origin}: version is {record.get('version')!r:.40}; traces of verifiers are read in version 1"
+        raise TraceError(msg)
+    msg = (
+        f"{origin}: no trace that is known; it needs schema_version (ATIF), version and branches (verifiers), or the "
+        "columns of `relax traces export --format parquet`"
+    )
+    raise TraceError(msg)
+
+
+def trace_of(record: object, origin: str) -> Trace:
+    """Return the trace of a record of any format.
+
+    Args:
+        record: parsed JSON, or a row of Parquet.
+        origin: its place, for errors.
+
+    Raises:
+        TraceError: it is no exact trace.
+    """
+    if not isinstance(record, dict):
+        msg = f"{origin}: {record!r:.60} is no trace; write one JSON object a trace"
+        raise TraceError(msg)
+    name = format_of(record, origin)
+    return FORMATS[name].trace_of(record if name == PARQUET else decoded(record), origin)

@@ -1,0 +1,115 @@
+"""Answers of the console about a run on a real broker, read as an observer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from broker.subjects import RowId
+from relax_actors.console.app import Console
+from relax_actors.console.guard import Tokens
+from relax_actors.console.runs import ConsoleRuns
+from relax_actors.messages import Dropped
+from tests.support.consoles import WrittenRun
+
+TOKENS = Tokens("observer-token", "operator-token")
+Get = Callable[[str], Awaitable[Any]]
+
+
+def asked(run: WrittenRun, work: Callable[[Get], Awaitable[Any]]) -> Any:
+    """Run `work` with a function that returns answers of a console."""
+
+    async def main() -> Any:
+        runs = ConsoleRuns(str(run.folder.root))
+        app = Console(runs, {}).app(TOKENS)
+        transport = httpx.ASGITransport(app=app)
+        head = {"Authorization": f"Bearer {TOKENS.observer}"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=head) as client:
+
+            async def get(path: str) -> Any:
+                answer = await client.get(f"/api/{path}")
+                assert answer.status_code == 200, answer.text
+                return answer.json()
+
+            try:
+                return await work(get)
+            finally:
+                await runs.close()
+
+    return asyncio.run(main())
+
+
+def test_answers_follow_the_run(written: WrittenRun) -> None:
+    written.train(range(3))
+    written.table.put(written.subjects.cell(RowId(3, 0), "dropped"), Dropped("no_signal", "equal rewards"))
+    written.quarantine(RowId(3, 1), "ValueError: bad", "Traceback ...")
+    written.journal("rollout").event("ready", seconds=1.5)
+
+    async def work(get: Get) -> None:
+        run = await get("run")
+        assert (run["step"], run["steps"], run["live"], run["finished"]) == (3, 100, True, False)
+        ledger = await get("ledger")
+        # Rows that end without a prompt were never admitted.
+        assert ledger["account"]["trained"] == 6
+        assert ledger["adds_up"] is True
+        assert [row["error"] for row in ledger["quarantined"]] == ["ValueError: bad"]
+        curves = await get("curves?names=step/reward,step/none")
+        assert curves["curves"]["step/reward"]["mean"] == [0.5, 0.501, 0.502]
+        assert curves["curves"]["step/none"]["steps"] == []
+        weights = await get("weights")
+        assert [(v["version"], v["size"]) for v in weights["versions"]] == [(3, 1000), (2, 1000), (1, 1000), (0, 0)]
+        events = await get("events?kind=ready")
+        assert [event["sender"] for event in events["events"]] == ["rollout.0"]
+        assert [actor["name"] for actor in (await get("actors"))["nodes"][0]["actors"]] == ["rollout.0"]
+        assert {"role": "rollout", "wanted": 1, "present": 0} in (await get("scaling"))["pools"]
+        written.train(range(3, 5))
+        await asyncio.sleep(0.6)  # what was read is fresh for half a second
+        assert (await get("run"))["step"] == 5
+        assert (await get("curves?names=step/reward"))["curves"]["step/reward"]["steps"] == [0, 1, 2, 3, 4]
+
+    asked(written, work)
+
+
+def test_run_that_is_over_has_the_same_answers(written: WrittenRun) -> None:
+    written.train(range(2))
+
+    async def work(get: Get) -> tuple[Any, Any]:
+        return await get("ledger"), await get("curves?names=step/loss")
+
+    up = asked(written, work)
+    written.stop()
+    over = asked(written, work)
+    assert up == over
+    written.connect()
+
+
+def test_another_run_beside_it_is_shown(written: WrittenRun, tmp_path: Path) -> None:
+    other = WrittenRun(tmp_path, "other")
+    other.train(range(1), reward=0.25)
+    written.train(range(1))
+
+    async def work(get: Get) -> None:
+        assert (await get("runs"))["runs"] == ["seen", "other"]
+        curves = [await get(f"curves?names=step/reward&run={name}") for name in ("seen", "other")]
+        assert [found["curves"]["step/reward"]["mean"] for found in curves] == [[0.5], [0.25]]
+
+    asked(written, work)
+    other.stop()
+
+
+def test_curves_of_a_long_run_are_thinned_out(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path, steps=10_000)
+    run.train(range(500))
+
+    async def work(get: Get) -> None:
+        found = (await get("curves?names=step/reward&points=100"))["curves"]["step/reward"]
+        assert len(found["steps"]) == 100
+        part = (await get("curves?names=step/reward&first=300&last=309"))["curves"]["step/reward"]
+        assert part["steps"] == list(range(300, 310))
+
+    asked(run, work)
+    run.stop()

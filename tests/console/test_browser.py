@@ -1,0 +1,145 @@
+"""The page of the console in a real browser."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.subjects import RowId
+from tests.support.browsers import Watched, needs_browser, opened
+from tests.support.consoles import ServedConsole, WrittenRun
+from tests.support.hostile_markup import PAYLOADS
+
+pytestmark = [needs_browser, pytest.mark.slow]
+VIEWS = {
+    "run": "admitted",
+    "actors": "rollout.0",
+    "weights": "Versions",
+    "evaluation": "Results",
+    "evaluation?version=3": "Figures by set",
+    "scaling": "Actors by role",
+    "advice": "Problem",
+}
+"""A text of each view when it is complete."""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[WrittenRun]:
+    """A run with hostile texts wherever a model or a user writes."""
+    run = WrittenRun(tmp_path)
+    run.train(range(8))
+    run.evaluate(3, list(PAYLOADS))
+    run.journal("rollout").event("ready", seconds=1.0)
+    for n, payload in enumerate(PAYLOADS):
+        run.quarantine(RowId(8, n), payload, payload)
+        run.journal("reward").event("row_failed", row="group.1.0", reason=payload)
+    yield run
+    run.stop()
+
+
+@pytest.fixture
+def console(run: WrittenRun) -> Iterator[ServedConsole]:
+    console = ServedConsole(run, run.cwd)
+    yield console
+    console.stop()
+
+
+def test_every_view_is_accessible_and_shows_texts_as_texts(browser: Any, console: ServedConsole) -> None:
+    for scheme in ("light", "dark"):
+        watched = opened(browser, console, scheme=scheme)
+        for view, text in VIEWS.items():
+            watched.show(f"#/{view}", text)
+            assert watched.serious_findings() == [], f"{view}, {scheme}"
+        watched.show("#/run", PAYLOADS[0])
+        watched.show("#/evaluation?version=3", "prompt 0")
+        watched.page.locator("summary").first.click()
+        watched.page.get_by_text(PAYLOADS[1]).first.wait_for()
+        assert watched.page.evaluate("window.owned") is None
+        assert watched.page.locator("main iframe, main script, main img, main form, main base").count() == 0
+        assert console.token not in watched.page.url
+        watched.check()
+
+
+def test_state_has_a_link_keys_and_files(browser: Any, console: ServedConsole) -> None:
+    watched = opened(browser, console)
+    page = watched.page
+    page.keyboard.press("3")
+    page.get_by_role("heading", name="Weights").wait_for()
+    assert page.url.endswith("#/weights")
+    page.goto(f"{console.url}/#/run?from=2&to=5&smooth=0.5")
+    page.get_by_role("button", name="Show all steps").wait_for()
+    chart = page.get_by_role("region", name="chart of step/reward")
+    with page.expect_download() as download:
+        chart.get_by_role("button", name="save step/reward as JSON").click()
+    saved = json.loads(Path(download.value.path()).read_text())
+    assert saved["seen"]["steps"] == [2, 3, 4, 5]
+    with page.expect_download() as download:
+        chart.get_by_role("button", name="save step/reward as PNG").click()
+    assert Path(download.value.path()).read_bytes().startswith(b"\x89PNG")
+    said = page.locator("#ledger-sum").inner_text()
+    assert said == "admitted 36 = trained 16 + in flight 0 + dropped 0 + quarantined 20"
+    watched.check()
+
+
+@pytest.mark.parametrize("view", ["run", "actors"])
+def test_phone_shows_run_and_actors_without_scrolling_sideways(browser: Any, console: ServedConsole, view: str) -> None:
+    watched = opened(browser, console, width=390)
+    watched.show(f"#/{view}", VIEWS[view])
+    width = watched.page.evaluate("document.documentElement.scrollWidth")
+    assert width <= 390
+    assert watched.serious_findings() == []
+    watched.check()
+
+
+def test_page_goes_on_after_a_killed_console(browser: Any, run: WrittenRun, console: ServedConsole) -> None:
+    watched = opened(browser, console)
+    page = watched.page
+    counted = "document.body.dataset.logLast - document.body.dataset.logFirst + 1 == document.body.dataset.logCount"
+    run.train(range(8, 9))
+    page.wait_for_function("Number(document.body.dataset.logCount) >= 1")
+    last = page.evaluate("Number(document.body.dataset.logLast)")
+    console.kill()
+    page.get_by_text("The console does not answer").wait_for()
+    run.train(range(9, 12))
+    console.start()
+    page.wait_for_function(f"Number(document.body.dataset.logLast) >= {last + 3}")
+    assert page.evaluate(counted), page.evaluate("({...document.body.dataset})")
+    page.get_by_text("The console does not answer").wait_for(state="detached")
+    page.get_by_text("12 of 100").wait_for()
+    assert watched.foreign == []
+
+
+def test_page_says_that_the_broker_is_gone(browser: Any, run: WrittenRun, console: ServedConsole) -> None:
+    watched = opened(browser, console)
+    watched.show("#/run", "admitted")
+    server = run.broker()
+    server.kill()
+    server.wait(10)
+    watched.page.get_by_text("does not answer").first.wait_for(timeout=40_000)
+    run.restart_broker()
+    run.train(range(8, 10))
+    watched.page.get_by_text("10 of 100").wait_for(timeout=40_000)
+    assert watched.foreign == []
+
+
+def test_run_that_is_over_is_shown(browser: Any, run: WrittenRun) -> None:
+    run.stop()
+    console = ServedConsole(run, run.cwd)
+    watched = opened(browser, console)
+    for view in ("run", "actors", "weights", "evaluation"):
+        watched.show(f"#/{view}", VIEWS[view])
+    watched.show("#/run", "not up")
+    watched.check()
+    console.stop()
+    run.connect()
+
+
+def test_wrong_token_gets_an_explanation(browser: Any, console: ServedConsole) -> None:
+    watched = Watched(browser, console.url)
+    watched.page.goto(f"{console.url}/#token=wrong-token-0123456789")
+    watched.page.get_by_text("no valid token").wait_for()
+    assert watched.foreign == []

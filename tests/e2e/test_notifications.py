@@ -1,0 +1,69 @@
+"""A real run tells a real webhook what happens to it: each message once, also when its notifier is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.support.hooks import Hook, hooked
+from tests.support.running import Run, processes_of, wait_until
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def hook() -> Iterator[Hook]:
+    with hooked() as found:
+        yield found
+
+
+def notifiers(run: Run) -> list[int]:
+    return [pid for pid in processes_of(run.folder.root) if is_notifier(pid)]
+
+
+def is_notifier(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123 the process may end meanwhile
+            return b"\0notify\0" in file.read()
+    except OSError:
+        return False
+
+
+def test_killed_notifier_repeats_nothing_and_the_run_does_not_notice(make_run: Callable[..., Run], hook: Hook) -> None:
+    settings = ['notify.on=["started", "finished", "findings"]', f"notify.webhook={hook.url}", "notify.every=1"]
+    run = make_run("told", *settings, "reward.function=tiny_tasks.always_one", "run.steps=300").start()
+    wait_until(lambda: hook.of("findings"), "message about the flat reward", 120)
+    (notifier,) = notifiers(run)
+    os.kill(notifier, signal.SIGKILL)
+    wait_until(lambda: [pid for pid in notifiers(run) if pid != notifier], "new notifier")
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert (result["trained"], result["restarts"]) == (1200, 0)
+    assert [message["title"] for message in hook.of("started")] == ["relax run told is up"]
+    assert [message["title"] for message in hook.of("finished")] == ["relax run told is finished"]
+    lines = [line for message in hook.of("findings") for line in message["text"].splitlines()]
+    assert sum("the mean reward is 1 in all" in line for line in lines) == 1
+    log = run.folder.log("notify").read_text()
+    assert "secret-token" not in log
+    events = run.folder.root.glob("logs/*")
+    assert all("secret-token" not in path.read_text() for path in events)
+
+
+def test_killed_run_is_reported_and_resumes(make_run: Callable[..., Run], hook: Hook) -> None:
+    run = make_run("lost", f"notify.webhook={hook.url}", "notify.every=1", "run.steps=200").start()
+    wait_until(lambda: run.table.get("relax.lost.batch.2"), "batch.2", 120)
+    wait_until(lambda: notifiers(run), "notifier")
+    run.disconnect()
+    assert run.process is not None
+    run.process.kill()
+    wait_until(lambda: hook.of("gave_up"), "message about the killed run")
+    (message,) = hook.of("gave_up")
+    assert message["title"] == "relax run lost was killed"
+    run.process.communicate()
+    code, _, said = run.start().finish()
+    assert code == 0, said
+    assert len(hook.of("gave_up")) == 1
+    assert [message["title"] for message in hook.of("finished")] == ["relax run lost is finished"]

@@ -1,0 +1,87 @@
+"""Rows of an actor that has to leave: another actor gets them at once, and handles them together."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from broker.streams import find_consumer
+from broker.table import Table
+from relax_actors.messages import Prompt
+from relax_actors.runtime import Context, Role, Row
+from relax_actors.runtime.blackbox import BlackBox
+from tests.support.contexts import MakeContext, create_consumer
+from tests.support.pumps import pool_pump
+from tests.support.running import wait_until
+
+ROWS = 6
+
+
+class Batches(Role):
+    """Handles rows together, after `gate` is set."""
+
+    reads = ("prompt",)
+    writes = "count"
+    max_concurrent_rows: ClassVar = ROWS
+    batch_wait = 1.0
+    prefetch: ClassVar = False
+
+    def __init__(self) -> None:
+        self.gate, self.batches = threading.Event(), []
+
+    def handle_many(self, rows: Sequence[Row]) -> list[Any]:
+        self.batches.append(len(rows))
+        self.gate.wait(30)
+        return [len(row.prompt.tokens) for row in rows]
+
+
+def actor(context: Context) -> Batches:
+    role = Batches()
+    role.context = context
+    return role
+
+
+def pending(table: Table) -> int:
+    """Messages that an actor holds."""
+    look = find_consumer(table.connection, table.subjects.table_stream, "counts")
+    return table.connection.call(look, 10).num_ack_pending
+
+
+def test_another_actor_has_returned_rows_in_a_second_and_handles_them_together(
+    make_context: MakeContext, tmp_path: Path
+) -> None:
+    context = make_context("counts", "supervision.ack_wait=3600")
+    table, loop, failed = context.table, context.table.connection.loop, []
+    leaves, stays = actor(context), actor(make_context("counts", incarnation=2))
+    stays.gate.set()
+    create_consumer(context, leaves)
+    prompt = Prompt("1>", np.array([1], np.int32), "", {}, seed=0, min_version=0)
+    table.put_all((f"{table.subjects.prefix}.group.0.{index}.prompt", prompt) for index in range(ROWS))
+    stopping = [asyncio.Event(), asyncio.Event()]
+    boxes = [BlackBox(tmp_path / f"{n}.box") for n in range(2)]
+    with pool_pump(leaves, boxes[0], failed) as first, pool_pump(stays, boxes[1], failed) as second:
+        pumping = [asyncio.run_coroutine_threadsafe(first.run(stopping[0]), loop)]
+        wait_until(lambda: leaves.batches == [ROWS], "all rows in the hands of the first actor", 10)
+        pumping.append(asyncio.run_coroutine_threadsafe(second.run(stopping[1]), loop))
+        began = time.monotonic()
+        rows = table.connection.call(first.give_back(), 10)
+        wait_until(lambda: stays.batches, "its rows in the hands of the second", 10)
+        seconds = time.monotonic() - began
+        wait_until(lambda: pending(table) == 0, "acknowledgement of all rows", 10)
+        leaves.gate.set()
+        for stop, pump in zip(stopping, (first, second), strict=True):
+            loop.call_soon_threadsafe(stop.set)
+            loop.call_soon_threadsafe(pump.wake)
+        for task in pumping:
+            task.result(20)
+    assert failed == []
+    assert sorted(rows) == [f"group.0.{index}.prompt" for index in range(ROWS)]
+    assert stays.batches == [ROWS], "nobody suspects the rows of having killed the first actor"
+    assert seconds < 1.0 + Batches.batch_wait + 5.0
+    assert second.handled == ROWS

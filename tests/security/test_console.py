@@ -1,0 +1,151 @@
+"""The console answers its own page with a valid token, and nobody else; what a model wrote stays text."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from broker.subjects import RowId
+from relax_actors.console.app import Console
+from relax_actors.console.guard import HEADERS, Tokens
+from relax_actors.console.query import Operation
+from relax_actors.console.runs import ConsoleRuns
+from tests.support.consoles import WrittenRun
+from tests.support.hostile_markup import PAYLOADS
+
+OBSERVER, OPERATOR = "observer-token", "operator-token"
+BEARER = {"Authorization": f"Bearer {OBSERVER}"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WrittenRun]:
+    run = WrittenRun(tmp_path_factory.mktemp("hostile"))
+    run.train(range(1))
+    for n, payload in enumerate(PAYLOADS):
+        run.quarantine(RowId(1, 2 * n), payload, payload)
+        run.journal("reward").event("row_failed", row="group.1.0", reason=payload)
+    assert run.trainer.flush(10)
+    yield run
+    run.stop()
+
+
+def requested(
+    run: WrittenRun, method: str, path: str, headers: Mapping[str, str], body: Any = None, done: list[Any] | None = None
+) -> httpx.Response:
+    """Answer of a console to one request; operations are recorded in `done`."""
+
+    def operate(_run: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        if done is not None:
+            done.append(given)
+        return {"done": True}
+
+    async def main() -> httpx.Response:
+        operations: dict[str, Operation] = {"scale": operate}
+        runs = ConsoleRuns(str(run.folder.root))
+        app = Console(runs, operations).app(Tokens(OBSERVER, OPERATOR), ("console.example",))
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=app, raise_app_exceptions=False), base_url="http://127.0.0.1:8090"
+        ) as client:
+            request = client.build_request(method, "http://127.0.0.1:8090/", headers=headers, json=body)
+            request.url = httpx.URL("http://127.0.0.1:8090").copy_with(raw_path=path.encode())
+            try:
+                return await client.send(request)
+            finally:
+                await runs.close()
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"Authorization": "Bearer wrong"}, 401),
+        ({"Authorization": f"Basic {OBSERVER}"}, 401),
+        ({"Authorization": f"Bearer {OBSERVER}x"}, 401),
+        ({"Cookie": f"token={OBSERVER}"}, 401),
+        (BEARER, 200),
+        ({"Authorization": f"Bearer {OPERATOR}"}, 200),
+        (BEARER | {"Host": "localhost:8090"}, 200),
+        (BEARER | {"Host": "console.example"}, 200),
+        (BEARER | {"Host": "evil.example:8090"}, 421),
+        (BEARER | {"Host": "127.0.0.1.evil.example"}, 421),
+        (BEARER | {"Host": "[::1"}, 421),
+        (BEARER | {"Origin": "http://127.0.0.1:8090"}, 200),
+        (BEARER | {"Origin": "http://127.0.0.1:9999"}, 403),
+        (BEARER | {"Origin": "https://evil.example"}, 403),
+        (BEARER | {"Origin": "null"}, 403),
+    ],
+)
+def test_only_known_hosts_origins_and_tokens_get_answers(run: WrittenRun, headers: dict[str, str], status: int) -> None:
+    answer = requested(run, "GET", "/api/session", headers)
+    assert answer.status_code == status, answer.text
+    assert answer.headers.items() >= {name.lower(): value for name, value in HEADERS.items()}.items()
+    if status != 200:
+        assert run.name not in answer.text
+
+
+def test_operations_need_the_token_of_an_operator(run: WrittenRun) -> None:
+    done: list[Any] = []
+    for token, status in (("wrong", 401), (OBSERVER, 403), (OPERATOR, 200)):
+        head = {"Authorization": f"Bearer {token}"}
+        assert requested(run, "POST", "/api/scale", head, {"role": "rollout"}, done).status_code == status
+    assert done == [{"role": "rollout"}]
+    assert requested(run, "POST", "/api/other", {"Authorization": f"Bearer {OPERATOR}"}, {}, done).status_code == 404
+    assert requested(run, "DELETE", "/api/run", {"Authorization": f"Bearer {OPERATOR}"}).status_code == 405
+    assert requested(run, "POST", "/api/scale", {"Authorization": f"Bearer {OPERATOR}"}, [1], done).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../app.py",
+        "/%2e%2e/app.py",
+        "/..%2fapp.py",
+        "/lib/..%2f..%2fguard.py",
+        "//etc/passwd",
+        "/%2fetc%2fpasswd",
+        "/..%5capp.py",
+        "/vendor/../../app.py",
+        "/lib/%00",
+    ],
+)
+def test_no_path_leads_out_of_the_page(run: WrittenRun, path: str) -> None:
+    answer = requested(run, "GET", path, {})
+    assert answer.status_code == 404, answer.text
+    assert "import" not in answer.text
+    assert "root:" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "path", ["/api/run?run=../../etc", "/api/run?run=%00", "/api/curves?first=-1&run=", "/api/x/y"]
+)
+def test_malformed_requests_are_refused(run: WrittenRun, path: str) -> None:
+    assert requested(run, "GET", path, BEARER).status_code in (400, 404)
+
+
+def test_payloads_arrive_as_json(run: WrittenRun) -> None:
+    answer = requested(run, "GET", "/api/ledger", BEARER)
+    assert answer.headers["content-type"] == "application/json"
+    assert {row["error"] for row in answer.json()["quarantined"]} == set(PAYLOADS)
+    texts = [event["text"] for event in requested(run, "GET", "/api/events", BEARER).json()["events"]]
+    assert len(texts) == len(PAYLOADS)
+
+
+def test_link_can_be_read_by_its_user_only(tmp_path: Path) -> None:
+    from relax_actors.console.link import link_file, load_link, open_link
+
+    link, listener = open_link(tmp_path)
+    listener.close()
+    assert link_file(tmp_path).stat().st_mode & 0o777 == 0o600
+    again, listener = open_link(tmp_path)
+    listener.close()
+    assert again == link == load_link(tmp_path)
+    assert link.observer != link.operator
+    link_file(tmp_path).write_text('{"port": "x"}')
+    assert load_link(tmp_path) is None
