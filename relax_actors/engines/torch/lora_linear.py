@@ -116,5 +116,9 @@ class LoraLinear(nn.Linear):
         """Return W + s B A of the slot in use, in the dtype of W; computed in float32."""
         assert self._switch.slot is not None  # noqa: S101 the caller merges an adapter
         adapter = self.of_slot(self._switch.slot)
-        added = self.scale * (adapter.up.float() @ adapter.down.float())
-        return (self.weight.float() + added).to(self.weight.dtype)
+        return merge(self.weight, adapter.down, adapter.up, self.scale)
+
+
+def merge(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
+    """Return W + s B A in the dtype of W; computed in float32."""
+    return (weight.float() + scale * (up.float() @ down.float())).to(weight.dtype)
