@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from relax_actors.evaluation.figures import figures_of
 from relax_actors.evaluation.records import read_evaluation
-from tests.support.running import relax
+from tests.support.running import Run
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "lora" / "lora.toml"
 SHORT = (
@@ -19,11 +20,11 @@ SHORT = (
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_adapter_of_a_base_from_examples_learns_and_is_loaded_by_peft(tmp_path: Path) -> None:
-    done = relax("up", str(EXAMPLE), *SHORT, "--quiet", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    base, run = tmp_path / "runs" / "lora-base", tmp_path / "runs" / "lora-adapter"
+@pytest.mark.timeout(600)
+def test_adapter_of_a_base_from_examples_learns_and_is_loaded_by_peft(make_run: Callable[..., Run]) -> None:
+    whole = make_run("lora", *SHORT, config=EXAMPLE)
+    whole.complete(500)
+    base, run = (whole.cwd / "runs" / f"lora-{stage}" for stage in ("base", "adapter"))
     shares = []
     for version in (0, 40):
         evaluated = read_evaluation(run / "evaluations" / f"{version}.jsonl")
