@@ -41,7 +41,8 @@ class RoleSpec:
     removes: bool = False
     """Whether it may delete messages of the table and the bucket; only the trainer needs it."""
     single: bool = False
-    """Whether a run has one actor of it, because it owns state; else it is a pool on any number of nodes."""
+    """Whether a run has one actor of it, because it owns state or decides for the whole run; else it is a pool on any
+    number of nodes."""
     device: bool = False
     """Whether it computes on an accelerator, and its engine takes seconds to import."""
     may_be_spot: bool = False
