@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 def test_log_probs_of_a_server_move_with_the_adapter_and_are_the_trainers(tmp_path: Path) -> None:
     rollout = {"backend": "sglang", "group_size": 4, "sglang": {"merge_adapter": True}}
     config = adapter_config(tmp_path / "run", base_folder(tmp_path, DENSE), rollout=rollout)
+    config.folder.mkdir()
     RunFolder(config.folder).save_config(config, str(tmp_path))
     assert config.lora is not None
     merged = MergedAdapter(config.model_path, form_of(config.lora), torch.float32)
