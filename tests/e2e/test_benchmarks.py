@@ -50,6 +50,7 @@ PROGRAMS = {
     "gpu_check.py": Program("--short --only inventory attention", (r"pass +attention", r"2 pass, 0 fail")),
     "generation.py": Program("--repeats 1", (r"ratio \d",)),
     "grpo_vs_trl.py": Program("--steps 3 --warm-up 1 --repeats 1 --trl-python {python}", (r"completions",), ("trl",)),
+    "lora.py": Program("--repeats 1", (r"1\.78%", r"peft takes"), ("peft",)),
     "media.py": Program("--rounds 1", (r"image", r"ratio"), MEDIA),
     "media_parity.py": Program("--count 6", (r"0 differ",), MEDIA),
     "megatron_step.py": Program("--steps 2", (r"ratio",), ("megatron",)),
