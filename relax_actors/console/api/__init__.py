@@ -29,6 +29,7 @@ NAMES = (
     "media",
     "scaling",
     "advice",
+    "timeline",
 )
 ANSWERS: Registry[Answer] = Registry(
     "console answer",
