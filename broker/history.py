@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from datetime import datetime
 from typing import Any
 
+import nats.errors
 from nats.aio.msg import Msg
 from nats.js.errors import NoStreamResponseError
 
@@ -94,15 +96,32 @@ class History:
 
     async def _ask(self, request: bytes) -> list[Msg]:
         """Return all answers to a request, the end of the page included."""
-        nc = self._connection.nc
+        nc, found = self._connection.nc, list[Msg]()
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        async def take(answer: Msg) -> None:
+            found.append(answer)
+            try:
+                is_last = self._is_end(answer) or b"batch" not in request
+            except (NoStreamResponseError, BrokerError) as error:
+                if not done.done():
+                    done.set_exception(error)
+                return
+            if is_last and not done.done():
+                done.set_result(None)
+
+        # A callback takes the messages of a page in a few turns of the event loop; `next_msg` needs five for each.
         inbox = nc.new_inbox()
-        subscription = await nc.subscribe(inbox)
-        found: list[Msg] = []
+        subscription = await nc.subscribe(inbox, cb=take)
         try:
             await nc.publish(f"{API}.DIRECT.GET.{self._stream}", request, reply=inbox)
-            while not found or (b"batch" in request and not self._is_end(found[-1])):
-                found.append(await subscription.next_msg(timeout=ANSWER_SECONDS))
-            self._is_end(found[-1])
+            known = -1
+            while not done.done() and len(found) > known:
+                known = len(found)
+                await asyncio.wait({done}, timeout=ANSWER_SECONDS)
+            if not done.done():
+                raise nats.errors.TimeoutError
+            done.result()
         finally:
             await subscription.unsubscribe()
         return found

@@ -13,7 +13,7 @@ from relax_actors.config.training import CriticSection, TorchSection, TrainerSec
 from relax_actors.data.checked_run import CheckedRun
 from relax_actors.data.model_folder import ModelFacts, measure
 from relax_actors.engines.backends import footprints, inference_backend
-from relax_actors.engines.protocols.footprint import WEIGHT_BYTES, Footprint, follower_bytes
+from relax_actors.engines.protocols.footprint import ADAPTER_SHARE, WEIGHT_BYTES, Footprint, follower_bytes
 from relax_actors.errors import ConfigError
 from relax_actors.roles import replicas, spec_of
 from relax_actors.roles.gpus import device_of_role
@@ -90,14 +90,15 @@ def _engines(config: Config) -> list[str]:
 def engine_bytes(config: Config, role: str, facts: ModelFacts) -> int:
     """Return the bytes that an actor's engine needs for its model on its devices together; 0 without an engine."""
     if (footprint := footprints(config).get(role)) is not None:
-        has_reference = role.startswith("trainer") and config.computes_reference
+        # With an adapter the reference is the model without it.
+        has_reference = role.startswith("trainer") and config.computes_reference and config.lora is None
         reference = WEIGHT_BYTES["float32"] * _share(config, role) if has_reference else 0
         return int(facts.parameters * (footprint.parameter_bytes + reference))
     if role not in config.roles or not spec_of(config, role).device:
         return 0
     if role in OWN_MODELS:
         return own_parameters(config, role) * WEIGHT_BYTES["float32"]
-    return facts.parameters * (WEIGHT_BYTES["float32"] if role == "reference" else follower_bytes(config))
+    return int(facts.parameters * (WEIGHT_BYTES["float32"] if role == "reference" else follower_bytes(config)))
 
 
 def _share(config: Config, role: str) -> float:
@@ -148,9 +149,11 @@ def _existing(path: Path) -> Path:
 def check_disk(config: Config, facts: ModelFacts) -> Iterator[str]:
     """Compare the estimated size of checkpoints and weights with the free disk space."""
     models = 1 if config.critic is None else 2
-    checkpoints = models * facts.parameters * 12 * (config.trainer.keep_checkpoints + 1)
-    weights = facts.parameters * 4 * (config.staleness.max + 6 + 2 * ("reference" in config.roles))
-    need = checkpoints + weights
+    share = 1.0 if config.lora is None else ADAPTER_SHARE
+    checkpoints = models * share * facts.parameters * 12 * (config.trainer.keep_checkpoints + 1)
+    weights = share * facts.parameters * 4 * (config.staleness.max + 6 + 2 * ("reference" in config.roles))
+    merged = facts.parameters * 4 if config.lora is not None and config.lora.export_merged else 0
+    need = int(checkpoints + weights + merged)
     free = shutil.disk_usage(_existing(config.folder.absolute())).free
     if need > free:
         msg = (

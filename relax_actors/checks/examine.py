@@ -18,6 +18,7 @@ from relax_actors.checks.capacity import check_disk, check_memory
 from relax_actors.checks.cluster import check_nodes
 from relax_actors.config import Config
 from relax_actors.config.notes import check_steps, check_weight_files
+from relax_actors.data.adapter_check import check_adapter
 from relax_actors.data.check import check_characters, check_data
 from relax_actors.data.checked_run import CheckedModel, CheckedRun
 from relax_actors.data.duplicates import note_duplicates
@@ -27,7 +28,8 @@ from relax_actors.data.model_folder import ModelFacts, measure, prepare
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.data.trace_check import check_traces
 from relax_actors.devices.inventory import Inventory, machine_inventory
-from relax_actors.engines.backends import inference_backend, training_backend, unused_settings
+from relax_actors.engines.backends import check_adapters, inference_backend, training_backend, unused_settings
+from relax_actors.engines.protocols.backend import Backend
 from relax_actors.errors import ConfigError, MissingPackageError, RelaxError
 from relax_actors.messages.experts import compact
 from relax_actors.monitoring.notify.channels import check_notify
@@ -123,11 +125,12 @@ def _checks(run: CheckedRun) -> Iterator[Check]:
     yield partial(machine.check_broker, config)
     if (model := run.model) is not None:
         yield partial(describe_run, run, model.facts)
-        yield lambda: training_backend(config).check(config, model.folder)
+        yield partial(_check_backend, config, model.folder, "trainer", training_backend)
         if config.generates:
-            yield lambda: inference_backend(config).check(config, model.folder)
+            yield partial(_check_backend, config, model.folder, "rollout", inference_backend)
             yield partial(check_lengths, config, model.facts)
         yield partial(check_weight_files, config)
+        yield partial(check_adapter, config, model.folder)
         yield partial(check_router_replay, config, model.facts)
         yield partial(check_characters, config, model.tokenizer)
     check_rows = check_examples if config.from_data else check_traces if config.trains_traces else check_data
@@ -135,6 +138,13 @@ def _checks(run: CheckedRun) -> Iterator[Check]:
     for where, each in config.held_out_sets.items():
         yield partial(check_rows, run, each.source, f"{where}.data")
         yield partial(check_set, run, each, where)
+
+
+def _check_backend(config: Config, folder: Path, section: str, load: Callable[[Config], Backend]) -> Iterator[str]:
+    """Check the backend that a section names with the model."""
+    backend = load(config)
+    check_adapters(config, backend, f"{section}.backend", getattr(config, section).backend)
+    yield from backend.check(config, folder)
 
 
 def _comparisons(config: Config) -> Iterator[Check]:

@@ -133,11 +133,14 @@ def _requeue(run: ConsoleRun, body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _scale(run: ConsoleRun, body: Mapping[str, Any]) -> Mapping[str, Any]:
     """Set the number of actors of a role: `{"role": "rollout", "actors": 2}`."""
-    from relax_actors.cli.scaling import scale_roles
+    from relax_actors.cli.scaling import ScaleOptions, begin_scaling
     from relax_actors.errors import ConfigError
+    from relax_actors.monitoring.connection import connected
 
     role, actors = body.get("role"), body.get("actors")
     if not isinstance(role, str) or type(actors) is not int:
         msg = 'scale needs a role and its number of actors, e.g. {"role": "rollout", "actors": 2}'
         raise ConfigError(msg)
-    return {"actors": scale_roles(str(run.folder.root), [f"{role}={actors}"], None, run.access)}
+    with connected(str(run.folder.root), run.access) as at:
+        begun = begin_scaling(at, [f"{role}={actors}"], ScaleOptions())
+    return {"operations": [operation.id for operation in begun]}

@@ -85,6 +85,8 @@ def outcome(failure: Failure | None, watcher: Watcher) -> dict[str, str]:
         return {"kind": "gave_up", "text": f"supervision gave up on {failure.role}: {failure.reason}"}
     if watcher.result is None:
         return {"kind": "stopped", "text": f"stopped at step {watcher.progress.step}"}
-    summary = watcher.result[0]
-    text = f"{summary.steps} steps in {summary.seconds:.0f} s; mean reward {summary.reward_first} at first, and "
-    return {"kind": "finished", "text": f"{text}{summary.reward_last} at the end"}
+    summary, curves = watcher.result
+    text = f"{summary.steps} steps in {summary.seconds:.0f} s"
+    if curves.steps:
+        text += f"; mean {curves.figure} {curves.steps[0][1]:.4g} at first, and {curves.steps[-1][1]:.4g} at the end"
+    return {"kind": "finished", "text": text}

@@ -69,9 +69,18 @@ def scale_roles(
             operation, or one that failed; operations on other roles go on.
     """
     with connected(run, access) as at:
-        requests = [request for request, _ in _planned(at, settings, options)]
-        log = OperationLog(at.table)
-        return wait_for(at, log, [log.request(request) for request in requests], on_state)
+        begun = begin_scaling(at, settings, options)
+        return wait_for(at, OperationLog(at.table), begun, on_state)
+
+
+def begin_scaling(at: Connected, settings: list[str], options: ScaleOptions) -> list[Operation]:
+    """Request operations that change the number of actors of roles, one for each role; see `scale_roles`.
+
+    Raises:
+        ConfigError: as of `scale_roles`, before an operation has begun.
+    """
+    log = OperationLog(at.table)
+    return [log.request(request) for request, _ in _planned(at, settings, options)]
 
 
 def wait_for(

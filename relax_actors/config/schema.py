@@ -9,11 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from broker.subjects import check_name
 from relax_actors.config.algorithm import AlgorithmSection
+from relax_actors.config.autoscaler import AutoscalerSection
 from relax_actors.config.data import DataSection, ModelSection
 from relax_actors.config.environment import PLAYED, EnvironmentSection
 from relax_actors.config.evaluation import EvalSection, HeldOutRows
 from relax_actors.config.gateway import AgentSection, GatewaySection
 from relax_actors.config.infrastructure import BrokerSection, StoreSection, SupervisionSection
+from relax_actors.config.lora import LoraSection
 from relax_actors.config.media import MediaSection, is_multimodal
 from relax_actors.config.notify import NotifySection
 from relax_actors.config.placement import PlacementSection
@@ -68,10 +70,12 @@ class Config(HeldOutRows, Section):
     environment: EnvironmentSection | None = None
     agent: AgentSection | None = None
     gateway: GatewaySection | None = None
+    autoscaler: AutoscalerSection | None = None
     eval: EvalSection | None = None
     reward: RewardSection = RewardSection()
     advantages: AdvantagesSection = AdvantagesSection()
     trainer: TrainerSection = TrainerSection()
+    lora: LoraSection | None = None
     critic: CriticSection | None = None
     algorithm: AlgorithmSection = AlgorithmSection()
     staleness: StalenessSection = StalenessSection()
@@ -321,8 +325,8 @@ class Config(HeldOutRows, Section):
 
     @property
     def publishes_deltas(self) -> bool:
-        """Whether weights may be published as deltas; in float32 nearly every number changes at every step."""
-        return self.weights.delta == "auto" and self.trainer.precision != "float32"
+        """Whether weights may be published as deltas; in float32, and of an adapter, nearly every number changes."""
+        return self.weights.delta == "auto" and self.trainer.precision != "float32" and self.lora is None
 
     @property
     def model_path(self) -> Path:

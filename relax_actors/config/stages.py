@@ -77,6 +77,7 @@ def tree_of_stage(tree: dict[str, Any], source: str) -> dict[str, Any]:
         if k and "model" not in tree[STAGES][k]:
             # A policy cannot start from a reward model; it starts from the same model as the reward model.
             if not _trains_scores(whole):
+                _refuse_adapter_alone(whole, names[k - 1], f"{source}: stages")
                 found["model"] = {"path": models[names[k - 1]]}
             elif "model" in whole:
                 found["model"] = whole["model"]
@@ -85,6 +86,21 @@ def tree_of_stage(tree: dict[str, Any], source: str) -> dict[str, Any]:
         if name == chosen:
             break
     return whole
+
+
+def _refuse_adapter_alone(tree: dict[str, Any], name: str, where: str) -> None:
+    """Refuse a stage that leaves no whole model for the next one.
+
+    Raises:
+        ConfigError: it trains an adapter, and does not add it to the weights of the model at its end.
+    """
+    lora = tree.get("lora")
+    if isinstance(lora, dict) and not lora.get("export_merged"):
+        msg = (
+            f"{where}: the stage {name!r} trains an adapter, and the next one begins with its model; set "
+            "lora.export_merged = true in it, or give the next stage a [stages.model]"
+        )
+        raise ConfigError(msg)
 
 
 def _trains_scores(tree: dict[str, Any]) -> bool:

@@ -65,6 +65,25 @@ def scoring_backend(name: str, setting: str) -> ScoringBackend:
     return backend
 
 
+def check_adapters(config: Config, backend: object, setting: str, name: str) -> None:
+    """Refuse an engine that cannot compute with the adapter of [lora].
+
+    Args:
+        config: configuration of the run.
+        backend: backend of the engine.
+        setting: configuration key that names it.
+        name: its name.
+
+    Raises:
+        ConfigError: the run trains an adapter, and the backend does not say that it has adapters.
+    """
+    if config.lora is None or getattr(backend, "has_adapters", False):
+        return
+    known = '"transformers"' if setting.startswith("rollout") else '"torch"'
+    msg = f'{setting} = "{name}" computes with the weights of whole models; set it to {known}, or remove [lora]'
+    raise ConfigError(msg)
+
+
 def footprints(config: Config) -> dict[str, Footprint]:
     """Return what an actor of each role with a backend needs: trainer, its ranks elsewhere, critic, rollout."""
     critic = {} if config.critic is None else {"critic": critic_backend(config.critic).footprint(config)}

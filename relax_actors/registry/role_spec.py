@@ -34,6 +34,8 @@ class RoleSpec:
     """Kinds of requests that it answers, such as "env"."""
     requests: tuple[str, ...] = ()
     """Kinds of requests that it sends, in runs with a role that answers them."""
+    observes: tuple[str, ...] = ()
+    """Roles of pools whose consumers it may look at: how many rows wait, and are in hand."""
     operates: bool = False
     """Whether it may request operations of the run; see `relax_actors.operations`."""
     removes: bool = False

@@ -9,7 +9,7 @@ from relax_actors.config import Config
 from relax_actors.config.training import CriticSection
 from relax_actors.data.checked_run import CheckedModel
 from relax_actors.data.model_folder import measure, stored_shapes
-from relax_actors.engines.backends import critic_backend
+from relax_actors.engines.backends import check_adapters, critic_backend
 from relax_actors.errors import ConfigError
 from relax_actors.media.family import Family, family_of
 
@@ -17,6 +17,7 @@ from relax_actors.media.family import Family, family_of
 def check_critic(section: CriticSection, config: Config, model: CheckedModel) -> Iterator[str]:
     """Check that a critic can be built, and that the folder to start from holds one for the policy's tokens."""
     path, backend, folder, policy = section.path, critic_backend(section), model.folder, model.facts
+    check_adapters(config, backend, "critic.backend", section.backend)
     if path is None:
         yield from backend.check(config, folder)
         yield "the critic starts from version 0 of the policy, with a value head of zeros"

@@ -16,7 +16,7 @@ from relax_actors.algorithms.schedules import reference_version
 from relax_actors.config import Config
 from relax_actors.config.sections import Named
 from relax_actors.data.checked_run import CheckedRun
-from relax_actors.engines.backends import scoring_backend
+from relax_actors.engines.backends import check_adapters, scoring_backend
 from relax_actors.engines.protocols.media import PromptMedia
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.scoring import SupportsSquares
@@ -64,7 +64,9 @@ class Scorer(Role):
         """Check the scoring engine with the model."""
         if run.model is not None:
             setting = f"roles.{run.role}.backend"
-            yield from scoring_backend(self.backend, setting).check(run.config, run.model.folder, setting)
+            backend = scoring_backend(self.backend, setting)
+            check_adapters(run.config, backend, setting, self.backend)
+            yield from backend.check(run.config, run.model.folder, setting)
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         """Return the columns to read: the trajectory, and the media of its prompt if the model takes media."""

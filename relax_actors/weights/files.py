@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -82,6 +82,21 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> str:
     found = Fingerprint()
     for name in sorted(tensors):
         found.add(name, tensors[name])
+    return found.hexdigest()
+
+
+def fingerprint_of_files(shards: Sequence[Path]) -> str:
+    """Return the digest of the tensors in safetensors shards, of which one after the other is read; see `Fingerprint`.
+
+    Raises:
+        StoreError: a shard is missing or is not a safetensors file.
+    """
+    found = Fingerprint()
+    with ExitStack() as stack:
+        files = [stack.enter_context(_opened(shard)) for shard in shards]
+        places = {name: file for file in files for name in file.keys()}  # noqa: SIM118 not a mapping
+        for name in sorted(places):
+            found.add(name, places[name].get_tensor(name))
     return found.hexdigest()
 
 

@@ -42,7 +42,13 @@ class Ranks:
 
 
 class Backend(Protocol):
-    """What backends of a configuration section have in common."""
+    """What backends of a configuration section have in common.
+
+    Attributes:
+        has_adapters: whether the engine computes with the adapter of [lora]; a run with one is refused otherwise.
+    """
+
+    has_adapters: bool = False
 
     def check(self, config: Config, model: Path) -> Iterator[str]:  # noqa: ARG002 of a protocol
         """Check the configuration before a run starts, without importing the engine.
@@ -171,7 +177,10 @@ class CriticBackend(Backend, Protocol):
 
 
 class ScoringBackend(Protocol):
-    """Builds the engines of the roles `reference` and `actor_fwd`; named by their option `backend`."""
+    """Builds the engines of the roles `reference` and `actor_fwd`; named by their option `backend`.
+
+    A backend whose engines compute with the adapter of [lora] has an attribute `has_adapters` that is true.
+    """
 
     def build(self, context: Context, device: str, *, follows: bool) -> ScoringEngine:
         """Build the engine of one actor, in the actor's process.

@@ -35,12 +35,26 @@ class Footprint:
     is_required: bool = False
 
 
-def follower_bytes(config: Config) -> int:
+ADAPTER_SHARE = 0.05
+"""Parameters of an adapter, as a share of those of its model; rank 16 of a model with 0.5 B parameters has 0.018."""
+
+
+def follower_bytes(config: Config) -> float:
     """Return the bytes a parameter of an engine that follows the trainer: the weights in use and the next ones.
 
-    With deltas it keeps a copy of the published weights besides, to which they are added.
+    With deltas it keeps a copy of the published weights besides, to which they are added. Of an adapter's versions the
+    base is part only once.
     """
+    if config.lora is not None:
+        return WEIGHT_BYTES["float32"] * (1 + 2 * ADAPTER_SHARE)
     return 2 * WEIGHT_BYTES["float32"] + (WEIGHT_BYTES[config.trainer.precision] if config.publishes_deltas else 0)
+
+
+def trained_bytes(config: Config) -> float:
+    """Return the bytes a parameter of a model in training: frozen but for its adapter, or trained as a whole."""
+    if config.lora is None:
+        return TRAINED_BYTES
+    return WEIGHT_BYTES[config.trainer.precision] + ADAPTER_SHARE * TRAINED_BYTES
 
 
 TRAINED_BYTES = 2 * WEIGHT_BYTES["float32"] + STATE_BYTES

@@ -12,7 +12,7 @@ from relax_actors.engines.backends import critic_section
 from relax_actors.engines.protocols import ScoringEngine, TrainingEngine
 from relax_actors.engines.protocols.backend import CriticBackend, Ranks, TrainingBackend
 from relax_actors.engines.protocols.critic import CriticEngine, RankCritic
-from relax_actors.engines.protocols.footprint import TRAINED_BYTES, Footprint
+from relax_actors.engines.protocols.footprint import TRAINED_BYTES, Footprint, trained_bytes
 from relax_actors.engines.protocols.training import RankEngine
 from relax_actors.engines.ranks.group import CriticGroup, start_trainer
 from relax_actors.engines.torch.architectures import (
@@ -48,10 +48,16 @@ def check_settings(config: Config, section: TorchSection, name: str, model: Path
     }
     for setting in (setting for setting, is_set in needs.items() if is_set):
         check_layers(model, setting)
+    if config.lora is not None and (section.ranks > 1 or section.offload):
+        setting = f"{name}.ranks = {section.ranks}" if section.ranks > 1 else f"{name}.offload = true"
+        msg = f"{setting}: an adapter is trained in one process that holds the base; leave it out, or remove [lora]"
+        raise ConfigError(msg)
 
 
 class TorchTrainingBackend(TrainingBackend):
     """Trains with torch in the process of the trainer, or in ranks that share the model; see `TrainingBackend`."""
+
+    has_adapters = True
 
     def build(self, context: Context) -> TrainingEngine:
         """Build the engine with its model and optimizer, or start the ranks."""
@@ -86,11 +92,13 @@ class TorchTrainingBackend(TrainingBackend):
 
     def footprint(self, config: Config) -> Footprint:
         """Return what the trainer needs with its ranks, which share the model."""
-        return _footprint(config.trainer.torch)
+        return _footprint(config, config.trainer.torch)
 
 
 class TorchScoringBackend:
     """Scores with torch in the process of the actor; see `ScoringBackend`."""
+
+    has_adapters = True
 
     def build(self, context: Context, device: str, *, follows: bool) -> ScoringEngine:
         """Build the engine with its model."""
@@ -109,6 +117,8 @@ class TorchScoringBackend:
 
 class TorchCriticBackend(CriticBackend):
     """Trains a critic with torch in the process of its actor; see `CriticBackend`."""
+
+    has_adapters = True
 
     def build(self, context: Context) -> CriticEngine:
         """Build the engine with its model and optimizer, or start the ranks."""
@@ -141,15 +151,15 @@ class TorchCriticBackend(CriticBackend):
 
     def footprint(self, config: Config) -> Footprint:
         """Return what the critic needs with its ranks, which share the model."""
-        return _footprint(critic_section(config).torch)
+        return _footprint(config, critic_section(config).torch)
 
 
 def _ranks(section: TorchSection) -> Ranks:
     return Ranks(section.ranks, parts=section.ranks)
 
 
-def _footprint(section: TorchSection) -> Footprint:
+def _footprint(config: Config, section: TorchSection) -> Footprint:
     if section.ranks == 1:
-        return Footprint(parameter_bytes=TRAINED_BYTES)
+        return Footprint(parameter_bytes=trained_bytes(config))
     ranks = section.ranks
     return Footprint(processes=ranks + 1, parameter_bytes=TRAINED_BYTES, gpus=ranks, computes_on_cpu=False)

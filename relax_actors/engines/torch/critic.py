@@ -16,18 +16,21 @@ from transformers import PreTrainedModel
 
 from relax_actors.algorithms.schedules import scheduled_learning_rate
 from relax_actors.algorithms.values import measure_values, value_loss, value_metrics
+from relax_actors.config.lora import LoraSection
 from relax_actors.config.schema import Config
 from relax_actors.config.training import CriticSection
 from relax_actors.engines.protocols.samples import MicroBatchPlan, TrainSample
 from relax_actors.engines.protocols.training import StepResult
 from relax_actors.engines.ranks.model_folder import write_shared
+from relax_actors.engines.torch.adapter import BASE, Adapter, run_adapter
 from relax_actors.engines.torch.background import run_in_background
 from relax_actors.engines.torch.devices import sharding_of
 from relax_actors.engines.torch.forward import Forward
 from relax_actors.engines.torch.host_memory import move_to_device, move_to_host
-from relax_actors.engines.torch.model import build_critic, copy_into, read_folder, save_critic, tensors_of
+from relax_actors.engines.torch.model import build, build_critic, copy_into, read_folder, save_critic, tensors_of
 from relax_actors.engines.torch.optimized_model import AdamW, OptimizedModel
 from relax_actors.engines.torch.recompute import recompute_layers
+from relax_actors.engines.torch.trained_weights import AllWeights
 from relax_actors.media.family import family_of
 from relax_actors.weights import files as weights
 from relax_actors.weights.encoder import ignore
@@ -62,26 +65,39 @@ class TorchCritic:
         self._forward = Forward(sharding.device, precision, 1.0, family, share_prefixes=shares, sharding=sharding)
         self._multimodal = family is not None
         self._model = self._forward.prepare_critic(sharding.build(self._make, family))
+        own = AllWeights(self._model) if config.lora is None else self._with_adapter(config, config.lora)
+        self._adapter = own if isinstance(own, Adapter) else None
         if trainer.recompute == "full":
             recompute_layers(self._model)
         self._max_tokens = trainer.max_tokens_per_microbatch
-        self._trained = OptimizedModel(self._model, AdamW.of_critic(settings, trainer), sharding)
-        self._source = sharding.source(partial(tensors_of, self._model), torch.float32, self._trained.moving)
+        self._trained = OptimizedModel(self._model, own, AdamW.of_critic(settings, trainer), sharding)
+        self._source = sharding.source(own.tensors, torch.float32, self._trained.moving)
 
     def _make(self, device: torch.device | None) -> PreTrainedModel:
         return build_critic(self._path, seed=self._config.run.seed, device=device)
 
+    def _with_adapter(self, config: Config, section: LoraSection) -> Adapter:
+        """Load the base, of the policy or of critic.path, and give it an adapter of its own; the head is trained."""
+        own, path = tensors_of(self._model), self._path
+        heads = {name: torch.zeros(tensor.shape) for name, tensor in own.items() if self._is_head(name)}
+        modules = dict.fromkeys(name.rpartition(".")[0] for name in heads)
+        if self._settings.path is not None:
+            return run_adapter(config, section, self._model, (path, read_folder(self._model, path)), heads=modules)
+        policy = read_folder(build(path, device=None), path)
+        body = {name: tensor for name, tensor in policy.items() if name in own and name not in heads}
+        return run_adapter(config, section, self._model, (path, body | heads), heads=modules)
+
     def initialise(self, policy: Sequence[Path] | None) -> None:
         """Initialise the weights and the optimizer; see `CriticEngine`."""
-        own = tensors_of(self._model)
-        if policy is None:
-            tensors = read_folder(self._model, self._path)
-            source = f"critic.path {self._path}"
-        else:
-            heads = {name: torch.zeros(tensor.shape) for name, tensor in own.items() if self._is_head(name)}
+        own = self._trained.weights.tensors()
+        if policy is not None:
+            heads = {name: torch.zeros(t.shape) for name, t in own.items() if self._is_head(name) and name != BASE}
             tensors = {name: tensor for name, tensor in weights.load(policy).items() if name in own} | heads
-            source = "version 0 of the policy"
-        copy_into(self._model, tensors, source)
+            self._trained.weights.copy(tensors, "version 0 of the policy")
+        elif self._adapter is not None:
+            self._adapter.draw(self._config.run.seed)
+        else:
+            copy_into(self._model, read_folder(self._model, self._path), f"critic.path {self._path}")
         self._trained.reset()
 
     def _is_head(self, name: str) -> bool:
@@ -158,4 +174,8 @@ class TorchCritic:
             write_shared(folder, self._make, self._source, "float32")
             return
         with self._trained.moving:
-            save_critic(self._model, folder)
+            model = self._model
+            if self._adapter is not None:
+                model = self._make(None)
+                copy_into(model, self._adapter.merged(), "the critic")
+            save_critic(model, folder)

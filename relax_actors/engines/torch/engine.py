@@ -23,6 +23,8 @@ from relax_actors.engines.protocols.samples import MicroBatchPlan, TrainSample, 
 from relax_actors.engines.protocols.training import StepResult
 from relax_actors.engines.ranks.model_folder import write_shared
 from relax_actors.engines.torch import coefficient_tensors, replay_metrics
+from relax_actors.engines.torch.adapter import Adapter, run_weights
+from relax_actors.engines.torch.adapter_folder import export_adapter
 from relax_actors.engines.torch.background import run_in_background
 from relax_actors.engines.torch.devices import sharding_of
 from relax_actors.engines.torch.experts import Routers
@@ -34,6 +36,7 @@ from relax_actors.engines.torch.objective import StepObjective
 from relax_actors.engines.torch.optimized_model import AdamW, OptimizedModel
 from relax_actors.engines.torch.passes import Passes
 from relax_actors.engines.torch.recompute import recompute_layers
+from relax_actors.engines.torch.reference import AdapterReference, Reference, ReferenceModel
 from relax_actors.engines.torch.score_model import complete_config, model_maker, stored_scores
 from relax_actors.media.family import family_of
 from relax_actors.runtime.seeds import derive_seed
@@ -89,16 +92,20 @@ class TorchEngine:
         self._make = model_maker(config)
         self._model = self._sharding.build(partial(self._built, config.run.seed), family)
         freeze(self._model, settings.freeze)
+        own = run_weights(config, self._model)
+        self._adapter = own if isinstance(own, Adapter) else None
         self._forward.prepare(self._model)
+        if self._adapter is not None and self._dtype != torch.float32:
+            self._adapter.cast(self._dtype)
         self._routers = Routers(self._model) if settings.router_replay else None
         if settings.recompute == "full":
             recompute_layers(self._model, self._routers)
-        self._reference: PreTrainedModel | None = None
-        self._trained = OptimizedModel(self._model, AdamW.of_trainer(settings), self._sharding)
+        self._reference: Reference | None = None
+        self._trained = OptimizedModel(self._model, own, AdamW.of_trainer(settings), self._sharding)
         self._passes = Passes(
             self._forward, self._trained, self._sharding, self._routers, self._max_tokens, replay_comparison_interval
         )
-        self._source = self._sharding.source(partial(tensors_of, self._model), self._dtype, self._trained.moving)
+        self._source = self._sharding.source(own.tensors, self._dtype, self._trained.moving)
         self._encoder = WeightEncoder(self._source, keep_base=config.publishes_deltas)
         self._coefficients = StepCoefficients(config.algorithm, settings)
         # Loss of the current update, and the sequences that it keeps until `step`.
@@ -116,7 +123,9 @@ class TorchEngine:
     def initialise(self, seed: int) -> None:
         """Load the weights of the model folder, or initialise random ones; see `TrainingEngine`."""
         path, scores = self._config.model_path, self._config.algorithm.trains_scores
-        if has_weights(path):
+        if self._adapter is not None:
+            self._adapter.initialise(seed)
+        elif has_weights(path):
             stored = stored_scores(self._model, path, seed) if scores else read_folder(self._model, path)
             copy_into(self._model, stored, str(path))
         else:
@@ -144,19 +153,18 @@ class TorchEngine:
         """Create a new optimizer, and the reference of the KL if the trainer computes it; see `TrainingEngine`."""
         self._trained.reset()
         if self._config.computes_reference:
-            reference = self._built_reference()
-            with torch.no_grad():
-                trained = self._model.state_dict(keep_vars=True)
-                for name, weight in reference.state_dict(keep_vars=True).items():
-                    weight.copy_(trained[name])
+            self._reference = self._made_reference()
+            self._reference.take()
 
-    def _built_reference(self) -> PreTrainedModel:
+    def _made_reference(self) -> Reference:
         """Return the reference, with any weights."""
-        if self._reference is None:
-            reference = self._sharding.build(partial(self._built, None), self._family)
-            reference.requires_grad_(False)
-            self._reference = self._forward.prepare(reference)
-        return self._reference
+        if self._adapter is not None:
+            return AdapterReference(self._adapter)
+
+        def build() -> PreTrainedModel:
+            return self._forward.prepare(self._sharding.build(partial(self._built, None), self._family))
+
+        return self._reference or ReferenceModel(self._model, build)
 
     def accumulate(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> None:
         """Accumulate the gradients of sequences, or keep them until `step` if the loss needs the whole step."""
@@ -203,7 +211,8 @@ class TorchEngine:
         parts = by_row(samples) if self._config.run.deterministic else [samples]
         found: list[TrainSample] = []
         for part in parts:
-            scored = self._forward.score(self._reference, part, self._max_tokens, progress)
+            with self._reference.model() as model:
+                scored = self._forward.score(model, part, self._max_tokens, progress)
             found += [replace(s, reference_logprobs=logprobs) for s, logprobs in zip(part, scored, strict=True)]
         return found
 
@@ -234,7 +243,7 @@ class TorchEngine:
         yield from self._trained.tensors()
         yield from self._encoder.copies()
         if self._reference is not None:
-            yield from self._reference.parameters()
+            yield from self._reference.resident()
 
     @property
     def shards(self) -> int:
@@ -270,18 +279,26 @@ class TorchEngine:
         """Return the tensors of a checkpoint by file name."""
         coefficients = coefficient_tensors.to_tensors(self._coefficients.current)
         found = self._trained.state() | {coefficient_tensors.FILE: coefficients}
-        return found if self._reference is None else found | {REFERENCE: tensors_of(self._reference)}
+        reference = None if self._reference is None else self._reference.tensors()
+        return found if reference is None else found | {REFERENCE: reference}
 
     def load(self, folder: Path) -> None:
         """Load a checkpoint; see `TrainingEngine`."""
         self._trained.load(folder)
         self._coefficients.restore(coefficient_tensors.from_tensors(weights.load([folder / coefficient_tensors.FILE])))
         self._encoder.invalidate()
-        if (folder / REFERENCE).exists():
-            copy_into(self._built_reference(), weights.load([folder / REFERENCE]), "reference")
+        has_file = (folder / REFERENCE).exists()
+        if has_file or (self._adapter is not None and self._config.computes_reference):
+            self._reference = self._made_reference()
+            if has_file:
+                self._reference.load(weights.load([folder / REFERENCE]))
 
     def export(self, folder: Path) -> None:
-        """Write a model folder; see `WeightProducer`."""
+        """Write a model folder, or that of an adapter; see `WeightProducer`."""
+        if self._adapter is not None:
+            with self._trained.moving:
+                export_adapter(self._adapter, folder, self._config)
+            return
         if not self._sharding.is_whole:
             write_shared(folder, self._stored_form, self._source, self._config.trainer.precision)
             return

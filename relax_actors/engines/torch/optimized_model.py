@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,9 +20,9 @@ from relax_actors.algorithms.losses import add_metrics
 from relax_actors.config.training import CriticSection, TrainerSection
 from relax_actors.engines.protocols.samples import MicroBatchPlan
 from relax_actors.engines.torch.loss_scale import LossScale
-from relax_actors.engines.torch.model import copy_into, tensors_of
 from relax_actors.engines.torch.sharding import Whole
 from relax_actors.engines.torch.strict_backward import end_strict_backward
+from relax_actors.engines.torch.trained_weights import TrainedWeights
 from relax_actors.weights import files as weights
 
 OPTIMIZER = "optimizer.safetensors"
@@ -57,20 +58,22 @@ class AdamW:
 
 
 class OptimizedModel:
-    """A model and its optimizer.
+    """A slot of an engine: the weights of a model that are trained, their gradients and their optimizer.
 
     Args:
-        model: the model; every update changes its weights in place.
+        model: the model; every update changes its trained weights in place.
+        weights: which of its weights are trained.
         settings: settings of the optimizer.
         sharding: how ranks share the model.
 
     Attributes:
+        weights: which weights of the model are trained.
         measured: measurements of each micro-batch of this rank since the last update.
         moving: held while tensors move between device and host, and by other threads that read them.
     """
 
-    def __init__(self, model: PreTrainedModel, settings: AdamW, sharding: Whole) -> None:
-        self.model, self._settings, self._sharding = model, settings, sharding
+    def __init__(self, model: PreTrainedModel, weights: TrainedWeights, settings: AdamW, sharding: Whole) -> None:
+        self.model, self.weights, self._settings, self._sharding = model, weights, settings, sharding
         self.measured: list[dict[str, float]] = []
         self.moving = threading.Lock()
         self.reset()
@@ -95,13 +98,20 @@ class OptimizedModel:
     def backward(self, plans: Iterable[MicroBatchPlan], loss_of: LossOf, progress: Callable[[], None]) -> None:
         """Run forward and backward, micro-batch by micro-batch."""
         for plan in plans:
-            loss, measured = loss_of(plan)
-            try:
-                torch.autograd.backward(self._scale.scaled(loss))
-            finally:
-                end_strict_backward()
+            with self.dropping(len(self.measured)):
+                loss, measured = loss_of(plan)
+                try:
+                    torch.autograd.backward(self._scale.scaled(loss))
+                finally:
+                    end_strict_backward()
             self.measured.append(measured)
             progress()
+
+    def dropping(self, part: int) -> AbstractContextManager[None]:
+        """Return the context in which a micro-batch of the next update is computed; see `TrainedWeights`."""
+        states = iter(self._optimizer.state.values())
+        updates = next((int(state["step"]) for state in states if "step" in state), 0)
+        return self.weights.dropping(updates, part)
 
     def update(
         self, learning_rate: float, scale_of: Callable[[dict[str, float]], float] = lambda _: 1.0
@@ -150,7 +160,7 @@ class OptimizedModel:
         """Return the tensors of a checkpoint by file name."""
         state = self._optimizer.state_dict()["state"]
         flat = {f"{i}.{name}": value for i, entry in state.items() for name, value in entry.items()}
-        return {MODEL: tensors_of(self.model), OPTIMIZER: flat}
+        return {MODEL: self.weights.tensors(), OPTIMIZER: flat}
 
     def writer(self, precision: str, state: Mapping[str, Mapping[str, Tensor]], unchanging: str | None = None) -> Write:
         """Return a function that writes the files of a checkpoint to a folder.
@@ -174,7 +184,7 @@ class OptimizedModel:
 
     def load(self, folder: Path) -> None:
         """Load the files of a checkpoint."""
-        copy_into(self.model, weights.load([folder / MODEL]), str(folder))
+        self.weights.copy(weights.load([folder / MODEL]), str(folder))
         self.reset()
         state: dict[int, dict[str, Tensor]] = {}
         (group,) = self._optimizer.param_groups

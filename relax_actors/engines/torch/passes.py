@@ -96,9 +96,12 @@ class Passes:
             inputs = loss_inputs(objective, chosen, scored, batch.mask, partial(self._padded, batch))
             return record(objective, inputs, [start + index for index in plan.indices])
 
+        number = len(self._trained.measured)
         for part in parts:
             for plan in self._forward.plan(part, self._max_tokens):
-                found |= self._forward.without_loss(self._model, plan, partial(record_batch, part), nothing)
+                with self._trained.dropping(number):
+                    found |= self._forward.without_loss(self._model, plan, partial(record_batch, part), nothing)
+                number += 1
                 progress()
             start += len(part)
         if self._routers is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ from relax_actors.algorithms.class_scores import class_logprobs
 from relax_actors.config import Config
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.scoring import Scores
+from relax_actors.engines.torch.adapter import run_weights
 from relax_actors.engines.torch.devices import device_of
 from relax_actors.engines.torch.experts import Routers
 from relax_actors.engines.torch.forward import Forward
 from relax_actors.engines.torch.micro_batch import MicroBatch
 from relax_actors.engines.torch.score_model import model_maker
 from relax_actors.engines.torch.swappable_model import SwappableModel
+from relax_actors.engines.torch.trained_weights import AllWeights
 from relax_actors.media.family import family_of
 
 MICRO_BATCH = 4096
@@ -48,7 +51,8 @@ class TorchScorer(SwappableModel):
         folder = path or config.model_path
         self._scores = config.algorithm.trains_scores and path is None
         make = model_maker(config) if self._scores else None
-        super().__init__(folder, device_of(device), follows=follows, make=make)
+        own = partial(run_weights, config) if path is None else AllWeights
+        super().__init__(folder, device_of(device), follows=follows, make=make, weights=own)
         temperature, shares = config.rollout.temperature, config.trainer.share_prefixes
         family, head_dtype = family_of(folder), getattr(torch, config.head_precision)
         self._forward = Forward(

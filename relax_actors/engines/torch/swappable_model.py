@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from relax_actors.engines.torch.host_memory import move_to_device, move_to_host
-from relax_actors.engines.torch.model import build, check_fit, copy_into, read_folder
+from relax_actors.engines.torch.model import build, copy_into, read_folder
+from relax_actors.engines.torch.trained_weights import AllWeights, TrainedWeights
 from relax_actors.errors import StoreError
 from relax_actors.weights.host_copy import HostCopy
 from relax_actors.weights.protocols import WeightUpdate
@@ -105,7 +106,11 @@ class SwappableWeights(ABC):
 
     def _on_device(self) -> list[Tensor]:
         staged = self._staged
-        return [*self._parameters().values(), *(() if staged is None else staged[1].values())]
+        return [*self._resident(), *(() if staged is None else staged[1].values())]
+
+    def _resident(self) -> Iterable[Tensor]:
+        """Return the weights in use, also those that no version replaces."""
+        return self._parameters().values()
 
     def require_weights(self) -> int:
         """Return the version in use.
@@ -132,6 +137,7 @@ class SwappableModel(SwappableWeights):
         dtype: dtype of the weights on the device.
         follows: whether further versions will be loaded; memory for the next one is then kept allocated.
         make: builds the model from `dtype` and `device`; that of the folder for tokens by default.
+        weights: returns which weights of a model the versions replace; all by default.
 
     Raises:
         ConfigError: transformers cannot build the model.
@@ -145,14 +151,15 @@ class SwappableModel(SwappableWeights):
         *,
         follows: bool = True,
         make: Callable[..., PreTrainedModel] | None = None,
+        weights: Callable[[PreTrainedModel], TrainedWeights] = AllWeights,
     ) -> None:
         super().__init__(follows=follows)
         self._device = torch.device(device)
         self._model = (make or partial(build, path))(dtype=dtype, device=self._device)
         self._model.train(mode=False)
+        self._weights = weights(self._model)
         # Swapping replaces the data of parameters, never the parameters.
-        self._known: dict[str, Tensor] = self._model.state_dict(keep_vars=True)
-        self._shapes: dict[str, torch.Size] | None = None
+        self._known = self._weights.parameters()
 
     @property
     def model(self) -> PreTrainedModel:
@@ -172,9 +179,8 @@ class SwappableModel(SwappableWeights):
     def _parameters(self) -> Mapping[str, Tensor]:
         return self._known
 
+    def _resident(self) -> Iterable[Tensor]:
+        return self._model.state_dict(keep_vars=True).values()
+
     def _fitted(self, version: int, tensors: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:
-        shapes = {name: tensor.shape for name, tensor in tensors.items()}
-        if shapes != self._shapes:
-            check_fit(self._model, tensors, f"version {version}")
-            self._shapes = shapes
-        return tensors.items()
+        return self._weights.fitted(tensors, f"version {version}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from relax_actors.config import Config
@@ -15,9 +16,12 @@ from relax_actors.runtime import Context
 class TransformersBackend(InferenceBackend):
     """Generation in the actor's process with transformers; see `InferenceBackend`."""
 
+    has_adapters = True
+
     def build(self, context: Context) -> InferenceEngine:
         """Load the model."""
-        from relax_actors.engines.torch.devices import device_of  # noqa: PLC0415 only a process that generates needs torch
+        from relax_actors.engines.torch.adapter import run_weights  # noqa: PLC0415 only a process that generates needs torch
+        from relax_actors.engines.torch.devices import device_of  # noqa: PLC0415
         from relax_actors.engines.torch.process_setup import configure_torch  # noqa: PLC0415
         from relax_actors.engines.transformers.engine import TransformersEngine  # noqa: PLC0415
 
@@ -27,7 +31,11 @@ class TransformersBackend(InferenceBackend):
         joins = config.environment is not None or config.gateway is not None
         kept_bytes = config.rollout.turn_cache_mib << 20 if joins else None
         return TransformersEngine(
-            config.model_path, device, records_experts=config.trainer.router_replay, kept_bytes=kept_bytes
+            config.model_path,
+            device,
+            records_experts=config.trainer.router_replay,
+            kept_bytes=kept_bytes,
+            weights=partial(run_weights, config),
         )
 
     def build_frozen(self, context: Context, model: Path, device: str) -> InferenceEngine:

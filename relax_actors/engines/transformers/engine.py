@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import Cache, DynamicCache
+from transformers import Cache, DynamicCache, PreTrainedModel
 
 from relax_actors.data.grammar import Grammars, GrammarState
 from relax_actors.data.tokenizer import Tokenizer
@@ -32,6 +32,7 @@ from relax_actors.engines.torch.barred import BarredIds
 from relax_actors.engines.torch.experts import Routers
 from relax_actors.engines.torch.model import context_length
 from relax_actors.engines.torch.swappable_model import SwappableModel
+from relax_actors.engines.torch.trained_weights import AllWeights, TrainedWeights
 from relax_actors.engines.transformers.batch_media import BatchMedia, Reading, media_keys
 from relax_actors.engines.transformers.expert_recorder import ExpertRecorder
 from relax_actors.engines.transformers.kept_caches import KeptCache, KeptCaches, cut, fill, is_joinable, join
@@ -50,6 +51,7 @@ class TransformersEngine(SwappableModel, GenerateMixin):
         records_experts: whether generations include the chosen experts.
         kept_bytes: size of the keys and values that are kept between the turns of episodes; None if requests do not
             join a running batch, because the caller has no episodes.
+        weights: returns which weights of a model the versions replace; all by default.
 
     Raises:
         ConfigError: `records_experts` is set, and the model has no supported router.
@@ -63,8 +65,9 @@ class TransformersEngine(SwappableModel, GenerateMixin):
         *,
         records_experts: bool = False,
         kept_bytes: int | None = None,
+        weights: Callable[[PreTrainedModel], TrainedWeights] = AllWeights,
     ) -> None:
-        super().__init__(path, device, dtype)
+        super().__init__(path, device, dtype, weights=weights)
         self._routers = Routers(self._model) if records_experts else None
         self._family = family_of(path)
         self._path = path

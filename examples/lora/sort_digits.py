@@ -1,0 +1,1 @@
+../demo/sort_digits.py

@@ -1,0 +1,187 @@
+"""The form of an adapter: its rank and scale, the layers that it changes, and the files that PEFT keeps it in."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from relax_actors.config.lora import ALL_LINEAR, LoraSection
+from relax_actors.data.model_folder import stored_shapes
+from relax_actors.errors import ConfigError
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""Files of a PEFT folder."""
+PREFIX = "base_model.model."
+"""Beginning of all names of tensors in a PEFT folder; the rest is the name in the model."""
+DOWN, UP = ".lora_A.weight", ".lora_B.weight"
+"""Ends of the names of A and B, behind the name of the layer."""
+HEADS = ("lm_head", "score")
+"""Last parts of the names of output heads, which "all-linear" leaves out."""
+_PATTERN = frozenset("*?[")
+_PLAIN: dict[str, Any] = {
+    "use_dora": False,
+    "bias": "none",
+    "lora_bias": False,
+    "fan_in_fan_out": False,
+    "rank_pattern": {},
+    "alpha_pattern": {},
+    "target_parameters": None,
+    "trainable_token_indices": None,
+}
+"""Settings of adapter_config.json with the only value that an adapter of this package has."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterForm:
+    """Shape of an adapter; see [lora].
+
+    Attributes:
+        rank: rank of A and B.
+        alpha: numerator of the scale.
+        rslora: whether `alpha` is divided by the square root of `rank`.
+        dropout: share of the inputs of A that are dropped.
+        targets: "all-linear", or names and patterns of linear layers.
+        saved: names of modules that are trained as a whole.
+        path: PEFT folder with the first weights; None for B = 0.
+    """
+
+    rank: int
+    alpha: float
+    rslora: bool
+    dropout: float
+    targets: str | tuple[str, ...]
+    saved: tuple[str, ...]
+    path: Path | None = None
+
+    @property
+    def scale(self) -> float:
+        """Factor of B A x."""
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+
+def form_of(section: LoraSection) -> AdapterForm:
+    """Return the form of the adapter of a run, from its settings or from the folder that it starts from.
+
+    Raises:
+        ConfigError: the folder holds no LoRA adapter that can be trained here, or a setting contradicts it.
+    """
+    own = AdapterForm(
+        section.rank, section.alpha, section.rslora, section.dropout, section.targets, section.modules_to_save
+    )
+    if section.path is None:
+        return own
+    given = _read_form(section.path)
+    for key, setting in (("rank", "rank"), ("alpha", "alpha"), ("rslora", "rslora")):
+        if setting in section.model_fields_set and getattr(own, key) != getattr(given, key):
+            msg = (
+                f"lora.{setting} = {getattr(own, key)}, but the adapter in lora.path {section.path} has "
+                f"{getattr(given, key)}; leave lora.{setting} out"
+            )
+            raise ConfigError(msg)
+    if fixed := sorted({"targets", "modules_to_save"} & section.model_fields_set):
+        msg = f"lora.{fixed[0]} follows from the adapter in lora.path {section.path}; leave lora.{fixed[0]} out"
+        raise ConfigError(msg)
+    dropout = own.dropout if "dropout" in section.model_fields_set else given.dropout
+    return AdapterForm(given.rank, given.alpha, given.rslora, dropout, given.targets, given.saved, section.path)
+
+
+def _read_form(folder: Path) -> AdapterForm:
+    """Read the form of the adapter in a PEFT folder; errors as `form_of`."""
+    try:
+        body: dict[str, Any] = json.loads((folder / CONFIG).read_text())
+        kind, rank, alpha = str(body["peft_type"]), int(body["r"]), float(body["lora_alpha"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        msg = f"lora.path {folder} is no folder of a PEFT adapter: {CONFIG}: {type(error).__name__} {error}"
+        raise ConfigError(msg) from error
+    if kind != "LORA":
+        msg = f"lora.path {folder} holds an adapter of the type {kind}; only LORA can be trained"
+        raise ConfigError(msg)
+    for setting, value in _PLAIN.items():
+        if (body.get(setting) or value) != value:
+            msg = f"lora.path {folder}: {CONFIG} has {setting} = {body[setting]!r}; only {value!r} can be trained"
+            raise ConfigError(msg)
+    if not (folder / WEIGHTS).is_file():
+        msg = f"lora.path {folder} has no {WEIGHTS}; save the adapter with PEFT's save_pretrained"
+        raise ConfigError(msg)
+    names = [name.removeprefix(PREFIX) for name in tensors_of_folder(folder)]
+    targets = tuple(name.removesuffix(DOWN) for name in names if name.endswith(DOWN))
+    saved = tuple(dict.fromkeys(n.rpartition(".")[0] for n in names if not n.endswith((DOWN, UP))))
+    dropout = float(body.get("lora_dropout") or 0.0)
+    return AdapterForm(rank, alpha, bool(body.get("use_rslora")), dropout, targets, saved)
+
+
+def tensors_of_folder(folder: Path) -> dict[str, list[int]]:
+    """Return the shapes of the tensors in a PEFT folder, by their names there."""
+    return {name: shape for name, shape in stored_shapes(folder).items() if name.startswith(PREFIX)}
+
+
+def match_targets(linear: Collection[str], modules: Collection[str], targets: str | Sequence[str]) -> list[str]:
+    """Return the linear layers that `lora.targets` names, in the order of their names.
+
+    Args:
+        linear: full names of all linear layers of the model.
+        modules: full names of all modules with weights, linear ones included.
+        targets: see [lora].
+
+    Raises:
+        ConfigError: an entry matches no linear layer, or an output head; the error has the nearest names.
+    """
+    if targets == ALL_LINEAR:
+        return sorted(name for name in linear if name.rpartition(".")[2] not in HEADS)
+    found: set[str] = set()
+    for target in targets:
+        matched = {name for name in linear if _matches(name, target)}
+        if heads := sorted(name for name in matched if name.rpartition(".")[2] in HEADS):
+            msg = (
+                f"lora.targets: {target!r} matches the output head {heads[0]}, which has no adapter; name it in "
+                "lora.modules_to_save to train it as a whole"
+            )
+            raise ConfigError(msg)
+        if not matched:
+            raise ConfigError(_no_target(target, linear, modules))
+        found |= matched
+    return sorted(found)
+
+
+def match_saved(modules: Collection[str], saved: Sequence[str]) -> list[str]:
+    """Return the modules that `lora.modules_to_save` names, in the order of their names.
+
+    Raises:
+        ConfigError: a name matches no module with weights.
+    """
+    found: set[str] = set()
+    for name in saved:
+        matched = {module for module in modules if _matches(module, name)}
+        if not matched:
+            msg = f"lora.modules_to_save: {name!r} matches no module with weights; near it: {_near(name, modules)}"
+            raise ConfigError(msg)
+        found |= matched
+    return sorted(found)
+
+
+def _matches(name: str, target: str) -> bool:
+    if _PATTERN & set(target):
+        return fnmatchcase(name, target)
+    return name == target or name.endswith(f".{target}")
+
+
+def _no_target(target: str, linear: Collection[str], modules: Collection[str]) -> str:
+    if others := sorted(name for name in modules if _matches(name, target)):
+        return (
+            f"lora.targets: {target!r} matches {others[0]}, which is no linear layer; name it in lora.modules_to_save "
+            "to train it as a whole"
+        )
+    return f"lora.targets: {target!r} matches no layer of the model; near it: {_near(target, linear)}"
+
+
+def _near(target: str, names: Collection[str]) -> str:
+    """Return the names most like a target: last parts of names, or full names where the target has several parts."""
+    known = sorted(names) if "." in target else sorted({name.rpartition(".")[2] for name in names})
+    close = difflib.get_close_matches(target, known, 3, 0.5) or known[:6]
+    return ", ".join(close)

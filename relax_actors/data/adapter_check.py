@@ -1,0 +1,137 @@
+"""Check [lora] against the files of the model, without torch."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from relax_actors.config import Config
+from relax_actors.data.adapter import (
+    DOWN,
+    PREFIX,
+    UP,
+    AdapterForm,
+    form_of,
+    match_saved,
+    match_targets,
+    tensors_of_folder,
+)
+from relax_actors.data.model_folder import stored_shapes
+from relax_actors.errors import ConfigError
+from relax_actors.media.family import family_of
+
+_EMBEDDINGS = ("embed_tokens", "wte", "wpe", "word_embeddings", "embed_in", "embedding")
+"""Last parts of the names of embeddings, whose weights are matrices like those of linear layers."""
+MATRIX = 2
+"""Dimensions of the weight of a linear layer."""
+_ROUTERS = ("gate", "router")
+"""Last parts of the names of routers, which are no linear layers of transformers."""
+_EXPERT = ".experts."
+"""Part of the names of experts, whose layers transformers joins to one tensor of a layer."""
+
+
+def check_adapter(config: Config, folder: Path) -> Iterator[str]:
+    """Refuse an adapter that the model cannot have, and note its size.
+
+    Args:
+        config: configuration of the run.
+        folder: model folder.
+
+    Raises:
+        ConfigError: the folder has no weights, or quantised ones; a target matches nothing; the adapter to start from
+            is of another model; or a setting has no meaning with [lora].
+    """
+    if config.lora is None:
+        return
+    _check_settings(config)
+    _check_base(config, folder)
+    form, shapes = form_of(config.lora), stored_shapes(folder)
+    if family_of(folder) is not None:
+        yield "lora.targets are matched when the trainer starts: files of this model have other names than its layers"
+        return
+    modules = {name.rpartition(".")[0] for name in shapes}
+    linear = linear_layers(shapes)
+    targets, saved = match_targets(linear, modules, form.targets), match_saved(modules, form.saved)
+    _check_tied(folder, saved)
+    if form.path is not None:
+        _check_shapes(form, form.path, shapes)
+    size = adapter_parameters(form, shapes, targets, saved)
+    total = sum(math.prod(shape) for shape in shapes.values())
+    yield (
+        f"adapter: rank {form.rank}, scale {form.scale:g}, {len(targets)} of {len(linear)} linear layers, {size} "
+        f"parameters, {100 * size / total:.2g} % of the model"
+    )
+
+
+def linear_layers(shapes: Mapping[str, list[int]]) -> set[str]:
+    """Return the names of the linear layers in the files of a model folder, by names and shapes."""
+
+    def is_linear(name: str, shape: list[int]) -> bool:
+        is_matrix = len(shape) == MATRIX and name.endswith(".weight")
+        return is_matrix and name.split(".")[-2] not in (*_EMBEDDINGS, *_ROUTERS) and _EXPERT not in name
+
+    return {name.removesuffix(".weight") for name, shape in shapes.items() if is_linear(name, shape)}
+
+
+def adapter_parameters(form: AdapterForm, shapes: Mapping[str, list[int]], targets: list[str], saved: list[str]) -> int:
+    """Return the number of trained parameters: rank * (in + out) of each target, and all of saved modules."""
+    of_targets = sum(form.rank * sum(shapes[f"{name}.weight"]) for name in targets)
+    return of_targets + sum(math.prod(shape) for n, shape in shapes.items() if n.rpartition(".")[0] in saved)
+
+
+def _check_settings(config: Config) -> None:
+    if config.trainer.warm_start is not None:
+        msg = (
+            "trainer.warm_start trains the model before version 0, and [lora] leaves it as it is; train a stage with "
+            'algorithm.name = "sft" first, and leave trainer.warm_start out'
+        )
+        raise ConfigError(msg)
+    if config.trainer.freeze:
+        msg = "trainer.freeze: with [lora] all weights but the adapter's are frozen; leave trainer.freeze out"
+        raise ConfigError(msg)
+
+
+def _check_base(config: Config, folder: Path) -> None:
+    if config.model.path is None or not any(folder.glob("*.safetensors")):
+        msg = (
+            "[lora] trains an adapter of a trained model, and this run's model starts from random weights; set "
+            "model.path to a folder with *.safetensors, or remove [lora]"
+        )
+        raise ConfigError(msg)
+    fields = json.loads((folder / "config.json").read_text())
+    if (quantised := fields.get("quantization_config")) is not None:
+        kind = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
+        msg = (
+            f"model.path {folder} has quantised weights ({kind}): training an adapter of them (QLoRA) needs kernels "
+            "for CUDA that no engine here has; set model.path to the model in bfloat16 or float32"
+        )
+        raise ConfigError(msg)
+
+
+def _check_tied(folder: Path, saved: list[str]) -> None:
+    fields = json.loads((folder / "config.json").read_text())
+    ends = {name.rpartition(".")[2] for name in saved}
+    if fields.get("tie_word_embeddings") and (tied := ends & {"lm_head", *_EMBEDDINGS}):
+        msg = (
+            f"lora.modules_to_save: {min(tied)} shares its weights with the other end of the model "
+            "(tie_word_embeddings), which PEFT would train apart; leave it out"
+        )
+        raise ConfigError(msg)
+
+
+def _check_shapes(form: AdapterForm, folder: Path, shapes: Mapping[str, list[int]]) -> None:
+    """Compare the adapter to start from with the layers of the model."""
+    for stored, shape in tensors_of_folder(folder).items():
+        name = stored.removeprefix(PREFIX)
+        layer = name.removesuffix(DOWN).removesuffix(UP)
+        expected = shapes.get(name if layer == name else f"{layer}.weight")
+        if expected is not None and layer != name:
+            expected = [form.rank, expected[1]] if name.endswith(DOWN) else [expected[0], form.rank]
+        if shape != expected:
+            msg = (
+                f"lora.path {folder} is an adapter of another model or rank: {name} has shape {shape}, with this model "
+                f"it has {expected}"
+            )
+            raise ConfigError(msg)

@@ -1,0 +1,261 @@
+"""The adapter of a model: its layers, its weights, and what is published of it.
+
+Published are A and B of each layer, modules that are trained as a whole, and the fingerprint of the base as 16 numbers,
+one for each byte. So the fingerprint of a version covers base and adapter, and an adapter is loaded only over its base.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from relax_actors.config import Config
+from relax_actors.config.lora import LoraSection
+from relax_actors.data.adapter import (
+    DOWN,
+    HEADS,
+    PREFIX,
+    UP,
+    WEIGHTS,
+    AdapterForm,
+    form_of,
+    match_saved,
+    match_targets,
+)
+from relax_actors.engines.torch.lora_linear import POLICY, REFERENCE, SLOTS, LoraLinear, LowRank, Switch
+from relax_actors.engines.torch.model import copy_into, read_folder, tensors_of
+from relax_actors.engines.torch.score_model import stored_scores
+from relax_actors.engines.torch.trained_weights import AllWeights, TrainedWeights
+from relax_actors.errors import ConfigError
+from relax_actors.runtime.seeds import derive_seed
+from relax_actors.weights import files as weights
+
+BASE = "base.fingerprint"
+"""Name of the published tensor with the fingerprint of the base, `[16]`; every precision represents its numbers."""
+
+
+class Adapter:
+    """The adapter of a model, whose other weights are frozen; implements `TrainedWeights`.
+
+    Args:
+        model: the model with the weights of the base; its linear layers are replaced.
+        form: form of the adapter.
+        base: fingerprint of the base.
+        seed: of dropped inputs.
+        heads: modules that are trained as a whole besides those of `form`.
+
+    Attributes:
+        model: the model.
+        form: form of the adapter.
+        layers: layers with an adapter, by name.
+        saved: names of the modules that are trained as a whole.
+
+    Raises:
+        ConfigError: a target or module matches nothing, or shares its weights with another one.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, form: AdapterForm, base: str, seed: int, heads: Collection[str] = ()
+    ) -> None:
+        self.model, self.form, self._seed, self._switch = model, form, seed, Switch()
+        self._base = torch.tensor(list(bytes.fromhex(base)), dtype=torch.float32)
+        linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+        modules = [name.rpartition(".")[0] for name, _ in model.named_parameters()]
+        # A model of scores or values has no head for tokens.
+        has_head = not heads
+        saved = [name for name in form.saved if has_head or name.rpartition(".")[2] not in HEADS]
+        self.saved = [*match_saved(modules, saved), *heads]
+        targets = [n for n in match_targets(linear, modules, form.targets) if n not in self.saved]
+        model.requires_grad_(False)
+        self.layers = {name: self._replace(name, linear[name]) for name in targets}
+        self._whole = self._unfreeze()
+        self._first: dict[str, Tensor] | None = None
+
+    def _replace(self, name: str, layer: nn.Linear) -> LoraLinear:
+        found = LoraLinear(layer, name, scale=self.form.scale, dropout=self.form.dropout, switch=self._switch)
+        found.slots[POLICY] = LowRank(self.form.rank, layer, torch.float32)
+        self.model.set_submodule(name, found)
+        return found
+
+    def _unfreeze(self) -> dict[str, Tensor]:
+        """Let the weights of saved modules be trained; return them by name."""
+        names = {f"{module}." for module in self.saved}
+        found = {n: p for n, p in self.model.named_parameters() if n.startswith(tuple(names))} if names else {}
+        everywhere = [id(p) for _, p in self.model.named_parameters(remove_duplicate=False)]
+        for name, parameter in found.items():
+            if everywhere.count(id(parameter)) > 1:
+                msg = (
+                    f"lora.modules_to_save: {name} shares its weights with another module (tie_word_embeddings), "
+                    "which PEFT would train apart; leave it out"
+                )
+                raise ConfigError(msg)
+            parameter.requires_grad_()
+        return dict(found)
+
+    def initialise(self, seed: int) -> None:
+        """Read the adapter of the folder to start from, or `draw` it."""
+        if self.form.path is None:
+            self.draw(seed)
+            return
+        stored = weights.load([self.form.path / WEIGHTS])
+        tensors = {name.removeprefix(PREFIX): tensor for name, tensor in stored.items()}
+        # A folder of a policy has no head of a reward model.
+        heads = {name: tensor for name, tensor in self._whole.items() if name not in tensors}
+        self.copy(heads | tensors | {BASE: self._base}, f"lora.path {self.form.path}")
+
+    def draw(self, seed: int) -> None:
+        """Draw A from a seed, and set B to 0, as PEFT does."""
+        for name, layer in self.layers.items():
+            random = torch.Generator().manual_seed(derive_seed(seed, "adapter", name))
+            down = torch.empty(self.form.rank, layer.in_features)
+            nn.init.kaiming_uniform_(down, a=math.sqrt(5), generator=random)
+            with torch.no_grad():
+                layer.slots[POLICY].down.copy_(down)
+                layer.slots[POLICY].up.zero_()
+
+    def parameters(self) -> Mapping[str, Tensor]:
+        """Return the trained parameters by name; see `TrainedWeights`."""
+        return self._of_slot(POLICY) | self._whole
+
+    def _of_slot(self, slot: str) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for name, layer in self.layers.items():
+            found |= {name + DOWN: layer.slots[slot].down, name + UP: layer.slots[slot].up}
+        return found
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what is published; see `TrainedWeights`."""
+        return {name: tensor.detach() for name, tensor in self.parameters().items()} | {BASE: self._base}
+
+    def fitted(self, tensors: Mapping[str, Tensor], source: str) -> Iterable[tuple[str, Tensor]]:
+        """Return the tensors without the fingerprint of the base; see `TrainedWeights`."""
+        base = tensors.get(BASE)
+        if base is None or not torch.equal(base.float(), self._base):
+            given = "none" if base is None else _hex(base)
+            msg = (
+                f"the adapter of {source} belongs to the base with fingerprint {given}, the model folder here holds "
+                f"{_hex(self._base)}; restore the folder that model.path names"
+            )
+            raise ConfigError(msg)
+        return self._checked({name: t for name, t in tensors.items() if name != BASE}, self.parameters(), source)
+
+    @staticmethod
+    def _checked(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], source: str) -> Iterable[tuple[str, Tensor]]:
+        if tensors.keys() != own.keys():
+            missing, unknown = sorted(own.keys() - tensors.keys())[:3], sorted(tensors.keys() - own.keys())[:3]
+            msg = f"the adapter of {source} does not fit the model: missing {missing}, unknown {unknown}"
+            raise ConfigError(msg)
+        for name, tensor in tensors.items():
+            if tensor.shape != own[name].shape:
+                msg = f"the adapter of {source}: {name} has shape {list(tensor.shape)}, not {list(own[name].shape)}"
+                raise ConfigError(msg)
+        return tensors.items()
+
+    @torch.no_grad()
+    def copy(self, tensors: Mapping[str, Tensor], source: str) -> None:
+        """Copy a published adapter into the model; see `TrainedWeights`."""
+        own = self.parameters()
+        for name, tensor in self.fitted(tensors, source):
+            own[name].copy_(tensor)
+
+    def merged(self) -> dict[str, Tensor]:
+        """Return all weights of the model with the adapter added to them, by Hugging Face name."""
+        added = {f"{name}.weight": layer.merged() for name, layer in self.layers.items()}
+        own = {name: tensor for name, tensor in tensors_of(self.model).items() if SLOTS not in name}
+        return own | added
+
+    def cast(self, dtype: torch.dtype) -> None:
+        """Keep the frozen weights of the adapted layers in the dtype of a computation under autocast: half the memory.
+
+        The numbers are the same, as autocast would round the weights to this dtype.
+        """
+        for layer in self.layers.values():
+            layer.weight.data = layer.weight.data.to(dtype)
+            if layer.bias is not None:
+                layer.bias.data = layer.bias.data.to(dtype)
+
+    def dropping(self, update: int, part: int) -> AbstractContextManager[None]:
+        """Drop inputs of the adapter; see `TrainedWeights`."""
+        return self._switch.dropping(derive_seed(self._seed, "dropout", update, part))
+
+    @property
+    def first(self) -> dict[str, Tensor] | None:
+        """The adapter of version 0, which scores as the reference; None if it is the base alone."""
+        return self._first
+
+    def keep_first(self) -> None:
+        """Make the current weights those of the reference, unless the adapter is zero."""
+        if self.form.path is not None or self._whole:
+            self.set_first(self.tensors())
+
+    @torch.no_grad()
+    def set_first(self, tensors: Mapping[str, Tensor]) -> None:
+        """Set the adapter of version 0; see `first`."""
+        self._first = {name: tensor.clone() for name, tensor in tensors.items()}
+        for name, layer in self.layers.items():
+            slot = LowRank(self.form.rank, layer, torch.float32).requires_grad_(False)
+            slot.down.copy_(tensors[name + DOWN])
+            slot.up.copy_(tensors[name + UP])
+            layer.slots[REFERENCE] = slot
+
+    @contextmanager
+    def as_reference(self) -> Iterator[None]:
+        """Compute with the weights of version 0."""
+        if self._first is None:
+            with self._switch.using(None):
+                yield
+            return
+        current = {name: parameter.data for name, parameter in self._whole.items()}
+        try:
+            for name, parameter in self._whole.items():
+                parameter.data = self._first[name]
+            with self._switch.using(REFERENCE):
+                yield
+        finally:
+            for name, parameter in self._whole.items():
+                parameter.data = current[name]
+
+
+def _hex(base: Tensor) -> str:
+    return bytes(int(number) for number in base.tolist()).hex()
+
+
+def run_adapter(
+    config: Config,
+    section: LoraSection,
+    model: PreTrainedModel,
+    base: tuple[Path, Mapping[str, Tensor]],
+    heads: Collection[str] = (),
+) -> Adapter:
+    """Load the base of a run into a model, in the run's precision, and give it the run's adapter.
+
+    Args:
+        config: configuration of the run.
+        section: section [lora] of it.
+        model: the model, with any weights.
+        base: folder of the base, and its weights by their names in the model.
+        heads: modules that are trained as a whole besides `lora.modules_to_save`.
+
+    Raises:
+        ConfigError: the base does not fit the model, or the model cannot have the adapter.
+    """
+    (folder, stored), precision = base, getattr(torch, config.trainer.precision)
+    rounded = {name: t.to(precision) if t.is_floating_point() else t for name, t in stored.items()}
+    copy_into(model, rounded, str(folder))
+    fingerprint = weights.fingerprint_of_files(sorted(folder.glob("*.safetensors")))
+    return Adapter(model, form_of(section), fingerprint, config.run.seed, heads)
+
+
+def run_weights(config: Config, model: PreTrainedModel) -> TrainedWeights:
+    """Return the weights of a model that the run trains; those of an adapter have their base loaded."""
+    if config.lora is None:
+        return AllWeights(model)
+    scores, path = config.algorithm.trains_scores, config.model_path
+    stored = stored_scores(model, path, config.run.seed) if scores else read_folder(model, path)
+    return run_adapter(config, config.lora, model, (path, stored), heads=("score",) if scores else ())

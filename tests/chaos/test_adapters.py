@@ -1,0 +1,57 @@
+"""Runs that train an adapter, killed: the same weights, bit for bit, of the policy and of the critic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+
+from relax_actors.weights import files as weights
+from tests.support.adapters import base_folder
+from tests.support.faults import hit
+from tests.support.running import ON_POLICY, SUPPORT, Run, wait_until
+
+CONFIG = SUPPORT / "tiny_adapter.toml"
+FAST = ("supervision.intensity=100000", "supervision.backoff_max=0.2", "supervision.ack_wait=1")
+SAMPLED = (*ON_POLICY, "rollout.group_size=4", "rollout.max_tokens=6", "reward.function=tiny_tasks.share_of_sevens")
+PPO = (
+    *("algorithm.name=ppo", "algorithm.kl.place=none", "critic.learning_rate=1e-3"),
+    *("trainer.minibatches=2", "trainer.epochs=2", "algorithm.proximal=trainer"),
+)
+KL = ("roles.reference.replicas=1", "algorithm.kl.place=reward", "algorithm.kl.coefficient=0.1")
+KINDS = {
+    "grpo": ((*SAMPLED, *KL), ("trainer.0", "rollout.0", "reference.0")),
+    "ppo": ((*SAMPLED, *PPO), ("critic.0", "trainer.0", "rollout.0")),
+    "dpo": (("algorithm.name=dpo", "data.function=tiny_tasks.pairs"), ("trainer.0", "examples.0")),
+}
+"""Settings, and actors that are killed."""
+
+
+def final_weights(run: Run) -> list[str]:
+    """Fingerprints of the adapter, and of the critic if there is one."""
+    folders = (run.folder.model / "adapter", run.folder.critic)
+    shards = [sorted(folder.glob("*.safetensors")) for folder in folders]
+    return [weights.fingerprint(weights.load(files)) for files in shards if files]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_run_ends_with_the_same_adapter(make_run: Callable[..., Run], tmp_path: Path, kind: str) -> None:
+    settings, victims = KINDS[kind]
+    given = (f"model.path={base_folder(tmp_path)}", *settings)
+    calm = make_run("calm", *given, config=CONFIG)
+    expected = calm.complete()
+    run = make_run("killed", *given, *FAST, config=CONFIG).start()
+    for step, victim in zip((0, 2, 4), cycle(victims), strict=False):
+        wait_until(lambda step=step: run.table.get(f"relax.killed.batch.{step}"), f"batch.{step}", 120)
+        hit(run, victim)
+    run.disconnect()
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert result["weights_fingerprint"] == expected["weights_fingerprint"]
+    assert final_weights(run) == final_weights(calm)
+    assert result["restarts"] >= 3
+    assert result["trained"] == expected["trained"] == 32

@@ -1,0 +1,134 @@
+"""What `relax check` says of [lora], from the files of the model alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relax_actors.checks.examine import examine
+from relax_actors.config import Config
+from relax_actors.data.adapter import match_saved, match_targets
+from relax_actors.data.adapter_check import check_adapter
+from relax_actors.errors import ConfigError
+from tests.support.adapters import adapter_config, base_folder
+from tests.support.models import QWEN3, config_of, qwen3_moe
+
+LAYERS = [
+    f"model.layers.{n}.{part}" for n in (0, 1) for part in ("self_attn.q_proj", "self_attn.v_proj", "mlp.up_proj")
+]
+LINEAR = [*LAYERS, "lm_head"]
+MODULES = [*LINEAR, "model.embed_tokens", "model.norm"]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return base_folder(tmp_path_factory.mktemp("model"))
+
+
+def test_targets_are_full_names_last_parts_and_patterns() -> None:
+    assert match_targets(LINEAR, MODULES, "all-linear") == sorted(LAYERS)
+    assert match_targets(LINEAR, MODULES, ["q_proj", "model.layers.1.mlp.up_proj"]) == [
+        "model.layers.0.self_attn.q_proj",
+        "model.layers.1.mlp.up_proj",
+        "model.layers.1.self_attn.q_proj",
+    ]
+    assert match_targets(LINEAR, MODULES, ["model.layers.1.*"]) == sorted(LAYERS[3:])
+    assert match_targets(LINEAR, MODULES, ["self_attn.v_proj"]) == [LAYERS[1], LAYERS[4]]
+    assert match_saved(MODULES, ["norm"]) == ["model.norm"]
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("qproj", r"'qproj' matches no layer of the model; near it: q_proj"),
+        ("model.layers.7.mlp.*", r"matches no layer of the model; near it: .*model.layers.0.mlp.up_proj"),
+        ("proj", r"'proj' matches no layer"),
+        ("embed_tokens", r"matches model.embed_tokens, which is no linear layer; name it in lora.modules_to_save"),
+        ("*", r"matches the output head lm_head, which has no adapter; name it in lora.modules_to_save"),
+    ],
+)
+def test_target_that_is_no_layer_is_refused_with_the_names_near_it(target: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        match_targets(LINEAR, MODULES, ["q_proj", target])
+
+
+def test_module_that_does_not_exist_is_refused_with_the_names_near_it() -> None:
+    with pytest.raises(ConfigError, match=r"lora.modules_to_save: 'nrm' matches no module with weights; near it: norm"):
+        match_saved(MODULES, ["nrm"])
+
+
+def test_size_of_the_adapter_is_noted(tmp_path: Path, base: Path) -> None:
+    (note,) = check_adapter(adapter_config(tmp_path, base, {"rank": 2, "targets": ["q_proj"]}), base)
+    # Rank 2, from 32 to 32 numbers, in two layers.
+    assert "2 of 14 linear layers, 256 parameters" in note
+
+
+def refusal(config: Config, base: Path) -> str:
+    """The text of the refusal."""
+    with pytest.raises(ConfigError) as found:
+        list(check_adapter(config, base))
+    return str(found.value)
+
+
+def test_settings_that_an_adapter_leaves_without_meaning_are_refused(tmp_path: Path, base: Path) -> None:
+    warm = adapter_config(tmp_path, base, trainer={"warm_start": {"steps": 2}})
+    assert "trainer.warm_start trains the model before version 0" in refusal(warm, base)
+    frozen: dict[str, Any] = {"trainer": {"freeze": ["model.embed_tokens.*"]}}
+    assert "leave trainer.freeze out" in refusal(adapter_config(tmp_path, base, **frozen), base)
+    tied = adapter_config(tmp_path, base, {"modules_to_save": ["embed_tokens"]})
+    assert "embed_tokens shares its weights" in refusal(tied, base)
+
+
+def test_base_without_weights_and_a_quantised_one_are_refused(tmp_path: Path, base: Path) -> None:
+    random = config_of(tmp_path / "random", QWEN3, lora={"rank": 2})
+    assert "this run's model starts from random weights" in refusal(random, random.model_path)
+    fields = json.loads((base / "config.json").read_text())
+    folder = tmp_path / "quantised"
+    folder.mkdir()
+    (folder / "model.safetensors").symlink_to(base / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(fields | {"quantization_config": {"quant_method": "bitsandbytes"}}))
+    found = refusal(adapter_config(tmp_path, folder), folder)
+    assert "quantised weights (bitsandbytes)" in found
+    assert "QLoRA" in found
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"peft_type": "LOHA"}, "type LOHA"),
+        ({"use_dora": True}, "use_dora"),
+        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
+        ({"r": 8}, "lora.rank = 4, but the adapter"),
+        ({}, "has no adapter_model.safetensors"),
+    ],
+)
+def test_folder_of_an_adapter_that_cannot_be_trained_is_refused(
+    tmp_path: Path, base: Path, body: dict[str, Any], message: str
+) -> None:
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    plain = {"peft_type": "LORA", "r": 4, "lora_alpha": 8}
+    (folder / "adapter_config.json").write_text(json.dumps(plain | body))
+    if body.get("r") == 8:
+        (folder / "adapter_model.safetensors").symlink_to(base / "model.safetensors")
+    assert message in refusal(adapter_config(tmp_path, base, {"path": str(folder)}), base)
+
+
+def test_engines_without_adapters_are_refused_by_name(tmp_path: Path, base: Path) -> None:
+    data = {"kind": "python", "function": "tests.support.tiny_tasks.make", "size": 8}
+    ranks: dict[str, Any] = {"torch": {"ranks": 2}}
+    config = adapter_config(tmp_path, base, data=data, rollout={"backend": "sglang"}, trainer=ranks)
+    errors = "\n".join(examine(config).errors)
+    assert 'rollout.backend = "sglang" computes with the weights of whole models; set it to "transformers"' in errors
+    assert "trainer.torch.ranks = 2: an adapter is trained in one process" in errors
+    scored = adapter_config(tmp_path, base, data=data, roles={"reference": {"backend": "megatron"}})
+    assert any("roles.reference.backend" in error for error in examine(scored).errors)
+
+
+def test_experts_that_share_one_tensor_are_no_targets(tmp_path: Path) -> None:
+    folder = base_folder(tmp_path, qwen3_moe(QWEN3))
+    (note,) = check_adapter(adapter_config(tmp_path / "run", folder), folder)
+    assert "8 of 9 linear layers" in note  # without the output head
