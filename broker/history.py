@@ -7,7 +7,6 @@ from datetime import datetime
 from typing import Any
 
 from nats.aio.msg import Msg
-from nats.js.errors import NoStreamResponseError
 
 from broker.connection import Connection
 from broker.errors import BrokerError
@@ -16,8 +15,7 @@ from broker.table import Cell
 
 PAGE_MESSAGES, PAGE_BYTES = 256, 1 << 20
 """A page ends with the message that reaches one of these."""
-ANSWER_SECONDS = 5.0
-_END, _NONE, _NOBODY = "204", "404", "503"
+_END, _NONE = "204", "404"
 
 
 class History:
@@ -94,18 +92,14 @@ class History:
 
     async def _ask(self, request: bytes) -> list[Msg]:
         """Return all answers to a request, the end of the page included."""
-        nc = self._connection.nc
-        inbox = nc.new_inbox()
-        subscription = await nc.subscribe(inbox)
         found: list[Msg] = []
-        try:
-            await nc.publish(f"{API}.DIRECT.GET.{self._stream}", request, reply=inbox)
-            while not found or (b"batch" in request and not self._is_end(found[-1])):
-                found.append(await subscription.next_msg(timeout=ANSWER_SECONDS))
-            self._is_end(found[-1])
-        finally:
-            await subscription.unsubscribe()
-        return found
+        is_page = b"batch" in request
+
+        def take(answer: Msg) -> list[Msg] | None:
+            found.append(answer)
+            return found if self._is_end(answer) or not is_page else None
+
+        return await (await self._connection.requests.send(f"{API}.DIRECT.GET.{self._stream}", request, take))
 
     def _is_end(self, answer: Msg) -> bool:
         """Whether an answer ends the page.
@@ -113,15 +107,12 @@ class History:
         A stored message may have any headers; the server's own come after them and replace those of the same name.
 
         Raises:
-            NoStreamResponseError: no server answers; ask again.
             BrokerError: the server refuses the request.
         """
         headers = answer.headers
         if headers is None or "Nats-Stream" in headers:
             return False
-        if (status := headers.get("Status")) == _NOBODY:
-            raise NoStreamResponseError
-        if status not in (_END, _NONE):
+        if (status := headers.get("Status")) not in (_END, _NONE):
             said = headers.get("Description", status)
             msg = f"broker {self._connection.address.url} refuses to read {self._subject} of {self._stream}: {said}"
             raise BrokerError(msg)

@@ -99,6 +99,11 @@ def allow_pool_consumer(stream: str, consumer: str) -> Permissions:
     return _consumer(stream, consumer, "INFO", "MSG.NEXT") | Permissions((f"$JS.ACK.{stream}.{consumer}.>",))
 
 
+def allow_consumer_info(stream: str, consumer: str) -> Permissions:
+    """Permit looking at the state of one durable consumer."""
+    return _consumer(stream, consumer, "INFO")
+
+
 def allow_follow_consumers(stream: str, role: str) -> Permissions:
     """Permit resetting and pulling from the durable consumers of a role that follows its columns."""
     granted = Permissions()

@@ -41,6 +41,8 @@ PACKAGES_MB = {
     "omni": 160,
     "smollm2": 185,
     "sglang": 535,
+    "console": 1,
+    "browser": 45,
 }
 """Download size by extra; under the empty name that of the packages that every installation has."""
 CPU_DISK_MIB, CUDA_DISK_MIB = 1600, 9000

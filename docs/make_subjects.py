@@ -134,6 +134,7 @@ def config() -> Config:
         "critic": {},
         "environment": {"name": "none.Game"},
         "gateway": {},
+        "autoscaler": {"max": 4},
         "trainer": {"backend": "megatron", "megatron": {"ranks": 2, "local_ranks": 1}},
         "roles": {name: {} for name in SCORING_ROLES},
     }

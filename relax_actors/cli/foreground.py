@@ -18,7 +18,7 @@ import structlog
 from broker.files import write_private
 from relax_actors.checks import require
 from relax_actors.cli.command_lines import command_line
-from relax_actors.cli.notifier_process import NotifierProcess
+from relax_actors.cli.notifier_process import NotifierProcess, outcome
 from relax_actors.cli.results import plot, show, show_stages
 from relax_actors.config import Config, load_config, validate
 from relax_actors.config.load import set_by, stages_of
@@ -214,20 +214,6 @@ def linked(folder: RunFolder, console: Screen) -> Iterator[None]:
         yield
     finally:
         activation.close()
-
-
-def outcome(failure: Failure | None, watcher: Watcher) -> dict[str, str]:
-    """Return how the run ended, for its notifier: `kind` and `text`."""
-    if failure is not None:
-        return {"kind": "gave_up", "text": f"supervision gave up on {failure.role}: {failure.reason}"}
-    if watcher.result is None:
-        return {"kind": "stopped", "text": f"stopped at step {watcher.progress.step}"}
-    summary = watcher.result[0]
-    curves = watcher.result[1]
-    text = f"{summary.steps} steps in {summary.seconds:.0f} s"
-    if curves.steps:
-        text += f"; mean {curves.figure} {curves.steps[0][1]:.4g} at first, and {curves.steps[-1][1]:.4g} at the end"
-    return {"kind": "finished", "text": text}
 
 
 def run_root(root: Root, watcher: Watcher, console: Screen, resume: str) -> tuple[Failure | None, bool]:

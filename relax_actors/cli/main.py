@@ -95,6 +95,7 @@ COMMANDS: Registry[Any] = Registry(
         "console": "relax_actors.cli.console:console",
         "notify": "relax_actors.cli.notify:notify",
         "tail": "relax_actors.cli.tail:tail",
+        "timeline": "relax_actors.cli.timeline:timeline",
         "scale": "relax_actors.cli.scale:scale",
         "quarantine": "relax_actors.cli.quarantine:quarantine",
         "chaos": "relax_actors.cli.chaos:chaos",

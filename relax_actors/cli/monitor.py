@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from relax_actors.cli.options import CertificateAuthority, Credentials
+
+if TYPE_CHECKING:
+    from broker.address import Address
+    from relax_actors.monitoring.sinks import Sink
 
 
 def monitor(
@@ -23,6 +29,10 @@ def monitor(
             metavar="NAME=TARGET",
         ),
     ] = None,
+    otlp: Annotated[
+        str | None,
+        typer.Option(help="Export steps as traces to this OpenTelemetry collector: http://host:4318.", metavar="URL"),
+    ] = None,
     count: Annotated[int, typer.Option(help="Exit after this many messages; 0 to exit with the run.")] = 0,
 ) -> None:
     """Watch a live run on the terminal, and export its metrics and events to sinks.
@@ -36,4 +46,35 @@ def monitor(
 
     name, address = locate(run, broker, credentials, ca)
     make_importable(Path.cwd())
-    watch(name, address, open_sinks(sink or [], name), count=count)
+    sinks = open_sinks(sink or [], name)
+    with tracing(otlp, name, address, sinks):
+        watch(name, address, sinks, count=count)
+
+
+@contextmanager
+def tracing(url: str | None, run: str, address: Address, sinks: list[Sink]) -> Iterator[None]:
+    """Add a sink that exports traces, with a connection of its own; nothing without a URL.
+
+    Raises:
+        ConfigError: the URL is none, or a package is missing.
+    """
+    if url is None:
+        yield
+        return
+    from contextlib import closing
+
+    from broker.connection import Connection
+    from relax_actors.monitoring.log_message import LogMessage
+    from relax_actors.monitoring.row_reader import RowReader
+    from relax_actors.monitoring.sinks.otlp import EXPORT_SECONDS, OtlpSink
+    from relax_actors.monitoring.timeline import Timeline
+    from relax_actors.monitoring.timeline.reader import read_step
+
+    rows = RowReader(run, run)
+    with closing(Connection(address, "otlp", EXPORT_SECONDS)) as connection:
+
+        def read(step: int, message: LogMessage) -> Timeline:
+            return connection.call(read_step(connection, rows, step, message), EXPORT_SECONDS)
+
+        sinks.append(OtlpSink(url, run, read))
+        yield

@@ -13,7 +13,9 @@ from typing import IO, Any
 import structlog
 
 from relax_actors.config import Config
+from relax_actors.monitoring.watcher import Watcher
 from relax_actors.runtime.run_folder import RunFolder
+from relax_actors.supervision.spec import Failure
 
 log = structlog.get_logger()
 END_SECONDS = 25.0
@@ -75,3 +77,16 @@ class NotifierProcess:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def outcome(failure: Failure | None, watcher: Watcher) -> dict[str, str]:
+    """Return how the run ended, for its notifier: `kind` and `text`."""
+    if failure is not None:
+        return {"kind": "gave_up", "text": f"supervision gave up on {failure.role}: {failure.reason}"}
+    if watcher.result is None:
+        return {"kind": "stopped", "text": f"stopped at step {watcher.progress.step}"}
+    summary, curves = watcher.result
+    text = f"{summary.steps} steps in {summary.seconds:.0f} s"
+    if curves.steps:
+        text += f"; mean {curves.figure} {curves.steps[0][1]:.4g} at first, and {curves.steps[-1][1]:.4g} at the end"
+    return {"kind": "finished", "text": text}

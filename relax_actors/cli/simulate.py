@@ -15,12 +15,19 @@ def simulate(
     split: Annotated[
         bool, typer.Option("--split", help="Also search the split of devices with the shortest step.")
     ] = False,
+    autoscaler: Annotated[
+        bool, typer.Option("--autoscaler", help="Only try the autoscaler of CONFIG on five modelled loads.")
+    ] = False,
     json: JsonResult = False,
 ) -> None:
     """Predict a run on a simulated cluster.
 
     Runs the real actors and table with engines that only take time. CONFIG has a section "simulate": docs/simulate.md.
     """
+    if autoscaler:
+        from relax_actors.cli.modelled_loads import show_loads
+
+        raise typer.Exit(show_loads(config, settings or [], as_json=json))
     from relax_actors.cli.prediction import predict_all
 
     raise typer.Exit(predict_all(config, settings or [], split=split, as_json=json))

@@ -6,7 +6,7 @@ from typing import Any
 
 from relax_actors.config.evaluation import SAMPLING, EvalSection, EvalSet
 
-OF_SAMPLED = ("rollout", "reward", "advantages", "environment", "agent", "gateway", "critic", "simulate")
+OF_SAMPLED = ("rollout", "reward", "advantages", "environment", "agent", "gateway", "autoscaler", "critic", "simulate")
 """Sections of runs whose rows the policy samples."""
 OF_DATA = ("examples",)
 """Sections of runs whose rows come from data."""

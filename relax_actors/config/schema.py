@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_v
 
 from broker.subjects import check_name
 from relax_actors.config.algorithm import AlgorithmSection
+from relax_actors.config.autoscaler import AutoscalerSection
 from relax_actors.config.data import DataSection, ModelSection
 from relax_actors.config.environment import EnvironmentSection, longest_sample
 from relax_actors.config.evaluation import EvalSection, HeldOutRows
@@ -69,6 +70,7 @@ class Config(HeldOutRows, Section):
     environment: EnvironmentSection | None = None
     agent: AgentSection | None = None
     gateway: GatewaySection | None = None
+    autoscaler: AutoscalerSection | None = None
     eval: EvalSection | None = None
     reward: RewardSection = RewardSection()
     advantages: AdvantagesSection = AdvantagesSection()

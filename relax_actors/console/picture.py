@@ -18,8 +18,10 @@ from relax_actors.config.saved import SavedSettings
 from relax_actors.console.figures import Figures
 from relax_actors.errors import CodecError, SubjectError
 from relax_actors.messages import Batch, Checkpoint, Dropped, Evaluation, Quarantined, Weights
+from relax_actors.messages.operations import OPERATION, OperationStep
 from relax_actors.monitoring.failures import sentence
 from relax_actors.monitoring.log_message import LogMessage
+from relax_actors.operations import History
 from relax_actors.runtime.cells import is_oversized
 from relax_actors.training.ledger import ledger_of
 
@@ -29,6 +31,7 @@ NUMBERED: dict[str, type[Any]] = {
     "weights": Weights,
     "checkpoint": Checkpoint,
     "evaluation": Evaluation,
+    OPERATION: OperationStep,
 }
 """Numbered cells that are read."""
 MAX_EVENTS, MAX_ACTORS = 2000, 1024
@@ -78,6 +81,7 @@ class Picture:
         """Restarts of each actor since the start of the run, as far as the log goes back."""
         self.actors: dict[str, None] = {}
         """Actors that were ever ready, in the order of their first start."""
+        self.operations = History()
         self.finished = False
         self.table_sequence = self.log_sequence = 0
 
@@ -109,6 +113,8 @@ class Picture:
         except CodecError:
             return
         self.ledger.observe(cell_id, value if isinstance(value, Batch | Checkpoint) else None)
+        if cell_id.kind == OPERATION:
+            self.operations = self.operations.extended([(cell_id.step, value)])
         known: dict[type[Any], dict[int, Any]] = {
             Weights: self.weights,
             Checkpoint: self.checkpoints,

@@ -66,7 +66,7 @@ def _steps(p: Progress) -> Table:
     left, rate = p.seconds_left, f"{p.steps_per_second:.1f} steps/s"
     time_left = "time left unknown" if left is None else f"{left:.0f} s left"
     found = Table.grid(padding=(0, 1))
-    bar = ProgressBar(total=p.steps or None, completed=p.step, width=36)
+    bar = ProgressBar(total=p.steps or None, completed=p.step, width=20)
     found.add_row(bar, f"{p.step} of {p.steps or '?'}, {rate}, {time_left}")
     return found
 

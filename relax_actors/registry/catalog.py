@@ -25,6 +25,7 @@ ROLES: Registry[type] = Registry(
         "rollout": "relax_actors.roles.rollout:Rollout",
         "environment": "relax_actors.roles.environment:EnvironmentRole",
         "gateway": "relax_actors.roles.gateway:GatewayRole",
+        "autoscaler": "relax_actors.roles.autoscaler:Autoscaler",
         "agent": "relax_actors.roles.agent:AgentRole",
         "reward": "relax_actors.roles.reward:RewardRole",
         "advantages": "relax_actors.roles.advantages:Advantages",

@@ -34,12 +34,15 @@ class RoleSpec:
     """Kinds of requests that it answers, such as "env"."""
     requests: tuple[str, ...] = ()
     """Kinds of requests that it sends, in runs with a role that answers them."""
+    observes: tuple[str, ...] = ()
+    """Roles of pools whose consumers it may look at: how many rows wait, and are in hand."""
     operates: bool = False
     """Whether it may request operations of the run; see `relax_actors.operations`."""
     removes: bool = False
     """Whether it may delete messages of the table and the bucket; only the trainer needs it."""
     single: bool = False
-    """Whether a run has one actor of it, because it owns state; else it is a pool on any number of nodes."""
+    """Whether a run has one actor of it, because it owns state or decides for the whole run; else it is a pool on any
+    number of nodes."""
     device: bool = False
     """Whether it computes on an accelerator, and its engine takes seconds to import."""
     may_be_spot: bool = False

@@ -11,6 +11,7 @@ from broker.permissions import (
     OPERATOR,
     Permissions,
     allow_consumer_creation,
+    allow_consumer_info,
     allow_follow_consumers,
     allow_history,
     allow_ordered_consumers,
@@ -114,6 +115,8 @@ def _role(config: Config, subjects: Subjects, role: str) -> Permissions:
     rows = Permissions()
     if not issubclass(role_class(config, role), ServiceRole):
         rows = (allow_follow_consumers if spec.single else allow_pool_consumer)(table, role)
+    for name in spec.observes:
+        rows |= allow_consumer_info(table, name)
     removes = allow_removal(table, bucket) if spec.removes else Permissions()
     return (
         Permissions(tuple(published), subscribed)

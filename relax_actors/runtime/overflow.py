@@ -47,6 +47,7 @@ class Overflow:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._backlog = 0
+        self._node: str | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -72,5 +73,13 @@ class Overflow:
 
     async def _look(self) -> None:
         with suppress(RelaxError, nats.errors.Error):  # the next look follows
-            nodes = await self._context.state.leases("node")
-            self._backlog = self._context.backlog if has_regular(nodes, self._context.role) else 0
+            if not await self._still_there():
+                nodes = await self._context.state.leases("node")
+                found = [key for key, node in nodes.items() if has_regular({key: node}, self._context.role)]
+                self._node = found[0].partition(".")[2] if found else None
+            self._backlog = 0 if self._node is None else self._context.backlog
+
+    async def _still_there(self) -> bool:
+        """Whether the node that was found before still has a ready actor: one request instead of one for each node."""
+        lease = None if self._node is None else await self._context.state.lease("node", self._node)
+        return lease is not None and has_regular({"": lease}, self._context.role)

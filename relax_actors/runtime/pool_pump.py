@@ -123,7 +123,8 @@ class PoolPump(Pump[list[Msg]]):
         held, self._jobs, self._fetched = [job.message for job in self._jobs] + self._fetched, [], []
         messages = list({id(message): message for message in held}.values())
         await asyncio.gather(*map(self._give_back_row, messages))
-        return [message.subject.removeprefix(f"{self.table.subjects.prefix}.") for message in messages]
+        prefix = f"{self.table.subjects.prefix}."
+        return [message.subject.removeprefix(prefix).rpartition(".")[0] for message in messages]
 
     async def _give_back_row(self, message: Msg) -> None:
         """Return a row, counted as returned so that nobody suspects it of having killed this actor."""

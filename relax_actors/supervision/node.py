@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import sys
 import threading
@@ -210,7 +211,10 @@ class Node:
         self._leases.renew({**entry, "gpus": self._gpus.held(), "spot": self._assignment.spot})
         # `relax tree` reads the lease; monitors, which may not read the bucket, get the same counts as a metric.
         zygotes = {self._zygote_name: zygote} if zygote is not None else {}
-        self._journal.metric(supervision_metric({**children, **zygotes}))
+        free = {}
+        with suppress(OSError):
+            free["disk_free_mib"] = shutil.disk_usage(self._folder.root).free >> 20
+        self._journal.metric({**supervision_metric({**children, **zygotes}), **free})
 
     def _on_sigterm(self, *_: object) -> None:
         self._status.stop_requested()

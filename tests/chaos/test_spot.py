@@ -100,6 +100,7 @@ def test_node_that_has_to_leave_returns_its_rows_and_leases(
     nodes: Callable[..., Node],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    record_property: Callable[[str, object], None],
 ) -> None:
     gate = tmp_path / "gate"
     monkeypatch.setenv("GATE", str(gate))
@@ -117,11 +118,14 @@ def test_node_that_has_to_leave_returns_its_rows_and_leases(
             return 0 if info is None else info.num_ack_pending or 0
 
         wait_until(lambda: holds_rows(leaves) and in_hand() >= 4, "rows in its hands", 120)
+        asked = time.time()
         code, said = leaves.end(signal.SIGTERM, deadline=50)
         assert code == 0, said
         leases = connection.call(state.leases(), 10)
         assert not {"node.1", "reward.1000"} & leases.keys()
-        assert [event["n"] for event in story_of(run).of("rows_returned")] == [1000]
+        (returned,) = story_of(run).of("rows_returned")
+        assert returned["n"] == 1000
+        record_property("seconds_to_return", round(returned["time"] - asked, 2))
         gate.touch()
         stays = nodes(guarded, run, "stays", "reward")
         code, result, said = run.finish(150)

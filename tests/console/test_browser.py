@@ -22,6 +22,7 @@ VIEWS = {
     "evaluation": "Results",
     "evaluation?version=3": "Figures by set",
     "scaling": "Actors by role",
+    "timeline": "Time by actor",
     "advice": "Problem",
 }
 """A text of each view when it is complete."""

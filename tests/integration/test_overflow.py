@@ -106,6 +106,8 @@ def test_consumer_of_a_run_without_overflow_is_updated_in_place(table: Table) ->
         return info.num_ack_pending or 0
 
     assert table.connection.call(acknowledge(), 20) == 2, "a row in hand from before the update is acknowledged"
+    make_pool(table, overflows=False)
+    assert len(table.connection.call(take(table, None, 8, 0.5), 20)) == 3, "and the consumer can be updated back"
 
 
 @contextmanager

@@ -243,9 +243,10 @@ def test_a_package_that_registers_a_built_in_name_is_refused_before_the_start(in
 
 
 @pytest.mark.parametrize("name", ROLES.built_in)
-def test_a_role_is_single_if_it_owns_state(name: str) -> None:
+def test_a_role_is_single_if_it_owns_state_or_is_a_service_that_decides_for_the_run(name: str) -> None:
     cls = ROLES.load(name, "role")
-    assert built_in_spec(name).single == cls.spec.single == issubclass(cls, StatefulRole)  # type: ignore[attr-defined]
+    single = issubclass(cls, StatefulRole) or name == "autoscaler"
+    assert built_in_spec(name).single == cls.spec.single == single  # type: ignore[attr-defined]
 
 
 def test_roles_start_in_the_order_of_their_specs() -> None:

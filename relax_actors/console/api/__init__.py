@@ -29,10 +29,7 @@ NAMES = (
     "media",
     "scaling",
     "advice",
-    "rows",
-    "row",
-    "anatomy",
-    "media",
+    "timeline",
 )
 ANSWERS: Registry[Answer] = Registry(
     "console answer",

@@ -9,7 +9,7 @@ from relax_actors.console.query import Query
 from relax_actors.console.run import ConsoleRun
 from relax_actors.monitoring.connection import connected
 from relax_actors.monitoring.examination import examine
-from relax_actors.monitoring.health import Finding
+from relax_actors.monitoring.finding import Finding
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,18 @@
-"""`/api/scaling`: actors of each role as configured and as they are, and the changes of these numbers."""
+"""`/api/scaling`: actors of each role as configured and as they are, operations, and decisions of the autoscaler."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 from relax_actors.console.api.actors import NOT_ACTORS
 from relax_actors.console.picture import Event
 from relax_actors.console.query import Query
 
-KINDS = ("scaled", "scaling", "autoscaled", "decided", "operation", "joined", "left")
-"""Beginnings of the kinds of events that tell of changes."""
+AUTHORS = ("autoscaler",)
+"""Roles whose events give the reasons of changes."""
+MAX_OPERATIONS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +26,10 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """Pools of a run, and what changed them, the newest first."""
+    """Pools of a run, the operations on them, and the decisions of the autoscaler; the newest first."""
 
     pools: list[Pool]
+    operations: list[dict[str, Any]]
     events: list[Event]
 
 
@@ -42,5 +45,6 @@ async def answer(query: Query) -> Scaling:
     present = Counter(name.rpartition(".")[0] for name in run.book.current() if not name.startswith(NOT_ACTORS))
     names = [*wanted, *(role for role in present if role not in wanted)]
     pools = [Pool(role, wanted.get(role), present[role]) for role in names]
-    events = [event for event in reversed(picture.events) if event.kind.startswith(KINDS)]
-    return Scaling(pools, events)
+    newest = sorted(picture.operations.operations.items(), reverse=True)[:MAX_OPERATIONS]
+    events = [event for event in reversed(picture.events) if event.sender.partition(".")[0] in AUTHORS]
+    return Scaling(pools, [operation.shown() for _, operation in newest], events)

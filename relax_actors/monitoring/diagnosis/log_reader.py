@@ -85,7 +85,7 @@ def save_observed(table: Table, settings: dict[str, Any], path: Path) -> int:
         async for message in log_messages(table):
             with suppress(ValueError, RecursionError):
                 body = masked(json.loads(message.data))
-                found.append([round(message.metadata.timestamp.timestamp(), 3), message.subject, body])
+                found.append([round(message.metadata.timestamp.timestamp(), 6), message.subject, body])
         return found
 
     lines += table.connection.call(read(), CALL_DEADLINE)

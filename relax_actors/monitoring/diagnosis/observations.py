@@ -68,7 +68,7 @@ class Observations:
         settings: its settings as plain data, defaults included.
         steps: figures of the optimizer steps, by step.
         critic: figures of the critic's steps, by step.
-        actors: readings of each actor, the oldest first.
+        actors: readings of each actor and node, the oldest first.
         generated: durations of generated rows by rollout actor, with the figures `tokens` and `seconds`.
         restarts: restarts of each process, as its supervisor counted them last.
         events: the newest events, the oldest first.
@@ -101,12 +101,12 @@ class Observations:
         self._observe_clock(message, stored)
         if message.is_event:
             self._take_event(message, stored)
-        elif message.kind == "supervision":
-            self._take_restarts(message)
         elif message.kind in ("step", "critic"):
             self._take_step(message)
-        elif message.kind in ("", "generated"):
-            of_kind = self.generated if message.kind else self.actors
+        elif message.kind in ("", "generated", "supervision"):
+            if message.kind == "supervision":
+                self._take_restarts(message)
+            of_kind = self.generated if message.kind == "generated" else self.actors
             if message.sender in of_kind or len(of_kind) < MAX_ACTORS:
                 readings = of_kind.setdefault(message.sender, deque(maxlen=MAX_READINGS))
                 readings.append(Reading(stored, message.numbers()))

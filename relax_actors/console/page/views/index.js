@@ -11,5 +11,6 @@ export const VIEWS = [
   { name: "rows", title: "Rows", load: () => import("./rows.js") },
   { name: "anatomy", title: "Batch anatomy", load: () => import("./anatomy.js") },
   { name: "sample", title: "Sample", load: () => import("./sample.js") },
+  { name: "timeline", title: "Timeline", load: () => import("./timeline.js") },
   { name: "advice", title: "Advice", load: () => import("./advice.js") },
 ];

@@ -13,6 +13,24 @@ const EVENTS = [
   { name: "text", label: "What happened", show: (event) => event.text || html`<code>${JSON.stringify(event.body)}</code>` },
 ];
 
+const GOOD = ["ACTIVE", "REMOVED"];
+const BAD = ["FAILED", "CANCELLED"];
+
+function asked({ request }) {
+  const number = request.target ?? (request.delta > 0 ? `+${request.delta}` : request.delta);
+  return [request.kind.replaceAll("_", " "), request.role, number, request.url, request.engine].filter((part) => part !== undefined && part !== "").join(" ");
+}
+
+const OPERATIONS = [
+  { name: "id", label: "Number", number: true },
+  { name: "request", label: "Request", show: asked },
+  { name: "state", label: "State", tight: true, show: (one) => html`<span class=${GOOD.includes(one.state) ? "good" : BAD.includes(one.state) ? "bad" : "warn"}>${one.state}</span>` },
+  { name: "times", label: "Since", tight: true, show: (one) => clock(one.times[one.state]) },
+  { name: "actors", label: "Actors", show: (one) => one.actors.join(", ") },
+  { name: "author", label: "By", show: (one) => one.request.author || "" },
+  { name: "reason", label: "Reason" },
+];
+
 function Scale({ run, pools }) {
   const [role, setRole] = useState(pools[0]?.role || "");
   const [number, setNumber] = useState("1");
@@ -45,8 +63,9 @@ export default function ScalingView({ run, pulse, session }) {
     ${state.data && html`
       ${session.operations.includes("scale") && html`<${Scale} run=${run} pools=${state.data.pools} />`}
       <div class="panel"><${Table} title="Actors by role" columns=${columns} rows=${state.data.pools} id=${(pool) => pool.role} cards /></div>
-      <div class="panel">${state.data.events.length
-        ? html`<${Table} title="Changes" columns=${EVENTS} rows=${state.data.events} id=${(event) => event.sequence} cards />`
-        : html`<p>No change of these numbers is in the log. <code>relax scale ${run} rollout=2</code> makes one.</p>`}</div>`}
+      <div class="panel">${state.data.operations.length
+        ? html`<${Table} title="Operations" columns=${OPERATIONS} rows=${state.data.operations} id=${(one) => one.id} cards />`
+        : html`<p>Nobody has requested an operation. <code>relax scale ${run} rollout=2</code> requests one.</p>`}</div>
+      ${state.data.events.length > 0 && html`<div class="panel"><${Table} title="Decisions of the autoscaler" columns=${EVENTS} rows=${state.data.events} id=${(event) => event.sequence} cards /></div>`}`}
   </div>`;
 }

@@ -180,8 +180,7 @@ def slower_steps(seen: Observations) -> Iterator[Finding]:
             f"a step takes {compared[1] / compared[0]:.1f} times as long for a token as in the first steps",
             is_problem=False,
             evidence=(seen.of_steps((known[0][0], known[-1][0]), first=compared[0], last=compared[1]),),
-            remedy="look for memory pressure or other load on the trainer's machine; `relax profile` shows where "
-            "time goes",
+            remedy="look for memory pressure or other load on the trainer's machine; the timeline shows the steps",
         )
 
 

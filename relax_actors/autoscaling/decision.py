@@ -1,0 +1,230 @@
+"""Decide how many rollouts a run should have: a pure function of measurements, state and time.
+
+An engine that holds R rows at once is busy when it has R. With W rows that wait and H rows in hand, a run can use
+ceil((W + H) / R) engines. While engines are too few, all rows that may be admitted wait or are in hand; while they
+suffice, finished rows wait for the trainer, and H is the number of rows that are necessary to keep it busy (Little's
+law). So the number falls to the necessary one by itself, without a model of the engines.
+
+Hysteresis: engines are added when the trainer starves, and more have been necessary for `out_for` seconds; they are
+taken away when fewer have sufficed for `in_for`. Few changes an hour leave room for a scale-in, so that a load that
+comes and goes keeps its engines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from relax_actors.config.autoscaler import AutoscalerSection
+
+HOUR = 3600.0
+
+
+class Action(StrEnum):
+    """What to do."""
+
+    OUT = "out"
+    IN = "in"
+    HOLD = "hold"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Measurements at one time; None for a figure that is missing.
+
+    Attributes:
+        waiting: rows that wait for a rollout.
+        in_hand: rows that rollouts hold.
+        rows_per_engine: rows that a rollout holds at once.
+        engines: rollouts that the run should have now, those that start included, on nodes not marked as spot.
+        spot: rollouts on nodes marked as spot that work.
+        oldest: age of the oldest waiting row in seconds; 0 if none waits.
+        starving: whether the trainer waits for rows.
+        restarts: restarts of rollouts so far.
+        changing: whether an operation on the rollouts runs.
+    """
+
+    waiting: int | None
+    in_hand: int | None
+    rows_per_engine: int
+    engines: int | None
+    spot: int = 0
+    oldest: float | None = 0.0
+    starving: bool | None = None
+    restarts: int | None = 0
+    changing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Timers:
+    """State of the decision between two looks; times on the clock of `decide`.
+
+    Attributes:
+        seen: time of the last look with all figures.
+        more_since: since when more engines are needed; None if they are not.
+        fewer_since: since when fewer are needed; None if they are not.
+        changed: time of the last change, or of the start.
+        low: least number of engines that was needed lately; `fewer_since` begins again with each new one.
+        peak: largest number of engines that was needed since `fewer_since`.
+        before_in: number of engines before the last scale-in.
+        changes: times of the changes within an hour.
+        starved: share of the trainer's time without rows, averaged over `out_for` seconds.
+        restarts: restarts at the last look; None before the first.
+        deaths: times of the restarts within `restart_period`.
+    """
+
+    changed: float
+    seen: float | None = None
+    more_since: float | None = None
+    fewer_since: float | None = None
+    low: int = 0
+    peak: int = 0
+    before_in: int = 0
+    changes: Sequence[float] = ()
+    starved: float = 0.0
+    restarts: int | None = None
+    deaths: Sequence[float] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do, and why.
+
+    Attributes:
+        action: out, in, or hold.
+        engines: number of engines to have.
+        needed: number of engines that the run can use; None if figures are missing.
+        reason: one line for people; it contains no figure that differs at each look.
+    """
+
+    action: Action
+    engines: int
+    needed: int | None
+    reason: str
+
+
+def decide(section: AutoscalerSection, figures: Figures, timers: Timers, now: float) -> tuple[Decision, Timers]:
+    """Decide once.
+
+    Args:
+        section: bounds and times.
+        figures: measurements.
+        timers: state after the last look.
+        now: seconds on a monotonic clock.
+
+    Returns:
+        The decision, and the state for the next look. The caller carries the decision out; it is not repeated before
+        the cool-down is over.
+    """
+    if (missing := _missing(figures)) or figures.engines is None:
+        have = figures.engines or 0
+        return Decision(Action.HOLD, have, None, f"no figure: {missing}"), _without_timers(timers, now)
+    timers = _observed(section, figures, timers, now)
+    have, needed = figures.engines, needed_engines(section, figures)
+    if figures.changing:
+        return Decision(Action.HOLD, have, needed, "an operation on the rollouts runs"), _without_timers(timers, now)
+    if have < section.min or have > section.max:
+        bound = section.min if have < section.min else section.max
+        return _change(Decision(_way(have, bound), bound, needed, "the bounds"), have, timers, now)
+    starves = timers.starved >= section.starved
+    waits = starves and bool(figures.waiting) and (figures.oldest or 0.0) >= section.waiting_seconds
+    begun = now if timers.more_since is None else timers.more_since
+    more_since = begun if needed > have and waits else None
+    # The trainer may wait for the last, long rows of a step; without any row the rollouts are not to blame.
+    idle = not starves or figures.waiting == figures.in_hand == 0
+    timers = _with_fewer(replace(timers, more_since=more_since), needed, now, holds=needed < have and idle)
+    decision = _weighed(section, timers, (have, needed), now)
+    return (decision, timers) if decision.action is Action.HOLD else _change(decision, have, timers, now)
+
+
+def needed_engines(section: AutoscalerSection, figures: Figures) -> int:
+    """Return the number of engines that a run can use, within the bounds; working spot engines count as present."""
+    rows = (figures.waiting or 0) + (figures.in_hand or 0)
+    wanted = math.ceil(rows / max(1, figures.rows_per_engine)) - figures.spot
+    return max(section.min, min(section.max, wanted))
+
+
+def _weighed(section: AutoscalerSection, timers: Timers, sizes: tuple[int, int], now: float) -> Decision:
+    have, needed = sizes
+    if timers.more_since is not None:
+        if why := _against_out(section, timers, timers.more_since, now):
+            return Decision(Action.HOLD, have, needed, why)
+        # At most twice as many, for what starves is not known; or as many as there were before the last scale-in.
+        target = min(needed, have + section.most_out, max(2 * have, timers.before_in))
+        return Decision(Action.OUT, target, needed, "rows wait for rollouts, and the trainer for rows")
+    if timers.fewer_since is not None:
+        why = _against_in(section, timers, timers.fewer_since, now)
+        action, target = (Action.HOLD, have) if why else (Action.IN, timers.peak)
+        return Decision(action, target, needed, why or "rollouts are idle")
+    return Decision(Action.HOLD, have, needed, "the rollouts suffice")
+
+
+def _against_out(section: AutoscalerSection, timers: Timers, since: float, now: float) -> str:
+    """Return why no engines are added yet; empty if they are."""
+    if len(timers.deaths) > section.restarts:
+        return "rows wait, but rollouts restart more often than autoscaler.restarts: others would, too"
+    if now - since < section.out_for:
+        return "rows wait, not yet for autoscaler.out_for"
+    return "rows wait; autoscaler.out_cooldown is not over" if now - timers.changed < section.out_cooldown else ""
+
+
+def _against_in(section: AutoscalerSection, timers: Timers, since: float, now: float) -> str:
+    """Return why no engines are taken away yet; empty if they are."""
+    if now - since < section.in_for:
+        return "rollouts are idle, not yet for autoscaler.in_for"
+    if now - timers.changed < section.in_cooldown:
+        return "rollouts are idle; autoscaler.in_cooldown is not over"
+    if sum(now - at < HOUR for at in timers.changes) > section.changes_an_hour - 2:
+        return "rollouts are idle; autoscaler.changes_an_hour is used up"
+    return ""
+
+
+def _way(have: int, target: int) -> Action:
+    return Action.OUT if target > have else Action.IN
+
+
+def _missing(figures: Figures) -> str:
+    """Name the figures without which nothing is decided."""
+    named = {
+        "rows of the consumer": figures.waiting is None or figures.in_hand is None or figures.oldest is None,
+        "nodes with rollouts": figures.engines is None or figures.restarts is None,
+        "what the trainer waits for": figures.starving is None,
+    }
+    return ", ".join(name for name, is_missing in named.items() if is_missing)
+
+
+def _without_timers(timers: Timers, now: float) -> Timers:
+    return replace(timers, more_since=None, fewer_since=None, low=0, peak=0, starved=0.0, seen=now)
+
+
+def _with_fewer(timers: Timers, needed: int, now: float, *, holds: bool) -> Timers:
+    """Follow how many engines are needed while they are fewer; a number that still falls is not settled."""
+    if not holds:
+        return replace(timers, fewer_since=None, low=0, peak=0)
+    if timers.fewer_since is None or needed < timers.low:
+        return replace(timers, fewer_since=now, low=needed, peak=needed)
+    return replace(timers, peak=max(timers.peak, needed))
+
+
+def _observed(section: AutoscalerSection, figures: Figures, timers: Timers, now: float) -> Timers:
+    """Average the trainer's starvation, and count restarts. A gap of several looks resets the timers."""
+    gap = 0.0 if timers.seen is None else now - timers.seen
+    if gap > max(3 * section.interval, section.interval + 5.0):
+        timers = _without_timers(timers, now)
+    weight = min(1.0, gap / section.out_for) if section.out_for else 1.0
+    starved = timers.starved + weight * (float(bool(figures.starving)) - timers.starved)
+    total = figures.restarts or 0
+    new = 0 if timers.restarts is None else max(0, total - timers.restarts)
+    deaths = [at for at in timers.deaths if now - at < section.restart_period] + [now] * new
+    # More deaths than the limit change nothing.
+    recent = tuple(deaths[-section.restarts - 1 :])
+    return replace(timers, seen=now, starved=starved, restarts=total, deaths=recent)
+
+
+def _change(decision: Decision, have: int, timers: Timers, now: float) -> tuple[Decision, Timers]:
+    """Return the state after a change."""
+    changes = (*(at for at in timers.changes if now - at < HOUR), now)
+    before_in = have if decision.action is Action.IN else timers.before_in
+    return decision, _without_timers(replace(timers, changed=now, changes=changes, before_in=before_in), now)

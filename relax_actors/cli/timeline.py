@@ -1,0 +1,54 @@
+"""`relax timeline`: what each actor did when, as a trace for Perfetto or chrome://tracing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from relax_actors.cli.options import Broker, Credentials, RunName
+
+
+def timeline(
+    run: RunName,
+    out: Annotated[Path, typer.Argument(help="File to write, e.g. trace.json.", metavar="OUT")],
+    step: Annotated[int | None, typer.Option(help="Only this step: its rows and the trainer.")] = None,
+    row: Annotated[str | None, typer.Option(help="Only this row, e.g. group.12.3.")] = None,
+    broker: Broker = None,
+    credentials: Credentials = None,
+) -> None:
+    """Write what each actor did when as Chrome trace JSON; open it in ui.perfetto.dev or chrome://tracing.
+
+    Times are the broker's. Works as an observer, on live and finished runs.
+    """
+    import json
+    import sys
+
+    from relax_actors.errors import ConfigError
+    from relax_actors.monitoring.access import Access
+    from relax_actors.monitoring.connection import observed
+    from relax_actors.monitoring.row_reader import RowReader
+    from relax_actors.monitoring.timeline import chrome_trace
+    from relax_actors.monitoring.timeline.reader import read_row, read_step, read_timeline
+    from relax_actors.runtime.row import parse_row
+
+    if step is not None and row is not None:
+        msg = "give --step or --row, not both"
+        raise ConfigError(msg)
+    wanted = None if row is None else parse_row(row)
+    with observed(run, Access(broker, credentials)) as at:
+        rows = RowReader(at.run, run)
+        if wanted is not None:
+            work = read_row(at.connection, rows, wanted)
+        elif step is not None:
+            work = read_step(at.connection, rows, step)
+        else:
+            work = read_timeline(at.connection, rows)
+        found = at.connection.call(work, 600)
+    try:
+        out.write_text(json.dumps(chrome_trace(found)))
+    except OSError as error:
+        msg = f"{out} cannot be written: {error}; give another file"
+        raise ConfigError(msg) from error
+    sys.stdout.write(f"{len(found.spans)} spans and {len(found.instants)} events in {out}\n")

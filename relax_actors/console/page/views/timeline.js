@@ -1,0 +1,224 @@
+// What each actor did when: a lane an actor, or several where its work overlaps, on one canvas.
+import { useAnswer } from "../lib/answer.js";
+import { saveJson, savePng } from "../lib/export.js";
+import { clock, counted, figure } from "../lib/format.js";
+import { html, useEffect, useMemo, useRef, useState } from "../lib/html.js";
+import { change, link } from "../lib/route.js";
+import { State } from "../lib/state.js";
+import { Table } from "../lib/table.js";
+
+const ROW = 18;
+const LABEL = 130;
+const AXIS = 22;
+const COLOURS = 8;
+
+/** First index whose value is at least `wanted`, in ascending values. */
+export function lowerBound(values, wanted) {
+  let low = 0;
+  let high = values.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (values[middle] < wanted) low = middle + 1; else high = middle;
+  }
+  return low;
+}
+
+/** Lanes whose spans can be searched: `begins` and `ends` are ascending, since spans of a lane do not overlap. */
+export function prepare(data) {
+  return data.lanes.map((lane) => ({
+    actor: lane.actor,
+    number: lane.number,
+    spans: lane.spans,
+    begins: Float64Array.from(lane.spans, (span) => span[1]),
+    ends: Float64Array.from(lane.spans, (span) => span[1] + span[2]),
+  }));
+}
+
+/**
+ * Bars of a lane: one for each span that is wider than a pixel, one for a run of narrower spans in the same pixel.
+ * Its work is bounded by the pixels, not by the spans.
+ * @returns {[number, number, number][]} left and width in pixels, and the index of the first span
+ */
+export function bars(lane, from, to, width) {
+  const scale = width / (to - from);
+  const found = [];
+  let i = lowerBound(lane.ends, from);
+  while (i < lane.begins.length && lane.begins[i] < to) {
+    const left = Math.max(0, (lane.begins[i] - from) * scale);
+    const right = Math.min(width, (lane.ends[i] - from) * scale);
+    found.push([left, Math.max(1, right - left), i]);
+    i = right - left >= 1 ? i + 1 : Math.max(i + 1, lowerBound(lane.begins, from + (Math.floor(left) + 1) / scale));
+  }
+  return found;
+}
+
+/** Span at a time of a lane; null between spans. */
+export function spanAt(lane, time) {
+  const i = lowerBound(lane.ends, time);
+  return i < lane.begins.length && lane.begins[i] <= time ? lane.spans[i] : null;
+}
+
+function colours() {
+  const style = getComputedStyle(document.documentElement);
+  const of = (name) => style.getPropertyValue(name).trim();
+  return { bars: Array.from({ length: COLOURS }, (_, i) => of(`--c${i}`)), text: of("--text"), dim: of("--dim"), line: of("--line"), ground: of("--ground") };
+}
+
+function draw(canvas, lanes, data, view, scrolled) {
+  const ratio = devicePixelRatio || 1;
+  const { clientWidth: width, clientHeight: height } = canvas;
+  canvas.width = width * ratio;
+  canvas.height = height * ratio;
+  const context = canvas.getContext("2d");
+  context.scale(ratio, ratio);
+  const paint = colours();
+  const room = width - LABEL;
+  context.font = "12px system-ui, sans-serif";
+  context.textBaseline = "middle";
+  const first = Math.floor(scrolled / ROW);
+  const last = Math.min(lanes.length, Math.ceil((scrolled + height) / ROW));
+  for (let k = first; k < last; k += 1) {
+    const lane = lanes[k];
+    const top = AXIS + k * ROW - scrolled;
+    context.fillStyle = paint.line;
+    context.fillRect(LABEL, top + ROW - 1, room, 1);
+    for (const [left, wide, i] of bars(lane, view.from, view.to, room)) {
+      context.fillStyle = paint.bars[lane.spans[i][0] % COLOURS];
+      context.fillRect(LABEL + left, top + 2, wide, ROW - 5);
+    }
+    context.fillStyle = lane.number ? paint.dim : paint.text;
+    if (!lane.number || k === first) context.fillText(lane.actor, 4, top + ROW / 2, LABEL - 8);
+  }
+  context.fillStyle = paint.ground;
+  context.fillRect(0, 0, width, AXIS);
+  for (let n = 0; n <= 5; n += 1) {
+    const x = LABEL + (room * n) / 5;
+    const at = view.from + ((view.to - view.from) * n) / 5;
+    context.fillStyle = paint.line;
+    context.fillRect(Math.min(x, width - 1), 0, 1, height);
+    context.fillStyle = paint.dim;
+    context.textAlign = n === 5 ? "right" : "left";
+    context.fillText(`${figure(Number(at.toFixed(view.to - view.from < 1 ? 4 : 2)))} s`, n === 5 ? x - 4 : x + 4, AXIS / 2);
+  }
+  context.textAlign = "left";
+  context.fillStyle = paint.bars[6];
+  for (const instant of data.instants) {
+    const x = LABEL + ((instant.time - data.begin - view.from) / (view.to - view.from)) * room;
+    if (x >= LABEL && x <= width) context.fillRect(x, AXIS - 5, 2, 5);
+  }
+}
+
+/** Time by what was done: number of spans, sum and longest. */
+export function totals(data) {
+  const found = new Map();
+  for (const lane of data.lanes) {
+    for (const [name, , seconds] of lane.spans) {
+      const key = `${lane.actor} ${data.names[name]}`;
+      const entry = found.get(key) || { key, actor: lane.actor, name: data.names[name], count: 0, seconds: 0, longest: 0 };
+      entry.count += 1;
+      entry.seconds += seconds;
+      entry.longest = Math.max(entry.longest, seconds);
+      found.set(key, entry);
+    }
+  }
+  return [...found.values()].sort((a, b) => b.seconds - a.seconds);
+}
+
+const COLUMNS = [
+  { name: "actor", label: "Actor" },
+  { name: "name", label: "Did" },
+  { name: "count", label: "Times", number: true },
+  { name: "seconds", label: "Seconds in all", number: true, show: (each) => figure(Number(each.seconds.toFixed(3))) },
+  { name: "longest", label: "Longest", number: true, show: (each) => figure(Number(each.longest.toFixed(3))) },
+];
+
+function Canvas({ data, lanes, view, setView, theme, onPick }) {
+  const box = useRef(null);
+  const canvas = useRef(null);
+  const drag = useRef(null);
+  const frame = useRef(0);
+  const repaint = () => {
+    cancelAnimationFrame(frame.current);
+    frame.current = requestAnimationFrame(() => canvas.current && draw(canvas.current, lanes, data, view, box.current.scrollTop));
+  };
+  useEffect(() => { repaint(); const watch = new ResizeObserver(repaint); watch.observe(box.current); return () => watch.disconnect(); }, [lanes, view.from, view.to, theme]);
+  const timeAt = (event) => {
+    const edge = canvas.current.getBoundingClientRect();
+    return view.from + ((event.clientX - edge.left - LABEL) / (edge.width - LABEL)) * (view.to - view.from);
+  };
+  const pick = (event) => {
+    const edge = canvas.current.getBoundingClientRect();
+    const lane = lanes[Math.floor((event.clientY - edge.top - AXIS + box.current.scrollTop) / ROW)];
+    const span = lane && spanAt(lane, timeAt(event));
+    onPick(span ? { actor: lane.actor, span } : null);
+  };
+  const wheel = (event) => {
+    if (!event.ctrlKey && !event.shiftKey) return;
+    event.preventDefault();
+    setView(zoomed(view, event.deltaY > 0 ? 1.25 : 0.8, timeAt(event)));
+  };
+  const move = (event) => {
+    if (!drag.current) { pick(event); return; }
+    const edge = canvas.current.getBoundingClientRect();
+    const by = ((event.clientX - drag.current.x) / (edge.width - LABEL)) * (drag.current.to - drag.current.from);
+    setView({ from: drag.current.from - by, to: drag.current.to - by });
+  };
+  const height = Math.min(560, AXIS + lanes.length * ROW + 4);
+  const style = { height: `${height}px`, width: "100%", position: "sticky", top: 0, display: "block", touchAction: "pan-y" };
+  return html`<div ref=${box} onScroll=${repaint} tabindex="0" aria-label="lanes" style=${{ height: `${height}px`, overflowY: "auto" }}>
+    <div style=${{ height: `${AXIS + lanes.length * ROW}px` }}>
+      <canvas ref=${canvas} style=${style} role="img" aria-label=${`${counted(lanes.length, "lane")} over ${figure(Number((view.to - view.from).toFixed(2)))} s; the table below has the times`}
+        onWheel=${wheel} onPointerMove=${move} onPointerLeave=${() => { drag.current = null; }} onPointerUp=${() => { drag.current = null; }}
+        onPointerDown=${(event) => { drag.current = { x: event.clientX, ...view }; }} onDblClick=${(event) => setView(zoomed(view, 0.5, timeAt(event)))}></canvas>
+    </div>
+  </div>`;
+}
+
+/** A view zoomed around a time. */
+export function zoomed(view, factor, around) {
+  return { from: around - (around - view.from) * factor, to: around + (view.to - around) * factor };
+}
+
+function Picked({ data, picked }) {
+  if (!picked) return html`<p class="dim" role="status">Point at a bar. Drag to move, double-click or Ctrl and wheel to zoom.</p>`;
+  const [name, begin, seconds, row] = picked.span;
+  const id = row < 0 ? "" : data.rows[row];
+  return html`<p role="status">${picked.actor}: <strong>${data.names[name]}</strong> for ${figure(Number(seconds.toFixed(4)))} s from ${clock(data.begin + begin)}${id && html`, <a href=${link("sample", { row: id })}>${id}</a>`}</p>`;
+}
+
+export default function TimelineView({ run, parameters, theme }) {
+  const [asked, setAsked] = useState(0);
+  const state = useAnswer("timeline", { run, step: parameters.step }, asked);
+  const [own, setOwn] = useState(null);
+  const [picked, setPicked] = useState(null);
+  const data = state.data;
+  const lanes = useMemo(() => (data ? prepare(data) : []), [data]);
+  const whole = { from: 0, to: data ? Math.max(1e-3, data.end - data.begin) : 1 };
+  const view = own || whole;
+  const middle = (view.from + view.to) / 2;
+  const shift = (share) => setOwn({ from: view.from + share * (view.to - view.from), to: view.to + share * (view.to - view.from) });
+  const place = useRef(null);
+  return html`<div class="stack">
+    <div class="row spread"><h2>Timeline</h2>
+      <div class="row">
+        <label>Step <input type="number" min="0" value=${parameters.step ?? ""} placeholder="all" onChange=${(e) => { setOwn(null); change({ step: e.target.value }); }} /></label>
+        <button onClick=${() => setAsked(asked + 1)}>Read again</button>
+        <button onClick=${() => setOwn(zoomed(view, 0.5, middle))}>Zoom in</button>
+        <button onClick=${() => setOwn(zoomed(view, 2, middle))}>Zoom out</button>
+        <button onClick=${() => shift(-0.5)}>Earlier</button>
+        <button onClick=${() => shift(0.5)}>Later</button>
+        <button onClick=${() => setOwn(null)}>All</button>
+        <button aria-label="save the timeline as JSON" onClick=${() => saveJson("timeline", data)}>JSON</button>
+        <button aria-label="save the timeline as PNG" onClick=${() => savePng("timeline", place.current.querySelector("canvas"))}>PNG</button>
+      </div></div>
+    <${State} ...${state} />
+    ${data && !lanes.length && html`<p class="panel warn" role="status">Nothing has happened yet.</p>`}
+    ${lanes.length > 0 && html`
+      <p class="dim">${clock(data.begin)} to ${clock(data.end)}, by the broker's clock. Rows are shown as long as the table has them.${data.left_out ? ` ${counted(data.left_out, "older span")} left out.` : ""} <code>relax timeline ${run} trace.json</code> writes a file for Perfetto.</p>
+      <div class="legend">${data.names.map((name, i) => html`<span key=${name}><i style=${{ background: `var(--c${i % COLOURS})` }}></i>${name}</span>`)}</div>
+      <div class="panel" ref=${place}><${Canvas} data=${data} lanes=${lanes} view=${view} setView=${setOwn} theme=${theme} onPick=${setPicked} /></div>
+      <${Picked} data=${data} picked=${picked} />
+      <${Table} title="Time by actor" columns=${COLUMNS} rows=${totals(data)} id=${(each) => each.key} />
+      ${data.instants.length > 0 && html`<section class="panel"><h3>Events</h3><ul>${data.instants.slice(-50).map((each, i) => html`<li key=${i}>${clock(each.time)} ${each.actor} ${each.name}${each.detail ? `: ${each.detail}` : ""}</li>`)}</ul></section>`}`}
+  </div>`;
+}

@@ -1,0 +1,120 @@
+"""Timelines of a run, read from its broker as an observer."""
+
+from __future__ import annotations
+
+from broker.connection import Connection
+from broker.history import History
+from broker.subjects import CellId, RowId
+from relax_actors.errors import ConfigError
+from relax_actors.monitoring.log_message import LogMessage
+from relax_actors.monitoring.row_reader import RowReader
+from relax_actors.monitoring.timeline.builder import Builder
+from relax_actors.monitoring.timeline.span import Timeline
+from relax_actors.record.row_cells import RowCells
+from relax_actors.record.row_turns import turns_of
+
+NUMBERED = ("batch", "weights", "checkpoint", "critic_checkpoint", "evaluation")
+MAX_MESSAGES = 50_000
+"""Messages at the end of the log that are read."""
+
+
+async def read_timeline(connection: Connection, rows: RowReader) -> Timeline:
+    """Return the timeline of the whole run: of rows as far as the table has them, of steps from the first one on."""
+    builder = Builder(rows.subjects.run)
+    for subject in [f"{rows.subjects.prefix}.{kind}.*.*.*" for kind in ("group", "eval")]:
+        for cell in await rows.read(connection, subject):
+            builder.take_cell(rows.subjects.parse(cell.subject), cell.stored, cell.data)
+    await _read_numbered(connection, rows, builder, "*")
+    await _read_log(connection, rows, builder)
+    return builder.timeline()
+
+
+async def read_step(connection: Connection, rows: RowReader, step: int, message: LogMessage | None = None) -> Timeline:
+    """Return the timeline of a step: its rows, from the table or the record, and what the trainer did.
+
+    Args:
+        connection: of an observer.
+        rows: reader of the run's rows.
+        step: number of the step.
+        message: the metric of the step, if that is known; the log is then not read, and there are no events.
+
+    Raises:
+        ConfigError: nothing of the step is left, or it has not begun.
+    """
+    builder = Builder(rows.subjects.run)
+    stored = await rows.step(connection, "group", step)
+    kept = set([] if rows.record is None else rows.record.rows("group", step))
+    for row in sorted(stored.keys() | kept):
+        known = RowCells(row, stored.get(row, []))
+        cells = known if "prompt" in known.cells else await rows.row(connection, row)
+        if cells is not None:
+            _take_row(builder, cells)
+    await _read_numbered(connection, rows, builder, step, step + 1)
+    if message is None:
+        await _read_log(connection, rows, builder)
+    else:
+        builder.take_message(message, 0.0)
+    return within(builder.timeline(), step, f"step {step}")
+
+
+async def read_row(connection: Connection, rows: RowReader, row: RowId) -> Timeline:
+    """Return the timeline of one row, with a lane for each of its samples that has turns.
+
+    Raises:
+        ConfigError: neither the table nor the record has it.
+    """
+    builder = Builder(rows.subjects.run)
+    cells = await rows.row(connection, row)
+    if cells is None:
+        msg = f"neither the table nor the record has {row}; record.every = 1 keeps all rows"
+        raise ConfigError(msg)
+    _take_row(builder, cells)
+    prompt = cells.cells.get("prompt")
+    for turn in turns_of(cells):
+        tools = ", ".join(str(call.get("name")) for call in turn.calls)
+        begun = 0.0 if prompt is None else prompt.stored
+        builder.take_turn(row, (turn.sample, turn.number), begun, turn.time, {"tokens": turn.tokens, "tools": tools})
+    await _read_numbered(connection, rows, builder, row.step, row.step + 1)
+    await _read_log(connection, rows, builder)
+    return within(builder.timeline(), row.step, str(row))
+
+
+def within(timeline: Timeline, step: int, what: str) -> Timeline:
+    """Return the spans of a step, and the instants that lie between them.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    spans = tuple(span for span in timeline.spans if span.step == step)
+    if not spans:
+        msg = f"nothing of {what} is left in the table and the record, or it has not begun; record.every = 1 keeps all"
+        raise ConfigError(msg)
+    begin, end = min(span.begin for span in spans), max(span.end for span in spans)
+    instants = tuple(instant for instant in timeline.instants if begin <= instant.time <= end)
+    return Timeline(timeline.run, spans, instants)
+
+
+def _take_row(builder: Builder, cells: RowCells) -> None:
+    row = cells.row
+    for cell in cells.cells.values():
+        if "." not in cell.field:  # turns are part of the trajectory
+            builder.take_cell(CellId(row.kind, row.step, row.index, cell.field), cell.stored, cell.data)
+
+
+async def _read_numbered(connection: Connection, rows: RowReader, builder: Builder, *numbers: int | str) -> None:
+    for kind in NUMBERED:
+        for number in numbers:
+            for cell in await rows.read(connection, rows.subjects.numbered(kind, number)):
+                builder.take_cell(rows.subjects.parse(cell.subject), cell.stored, cell.data)
+
+
+async def _read_log(connection: Connection, rows: RowReader, builder: Builder) -> None:
+    subjects, stream = rows.subjects, rows.subjects.log_stream
+    last = await History(connection, stream, ">").last()
+    start = 1 if last is None else max(1, last.sequence - MAX_MESSAGES)
+    for subject in (subjects.event("*", "*", "*"), subjects.metric("trainer", "*")):
+        history = History(connection, stream, subject, start)
+        while page := await history.page():
+            for cell in page:
+                if (message := LogMessage.parse(cell.subject, cell.data)) is not None:
+                    builder.take_message(message, cell.stored)

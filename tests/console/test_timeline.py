@@ -1,0 +1,97 @@
+"""The timeline of the console: its answer, and what the page makes of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.subjects import RowId
+from relax_actors.console.api.timeline import MAX_SPANS, packed
+from relax_actors.monitoring.timeline import Instant, Span, Timeline
+from tests.support.browsers import needs_browser, opened
+from tests.support.consoles import ServedConsole, WrittenRun
+from tests.support.hostile_markup import PAYLOADS
+from tests.support.shown_rows import write_batch, write_row
+
+NODE = shutil.which("node")
+VIEW = Path(__file__).parents[2] / "relax_actors" / "console" / "page" / "views" / "timeline.js"
+SCRIPT = """
+const view = await import(process.argv[1]);
+const spans = Array.from({ length: 100000 }, (_, k) => [k % 3, k * 0.01, 0.005, k]);
+const [lane] = view.prepare({ lanes: [{ actor: "rollout.0", number: 0, spans }] });
+const begun = performance.now();
+let all = 0;
+for (let i = 0; i < 20; i += 1) all = view.bars(lane, 0, 1000, 1000).length;
+const frame = (performance.now() - begun) / 20;
+const close = view.bars(lane, 10, 10.1, 1000);
+console.log(JSON.stringify({
+  all, frame, close: close.map(([left, width, i]) => [Math.round(left), Math.round(width), i]),
+  on: view.spanAt(lane, 10.002)[3], between: view.spanAt(lane, 10.007),
+  zoomed: view.zoomed({ from: 0, to: 10 }, 0.5, 4),
+}));
+"""
+
+
+def test_answer_is_packed_by_lanes() -> None:
+    spans = (
+        Span("trajectory", 100.0, 102.0, "rollout.0", "group.0.0", 0),
+        Span("trajectory", 101.0, 103.0, "rollout.0", "group.0.1", 0),
+        Span("train", 104.0, 105.5, "trainer.0", step=0),
+    )
+    answer = packed(Timeline("demo", spans, (Instant("crashed", 101.0, "reward.0", "no"),)))
+    assert (answer.begin, answer.end, answer.names) == (100.0, 105.5, ["trajectory", "train"])
+    assert [(lane.actor, lane.number, lane.spans) for lane in answer.lanes] == [
+        ("rollout.0", 0, [(0, 0.0, 2.0, 0)]),
+        ("rollout.0", 1, [(0, 1.0, 2.0, 1)]),
+        ("trainer.0", 0, [(1, 4.0, 1.5, -1)]),
+    ]
+    assert answer.rows == ["group.0.0", "group.0.1"]
+    assert packed(Timeline("demo", (), ())).lanes == []
+
+
+def test_old_spans_are_left_out_and_counted() -> None:
+    spans = tuple(Span("train", float(k), k + 0.5, "trainer.0") for k in range(MAX_SPANS + 3))
+    answer = packed(Timeline("demo", spans, ()))
+    assert (answer.left_out, answer.begin, len(answer.lanes[0].spans)) == (3, 3.0, MAX_SPANS)
+
+
+@pytest.mark.skipif(NODE is None, reason="needs Node (apt install nodejs)")
+def test_page_draws_as_many_bars_as_pixels_of_100000_spans() -> None:
+    assert NODE is not None
+    done = subprocess.run(
+        [NODE, "--input-type=module", "-e", SCRIPT, str(VIEW)], capture_output=True, text=True, timeout=60, check=True
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found["all"] <= 1000
+    assert found["close"] == [[100 * k, 50, 1000 + k] for k in range(10)]
+    assert (found["on"], found["between"]) == (1000, None)
+    assert found["zoomed"] == {"from": 2, "to": 7}
+
+
+@needs_browser
+@pytest.mark.slow
+def test_timeline_of_a_step_is_drawn_and_leads_to_its_rows(browser: Any, written: WrittenRun) -> None:
+    write_row(written, RowId(0, 0), ["yes", "no"])
+    write_batch(written, 0, [0])
+    written.journal("reward").event("crashed", error=PAYLOADS[0])
+    console = ServedConsole(written, written.cwd)
+    try:
+        watched = opened(browser, console)
+        watched.show("#/timeline?step=0", "Time by actor")
+        page = watched.page
+        assert page.locator("canvas").count() == 1
+        page.get_by_role("cell", name="trajectory").first.wait_for()
+        page.get_by_role("button", name="Zoom in").click()
+        page.get_by_role("button", name="All").click()
+        assert watched.serious_findings() == []
+        watched.show("#/timeline", "Events")
+        page.get_by_text(PAYLOADS[0]).wait_for()
+        assert page.evaluate("window.owned") is None
+        watched.check()
+    finally:
+        console.stop()

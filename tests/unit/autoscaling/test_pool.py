@@ -1,0 +1,78 @@
+"""What the autoscaler reads from the leases of nodes, what it may do, and what `relax check` says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from relax_actors.config import load_config
+from relax_actors.data.checked_run import CheckedRun
+from relax_actors.errors import ConfigError
+from relax_actors.operations.plan import FIRST_ENGINE
+from relax_actors.roles.autoscaler import Autoscaler, Pool, pool_of
+from relax_actors.roles.permissions import permissions
+from tests.support.running import TINY
+
+RUN = ["run.name=demo", "autoscaler.max=4"]
+
+
+def node(phase: str = "ready", count: int = 1, first: int = 0, **fields: Any) -> dict[str, Any]:
+    states = {f"rollout.{first + n}": {"phase": phase, "restarts": 2, "works": True} for n in range(count)}
+    return {"name": f"n{first}", "children": {**states, "reward.0": {"phase": "ready", "restarts": 9}}, **fields}
+
+
+def test_rollouts_that_stop_are_gone_and_those_that_start_are_there() -> None:
+    assert pool_of({"node.0": node("starting", 2)}, "") == Pool(2, 0, 4, 2, "0")
+    assert pool_of({"node.0": node("stopping")}, "") == Pool(0, 0, 0, None, "")
+
+
+def test_node_of_relax_up_is_scaled_or_else_the_only_one_or_the_chosen_one() -> None:
+    nodes = {"node.1": node(first=1000), "node.2": node(first=2000, count=2)}
+    assert pool_of(nodes, "").here is None
+    assert (pool_of(nodes, "2").here, pool_of(nodes, "n1000").node) == (2, "1")
+    assert (pool_of({**nodes, "node.0": node()}, "").engines, pool_of({**nodes, "node.0": node()}, "").node) == (4, "0")
+
+
+def test_spot_rollouts_count_while_they_work_and_external_engines_are_not_scaled() -> None:
+    found = pool_of({"node.0": node(), "node.1": node(first=1000, spot=True)}, "")
+    assert (found.engines, found.spot, found.here) == (1, 1, 1)
+    found = pool_of({"node.0": {"children": {f"rollout.{FIRST_ENGINE}": {"phase": "ready"}}}}, "")
+    assert (found.engines, found.here) == (1, None)
+
+
+@pytest.mark.parametrize("children", [None, [], {"rollout.0": 3}, {"rollout.x": {}, "rollout": {}}])
+def test_malformed_leases_count_nothing(children: Any) -> None:
+    assert pool_of({"node.0": {"children": children}}, "") == Pool(0, 0, 0, None, "")
+
+
+def test_autoscaler_looks_at_the_rollouts_and_requests_operations_and_no_more() -> None:
+    granted = permissions(load_config(TINY, RUN), "autoscaler")
+    assert granted.allows("$JS.API.CONSUMER.INFO.RELAX_demo_TABLE.rollout", publish=True)
+    assert granted.allows("relax.demo.operation.4", publish=True)
+    for subject in (
+        "$JS.API.CONSUMER.MSG.NEXT.RELAX_demo_TABLE.rollout",
+        "$JS.API.CONSUMER.INFO.RELAX_demo_TABLE.reward",
+        "$JS.ACK.RELAX_demo_TABLE.rollout.1.1.1.0.0",
+        "relax.demo.group.1.1.trajectory",
+        "$KV.RELAX_demo_STATE.run",
+    ):
+        assert not granted.allows(subject, publish=True), subject
+
+
+def test_check_says_how_many_rollouts_can_be_busy_and_refuses_more_than_the_bound() -> None:
+    config = load_config(TINY, [*RUN, "staleness.max=0"])
+    notes = list(Autoscaler().check(CheckedRun(config=config, here=())))
+    assert len(notes) == 1
+    assert "4 rows are admitted at once" in notes[0]
+    many = load_config(TINY, [*RUN, "rollout.replicas=5"])
+    with pytest.raises(ConfigError, match=r"above autoscaler\.max"):
+        list(Autoscaler().check(CheckedRun(config=many, here=())))
+
+
+@pytest.mark.parametrize(
+    ("setting", "why"), [("autoscaler.min=5", "more than autoscaler.max"), ("autoscaler.replicas=2", "one autoscaler")]
+)
+def test_impossible_settings_are_refused(setting: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        load_config(TINY, [*RUN, setting])
