@@ -229,6 +229,61 @@ def sign_in(path: Path, nonce: str) -> tuple[Claims, dict[str, str]]:
     return claims, {"jwt": token, "sig": _base64(SigningKey(seed).sign_bytes(nonce.encode()))}
 
 
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Signature of a user: the claims that name the user's key, signed by the account of the run, and the signature."""
+
+    claims: str
+    signature: str
+
+    @classmethod
+    def of(cls, data: bytes, path: Path) -> Signature:
+        """Sign bytes with the key of a `.creds` file.
+
+        Raises:
+            AddressError: the file is not a `.creds` file.
+        """
+        _, token, seed = _read(path)
+        return cls(token, _base64(SigningKey(seed).sign_bytes(data)))
+
+    def verify(self, data: bytes) -> tuple[str, str]:
+        """Check the signature, and that of the claims.
+
+        Returns:
+            Name of the user, and public key of the account that signed the claims.
+
+        Raises:
+            BrokerError: a signature does not match, or the claims cannot be read.
+        """
+        try:
+            head, body, own = self.claims.split(".")
+            claims = json.loads(_decoded(body))
+            issuer, key, name = (str(claims[field]) for field in ("iss", "sub", "name"))
+            _verify(issuer, f"{head}.{body}".encode(), _decoded(own))
+            _verify(key, data, _decoded(self.signature))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            msg = f"the signature cannot be read: {type(error).__name__}: {error}"
+            raise BrokerError(msg) from error
+        return name, issuer
+
+
+def _verify(key: str, data: bytes, signature: bytes) -> None:
+    """Raise BrokerError unless the owner of an encoded public key has signed the data."""
+    from nacl.exceptions import BadSignatureError  # noqa: PLC0415 only needed to verify
+    from nacl.signing import VerifyKey  # noqa: PLC0415
+
+    try:
+        # An encoded key is a prefix byte, the key and a checksum of 2 bytes.
+        VerifyKey(base64.b32decode(key + "=" * (-len(key) % 8))[1:-2]).verify(data, signature)
+    except BadSignatureError as error:
+        msg = f"the signature by {key} does not match"
+        raise BrokerError(msg) from error
+
+
+def _decoded(text: str) -> bytes:
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+
+
 def _read(path: Path) -> tuple[Claims, str, str]:
     """Return the claims of a `.creds` file, as read and as signed, and the seed."""
     try:

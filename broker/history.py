@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from datetime import datetime
 from typing import Any
 
-import nats.errors
 from nats.aio.msg import Msg
-from nats.js.errors import NoStreamResponseError
 
 from broker.connection import Connection
 from broker.errors import BrokerError
@@ -18,8 +15,7 @@ from broker.table import Cell
 
 PAGE_MESSAGES, PAGE_BYTES = 256, 1 << 20
 """A page ends with the message that reaches one of these."""
-ANSWER_SECONDS = 5.0
-_END, _NONE, _NOBODY = "204", "404", "503"
+_END, _NONE = "204", "404"
 
 
 class History:
@@ -96,35 +92,14 @@ class History:
 
     async def _ask(self, request: bytes) -> list[Msg]:
         """Return all answers to a request, the end of the page included."""
-        nc, found = self._connection.nc, list[Msg]()
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        found: list[Msg] = []
+        is_page = b"batch" in request
 
-        async def take(answer: Msg) -> None:
+        def take(answer: Msg) -> list[Msg] | None:
             found.append(answer)
-            try:
-                is_last = self._is_end(answer) or b"batch" not in request
-            except (NoStreamResponseError, BrokerError) as error:
-                if not done.done():
-                    done.set_exception(error)
-                return
-            if is_last and not done.done():
-                done.set_result(None)
+            return found if self._is_end(answer) or not is_page else None
 
-        # A callback takes the messages of a page in a few turns of the event loop; `next_msg` needs five for each.
-        inbox = nc.new_inbox()
-        subscription = await nc.subscribe(inbox, cb=take)
-        try:
-            await nc.publish(f"{API}.DIRECT.GET.{self._stream}", request, reply=inbox)
-            known = -1
-            while not done.done() and len(found) > known:
-                known = len(found)
-                await asyncio.wait({done}, timeout=ANSWER_SECONDS)
-            if not done.done():
-                raise nats.errors.TimeoutError
-            done.result()
-        finally:
-            await subscription.unsubscribe()
-        return found
+        return await (await self._connection.requests.send(f"{API}.DIRECT.GET.{self._stream}", request, take))
 
     def _is_end(self, answer: Msg) -> bool:
         """Whether an answer ends the page.
@@ -132,15 +107,12 @@ class History:
         A stored message may have any headers; the server's own come after them and replace those of the same name.
 
         Raises:
-            NoStreamResponseError: no server answers; ask again.
             BrokerError: the server refuses the request.
         """
         headers = answer.headers
         if headers is None or "Nats-Stream" in headers:
             return False
-        if (status := headers.get("Status")) == _NOBODY:
-            raise NoStreamResponseError
-        if status not in (_END, _NONE):
+        if (status := headers.get("Status")) not in (_END, _NONE):
             said = headers.get("Description", status)
             msg = f"broker {self._connection.address.url} refuses to read {self._subject} of {self._stream}: {said}"
             raise BrokerError(msg)

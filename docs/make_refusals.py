@@ -17,6 +17,7 @@ from refusal_cases import (
     ENGINES,
     FROM_DATA,
     LAYOUTS,
+    RECORDED,
     REQUESTS,
     REWARD_MODELS,
     SAMPLES,
@@ -61,6 +62,7 @@ SECTIONS: tuple[tuple[str, str, tuple[Refused, ...]], ...] = (
     ("Teachers", "", TEACHERS),
     ("Reward models", "", REWARD_MODELS),
     ("Rows from the data", "", FROM_DATA),
+    ("Recorded samples", "", RECORDED),
     ("Requests to the gateway", "The answer has status 400 and this text.", REQUESTS),
 )
 

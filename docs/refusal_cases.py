@@ -18,6 +18,7 @@ TAUGHT = ("algorithm.name=opd", "roles.teacher.actor=x.Teacher")
 TEACHER = "algorithm.distil.place=advantage"
 PLAYERS = 'environment.players=["solver", "critic"]'
 SERVED = "rollout.backend=sglang"
+TRACES = "data.kind=traces"
 URL = 'rollout.sglang.urls=["http://127.0.0.1:1"]'
 AGENT = ("agent.function=x.solve", "gateway.port=0")
 EXPERTS = tuple(
@@ -234,6 +235,15 @@ FROM_DATA = (
     Case("pairs that weigh by length", ("algorithm.name=dpo", "algorithm.aggregate=token_mean"), SFT),
     Case("EXO without noise", ("algorithm.name=dpo", "algorithm.pairs.losses={exo_pair = 1.0}"), SFT),
     Case("recorded experts without a rollout", (*EXPERTS, "trainer.router_replay=true"), SFT),
+)
+RECORDED = (
+    Case("an environment of recorded samples", (TRACES, "environment.name=tests.support.environments.Echo")),
+    Case("held-out prompts of recorded samples", (TRACES,)),
+    Case("examples from recorded samples", (TRACES,), SFT),
+    Case(
+        "recorded samples beside prompts",
+        ("data.kind=mixture", "data.mixture.a.kind=traces", "data.mixture.b.kind=jsonl"),
+    ),
 )
 REQUESTS = (
     Request("a penalty", {"presence_penalty": 0.5}),

@@ -149,8 +149,9 @@ def _existing(path: Path) -> Path:
 def check_disk(config: Config, facts: ModelFacts) -> Iterator[str]:
     """Compare the estimated size of checkpoints and weights with the free disk space."""
     models = 1 if config.critic is None else 2
+    kept = config.trainer.keep_checkpoints + -(-config.run.keep_steps // config.trainer.checkpoint_every)
     share = 1.0 if config.lora is None else ADAPTER_SHARE
-    checkpoints = models * share * facts.parameters * 12 * (config.trainer.keep_checkpoints + 1)
+    checkpoints = models * share * facts.parameters * 12 * (kept + 1)
     weights = share * facts.parameters * 4 * (config.staleness.max + 6 + 2 * ("reference" in config.roles))
     merged = facts.parameters * 4 if config.lora is not None and config.lora.export_merged else 0
     need = int(checkpoints + weights + merged)

@@ -24,6 +24,7 @@ from relax_actors.config import Config, load_config, validate
 from relax_actors.config.load import set_by, stages_of
 from relax_actors.config.masking import masked_argument
 from relax_actors.config.notes import shortened
+from relax_actors.config.saved import import_path_of
 from relax_actors.data.epochs import with_epochs
 from relax_actors.devices.inventory import NO_REQUEST, GpuRequest
 from relax_actors.errors import ConfigError
@@ -169,7 +170,7 @@ def complete(
         return 0, earlier[0]
     roles = None if request.roles is None else list(request.roles)
     require(config, roles, spelled, inventory=request.gpus.inventory())
-    root = Root(config, str(request.path.resolve().parent), roles, gpus=request.gpus, fresh=request.fresh)
+    root = Root(config, import_path_of(request.path), roles, gpus=request.gpus, fresh=request.fresh)
     for note in [*root.notes, *shortened(config)]:
         console.show(note)
     log_to_file(folder)

@@ -8,7 +8,10 @@ from typing import Annotated
 import typer
 
 ConfigPath = Annotated[
-    Path, typer.Argument(help="TOML file of the run, e.g. examples/demo/demo.toml.", metavar="CONFIG")
+    Path,
+    typer.Argument(
+        help="TOML file of the run, e.g. examples/demo/demo.toml, or the folder of a run.", metavar="CONFIG"
+    ),
 ]
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="Override settings: section.key=value ...", metavar="SETTING")

@@ -75,3 +75,15 @@ class EnvironmentSection(PlayersSection):
     """Further files and folders that a sandbox shows, read-only."""
     max_processes: Positive | None = None
     """Limit of processes and threads in a sandbox; unlimited if not set. For root it needs a control group."""
+
+    @property
+    def played(self) -> list[str]:
+        """Names of the settings of `PLAYED` that are not their defaults."""
+        fields = type(self).model_fields
+        return [name for name in PLAYED if getattr(self, name) != fields[name].default]
+
+
+def longest_sample(max_tokens: int, environment: EnvironmentSection | None) -> int:
+    """Return the limit of the tokens of a sample: of a completion, or the budget of an episode if it has one."""
+    budget = None if environment is None else environment.token_budget
+    return max_tokens if budget is None else budget

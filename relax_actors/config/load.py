@@ -14,6 +14,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from relax_actors.config.data import PATH_EXAMPLE
+from relax_actors.config.saved import holds_run, import_path_of, saved_tree
 from relax_actors.config.schema import Config
 from relax_actors.config.sections import MissingKeyError
 from relax_actors.config.simulate import DEFAULTS
@@ -28,7 +29,7 @@ MAX_BYTES = 1 << 20
 
 
 def load_config(path: Path, overrides: list[str] | None = None) -> Config:
-    """Read a TOML file and apply overrides.
+    """Read a TOML file, or the saved settings in the folder of a run, and apply overrides.
 
     Paths in the file are relative to its folder; paths in overrides, and `run.folder` anywhere, are relative to the
     working directory. Overrides `stages.<name>.section.key=value` are those of one stage.
@@ -46,13 +47,16 @@ def load_tree(path: Path, overrides: list[str] | None = None) -> dict[str, Any]:
         ConfigError: the file cannot be read, or an override is wrong.
     """
     tree = _read(path)
+    make_importable(Path(import_path_of(path)))
+    if holds_run(path):
+        for override in overrides or []:
+            _apply(tree, override)
+        return tree
     for part in (tree, *_stages_in(tree)):
         _resolve_paths(part, path.resolve().parent)
     if "simulate" in tree:
         tree = _with_defaults(tree, DEFAULTS)
-    tree = _overridden(tree, overrides or [], path)
-    make_importable(path.resolve().parent)
-    return tree
+    return _overridden(tree, overrides or [], path)
 
 
 def stages_of(path: Path, overrides: list[str] | None = None) -> list[str]:
@@ -121,8 +125,8 @@ def set_by(path: Path, overrides: list[str] | None = None) -> dict[str, str]:
         path: TOML file that `load_config` reads.
         overrides: as in `load_config`.
     """
-    # An override of a table replaces that of the file.
-    tree = _overridden(_read_toml(path), overrides or [], path)
+    # An override of a table replaces that of the file. In a run's folder all keys are set, defaults included.
+    tree = {} if holds_run(path) else _overridden(_read_toml(path), overrides or [], path)
     given: dict[str, Any] = {}
     for override in overrides or []:
         if not override.startswith(f"{STAGES}."):
@@ -137,6 +141,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
         OSError: it cannot be read.
         ValueError: it holds no TOML, is no file, or is larger than any configuration.
     """
+    if holds_run(path):
+        return saved_tree(path)
     if path.exists() and not path.is_file():
         msg = "it is a folder" if path.is_dir() else "it is no regular file"
         raise ValueError(msg)

@@ -30,6 +30,10 @@ class RunSection(Section):
     stage: str | None = None
     """Stage of a file with `[[stages]]`, whose name is appended to `name` and `folder`. Without it, `relax up` trains
     all stages, one after the other."""
+    keep_steps: NonNegativeInt = 0
+    """Newest steps that `relax replay` and `relax branch` can begin at: their rows stay in the table and the store, and
+    so does a checkpoint at or before the first of them. 0 keeps what a resumption needs: the steps after the last
+    checkpoint."""
     threads: Positive = 1
     """CPU threads of each actor's process. More than cores / busy actors slows all of them down."""
     deterministic: bool = False

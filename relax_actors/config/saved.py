@@ -2,10 +2,46 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 from relax_actors.errors import ConfigError
+
+FILE = "config.json"
+"""File in the folder of a run that holds its settings."""
+
+
+def holds_run(path: Path) -> bool:
+    """Whether a path is the folder of a run."""
+    return (path / FILE).is_file()
+
+
+def saved_tree(folder: Path) -> dict[str, Any]:
+    """Return the settings in the folder of a run; `run.rows` is left out where it follows from the data.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it holds no settings.
+    """
+    tree = json.loads((folder / FILE).read_text()).get("config")
+    if not isinstance(tree, dict) or not isinstance(run := tree.get("run"), dict):
+        msg = f"{folder / FILE} holds no settings of a run"
+        raise ValueError(msg)  # noqa: TRY004 reported like a file that is no TOML
+    if run.get("epochs") is not None:
+        run["rows"] = None
+    return tree
+
+
+def import_path_of(path: Path) -> str:
+    """Return the folder in which dotted paths of a configuration are imported.
+
+    Args:
+        path: TOML file, whose folder it is, or folder of a run, which has saved it.
+    """
+    if not holds_run(path):
+        return str(path.resolve().parent)
+    return str(json.loads((path / FILE).read_text()).get("import_path", ""))
 
 
 class SavedSettings:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from broker.subjects import check_name
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.config.autoscaler import AutoscalerSection
 from relax_actors.config.data import DataSection, ModelSection
-from relax_actors.config.environment import PLAYED, EnvironmentSection
+from relax_actors.config.environment import EnvironmentSection, longest_sample
 from relax_actors.config.evaluation import EvalSection, HeldOutRows
 from relax_actors.config.gateway import AgentSection, GatewaySection
 from relax_actors.config.infrastructure import BrokerSection, StoreSection, SupervisionSection
@@ -157,7 +157,7 @@ class Config(HeldOutRows, Section):
             return value
         if environment is not None and environment.credit != "episode" and value.advantage == "group":
             value = value.model_copy(update={"advantage": "turn"})
-        return value.with_lengths(rollout.max_tokens, _longest_sample(rollout, environment))
+        return value.with_lengths(rollout.max_tokens, longest_sample(rollout.max_tokens, environment))
 
     @model_validator(mode="after")
     def _role_names(self) -> Config:
@@ -199,7 +199,7 @@ class Config(HeldOutRows, Section):
         if self.environment is None:
             return self
         credit = self.environment.credit
-        played = [name for name in PLAYED if getattr(self.environment, name) != _default(self.environment, name)]
+        played = self.environment.played
         if self.agent is not None and played:
             setting = played[0]
             msg = (
@@ -259,7 +259,7 @@ class Config(HeldOutRows, Section):
     @property
     def longest_sample(self) -> int:
         """Limit of the tokens of a sample: of a completion, or the budget of an episode if it has one."""
-        return _longest_sample(self.rollout, self.environment)
+        return longest_sample(self.rollout.max_tokens, self.environment)
 
     @property
     def store_path(self) -> Path:
@@ -351,12 +351,3 @@ def _spec(name: str) -> RoleSpec:
 
 def _has_episodes(info: ValidationInfo) -> bool:
     return info.data.get("environment") is not None or info.data.get("agent") is not None
-
-
-def _default(section: BaseModel, name: str) -> Any:
-    return type(section).model_fields[name].default
-
-
-def _longest_sample(rollout: RolloutSection, environment: EnvironmentSection | None) -> int:
-    budget = None if environment is None else environment.token_budget
-    return rollout.max_tokens if budget is None else budget

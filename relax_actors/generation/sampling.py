@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from broker.subjects import RowId
 from relax_actors.config import Config
+from relax_actors.engines.protocols import GenerationRequest, StopStrings
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +53,21 @@ def sampling_of(config: Config, row: RowId, baselines: int = 0) -> Sampling:
     if own.temperature == 0:
         return Sampling(1, 1, usual.temperature, usual.top_p, most)
     return Sampling(own.samples, 0, own.temperature, own.top_p, most)
+
+
+def template_of(
+    config: Config, sampling: Sampling, stop_ids: frozenset[int], stop_strings: StopStrings | None
+) -> GenerationRequest:
+    """Return the settings of the requests of rows; prompt and seed are those of each row."""
+    return GenerationRequest(
+        tokens=np.zeros(0, np.int32),
+        seed=0,
+        samples=sampling.samples,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        max_tokens=sampling.max_tokens,
+        stop_ids=stop_ids,
+        greedy_samples=sampling.greedy_samples,
+        min_tokens=min(config.rollout.min_tokens, sampling.max_tokens),
+        stop_strings=stop_strings,
+    )

@@ -245,6 +245,8 @@ class Batch:
         staleness: version of the trainer minus the oldest version that sampled a token of any row.
         tokens: number of trained tokens.
         unix_time: seconds since 1970.
+        digests: 32-bit digest of the content of each row's cell, in the order of `rows`, by column that the step reads;
+            see `training.row_digests`. The author of a cell and the place of its arrays do not count.
     """
 
     rows: list[int]
@@ -254,6 +256,7 @@ class Batch:
     staleness: int
     tokens: int
     unix_time: float
+    digests: dict[str, list[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +273,9 @@ class Weights:
     """Cell `weights.<version>`: a weight version, published when all of its files are in the store.
 
     `base_version` is the version that the files are a delta to; None for a full set. `kl_coefficient` is that of the KL
-    in the reward of rows whose newest token this version sampled; None where it does not adapt.
+    in the reward of rows whose newest token this version sampled; None where it does not adapt. `tensors` holds 2 bytes
+    for each tensor in the order of the names, a digest of the tensors up to it: the first pair that differs from those
+    of other weights names the first tensor that differs. Empty if the engine gives none.
     """
 
     version: int
@@ -279,6 +284,7 @@ class Weights:
     incarnation: int
     base_version: int | None = None
     kl_coefficient: float | None = None
+    tensors: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,9 @@ The embedded broker of a run that is not up is started for as long as the connec
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -114,12 +116,14 @@ class Observed:
 
 
 @contextmanager
-def connected(run: str, access: Access | None = None) -> Iterator[Connected]:
+def connected(run: str, access: Access | None = None, *, copy: Path | None = None) -> Iterator[Connected]:
     """Connect to the table of a run whose folder this machine has, as its operator.
 
     Args:
         run: name or folder of the run.
         access: options that replace the recorded address and credentials of the broker.
+        copy: folder for a copy of an embedded broker that is not up, so that the files of the run stay as they are;
+            None to start the broker in its own folder.
 
     Raises:
         ConfigError: no such run, or its broker cannot be reached by what it recorded.
@@ -129,7 +133,7 @@ def connected(run: str, access: Access | None = None) -> Iterator[Connected]:
     settings = folder.load_settings()
     # The containers of a run may see its folder at another path.
     store = Store(settings.store_path if settings.store_path.exists() else folder.root / "store")
-    with _reached(folder, settings, OPERATOR, access) as at:
+    with _reached(folder, settings, OPERATOR, access, copy) as at:
         subjects = Subjects(settings.run.name)
         if _is_external(settings, access):
             at.connection.call(require_run(at.connection, subjects), 2 * REACH_SECONDS)
@@ -165,21 +169,44 @@ def observed(run: str, access: Access) -> Iterator[Observed]:
 
 
 @contextmanager
-def _reached(folder: RunFolder, settings: SavedSettings, user: str, access: Access) -> Iterator[Observed]:
-    """Connect to the broker of a run; an embedded one that is not up is started, for its operator."""
+def _reached(
+    folder: RunFolder, settings: SavedSettings, user: str, access: Access, copy: Path | None = None
+) -> Iterator[Observed]:
+    """Connect to the broker of a run; an embedded one that is not up is started, or its copy, for its operator."""
     logs.configure(logging.WARNING)
     address = address_for(folder, settings, user, access)
     live = _is_external(settings, access) or is_listening(address)
     with ExitStack() as stack:
         if not live:
-            stack.callback(_locked(folder, settings).close)
+            if copy is None:
+                stack.callback(_locked(folder, settings).close)
+            else:
+                _copy_broker(folder, settings, copy)
             limits = ServerSettings(max_store=settings.broker.max_bytes + settings.broker.log_bytes + (1 << 30))
-            server = Server(folder.broker, limits, Users.operator(settings.run.name))
+            server = Server(copy or folder.broker, limits, Users.operator(settings.run.name))
             stack.callback(server.stop)
             address = server.start()
         connection = stack.enter_context(closing(Connection(address, "reader", REACH_SECONDS)))
         embedded = live and not _is_external(settings, access)
         yield Observed(settings.run.name, connection, live, partial(_is_unused, folder) if embedded else lambda: False)
+
+
+def _copy_broker(folder: RunFolder, settings: SavedSettings, copy: Path) -> None:
+    """Copy the files of an embedded broker that is not up; a run cannot start meanwhile.
+
+    Raises:
+        ConfigError: another process uses the run, or the files cannot be copied.
+    """
+    try:
+        with (folder.root / "lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            # The copy must not take the port of the run, so it chooses one of its own.
+            shutil.copytree(folder.broker, copy, ignore=shutil.ignore_patterns("address.json", "*.log"))
+    except BlockingIOError as error:
+        raise _in_use(settings) from error
+    except (OSError, shutil.Error) as error:
+        msg = f"the broker's files in {folder.broker} cannot be copied to {copy}: {error}; free space, or set TMPDIR"
+        raise ConfigError(msg) from error
 
 
 def _is_unused(folder: RunFolder) -> bool:
@@ -200,12 +227,15 @@ def _locked(folder: RunFolder, settings: SavedSettings) -> IO[str]:
     except ConfigError as error:
         if not isinstance(error.__cause__, BlockingIOError):
             raise
-        msg = (
-            f"run {settings.run.name} is in use, and its broker does not answer: it starts, hangs or was stopped by a "
-            f"signal. `relax up` restarts a broker that is silent for {settings.supervision.heartbeat:g} s "
-            "(supervision.heartbeat), unless it was stopped itself; try again then"
-        )
-        raise ConfigError(msg) from error
+        raise _in_use(settings) from error
+
+
+def _in_use(settings: SavedSettings) -> ConfigError:
+    return ConfigError(
+        f"run {settings.run.name} is in use, and its broker does not answer: it starts, hangs or was stopped by a "
+        f"signal. `relax up` restarts a broker that is silent for {settings.supervision.heartbeat:g} s "
+        "(supervision.heartbeat), unless it was stopped itself; try again then"
+    )
 
 
 def _is_external(settings: SavedSettings, access: Access) -> bool:

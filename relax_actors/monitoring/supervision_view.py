@@ -34,6 +34,8 @@ def supervision_tree(at: Connected) -> Tree:
         root.add(_with_state("broker, embedded", roots.get("0", {}).get("broker") if at.live else None))
     else:
         root.add(printable(f"broker {at.table.connection.address.url}"))
+    if at.live and (recorder := roots.get("0", {}).get("recorder")) is not None:
+        root.add(_with_state("recorder", recorder))
     for n in nodes or ["0"]:
         state = roots.get(n, {}).get("node") if at.live else None
         _add_actors(_add_node(root, n, nodes.get(n, {}), state), at, nodes.get(n, {}), leases)

@@ -88,7 +88,8 @@ def pack_frame(head: dict[str, Any], body: bytes) -> bytes:
     if len(body) > MAX_RAW:
         msg = f"a kept row has {len(body)} bytes, more than the {MAX_RAW} that a frame holds; it is not kept"
         raise RecordError(msg)
-    packed, compressed = msgpack.packb({**head, "raw": len(body)}), zlib.compress(body) if body else b""
+    packed: bytes = msgpack.packb({**head, "raw": len(body)})
+    compressed = zlib.compress(body) if body else b""
     sizes = struct.pack("<II", len(packed), len(compressed))
     checksums = xxhash.xxh3_64_intdigest(sizes + packed), xxhash.xxh3_64_intdigest(compressed)
     return _PREFIX.pack(_MAGIC, len(packed), len(compressed), *checksums) + packed + compressed

@@ -77,6 +77,11 @@ class Recorder:
         self._evaluations = self._history(subjects.numbered("evaluation", "*"))
         self._full = False
 
+    @property
+    def size(self) -> int:
+        """Bytes of the record."""
+        return self._writer.size
+
     def catch_up(self) -> None:
         """Record the steps and evaluated versions that have ended meanwhile.
 

@@ -235,8 +235,8 @@ def _strip(sample: Sample, number: int, shared: int, columns: Mapping[str, Array
     ids, sampled = sequence.token_ids.tolist(), sequence.sampled[shared:].tolist()
     numbers: dict[str, list[float | None]] = {}
     for name, values in columns.items():
-        own = [value if known else None for value, known in zip(values.tolist(), sampled, strict=True)]
-        numbers[name] = [None] * shared + own
+        none: list[float | None] = [None] * shared
+        numbers[name] = none + [v if known else None for v, known in zip(values.tolist(), sampled, strict=True)]
     texts: list[str] = []
     if spell is not None:
         with suppress(OverflowError):

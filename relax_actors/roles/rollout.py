@@ -20,7 +20,7 @@ from relax_actors.errors import RelaxError, RowError
 from relax_actors.generation.batch import GUESTS, Kind, Samples
 from relax_actors.generation.policy import Policy
 from relax_actors.generation.rows import Rows, SingleTurns, Work
-from relax_actors.generation.sampling import Sampling, sampling_of
+from relax_actors.generation.sampling import Sampling, sampling_of, template_of
 from relax_actors.messages import Prompt, Trajectory
 from relax_actors.messages.experts import split_prompt_experts
 from relax_actors.messages.samples import fingerprints_of
@@ -214,18 +214,7 @@ class Rollout(Role):
 
     def _template(self, sampling: Sampling) -> GenerationRequest:
         """Return the settings of the requests of rows."""
-        return GenerationRequest(
-            tokens=np.zeros(0, np.int32),
-            seed=0,
-            samples=sampling.samples,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            max_tokens=sampling.max_tokens,
-            stop_ids=self._stop_ids,
-            greedy_samples=sampling.greedy_samples,
-            min_tokens=min(self._settings.min_tokens, sampling.max_tokens),
-            stop_strings=self._stop_strings,
-        )
+        return template_of(self.context.config, sampling, self._stop_ids, self._stop_strings)
 
     def _trajectory(self, row: Row, samples: list[Generation]) -> Trajectory:
         is_trained = not row.is_eval

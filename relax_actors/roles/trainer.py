@@ -19,8 +19,7 @@ import numpy as np
 from broker.subjects import CellId, RowId, Subjects
 from relax_actors.config import Config
 from relax_actors.engines.backends import training_backend
-from relax_actors.engines.protocols.training import Score, SupportsScore
-from relax_actors.errors import ConfigError, FencedError, RelaxError
+from relax_actors.errors import FencedError, RelaxError
 from relax_actors.messages import Batch, Checkpoint, RowCounts, Weights
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.roles.registry import numbered_cells, role_names
@@ -29,9 +28,9 @@ from relax_actors.runtime.cells import is_oversized, observe, put_own
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.training.checkpointer import Checkpointer
 from relax_actors.training.ledger import ledger_of
+from relax_actors.training.metric_of_step import figures_of_step
 from relax_actors.training.row_endings import RowEndings
-from relax_actors.training.step_feed import StepFeed
-from relax_actors.training.step_figures import step_figures
+from relax_actors.training.step_feed import StepFeed, proximal_score
 from relax_actors.training.step_rows import StepReader, StepRows, columns_to_train, last_column
 from relax_actors.training.warm_start import warm_start
 from relax_actors.weights.publisher import Publisher
@@ -81,7 +80,7 @@ class Trainer(StatefulRole):
         # Fingerprints of the published weights by version.
         self._published: dict[int, str] = {}
         reader = StepReader(self.context, self._published)
-        self._feed = StepFeed(self.context, self._engine, reader, self._proximal_score())
+        self._feed = StepFeed(self.context, self._engine, reader, proximal_score(config, self._engine))
         self._required_columns = (last_column(config), *reader.columns)
         # Indices of the rows that have a required column, by step and column.
         self._arrived: dict[int, dict[str, set[int]]] = {}
@@ -93,23 +92,6 @@ class Trainer(StatefulRole):
         self._idle_since = time.monotonic()
         # Unix time when the last required column of a step was stored.
         self._last_arrival: dict[int, float] = {}
-
-    def _proximal_score(self) -> Score | None:
-        """Return how to compute the proximal log-probs before several updates; None if they are not needed.
-
-        Raises:
-            ConfigError: the engine cannot compute them.
-        """
-        if self._settings.updates == 1 or self.context.config.algorithm.proximal != "trainer":
-            return None
-        if not isinstance(self._engine, SupportsScore):
-            msg = (
-                f"trainer.backend = {self._settings.backend!r} cannot compute the log-probs before the first of "
-                f'{self._settings.updates} updates of a batch, which algorithm.proximal = "trainer" needs; set '
-                'algorithm.proximal = "rollout" or "actor_fwd", or trainer.minibatches = 1 and trainer.epochs = 1'
-            )
-            raise ConfigError(msg)
-        return self._engine.score
 
     @classmethod
     def follows(cls, config: Config) -> list[str]:
@@ -250,6 +232,7 @@ class Trainer(StatefulRole):
             staleness=max(rows.staleness(step)),
             tokens=rows.tokens,
             unix_time=time.time(),
+            digests=rows.digests,
         )
         existing = put_own(self.context, self.context.table.subjects.numbered("batch", step), batch)
         if existing is not None:
@@ -299,22 +282,7 @@ class Trainer(StatefulRole):
 
     def _report(self, step: int, batch: Batch, rows: StepRows, measured: Mapping[str, float]) -> None:
         """Publish the metric `step`; rows of data have no reward."""
-        staleness = rows.staleness(step)
-        self._metrics = {
-            "step": step,
-            **({} if self.context.config.from_data else {"reward": round(batch.reward, 5)}),
-            **{f"reward/{name}": round(mean, 5) for name, mean in rows.reward_components.items()},
-            "staleness": batch.staleness,
-            "staleness_mean": round(float(np.mean(staleness)), 4),
-            "span": rows.span,
-            **({} if (gap := rows.teacher_gap) is None else {"teacher_kl": round(gap, 6)}),
-            "stale_rows": sum(own > self.context.config.staleness.max for own in staleness),
-            "waited_seconds": 0.0,
-            "train_seconds": 0.0,
-            **{name: round(float(value), 6) for name, value in measured.items()},
-            **step_figures(rows.trajectories, rows.advantages),
-            **({} if rows.reward_kl is None else {"reward_kl": round(rows.reward_kl, 6)}),
-        }
+        self._metrics = figures_of_step(self.context.config, step, batch, rows, measured)
         self.context.journal.metric({"kind": "step", **self._metrics})
 
     def before_save(self) -> None:
@@ -323,7 +291,7 @@ class Trainer(StatefulRole):
 
     def floor(self, version: int) -> tuple[int, RowCounts]:
         """Return the floor of a checkpoint, and the counts of the rows of the steps below it."""
-        floor = self._ledger.next_floor(version)
+        floor = self._ledger.next_floor(self._checkpoints.first_kept(version))
         return floor, self._ledger.totals_below(floor)
 
     def after_publish(self, cell: Checkpoint) -> None:

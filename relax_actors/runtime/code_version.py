@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -33,6 +35,24 @@ def package_version(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return "not installed"
+
+
+def git_commit() -> str:
+    """Return the commit of the checkout of this package, with `+` if files were changed; empty without one."""
+    folder = Path(__file__).resolve().parents[2]
+    git = shutil.which("git")
+    if git is None or not (folder / ".git").exists():
+        return ""
+    try:
+        commit, changed = (
+            subprocess.run(  # noqa: S603
+                [git, "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=True
+            ).stdout.strip()
+            for arguments in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return f"{commit}+" if changed else commit
 
 
 def rank_version() -> str:

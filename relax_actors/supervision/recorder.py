@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -50,6 +51,7 @@ def record(folder: RunFolder, status: StatusPipe, halt: threading.Event) -> None
             while not halt.wait(POLL_SECONDS):
                 recorder.catch_up()
             recorder.catch_up()
+        log.info("recorded", bytes=recorder.size, cpu_seconds=round(time.process_time(), 3))
 
 
 def _address(folder: RunFolder) -> Address:

@@ -19,6 +19,7 @@ from relax_actors.runtime.run_folder import RunFolder
 
 OPERATIONAL = (
     "run.folder",
+    "run.keep_steps",
     "run.stage",
     "broker.*",
     "store.*",

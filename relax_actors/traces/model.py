@@ -121,8 +121,8 @@ class Trace:
 
     @property
     def digest(self) -> str:
-        """Checksum of the tokens, masks, log-probs and the reward: two traces that train alike have the same."""
-        parts: list[Any] = [self.prompt_tokens.astype("<i4").tobytes(), self.reward, self.greedy]
+        """Checksum of the tokens, masks, log-probs and rewards: two traces that train alike have the same."""
+        parts: list[Any] = [self.prompt_tokens.astype("<i4").tobytes(), self.reward, dict(self.components), self.greedy]
         for each in self.sequences:
             parts += [each.token_ids.astype("<i4").tobytes(), each.loss_mask.tobytes()]
             parts += [each.logprobs.astype("<f4").tobytes(), each.sampled.tobytes()]

@@ -57,6 +57,35 @@ class RoleState(Protocol):
         """Read the state of a checkpoint."""
 
 
+def load_checkpoint(folder: Path, checkpoint: Checkpoint, engine: SavesState, state: RoleState | None) -> None:
+    """Load a published checkpoint into an engine, and check its fingerprint.
+
+    Args:
+        folder: folder of the checkpoint.
+        checkpoint: its cell.
+        engine: engine whose state is loaded.
+        state: state of the role beside that of the engine; None if it has none.
+
+    Raises:
+        ConfigError: it is missing or damaged.
+    """
+    remedy = "restore it, or start a run with another name"
+    if not folder.is_dir():
+        msg = f"checkpoint {folder} is published but missing; {remedy}"
+        raise ConfigError(msg)
+    try:
+        durable_folder.verify(folder)
+        engine.load(folder)
+        if state is not None:
+            state.load(folder)
+    except (RelaxError, OSError, ValueError, LookupError, RuntimeError) as error:
+        msg = f"checkpoint {folder} cannot be read: {error}; {remedy}"
+        raise ConfigError(msg) from error
+    if (found := engine.fingerprint()) != checkpoint.fingerprint:
+        msg = f"checkpoint {folder} has fingerprint {found}, published was {checkpoint.fingerprint}; {remedy}"
+        raise ConfigError(msg)
+
+
 class Checkpointer:
     """Writes and publishes the checkpoints of one incarnation of the trainer or critic.
 
@@ -110,22 +139,16 @@ class Checkpointer:
             ConfigError: it is missing or damaged.
         """
         folder = self._context.folder.root / checkpoint.path
-        remedy = "restore it, or start a run with another name"
-        if not folder.is_dir():
-            msg = f"checkpoint {folder} is published but missing; {remedy}"
-            raise ConfigError(msg)
-        try:
-            durable_folder.verify(folder)
-            with self._context.device_lock():
-                self._engine.load(folder)
-            if self._state is not None:
-                self._state.load(folder)
-        except (RelaxError, OSError, ValueError, LookupError, RuntimeError) as error:
-            msg = f"checkpoint {folder} cannot be read: {error}; {remedy}"
-            raise ConfigError(msg) from error
-        if (found := self._engine.fingerprint()) != checkpoint.fingerprint:
-            msg = f"checkpoint {folder} has fingerprint {found}, published was {checkpoint.fingerprint}; {remedy}"
-            raise ConfigError(msg)
+        with self._context.device_lock():
+            load_checkpoint(folder, checkpoint, self._engine, self._state)
+
+    def first_kept(self, version: int) -> int:
+        """Return the checkpoint from which on all are kept once `version` is the newest; see `run.keep_steps`.
+
+        The rows of the steps from it on are kept, too, or the checkpoint would be of no use.
+        """
+        wanted = version - self._context.config.run.keep_steps
+        return max((known for known in {*self.published, version} if known <= wanted), default=0)
 
     def write(self, version: int) -> None:
         """Write and publish a checkpoint of the current state; wait for room on a full disk.
@@ -237,7 +260,8 @@ class Checkpointer:
         context.progress()
 
     def _remove_old(self) -> None:
-        """Remove all checkpoints but the newest trainer.keep_checkpoints."""
+        """Remove all checkpoints but the newest trainer.keep_checkpoints, and those that run.keep_steps needs."""
         newest = sorted(self.published)[-self._context.config.trainer.keep_checkpoints :]
-        kept = {Path(self.published[version]).name for version in newest}
+        oldest = min(newest[0], self.first_kept(newest[-1]))
+        kept = {Path(path).name for version, path in self.published.items() if version >= oldest}
         durable_folder.remove_stale(self._folder, kept, newest[-1], self._context.incarnation)

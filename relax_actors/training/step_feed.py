@@ -18,15 +18,35 @@ import numpy as np
 from broker.codec import Array
 from relax_actors.algorithms.micro_batches import split_rows
 from relax_actors.algorithms.named_functions import needs_whole_step
+from relax_actors.config import Config
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.engines.protocols import StepResult
-from relax_actors.engines.protocols.training import AccumulatesSteps, Score
+from relax_actors.engines.protocols.training import AccumulatesSteps, Score, SupportsScore
 from relax_actors.errors import ConfigError
 from relax_actors.registry.catalog import POLICY_LOSSES
 from relax_actors.runtime import Context
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.training.step_advantages import StepAdvantages
 from relax_actors.training.step_rows import StepReader, StepRows, UnusableRows
+
+
+def proximal_score(config: Config, engine: object) -> Score | None:
+    """Return how to compute the proximal log-probs before several updates; None if they are not needed.
+
+    Raises:
+        ConfigError: the engine cannot compute them.
+    """
+    trainer = config.trainer
+    if trainer.updates == 1 or config.algorithm.proximal != "trainer":
+        return None
+    if not isinstance(engine, SupportsScore):
+        msg = (
+            f"trainer.backend = {trainer.backend!r} cannot compute the log-probs before the first of {trainer.updates} "
+            'updates of a batch, which algorithm.proximal = "trainer" needs; set algorithm.proximal = "rollout" or '
+            '"actor_fwd", or trainer.minibatches = 1 and trainer.epochs = 1'
+        )
+        raise ConfigError(msg)
+    return engine.score
 
 
 class StepFeed:

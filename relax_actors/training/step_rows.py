@@ -18,6 +18,7 @@ from relax_actors.errors import ConfigError, RelaxError
 from relax_actors.messages import Advantage, Dropped, DropReason, Quarantined, TeacherScores, Trajectory
 from relax_actors.runtime.cells import read_column, read_logprobs
 from relax_actors.runtime.context import Context
+from relax_actors.training.row_digests import DIGESTS, digests_of
 from relax_actors.training.row_endings import ending_of_unreadable
 from relax_actors.training.row_media import MEDIA, RowMedia
 from relax_actors.training.samples import (
@@ -57,6 +58,7 @@ class StepRows:
         distil: section [algorithm.distil]; None without a teacher.
         only_pairs: whether only the best and the worst sample of a row are trained.
         imitation: factor of -log-prob of each token of a correct sample, in the sum of the losses of all tokens.
+        digests: digest of each row's cell by column, see `row_digests`.
     """
 
     ids: list[int]
@@ -69,6 +71,7 @@ class StepRows:
     distil: DistilSection | None = None
     only_pairs: bool = False
     imitation: float = 0.0
+    digests: dict[str, list[int]] = field(default_factory=dict)
 
     def add(self, index: int, columns: Columns) -> None:
         """Append a row."""
@@ -80,6 +83,8 @@ class StepRows:
             arrays.append(columns[name])
         if MEDIA in columns:
             self.media.append(columns[MEDIA])
+        for name, digest in columns.get(DIGESTS, {}).items():
+            self.digests.setdefault(name, []).append(digest)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -92,6 +97,8 @@ class StepRows:
         for name, arrays in more.scores.items():
             self.scores.setdefault(name, []).extend(arrays)
         self.media += more.media
+        for name, digests in more.digests.items():
+            self.digests.setdefault(name, []).extend(digests)
 
     def part(self, rows: Sequence[int]) -> StepRows:
         """Return a copy with the rows at these positions."""
@@ -101,8 +108,9 @@ class StepRows:
 
         scores = {name: at(arrays) for name, arrays in self.scores.items()}
         ids, trajectories, advantages = at(self.ids), at(self.trajectories), at(self.advantages)
-        media = at(self.media) if self.media else []
-        return replace(self, ids=ids, trajectories=trajectories, advantages=advantages, scores=scores, media=media)
+        media, digests = at(self.media) if self.media else [], {name: at(own) for name, own in self.digests.items()}
+        columns: dict[str, Any] = {"ids": ids, "trajectories": trajectories, "advantages": advantages}
+        return replace(self, **columns, scores=scores, media=media, digests=digests)
 
     def with_proximal(self, scored: Iterator[Array]) -> StepRows:
         """Return a copy with log-probs of the proximal policy.
@@ -295,6 +303,7 @@ class StepReader:
         """Read the columns of each row."""
         rows = [RowId(step, index) for index in indices]
         rows_read = self._samples(rows)
+        digests = [digests_of(columns, from_data=self._from_data) for columns in rows_read]
         if self._masks_truncated:
             for columns in rows_read:
                 if isinstance(trajectory := columns["trajectory"], Trajectory):
@@ -310,8 +319,11 @@ class StepReader:
                 if name == TEACHER
                 else read_logprobs(self._table, rows, name, trajectories)
             )
-            for columns, value in zip(rows_read, values, strict=True):
+            for columns, value, known in zip(rows_read, values, digests, strict=True):
                 columns[name] = value
+                known.update(digests_of({name: value}))
+        for columns, known in zip(rows_read, digests, strict=True):
+            columns[DIGESTS] = known
         return rows_read
 
     def _samples(self, rows: Sequence[RowId]) -> list[Columns]:

@@ -31,6 +31,8 @@ class WeightSource(Protocol):
     rank: int
     """Number of this rank."""
     ranks: int
+    prefixes: bytes
+    """On rank 0, `Fingerprint.prefixes` of the last visit."""
 
     def forms(self, files: int) -> Mapping[str, weights.TensorForm]:
         """Return the forms of the tensors that this rank owns, where the first `files` ranks write a file."""
@@ -55,6 +57,7 @@ class LocalSource:
     """
 
     rank, ranks = 0, 1
+    prefixes = b""
 
     def __init__(
         self, tensors: Callable[[], Mapping[str, Tensor]], dtype: torch.dtype, lock: AbstractContextManager[Any]
@@ -74,6 +77,7 @@ class LocalSource:
             tensor = left.pop(name)
             found.add(name, tensor)
             take(name, tensor)
+        self.prefixes = found.prefixes
         return found.hexdigest()
 
     def total(self, number: int) -> int:
@@ -154,6 +158,11 @@ class WeightEncoder:
                 self._fingerprint = self._source.visit(ignore, self._source.ranks)
         assert self._fingerprint is not None  # noqa: S101 set by the visit
         return self._fingerprint
+
+    def prefixes(self) -> bytes:
+        """Return the digests of the first tensors of the current weights; see `Fingerprint.prefixes`."""
+        self.fingerprint()
+        return self._source.prefixes
 
     def write_full(self, *paths: Path) -> str:
         """Write all weights, each rank its file; return their fingerprint.

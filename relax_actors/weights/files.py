@@ -16,6 +16,7 @@ import xxhash
 from torch import Tensor
 
 from relax_actors.errors import StoreError
+from relax_actors.weights.protocols import PREFIX_BYTES
 
 ENGINE = "engine.json"
 """File of a checkpoint that names the engine which wrote it, and the precision of the published weights."""
@@ -65,12 +66,19 @@ class Fingerprint:
 
     def __init__(self) -> None:
         self._hasher = xxhash.xxh3_128()
+        self._prefixes = bytearray()
+
+    @property
+    def prefixes(self) -> bytes:
+        """2 bytes for each tensor: a digest of the tensors up to it. Fingerprints that differ do so from one on."""
+        return bytes(self._prefixes)
 
     def add(self, name: str, tensor: Tensor) -> None:
         """Add the next tensor, on any device."""
         data = tensor.detach().contiguous().cpu()
         self._hasher.update(f"{name}|{data.dtype}|{tuple(data.shape)}|".encode())
         self._hasher.update(_bytes_of(data))
+        self._prefixes += self._hasher.digest()[:PREFIX_BYTES]
 
     def hexdigest(self) -> str:
         """Return the digest of the tensors so far."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
+
+PREFIX_BYTES = 2
+"""Bytes of the digest of the first tensors of a set, see `SupportsPrefixes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,3 +118,11 @@ class WeightProducer(Protocol):
 
     def export(self, folder: Path) -> None:
         """Write a model folder that `AutoModelForCausalLM.from_pretrained` loads."""
+
+
+@runtime_checkable
+class SupportsPrefixes(Protocol):
+    """Engine that can name the first tensor in which its weights differ from others."""
+
+    def prefixes(self) -> bytes:
+        """Return 2 bytes for each tensor in the order of the names: a digest of the tensors up to it."""

@@ -13,7 +13,8 @@ from relax_actors.messages import Shard, Weights
 from relax_actors.runtime import Context
 from relax_actors.runtime import durable_folder as checkpoints
 from relax_actors.runtime.cells import fetch_own, put_own
-from relax_actors.weights.protocols import WeightProducer
+from relax_actors.weights.protocols import SupportsPrefixes, WeightProducer
+from relax_actors.weights.provenance import write_provenance
 from relax_actors.weights.reference_weights import ReferenceWeights, has_all_files
 from relax_actors.weights.transports import make_transport
 
@@ -67,7 +68,7 @@ class Publisher:
         subject = table.subjects.numbered("weights", version)
         known = fetch_own(context, subject, Weights) if context.incarnation > 1 else None
         if known is None:
-            cell = replace(self._write(version), kl_coefficient=kl_coefficient)
+            cell = replace(self._write(version), kl_coefficient=kl_coefficient, tensors=self._prefixes())
             # Receivers ask for the weights as soon as they see the cell, so the sender must hold them before.
             self._sender.offer(cell)
             self._before_publication(version)
@@ -92,6 +93,9 @@ class Publisher:
                 raise ConfigError(msg)
         self._restore_references(version)
         self._collect(version)
+
+    def _prefixes(self) -> bytes:
+        return self._engine.prefixes() if isinstance(self._engine, SupportsPrefixes) else b""
 
     def _restore_references(self, version: int) -> None:
         if self._reference is not None:
@@ -250,5 +254,6 @@ class Publisher:
             for name in MODEL_FILES:
                 if (source / name).exists() and not (folder / name).exists():
                     shutil.copy(source / name, folder / name)
+            write_provenance(self.context, folder)
 
         checkpoints.write(self.context.folder.model, save, self.context.wait_for_room)

@@ -65,6 +65,7 @@ PROGRAMS = {
     "ppo_vs_trl.py": Program("--steps 3 --warm-up 1 --repeats 1 --trl-python {python}", (r"completions",), ("trl",)),
     "r3.py": Program("--backend torch --steps 2", (r"torch",)),
     "recompute.py": Program("--tokens 512 --layers 2 --hidden 32", (r"none: +\d+ MiB", r"full: +\d+ MiB")),
+    "record.py": Program("--steps 5 --pairs 1", (r"median ratio \d", r"ms of CPU a step")),
     "recovery.py": Program("--kills 1 --targets reward", (r"reward +\d", r"lost 0")),
     "sandbox.py": Program("--trips 2 --rounds 1", (r"sandbox +\d",), ("bwrap",)),
     "scale.py": Program("--actors 2 4 --rows 40 --processes 2 --repeats 1", (r"broker CPU per row",), misses=True),

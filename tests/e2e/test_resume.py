@@ -79,7 +79,8 @@ def test_changed_settings_of_a_run_that_has_trained_are_accepted_or_refused_by_n
         '  trainer.schedule: "constant" -> "linear"\n'
         "Restore them, set another run.name, or start from nothing with --fresh, which removes this run. A run that "
         "has trained can be resumed with changes of: run.steps with a constant schedule, eval.*, an added "
-        "[roles.<name>], data.path, model.path, run.folder, broker.*, store.*, supervision.*, prompts.*, *.replicas, "
+        "[roles.<name>], data.path, model.path, run.folder, run.keep_steps, broker.*, store.*, supervision.*, "
+        "prompts.*, *.replicas, "
         "*.deadline, *.memory_limit_mib, *.secrets, *.isolation, *.readable, *.max_processes, media.folders, "
         "media.max_concurrent_rows, media.urls.*, placement.patience, "
         "trainer.checkpoint_every, trainer.keep_checkpoints, trainer.async_checkpoints, weights.transport\n"

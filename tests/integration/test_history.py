@@ -128,7 +128,7 @@ def test_headers_that_imitate_the_server_neither_end_a_page_nor_hide_the_rest(
 
 
 def test_user_without_the_permission_is_told_which_one(embedded: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("broker.requests.ANSWER_TIMEOUT", 0.5)
     with closing(Connection(embedded.address("rollout"), "rollout")) as connection:
         subject = f"$JS.API.DIRECT.GET.{SUBJECTS.log_stream}"
         with pytest.raises(BrokerError, match=rf"user '{RUN}\.rollout' has no permission to publish to ") as error:

@@ -436,3 +436,20 @@ def test_weight_file_lost_right_after_its_write_is_rewritten(
     monkeypatch.undo()
     trainer.idle()
     assert path.stat().st_size >= shard.nbytes > 0
+
+
+def test_kept_steps_have_their_rows_and_a_checkpoint_at_or_before_the_first(
+    make_trainer: MakeTrainer, table: Table
+) -> None:
+    trainer = make_trainer("run.keep_steps=3", "trainer.checkpoint_every=2", "run.steps=9")
+    for step in range(7):
+        put_step(table, step, version=step)
+        read_all(table, trainer)
+    folder = trainer.context.folder.checkpoints
+    assert sorted(path.name for path in folder.iterdir()) == ["2.1", "4.1", "6.1"]
+    trainer.close()  # sweeps the table a last time
+    newest = table.fetch_last("checkpoint", Checkpoint)
+    assert newest is not None
+    assert (newest.version, newest.floor) == (6, 2)
+    kept = {step: table.count_cells(f"{table.subjects.prefix}.group.{step}.*.trajectory") for step in range(7)}
+    assert kept == {0: 0, 1: 0, **dict.fromkeys(range(2, 7), ROWS)}

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 from numpy.typing import NDArray
 
 from relax_actors.engines.protocols.samples import TrainSample
-from relax_actors.weights.protocols import WeightProducer
+from relax_actors.weights.protocols import SupportsPrefixes, WeightProducer
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class SupportsAsyncSave(Protocol):
         """
 
 
-class RankEngine(TrainingEngine, SupportsScore, SupportsAsyncSave, Protocol):
+class RankEngine(TrainingEngine, SupportsScore, SupportsAsyncSave, SupportsPrefixes, Protocol):
     """Engine of one rank of several.
 
     Methods are collective: all ranks must call them in the same order with the same arguments. Metrics and log-probs

@@ -73,6 +73,10 @@ class TrainerGroup(RankGroup):
         """Write the weights; see `WeightProducer`."""
         return str(self._call("publish", *map(str, paths)))
 
+    def prefixes(self) -> bytes:
+        """Digests of the first tensors; see `SupportsPrefixes`."""
+        return bytes(self._call("prefixes"))
+
     def remember(self) -> None:
         """Keep the weights as the base of the next delta; see `WeightProducer`."""
         self._call("remember")

@@ -79,6 +79,7 @@ def _trainer_methods(engine: RankEngine, progress: Callable[[], None], path_of: 
         "finish_warm_start": engine.finish_warm_start,
         "score": lambda samples: engine.score(unpack_samples(samples), progress),
         "publish": lambda *paths: engine.publish(*map(path_of, paths)),
+        "prefixes": engine.prefixes,
         "remember": engine.remember,
         "delta": delta.find,
         "write_delta": lambda *paths: delta.write(*map(path_of, paths)),

@@ -266,6 +266,10 @@ class TorchEngine:
         """Return the fingerprint of the published weights; see `WeightProducer`."""
         return self._encoder.fingerprint()
 
+    def prefixes(self) -> bytes:
+        """Return the digests of the first tensors; see `SupportsPrefixes`."""
+        return self._encoder.prefixes()
+
     def save(self, folder: Path) -> None:
         """Write a checkpoint; see `TrainingEngine`."""
         self._trained.writer(self._config.trainer.precision, self._state())(folder)

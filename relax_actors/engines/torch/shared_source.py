@@ -36,6 +36,7 @@ class SharedSource:
         self._tensors, self._dtype = dict(sorted(tensors.items())), dtype
         self._sharding, self._gather = ranks, gather
         self.rank, self.ranks = ranks.rank, ranks.count
+        self.prefixes = b""
 
     def _owners(self, files: int) -> dict[str, int]:
         entries = [Entry(tensor.numel(), range(self.ranks)) for tensor in self._tensors.values()]
@@ -64,6 +65,7 @@ class SharedSource:
                     take(name, whole)
                 except Exception as error:  # noqa: BLE001 raised below: the other ranks need this one until then
                     failure = error
+        self.prefixes = digest.prefixes
         (found, *_) = self._sharding.all_gather(digest.hexdigest())
         if failure is not None:
             raise failure

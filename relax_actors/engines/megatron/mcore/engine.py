@@ -160,6 +160,10 @@ class MegatronEngine:
         """Fingerprint of the weights; see `WeightProducer`."""
         return self._encoder.fingerprint()
 
+    def prefixes(self) -> bytes:
+        """Digests of the first tensors; see `SupportsPrefixes`."""
+        return self._encoder.prefixes()
+
     def _state(self) -> checkpoint.RankState:
         return checkpoint.RankState(self._layout, self._weights, self._optimizer, self._update.reference)
 

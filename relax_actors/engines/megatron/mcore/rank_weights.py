@@ -90,6 +90,7 @@ class RankWeights:
 
     def __init__(self, models: Sequence[Any], conversion: Conversion) -> None:
         self.rank, self.ranks = distributed.get_rank(), distributed.get_world_size()
+        self.prefixes = b""
         self.local, self._conversion = local_shards(models), conversion
         self._entries = list(conversion.entries())
         forms = {key: TensorForm.of(local.parameter) for key, local in self.local.items()}
@@ -217,6 +218,7 @@ class RankWeights:
                 tensor = self._passed(tensor, place.form, owner, 0)
             if tensor is not None and self.rank == 0:
                 found.add(name, tensor)
+        self.prefixes = found.prefixes
         (digest, *_) = all_gather_messages(found.hexdigest())
         if failure is not None:
             raise failure

@@ -1,0 +1,59 @@
+"""`relax diff`: the first step, row and cell at which two runs part."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from relax_actors.cli.options import AsJson
+
+HELP = "Name or folder of a run."
+
+
+def diff(
+    a: Annotated[str, typer.Argument(help=HELP, metavar="RUN_A")],
+    b: Annotated[str, typer.Argument(help=HELP, metavar="RUN_B")],
+    json: AsJson = False,
+) -> None:
+    """Find the first step, row and cell at which two runs part, and the settings and code that differ.
+
+    The digests that batches and weights have are compared, so rows that are collected already count, too. Nothing of
+    the runs is written. Exit code 0 if all steps that both runs have are equal, 1 if not.
+    """
+    from relax_actors.replay.recording import opened
+    from relax_actors.replay.runs import compare_runs
+
+    with opened(a) as one, opened(b) as other:
+        body = compare_runs(one, other)
+    if json:
+        sys.stdout.write(json_module.dumps(body) + "\n")
+    else:
+        _show(body)
+    raise typer.Exit(0 if body["equal"] else 1)
+
+
+def _show(body: dict[str, Any]) -> None:
+    from relax_actors.monitoring.screen import Screen
+    from relax_actors.printable import printable
+
+    screen, steps = Screen(), body["steps"]
+    screen.show(printable(f"A: {body['a']}, {steps['a']} steps; B: {body['b']}, {steps['b']} steps"), "bold")
+    for change in body["settings"]:
+        screen.show(
+            printable(
+                f"  setting {change['key']}: {json_module.dumps(change['a'])} -> {json_module.dumps(change['b'])}"
+            )
+        )
+    if not body["code"]["equal"]:
+        screen.show(
+            printable(f"  code of relax-actors: {body['code']['a'] or 'unknown'} -> {body['code']['b'] or 'unknown'}")
+        )
+    if body["equal"]:
+        screen.show(f"all {steps['equal']} steps that both have are equal")
+        return
+    for name, value in body["difference"].items():
+        screen.show(printable(f"first difference, {name}: {value}"))
+    screen.show(f"the {steps['equal']} steps before are equal")

@@ -1,0 +1,139 @@
+"""The policy and the critic of a run, computed again from a checkpoint and the batches after it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from relax_actors.algorithms.micro_batches import split_rows
+from relax_actors.config import Config
+from relax_actors.engines.backends import critic_backend, critic_section, training_backend
+from relax_actors.engines.protocols.training import TrainingEngine
+from relax_actors.errors import ConfigError, RelaxError
+from relax_actors.messages import Batch, Checkpoint
+from relax_actors.replay.recording import Recording
+from relax_actors.runtime import durable_folder
+from relax_actors.training.checkpointer import RoleState, load_checkpoint
+from relax_actors.training.metric_of_step import figures_of_step
+from relax_actors.training.step_feed import StepFeed, proximal_score
+from relax_actors.training.step_rows import StepReader, StepRows
+from relax_actors.weights.protocols import SupportsPrefixes
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """A step as it was computed again.
+
+    Attributes:
+        figures: its figures, as the role publishes them.
+        fingerprint: fingerprint of the weights after it.
+        prefixes: digests of their first tensors, see `Weights.tensors`; empty if the engine gives none.
+    """
+
+    figures: Mapping[str, Any]
+    fingerprint: str
+    prefixes: bytes = b""
+
+
+class Model:
+    """A model of a run and the feed of its steps.
+
+    Args:
+        recording: record of the run.
+        config: settings to compute with.
+        name: "policy" or "critic".
+    """
+
+    def __init__(self, recording: Recording, config: Config, name: str) -> None:
+        self.name, self._recording, self._config = name, recording, config
+        self._max_tokens = config.trainer.max_tokens_per_microbatch
+        context = recording.context("trainer" if name == "policy" else "critic", config)
+        reader = StepReader(context, {})
+        self._state: RoleState | None = None
+        if name == "policy":
+            self.engine: Any = training_backend(config).build(context)
+            self._feed = StepFeed(context, self.engine, reader, proximal_score(config, self.engine))
+            self._state = self._feed.statistics
+        else:
+            self.engine = critic_backend(critic_section(config)).build(context)
+            self._feed = StepFeed(context, self.engine, reader, section="critic")
+
+    @property
+    def kind(self) -> str:
+        """Kind of the cells of its checkpoints."""
+        return "checkpoint" if self.name == "policy" else "critic_checkpoint"
+
+    def folder_of(self, checkpoint: Checkpoint) -> Path:
+        """Folder of a checkpoint."""
+        return self._recording.at.folder.root / checkpoint.path
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Load a checkpoint; raises as `load_checkpoint`."""
+        load_checkpoint(self.folder_of(checkpoint), checkpoint, self.engine, self._state)
+
+    def load_damaged(self, checkpoint: Checkpoint) -> bytes:
+        """Load the weights of a checkpoint that was changed; return the digests of their first tensors."""
+        self.engine.load(self.folder_of(checkpoint))
+        return self.prefixes()
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint of the present state."""
+        self.engine.save(folder)
+        if self._state is not None:
+            self._state.save(folder)
+        durable_folder.seal(folder)
+
+    def read(self, step: int, batch: Batch) -> StepRows:
+        """Read the rows of a batch; raises ConfigError if one cannot be read."""
+        return self._feed.replay(step, batch.rows)
+
+    def micro_batch_of(self, rows: StepRows, position: int) -> int:
+        """Return the number of the micro-batch that has a row, by the row's position in the batch."""
+        parts = split_rows(rows.lengths, max_tokens=self._max_tokens)
+        return next(number for number, part in enumerate(parts) if position in part)
+
+    def compute(self, step: int, batch: Batch, rows: StepRows) -> Computed:
+        """Compute a step on rows of `read`.
+
+        Raises:
+            ConfigError: the numbers are not finite, or a row does not fit the model.
+        """
+        try:
+            if self.name == "policy":
+                measured = self._feed.finish_policy(lambda: None).metrics
+                figures = figures_of_step(self._config, step, batch, rows, measured)
+            else:
+                measured = self._feed.finish(lambda: None).metrics
+                figures = {name: round(float(value), 6) for name, value in measured.items()}
+        except (ValueError, FloatingPointError, RelaxError) as error:
+            msg = f"step {step} cannot be computed: {error}"
+            raise ConfigError(msg) from error
+        return Computed(figures, self.engine.fingerprint(), self.prefixes())
+
+    def prefixes(self) -> bytes:
+        """Return the digests of the first tensors of the present weights; empty if the engine gives none."""
+        return self.engine.prefixes() if isinstance(self.engine, SupportsPrefixes) else b""
+
+    def publish(self, stem: str) -> tuple[str, list[Path]]:
+        """Write the present weights to the scratch folder; return their fingerprint and files."""
+        engine: TrainingEngine = self.engine
+        files = [self._recording.scratch / f"{stem}.{number}.safetensors" for number in range(engine.shards)]
+        return engine.publish(*files), files
+
+    def tensor_names(self) -> list[str]:
+        """Return the names of the published tensors, in order."""
+        names: list[str] = []
+        for file in self.publish("named")[1]:
+            with safe_open(file, framework="np") as tensors:
+                names += tensors.keys()
+        return sorted(names)
+
+    def close(self) -> None:
+        """End the ranks of the engine, if it has any."""
+        close = getattr(self.engine, "close", None)
+        if close is not None:
+            close()

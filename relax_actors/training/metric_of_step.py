@@ -1,0 +1,50 @@
+"""Figures of a step: what the trainer publishes as the metric `step`, and a replay computes again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from relax_actors.config import Config
+from relax_actors.messages import Batch
+from relax_actors.training.step_figures import step_figures
+from relax_actors.training.step_rows import StepRows
+
+TIMES = "_seconds"
+"""End of the names of figures that are times: those of a replay are its own."""
+
+
+def figures_of_step(
+    config: Config, step: int, batch: Batch, rows: StepRows, measured: Mapping[str, float]
+) -> dict[str, float]:
+    """Return the figures of a step, rounded as they are published; rows of data have no reward.
+
+    Args:
+        config: configuration of the run.
+        step: number of the step.
+        batch: its batch.
+        rows: the rows of the batch.
+        measured: metrics of the engine, and times.
+    """
+    staleness = rows.staleness(step)
+    return {
+        "step": step,
+        **({} if config.from_data else {"reward": round(batch.reward, 5)}),
+        **{f"reward/{name}": round(mean, 5) for name, mean in rows.reward_components.items()},
+        "staleness": batch.staleness,
+        "staleness_mean": round(float(np.mean(staleness)), 4),
+        "span": rows.span,
+        **({} if (gap := rows.teacher_gap) is None else {"teacher_kl": round(gap, 6)}),
+        "stale_rows": sum(own > config.staleness.max for own in staleness),
+        "waited_seconds": 0.0,
+        "train_seconds": 0.0,
+        **{name: round(float(value), 6) for name, value in measured.items()},
+        **step_figures(rows.trajectories, rows.advantages),
+        **({} if rows.reward_kl is None else {"reward_kl": round(rows.reward_kl, 6)}),
+    }
+
+
+def is_time(name: str) -> bool:
+    """Whether a figure is a time, which differs from one computation of a step to another."""
+    return name.endswith(TIMES)

@@ -1,0 +1,53 @@
+"""A step of each algorithm gives the same bits when it is computed again elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from broker.table import Table
+from relax_actors.config.algorithm import AlgorithmSection
+from relax_actors.config.sampled_presets import SAMPLED
+from relax_actors.config.saved import SavedSettings
+from relax_actors.monitoring.connection import Connected
+from relax_actors.replay.recording import Recording
+from relax_actors.replay.steps import Replayer
+from tests.support.contexts import MakeTrainer
+from tests.support.steps import put_step, read_all
+
+WITHOUT_KL = {"place": "none"}
+
+
+def presets() -> list[str]:
+    """Presets whose trainer reads trajectories and advantages alone, as they come from the rows."""
+    found = []
+    for name in SAMPLED:
+        section = AlgorithmSection.model_validate({"name": name, "kl": WITHOUT_KL})
+        if (
+            section.distil.place == "none"
+            and not section.loss_reads_reference
+            and section.advantage not in ("gae", "ema")
+        ):
+            found.append(name)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", presets())
+def test_steps_of_an_algorithm_give_the_recorded_bits(
+    make_trainer: MakeTrainer, table: Table, tmp_path: Path, name: str
+) -> None:
+    trainer = make_trainer(f"algorithm.name={name}", "algorithm.kl.place=none", "run.keep_steps=9")
+    for step in range(2):
+        put_step(table, step, version=step)
+        read_all(table, trainer)
+    context = trainer.context
+    settings = SavedSettings(context.config.model_dump(mode="json"))
+    at = Connected(context.folder, settings, context.table, context.state, live=True, load=lambda: context.config)
+    recording = Recording(at, tmp_path / "scratch")
+    recording.scratch.mkdir()
+    found = Replayer(recording, recording.config, "policy").replay(1)
+    assert found.json()["difference"] is None
+    assert (found.steps, found.recorded) == ([0, 1], found.computed)
+    assert len(found.figures) > 5

@@ -1,0 +1,216 @@
+"""Traces that are not exact are refused by name and place, and no token is trained twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from relax_actors.data.character_tokenizer import make_character_tokenizer
+from relax_actors.data.source import SourceSettings
+from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.data.traces import TraceMaker, checked_text, open_traces, prompt_of_traces
+from relax_actors.errors import ConfigError, RowError
+from relax_actors.messages import MediaSource, TokenSequence
+from relax_actors.traces import Trace, TraceError, trajectory_of
+from relax_actors.traces.formats import FORMATS, trace_of
+from relax_actors.traces.write import write_traces
+
+
+def digits(folder: Path) -> Tokenizer:
+    """Make a tokenizer of digits."""
+    folder.mkdir(exist_ok=True)
+    make_character_tokenizer("0123456789>#", "#", folder)
+    return Tokenizer(folder)
+
+
+def step(number: int, context: list[int], tokens: list[int], **more: Any) -> dict[str, Any]:
+    """Build a step of an agent, as another program writes it."""
+    metrics = {
+        "prompt_token_ids": context,
+        "completion_token_ids": tokens,
+        "logprobs": [-0.5] * len(tokens),
+        **more.pop("metrics", {}),
+    }
+    return {"step_id": number, "source": "agent", "message": "", "metrics": metrics, **more}
+
+
+def atif(*steps: dict[str, Any], **more: Any) -> dict[str, Any]:
+    first = {"step_id": 0, "source": "user", "message": "do it"}
+    return {"schema_version": "ATIF-v1.8", "agent": {"name": "other"}, "steps": [first, *steps], **more}
+
+
+def branch(ids: list[int], mask: list[bool], logprobs: list[float] | None = None) -> dict[str, Any]:
+    return {"token_ids": ids, "sampled_mask": mask, "logprobs": [-0.5] * len(ids) if logprobs is None else logprobs}
+
+
+def verifiers(*branches: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"version": 1, "branches": list(branches), **more}
+
+
+def own(**changes: Any) -> Trace:
+    """Build an exact trace of two sampled tokens."""
+    sequence = TokenSequence.of_completion(
+        np.array([1, 2], np.int32), np.array([3, 4], np.int32), np.array([-0.5, -1], np.float32), np.array([0, 0])
+    )
+    return Trace(**{"prompt_tokens": np.array([1, 2], np.int32), "sequences": (sequence,), "reward": 1.0, **changes})
+
+
+def test_turns_that_continue_each_other_are_one_sequence() -> None:
+    trace = trace_of(atif(step(1, [1, 2], [3, 4]), step(2, [1, 2, 3, 4, 9], [5])), "f")
+    (sequence,) = trace.sequences
+    assert sequence.token_ids.tolist() == [1, 2, 3, 4, 9, 5]
+    assert sequence.loss_mask.tolist() == [False, False, True, True, False, True]
+
+
+def test_turn_after_another_context_is_a_branch_that_trains_its_own_tokens_only() -> None:
+    trace = trace_of(atif(step(1, [1, 2], [3, 4]), step(2, [1, 2, 3, 7], [5])), "f")
+    assert [each.loss_mask.tolist() for each in trace.sequences] == [[False, False, True, True], [False] * 4 + [True]]
+
+
+def test_copied_context_is_not_trained() -> None:
+    copied = step(1, [1, 2], [3, 4], is_copied_context=True)
+    trace = trace_of(atif(copied, step(2, [1, 2, 3, 4, 9], [5])), "f")
+    (sequence,) = trace.sequences
+    assert sequence.loss_mask.tolist() == [False] * 5 + [True]
+
+
+def test_step_without_a_call_of_the_model_has_no_turn() -> None:
+    trace = trace_of(
+        atif(step(1, [1], [2]), {"step_id": 2, "source": "agent", "message": "", "llm_call_count": 0}), "f"
+    )
+    assert trace.trained_tokens == 1
+
+
+def test_tokens_that_branches_share_are_trained_once() -> None:
+    mask = [False, True, True]
+    trace = trace_of(verifiers(branch([1, 2, 3], mask), branch([1, 2, 4], mask)), "f")
+    assert [each.loss_mask.tolist() for each in trace.sequences] == [mask, [False, False, True]]
+
+
+def test_log_prob_of_a_token_that_was_not_sampled_may_be_null() -> None:
+    trace = trace_of(verifiers(branch([1, 2], [False, True], [None, -0.25])), "f")  # type: ignore[list-item]
+    assert trace.sequences[0].logprobs.tolist() == [0, -0.25]
+
+
+@pytest.mark.parametrize(
+    ("record", "says"),
+    [
+        (atif(step(1, [1], [2], metrics={"completion_token_ids": None})), "step 1.*no completion_token_ids"),
+        (atif(step(4, [1], [2], metrics={"prompt_token_ids": [-1]})), "step 4.*prompt_token_ids.*at least 0"),
+        (atif(step(1, [1], [2], metrics={"logprobs": None})), "step 1.*no logprobs.*loss"),
+        (atif(step(1, [1], [2, 3], metrics={"logprobs": [-0.5]})), "logprobs has 1 numbers for 2 tokens"),
+        (atif(step(1, [1], [2], metrics={"logprobs": [float("nan")]})), "logprobs.*nan.*finite"),
+        (atif(step(1, [1], [2]), step(2, [1], [2])), "step 2.*step 1.*trained twice"),
+        (atif(step(1, [1], [])), "step 1.*no completion tokens"),
+        (atif(step(1, [], [2])), "step 1.*no prompt tokens"),
+        (atif(step(1, [1], [2], llm_call_count=2)), "step 1.*2 calls"),
+        (atif(), "no step of the agent has token ids"),
+        (atif(step(1, [1], [2]), extra={"reward": "good"}), "extra.reward.*good"),
+        ({"schema_version": "ATIF-v2.0"}, "schema_version.*ATIF-v2.0"),
+        ({"version": 2, "branches": []}, "version is 2"),
+        (verifiers(), "branches is"),
+        (verifiers(branch([1, 2], [False])), "sampled_mask has 1 values for 2 tokens"),
+        (verifiers({"token_ids": [1, 2], "sampled_mask": [False, True]}), "branch 0: no logprobs"),
+        (verifiers({"sampled_mask": [False, True]}), "branch 0: no token_ids"),
+        (verifiers(branch([1, 2], [True, False])), "branch 0.*no prompt"),
+        (verifiers(branch([1, 2], [False, True]), reward=float("inf")), "reward is inf"),
+        ({"text": "hello"}, "no trace that is known"),
+        ([1], "is no trace"),
+    ],
+)
+def test_record_of_another_program_is_refused_where_it_is_wrong(record: object, says: str) -> None:
+    with pytest.raises(TraceError, match=f"^file line 3.*{says}"):
+        trace_of(record, "file line 3")
+
+
+def test_mask_for_other_tokens_is_refused() -> None:
+    record = FORMATS["atif"].record_of(own())
+    record["extra"]["relax_actors"]["sequences"][0]["trained"] = [[0, 2, 0], [2, 3, 1]]
+    with pytest.raises(TraceError, match=r"sequence 0, trained: it is for 3 tokens.*has 4"):
+        trace_of(record, "f")
+
+
+def test_tokens_that_differ_from_the_next_prompt_are_refused() -> None:
+    two = TokenSequence(
+        np.array([1, 2, 3, 4], np.int32),
+        np.array([False, True, False, True]),
+        np.array([0, -1, 0, -1], np.float32),
+        np.array([-1, 0, -1, 0], np.int32),
+    )
+    record = FORMATS["atif"].record_of(own(sequences=(two,), prompt_tokens=np.array([1], np.int32)))
+    record["steps"][-2]["metrics"]["completion_token_ids"] = [9]
+    with pytest.raises(TraceError, match="not the beginning of the next turn"):
+        trace_of(record, "f")
+
+
+def test_sampled_mask_that_was_edited_is_refused() -> None:
+    record = FORMATS["verifiers"].record_of(own())
+    record["branches"][0]["sampled_mask"][2] = False
+    with pytest.raises(TraceError, match="branch 0: sampled_mask does not match"):
+        trace_of(record, "f")
+
+
+def test_metadata_that_json_would_change_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="keys that are numbers"):
+        write_traces(tmp_path / "a.jsonl", "atif", [own(metadata={"by": {1: "a"}})])
+    assert not list(tmp_path.iterdir())
+
+
+def test_samples_of_a_row_with_other_prompts_are_refused() -> None:
+    with pytest.raises(TraceError, match="both are samples of one row"):
+        trajectory_of([own(), own(prompt_tokens=np.array([7], np.int32))])
+
+
+def test_tokens_of_another_text_or_vocabulary_are_refused(tmp_path: Path) -> None:
+    tokenizer = digits(tmp_path)
+    tokens = tokenizer.encode("12")
+    sequence = TokenSequence.of_completion(tokens, tokens, np.zeros(2, np.float32), np.zeros(2, np.int32))
+    trace = own(prompt_tokens=tokens, sequences=(sequence,))
+    assert checked_text(trace, tokenizer, tokenizer.size).text == "12"
+    with pytest.raises(TraceError, match="spell '12', and its text is '34'"):
+        checked_text(own(prompt_tokens=tokens, sequences=(sequence,), text="34"), tokenizer, tokenizer.size)
+    with pytest.raises(TraceError, match="is none of the 1 tokens"):
+        checked_text(trace, tokenizer, 1)
+
+
+def written(folder: Path, *traces: Trace) -> Any:
+    path = folder / "a.jsonl"
+    path.unlink(missing_ok=True)
+    write_traces(path, "verifiers", traces)
+    return open_traces(SourceSettings(path=path))
+
+
+def test_traces_of_a_row_that_changed_since_its_admission_are_refused(tmp_path: Path) -> None:
+    tokenizer = digits(tmp_path / "model")
+    before = prompt_of_traces(written(tmp_path, own())[0], tokenizer, seed=0, min_version=3)
+    made = TraceMaker(written(tmp_path, own()), tokenizer, tokenizer.size).make(before)
+    assert made.versions.tolist() == [3, 3]
+    changed = TraceMaker(written(tmp_path, own(reward=2.0)), tokenizer, tokenizer.size)
+    with pytest.raises(RowError, match="have changed since the row was admitted"):
+        changed.make(before)
+
+
+def test_traces_with_media_or_rewards_of_tokens_are_not_trained(tmp_path: Path) -> None:
+    image = MediaSource("image", "/a.png", xxh3_128="0" * 32)
+    with pytest.raises(TraceError, match=r"media.*/a\.png"):
+        written(tmp_path, own(media=(image,)))[0]
+    values = {"reward": np.zeros(2, np.float32)}
+    with pytest.raises(TraceError, match="rewards of single tokens"):
+        written(tmp_path, own(token_values=values))[0]
+
+
+def test_rows_are_traces_of_one_row_or_of_one_prompt(tmp_path: Path) -> None:
+    other = own(prompt_tokens=np.array([1], np.int32))
+    assert (
+        len(written(tmp_path, own(row="group.0.0"), own(row="group.0.0"), own(row="group.0.1"), own(), own(), other))
+        == 4
+    )
+
+
+def test_fields_of_traces_cannot_be_renamed(tmp_path: Path) -> None:
+    written(tmp_path, own())
+    with pytest.raises(ConfigError, match=r"data\.fields"):
+        open_traces(SourceSettings(path=tmp_path / "a.jsonl", fields={"prompt": "x"}))
