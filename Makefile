@@ -120,7 +120,7 @@ gpu-check: $(VENV)/.base
 	$(BIN)/python benchmarks/gpu_check.py $(if $(SHORT),--short) $(if $(CHECKS),--only $(CHECKS))
 
 # Trains a short demo; needs Chromium (apt install chromium).
-screenshots: $(VENV)/.console $(VENV)/.browser
+screenshots: $(VENV)/.base $(VENV)/.browser
 	$(BIN)/python docs/make_screenshots.py
 
 bench: $(VENV)/.test

@@ -33,17 +33,12 @@ def console(
 
     Reads the broker and the store as an observer. The printed link holds a random token.
     """
-    from relax_actors.console.activation import lacks_packages
-    from relax_actors.errors import ConfigError
-    from relax_actors.monitoring.access import Access
-
-    if lacking := lacks_packages():
-        raise ConfigError(lacking)
     from relax_actors.console.app import Console
     from relax_actors.console.guard import Tokens
     from relax_actors.console.link import open_link
     from relax_actors.console.runs import ConsoleRuns
     from relax_actors.console.server import serve
+    from relax_actors.monitoring.access import Access
 
     name = run or _newest()
     runs = ConsoleRuns(name, Access(broker, credentials))

@@ -197,12 +197,8 @@ def complete(
 @contextlib.contextmanager
 def linked(folder: RunFolder, console: Screen) -> Iterator[None]:
     """Print the link of the run's web console, and keep it up; a console that cannot be had is said and not missed."""
-    from relax_actors.console.activation import Activation, lacks_packages
+    from relax_actors.console.activation import Activation
 
-    if lacking := lacks_packages():
-        console.show(lacking)
-        yield
-        return
     try:
         activation = Activation(folder)
     except ConfigError as error:

@@ -12,7 +12,6 @@ import socket
 import sys
 import threading
 from contextlib import suppress
-from importlib.util import find_spec
 
 import structlog
 
@@ -22,14 +21,8 @@ from relax_actors.errors import ConfigError
 from relax_actors.runtime.run_folder import RunFolder
 
 log = structlog.get_logger()
-INSTALL = "the console needs Starlette and uvicorn: pip install 'relax-actors[console]'; --no-console starts none"
 PAUSE_SECONDS = 1.0
 """Pause after the end of the process, so that one that cannot work takes no core."""
-
-
-def lacks_packages() -> str:
-    """Return why no console can be started here, and the remedy; empty if it can."""
-    return "" if find_spec("starlette") and find_spec("uvicorn") else INSTALL
 
 
 class Activation(threading.Thread):
