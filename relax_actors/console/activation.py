@@ -88,9 +88,11 @@ class Activation(threading.Thread):
 
     def _waits_for(self, listener: socket.socket) -> bool:
         """Wait for a connection; return False when the thread shall end."""
-        return self._halt not in select.select([listener, self._halt], [], [])[0]
+        return self._halt not in select.select([listener.fileno(), self._halt], [], [])[0]
 
     def close(self) -> None:
         """End the process and the thread."""
         os.write(self._wake, b"x")
-        self.join(8)
+        self.join()
+        os.close(self._halt)
+        os.close(self._wake)

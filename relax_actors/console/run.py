@@ -23,7 +23,7 @@ from relax_actors.monitoring.row_reader import RowReader
 T = TypeVar("T")
 FRESH_SECONDS = 0.5
 """Age up to which the picture is not read again."""
-ANSWER_SECONDS = 20.0
+ANSWER_SECONDS = 60.0
 """Time for reading what is new; the first time of a long run takes longest."""
 LOST_SECONDS = 3.0
 """Time without a connection after which requests are answered with an error."""
@@ -142,13 +142,20 @@ class ConsoleRun:
         """Run a coroutine in the loop of a connection.
 
         Raises:
-            BrokerUnreachableError: it took longer than `ANSWER_SECONDS`.
+            BrokerUnreachableError: it took longer than `ANSWER_SECONDS`, or the connection is lost.
         """
+        future = asyncio.wrap_future(connection.submit(work))
+        end = time.monotonic() + ANSWER_SECONDS
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                return await asyncio.wrap_future(connection.submit(work))
-        except TimeoutError as error:
-            raise self._no_answer(connection) from error
+            while not (await asyncio.wait({future}, timeout=1.0))[0]:
+                now = time.monotonic()
+                if connection.nc.is_connected:
+                    self._connected = now
+                if now > end or now - self._connected > LOST_SECONDS:
+                    raise self._no_answer(connection)
+            return future.result()
+        finally:
+            future.cancel()
 
     def _no_answer(self, connection: Connection) -> BrokerUnreachableError:
         msg = (
