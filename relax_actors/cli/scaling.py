@@ -143,13 +143,13 @@ def _request(config: Config, setting: str, options: ScaleOptions) -> OperationRe
         raise ConfigError(msg)
     role, sign, number = match[1], match[2], int(match[3])
     check_role(role, names, [role] if spec_of(config, role).single else [])
-    change = {"delta": int(f"{sign}{number}")} if sign else {"target": number}
     return OperationRequest(
         "scale",
         role,
+        target=None if sign else number,
+        delta=int(f"{sign}{number}") if sign else None,
         node=options.node,
         force=options.force,
         seconds=options.seconds,
         author="relax scale",
-        **change,
     )

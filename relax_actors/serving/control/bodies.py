@@ -6,7 +6,6 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Id = Field("", max_length=200)
 WEEK = 7 * 86400.0
 
 
@@ -19,14 +18,16 @@ class Strict(BaseModel):
 class ScaleBody(Strict):
     """Body of `POST /v1/rollouts/scale`: `target`, the number of actors to have, or `delta`, the number to add."""
 
-    target: int | None = Field(None, gt=0, lt=1000)
-    delta: int | None = Field(None, gt=-1000, lt=1000)
-    role: str = Field("rollout", max_length=64)
-    node: str = Field("", max_length=200, description="Number or name of a node; by default that of `relax up`.")
+    target: int | None = Field(default=None, gt=0, lt=1000)
+    delta: int | None = Field(default=None, gt=-1000, lt=1000)
+    role: str = Field(default="rollout", max_length=64)
+    node: str = Field(
+        default="", max_length=200, description="Number or name of a node; by default that of `relax up`."
+    )
     force: bool = Field(default=False, description="Actors that leave return their rows instead of finishing them.")
     dry_run: bool = Field(default=False, description="Answer with the plan, and change nothing.")
-    timeout_secs: float = Field(0.0, ge=0, le=WEEK, description="Deadline of the operation; 0 for the default.")
-    idempotency_key: str = Field("", max_length=200, description="The same key gives the same operation again.")
+    timeout_secs: float = Field(default=0.0, ge=0, le=WEEK, description="Deadline of the operation; 0 for the default.")
+    idempotency_key: str = Field(default="", max_length=200, description="The same key gives the same operation again.")
 
     @model_validator(mode="after")
     def _one_number(self) -> ScaleBody:
@@ -40,32 +41,34 @@ class EngineBody(Strict):
     """Body of `POST /v1/engines`: an inference server that the run does not start."""
 
     url: str = Field(max_length=500, pattern=r"^https?://[^\s/@]+(:[0-9]+)?(/[^\s@]*)?$")
-    key: str = Field("", max_length=500, description="API key of the server; kept in a private file of the store.")
-    timeout_secs: float = Field(0.0, ge=0, le=WEEK)
-    idempotency_key: str = Field("", max_length=200)
+    key: str = Field(
+        default="", max_length=500, description="API key of the server; kept in a private file of the store."
+    )
+    timeout_secs: float = Field(default=0.0, ge=0, le=WEEK)
+    idempotency_key: str = Field(default="", max_length=200)
 
 
 class RemoveBody(Strict):
     """Body of `DELETE /v1/engines/{id}`."""
 
     force: bool = False
-    timeout_secs: float = Field(0.0, ge=0, le=WEEK)
-    idempotency_key: str = Field("", max_length=200)
+    timeout_secs: float = Field(default=0.0, ge=0, le=WEEK)
+    idempotency_key: str = Field(default="", max_length=200)
 
 
 class CancelBody(Strict):
     """Body of `POST /v1/operations/{id}/cancel`."""
 
-    reason: str = Field("cancelled by a client", max_length=500)
+    reason: str = Field(default="cancelled by a client", max_length=500)
 
 
 class ScaleOutBody(Strict):
     """Body of `POST /rollout/scale_out`, as Relax's: the total of the run's own engines, or urls of external ones."""
 
     model_name: Literal["default"] = "default"
-    num_replicas: int = Field(0, ge=0, lt=1000)
+    num_replicas: int = Field(default=0, ge=0, lt=1000)
     engine_urls: list[str] = Field(default_factory=list, max_length=64)
-    timeout_secs: float | None = Field(None, gt=0, le=WEEK)
+    timeout_secs: float | None = Field(default=None, gt=0, le=WEEK)
 
     @model_validator(mode="after")
     def _something(self) -> ScaleOutBody:
@@ -79,11 +82,11 @@ class ScaleInBody(Strict):
     """Body of `POST /rollout/scale_in`, as Relax's: the number that remains, or urls of external engines that leave."""
 
     model_name: Literal["default"] = "default"
-    num_replicas: int = Field(0, ge=0, lt=1000)
+    num_replicas: int = Field(default=0, ge=0, lt=1000)
     engine_urls: list[str] = Field(default_factory=list, max_length=64)
     force: bool = False
     dry_run: bool = False
-    timeout_secs: float | None = Field(None, gt=0, le=WEEK)
+    timeout_secs: float | None = Field(default=None, gt=0, le=WEEK)
 
     @model_validator(mode="after")
     def _something(self) -> ScaleInBody:

@@ -14,7 +14,7 @@ from typing import Any
 from relax_actors.serving.control import bodies
 from relax_actors.serving.control.routes import Handler
 
-BODIES = {
+BODIES: dict[str, type[bodies.Strict]] = {
     "/v1/rollouts/scale": bodies.ScaleBody,
     "/v1/operations/{number}/cancel": bodies.CancelBody,
     "/v1/engines": bodies.EngineBody,
