@@ -91,6 +91,10 @@ class Seen:
     """Stored trajectory cells of each training row: sequence and incarnation."""
     attempts: dict[tuple[int, int], set[int]] = field(default_factory=lambda: defaultdict(set))
     """Rollout incarnations that tried to write the trajectory, by training row."""
+    authors: dict[tuple[int, int], set[str]] = field(default_factory=lambda: defaultdict(set))
+    """Authors that tried to write the trajectory, by training row: `<role>.<n>#<incarnation>`."""
+    written: list[tuple[float, str]] = field(default_factory=list)
+    """Time and actor of each stored trajectory of a training row."""
     ended: set[tuple[int, int]] = field(default_factory=set)
     """Training rows that were dropped or quarantined."""
     batches: list[tuple[float, int]] = field(default_factory=list)
@@ -149,6 +153,7 @@ class LiveRun:
         async def take(message: Msg) -> None:
             cell, author = self.subjects.parse(message.subject), open_envelope(message.data).author
             self.seen.attempts[cell.step, cell.index].add(int(author.rpartition("#")[2]))
+            self.seen.authors[cell.step, cell.index].add(author)
 
         await self.connection.nc.subscribe(self.subjects.column("trajectory"), cb=take)
 
@@ -174,6 +179,7 @@ class LiveRun:
             seen.record += len(message.subject) + len(message.data) + RECORD_OVERHEAD
         if cell.kind == "group" and cell.field == "trajectory" and known.sequence is not None:
             seen.trajectories[row].append((known.sequence.stream, written.incarnation))
+            seen.written.append((written.stored, actor))
         elif cell.kind == "group" and cell.field in ("dropped", "quarantined"):
             seen.ended.add(row)
         elif cell.kind == "batch":

@@ -239,7 +239,7 @@ FROM_DATA = (
 RECORDED = (
     Case("an environment of recorded samples", (TRACES, "environment.name=tests.support.environments.Echo")),
     Case("held-out prompts of recorded samples", (TRACES,)),
-    Case("examples from recorded samples", (TRACES,), SFT),
+    Case("pairs from recorded samples", (TRACES, "algorithm.name=dpo"), SFT),
     Case(
         "recorded samples beside prompts",
         ("data.kind=mixture", "data.mixture.a.kind=traces", "data.mixture.b.kind=jsonl"),

@@ -133,7 +133,7 @@ def _checks(run: CheckedRun) -> Iterator[Check]:
         yield partial(check_adapter, config, model.folder)
         yield partial(check_router_replay, config, model.facts)
         yield partial(check_characters, config, model.tokenizer)
-    check_rows = check_examples if config.from_data else check_traces if config.trains_traces else check_data
+    check_rows = check_traces if config.data.has_traces else check_examples if config.from_data else check_data
     yield partial(check_rows, run, config.data, "data")
     for where, each in config.held_out_sets.items():
         yield partial(check_rows, run, each.source, f"{where}.data")

@@ -97,6 +97,7 @@ COMMANDS: Registry[Any] = Registry(
         "tail": "relax_actors.cli.tail:tail",
         "timeline": "relax_actors.cli.timeline:timeline",
         "scale": "relax_actors.cli.scale:scale",
+        "operations": "relax_actors.cli.operations:operations",
         "quarantine": "relax_actors.cli.quarantine:quarantine",
         "chaos": "relax_actors.cli.chaos:chaos",
         "keys": "relax_actors.cli.keys:keys",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from relax_actors.cli.options import Broker, Credentials, RunName
+from relax_actors.printable import printable
 
 if TYPE_CHECKING:
     from broker.subjects import RowId
@@ -64,6 +65,8 @@ def samples(
                 return
             rows = reader.rows(step, last or (LAST if step is None else 0))
             missing = "" if rows else _why_none(reader, at.run, step)
+        for problem in reader.problems:
+            sys.stderr.write(printable(f"relax: {problem}") + "\n")
     if missing:
         sys.stderr.write(f"relax: {missing}\n")
         raise typer.Exit(1)

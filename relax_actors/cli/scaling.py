@@ -113,11 +113,20 @@ def wait_for(
     return now
 
 
-def _planned(at: Connected, settings: list[str], options: ScaleOptions) -> list[tuple[OperationRequest, OperationPlan]]:
-    """Return the requests that settings stand for, each with what it would change now."""
+def require_live(at: Connected) -> None:
+    """Refuse a run that is not up, whose operations nobody would execute.
+
+    Raises:
+        ConfigError: the run is not up.
+    """
     if not at.live:
         msg = f"run {at.config.run.name} is not up; set replicas in its TOML file, or start it with `relax up`"
         raise ConfigError(msg)
+
+
+def _planned(at: Connected, settings: list[str], options: ScaleOptions) -> list[tuple[OperationRequest, OperationPlan]]:
+    """Return the requests that settings stand for, each with what it would change now."""
+    require_live(at)
     requests = [_request(at.config, setting, options) for setting in settings]
     if twice := [r.role for n, r in enumerate(requests) if r.role in {other.role for other in requests[:n]}]:
         msg = f"{twice[0]} is given twice; give each role once"

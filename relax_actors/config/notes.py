@@ -13,7 +13,7 @@ def check_steps(config: Config) -> Iterator[str]:
     trainer, rollout = config.trainer, config.rollout
     if config.from_data:
         yield f"the run has no rollout: a step trains {trainer.prompts_per_step} {config.algorithm.rows} of the data"
-    elif config.trains_traces:
+    elif config.data.has_traces:
         yield f"the run has no rollout: a step trains {trainer.prompts_per_step} rows of recorded samples"
     else:
         samples = trainer.prompts_per_step * rollout.group_size

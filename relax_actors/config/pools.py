@@ -43,6 +43,9 @@ class SglangSection(Section):
     `rollout.max_concurrent_prompts` rows at full length, up to 65536 tokens."""
     memory_fraction: Fraction | None = None
     """Share of a GPU's memory for weights and key-value cache; default: SGLang's own choice."""
+    merge_adapter: bool = False
+    """Serve the adapter of [lora] added to the weights of the model, as full sets of weights in the run's precision.
+    Required with [lora]: servers do not compute with an adapter beside the weights."""
     arguments: list[str] = Field(default_factory=list)
     """Additional arguments of `sglang.launch_server`."""
 

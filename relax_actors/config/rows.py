@@ -50,10 +50,10 @@ def foreign_section(config: Any, rows: str) -> str:
 
 def _foreign_to_traces(config: Any) -> str:
     """Return why a setting has no effect in a run that trains on recorded samples; empty if all have one."""
-    if config.from_data:
+    if config.from_data and (config.algorithm.rows != "examples" or config.algorithm.trains_scores):
         return (
-            f'data.kind = "traces" holds samples with the log-probs of a policy, and algorithm.rows = "'
-            f'{config.algorithm.rows}" takes none; choose an algorithm.name of sampled rows, such as "grpo"'
+            f'data.kind = "traces" holds samples, and algorithm.rows = "{config.algorithm.rows}" takes none; choose an '
+            'algorithm.name of sampled rows, such as "grpo", or of examples, such as "sft"'
         )
     for name in OF_GENERATED:
         if getattr(config, name) is not None:
@@ -104,6 +104,8 @@ def unreachable_backlog(config: Any) -> str:
 def _unset(config: Any, name: str) -> Any:
     """Return what a section is if the file leaves it out."""
     default = type(config).model_fields[name].get_default()
+    if name == "reward" and config.data.has_traces:
+        return default.model_copy(update={"function": "recorded"})
     if name == "rollout" and config.run.deterministic:
         return default.model_copy(update={"max_concurrent_prompts": 1})
     return default

@@ -304,14 +304,9 @@ class Config(HeldOutRows, Section):
         return self.algorithm.rows != "sampled"
 
     @property
-    def trains_traces(self) -> bool:
-        """Whether rows are recorded samples of the data."""
-        return self.data.has_traces and not self.from_data
-
-    @property
     def generates(self) -> bool:
         """Whether the policy samples the rows of this run."""
-        return not (self.from_data or self.trains_traces)
+        return not (self.from_data or self.data.has_traces)
 
     @property
     def computes_reference(self) -> bool:

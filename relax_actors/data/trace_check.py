@@ -18,7 +18,8 @@ from relax_actors.data.prompt_maker import open_data
 from relax_actors.data.source import SourceSettings
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.data.trace_files import TraceFiles
-from relax_actors.data.traces import TraceMaker, TraceRows, checked_text, prompt_of_traces
+from relax_actors.data.trace_maker import TraceMaker, checked_text, prompt_of_traces
+from relax_actors.data.traces import TraceRows
 from relax_actors.errors import ConfigError, RowError
 from relax_actors.messages import Trajectory
 from relax_actors.traces.formats import format_of, trace_of
@@ -116,16 +117,17 @@ def check_traces(run: CheckedRun, data: DataSection, where: str) -> Iterator[str
         return
     config, tokenizer = run.config, run.model.tokenizer
     facts = run.model.facts
-    maker = TraceMaker(source, tokenizer, facts.vocabulary)
+    maker = TraceMaker(source, tokenizer, facts.vocabulary, as_examples=config.from_data)
     most = min(facts.context_length, config.trainer.max_tokens_per_microbatch)
     good, bad = list[Trajectory](), list[str]()
+    needs_reward = config.reward.function == "recorded" and not config.from_data
     count = min(SAMPLED_ROWS, len(source))
     for item in first_items(source, count):
         try:
             task = source[item]
             prompt_of_traces(task, tokenizer, seed=0, min_version=0)
             good.append(maker.of(task, 0))
-            _check_row(good[-1], most, task.origin, needs_reward=config.reward.function == "recorded")
+            _check_row(good[-1], most, task.origin, needs_reward=needs_reward)
         except RowError as error:
             bad.append(str(error))
     if len(bad) == count:

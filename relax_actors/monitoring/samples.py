@@ -16,7 +16,7 @@ import numpy as np
 from broker.codec import open_envelope
 from broker.subjects import RowId, Subjects
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.errors import CodecError, ConfigError
+from relax_actors.errors import CodecError, ConfigError, RecordError
 from relax_actors.messages.said import said
 from relax_actors.messages.samples import unpack_conversations
 from relax_actors.monitoring.connection import Observed
@@ -77,11 +77,15 @@ class SampleReader:
     Args:
         at: connection to the run's broker.
         run: name or folder of the run; its store, record and tokenizer are used if this machine has them.
+
+    Attributes:
+        problems: what is wrong with parts of the record that `rows` left out.
     """
 
     def __init__(self, at: Observed, run: str) -> None:
         self._connection, self._subjects = at.connection, Subjects(at.run)
         self.reader = RowReader(at.run, run)
+        self.problems: list[str] = []
 
     def rows(self, step: int | None, last: int) -> list[ShownRow]:
         """Return the last rows with samples, in the order in which they were scored or kept.
@@ -91,10 +95,11 @@ class SampleReader:
             last: at most so many; 0 for all of the step.
         """
         names = self._connection.call(self._list(step), 600)
-        kept = [] if self.reader.record is None else self.reader.record.rows(step=step)
-        if step is not None or len(names) < last:
+        record = self.reader.record
+        if record is not None and (step is not None or len(names) < last):
             known = set(names)
-            names = [row for row in kept if row not in known] + names
+            names = [row for row in record.rows(step=step) if row not in known] + names
+            self.problems += map(str, record.damages())
         return [found for row in names[-last if last else 0 :] if (found := self._row(row)) is not None]
 
     def detail(self, row: RowId) -> RowDetail | None:
@@ -131,7 +136,11 @@ class SampleReader:
 
     def _row(self, row: RowId) -> ShownRow | None:
         """Read one row; None if it was collected meanwhile, or its samples are malformed."""
-        cells = self._connection.call(self.reader.row(self._connection, row), 60)
+        try:
+            cells = self._connection.call(self.reader.row(self._connection, row), 60)
+        except RecordError as error:
+            self.problems.append(str(error))
+            return None
         if cells is None:
             return None
         prompt, trajectory = cells.fields("prompt"), cells.fields("trajectory")

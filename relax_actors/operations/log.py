@@ -138,7 +138,7 @@ class OperationLog:
         cancelled = await self.advance_async(operation, State.CANCELLED, reason=reason)
         known = (await self.read_async()).operations[operation]
         if cancelled is None and known.state is not State.CANCELLED:
-            states = ", ".join(sorted(CANCELLABLE, key=list(State).index))
+            states = ", ".join(state for state in State if state in CANCELLABLE)
             msg = f"operation {operation} is {known.state}; only an operation that is {states} can be cancelled"
             raise ConflictError(msg)
         return known

@@ -78,25 +78,31 @@ def check_role(role: str, roles: Collection[str], single: Collection[str]) -> No
         raise ConfigError(msg)
 
 
-def plan_scale(request: OperationRequest, nodes: Mapping[int, NodeView]) -> OperationPlan:
+def plan_scale(request: OperationRequest, nodes: Mapping[int, NodeView], replicas: int | None = None) -> OperationPlan:
     """Plan a change of the number of actors of a role on one node.
+
+    Args:
+        request: of kind "scale".
+        nodes: nodes of the run by number.
+        replicas: actors that the node of `relax up` should have now, if it is known: those that it has may be fewer
+            while they start, or more while they leave.
 
     Raises:
         ConfigError: no node or several nodes fit, or the number is out of bounds.
     """
     node = choose_node(nodes, request.role, request.node)
-    have = node.actors(request.role)
-    after = len(have) + request.delta if request.target is None and request.delta is not None else request.target
+    have = replicas if replicas is not None and node.number == 0 else len(node.actors(request.role))
+    after = have + request.delta if request.target is None and request.delta is not None else request.target
     if after is None or not 0 < after < SPAN:
         msg = (
-            f"{request.role} would have {after} actors on node {node.number} {node.name}, which has {len(have)} now; "
+            f"{request.role} would have {after} actors on node {node.number} {node.name}, which has {have} now; "
             f"a role has 1 to {SPAN - 1} actors on a node"
         )
         raise ConfigError(msg)
     first = node.number * SPAN
-    changed = range(len(have), after) if after > len(have) else range(after, len(have))
+    changed = range(have, after) if after > have else range(after, have)
     actors = [f"{request.role}.{first + n}" for n in changed]
-    return OperationPlan(node.number, node.name, len(have), after, actors)
+    return OperationPlan(node.number, node.name, have, after, actors)
 
 
 def choose_node(nodes: Mapping[int, NodeView], role: str, wanted: str) -> NodeView:

@@ -75,6 +75,8 @@ class Recorder:
         self._written = {row for row in record.rows() if row.step > last.get(row.kind, -1)}
         self._batches = self._history(subjects.numbered("batch", "*"))
         self._evaluations = self._history(subjects.numbered("evaluation", "*"))
+        self._due_steps: dict[int, dict[str, Any]] = {}
+        self._due_versions: dict[int, dict[str, Any]] = {}
         self._full = False
 
     @property
@@ -89,19 +91,24 @@ class Recorder:
             BrokerError: the broker does not answer.
             OSError: the record cannot be written.
         """
-        for cell in sorted(self._numbered(self._batches), key=lambda found: found[0]):
-            if cell[0] > self._step:
-                self._record_step(*cell)
-        for version, _ in sorted(self._numbered(self._evaluations), key=lambda found: found[0]):
+        self._take_new(self._batches, self._due_steps)
+        self._take_new(self._evaluations, self._due_versions)
+        # What a failure leaves due is recorded by the next call.
+        for step in sorted(self._due_steps):
+            if step > self._step:
+                self._record_step(step, self._due_steps[step])
+            del self._due_steps[step]
+        for version in sorted(self._due_versions):
             if version > self._version:
                 self._record_evaluation(version)
+            del self._due_versions[version]
 
     def close(self) -> None:
         """Close the record."""
         self._writer.close()
 
     def _record_step(self, step: int, batch: dict[str, Any]) -> None:
-        trained = [index for index in batch.pop("rows", ()) if isinstance(index, int)]
+        trained = [index for index in batch.get("rows", ()) if isinstance(index, int)]
         cells = self._cells(f"{self._subjects.prefix}.group.{step}.>")
         groups = groups_of(step, cells, trained, self._store.reader())
         for index, why in kept_groups(self._section, self._seed, step, groups).items():
@@ -110,7 +117,8 @@ class Recorder:
         collected = bool(trained) and not cells
         if collected:
             log.warning("step_collected", step=step, why="a checkpoint removed its rows before they could be read")
-        found = StepRecord(step, () if collected else groups, batch, collected)
+        facts = {name: value for name, value in batch.items() if name != "rows"}
+        found = StepRecord(step, () if collected else groups, facts, collected)
         self._append(Shelf.STEPS, {"step": step}, found.pack())
         self._step = step
         self._written = {row for row in self._written if row.kind != "group"}
@@ -143,6 +151,7 @@ class Recorder:
             reason = "it takes more than a quarter of record.max_mib"
         except RecordError as error:
             is_kept, reason = False, str(error)
+        self._written.add(row)
         if not is_kept and not self._full:
             log.warning("row_not_kept", row=str(row), reason=reason)
 
@@ -154,14 +163,13 @@ class Recorder:
         self._full = full
         return not full and self._writer.append(shelf, {**head, "time": round(time.time(), 3)}, body)
 
-    def _numbered(self, history: History) -> list[tuple[int, dict[str, Any]]]:
-        """Return the new cells of a history: number and fields. Those that their owner did not write are left out."""
-        found = []
-        for cell in self._pages(history):
-            with suppress(CodecError):
-                fields = open_envelope(cell.data, subject=cell.subject).fields
-                found.append((self._subjects.parse(cell.subject).step, fields))
-        return found
+    def _take_new(self, history: History, due: dict[int, dict[str, Any]]) -> None:
+        """Add the new cells of a history: number -> fields. Those that their owner did not write are left out."""
+        while page := self._connection.call(history.page(), CALL_SECONDS):
+            for cell in page:
+                with suppress(CodecError, SubjectError):
+                    fields = open_envelope(cell.data, subject=cell.subject).fields
+                    due[self._subjects.parse(cell.subject).step] = fields
 
     def _history(self, subject: str) -> History:
         return History(self._connection, self._subjects.table_stream, subject)

@@ -9,7 +9,7 @@ from relax_actors.data.examples import ExampleMaker
 from relax_actors.data.model_folder import measure
 from relax_actors.data.prompt_maker import open_data
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.data.traces import TraceMaker
+from relax_actors.data.trace_maker import TraceMaker
 from relax_actors.messages import Trajectory
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import Role, Row
@@ -34,8 +34,8 @@ class Examples(Role):
         context = facts.context_length
         self._media: ExampleMedia | None = None
         self._traces: TraceMaker | None = None
-        if config.trains_traces:
-            self._traces = TraceMaker(open_data(config.data), tokenizer, facts.vocabulary)
+        if config.data.has_traces:
+            self._traces = TraceMaker(open_data(config.data), tokenizer, facts.vocabulary, as_examples=config.from_data)
             return
         expand = dict[str, Any]()
         if config.media is not None:

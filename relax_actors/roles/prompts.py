@@ -17,7 +17,7 @@ from relax_actors.config.rows import keeps_messages
 from relax_actors.data.examples import row_of
 from relax_actors.data.prompt_maker import PromptMaker, admission_of, open_data, room
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.data.traces import prompt_of_traces
+from relax_actors.data.trace_maker import prompt_of_traces
 from relax_actors.errors import CodecError, ConfigError, StoreError, SubjectError
 from relax_actors.messages import Dropped, DropReason, Prompt, Quarantined, Readmitted, Requeued
 from relax_actors.registry.role_spec import RoleSpec
@@ -221,7 +221,7 @@ class PromptSource(StatefulRole):
             "requeue_of": "" if requeue_of is None else str(requeue_of),
         }
         task = self._source[index]
-        if config.trains_traces:
+        if config.data.has_traces:
             return prompt_of_traces(task, self._tokenizer, **fields)
         if not config.from_data:
             return self._maker.make(task, row, **fields)

@@ -36,6 +36,7 @@ class ConfigWatcher:
         self._folder, self._tree = folder, tree
         self._fingerprint = fingerprint
         self._leaving = False
+        self._expelled: list[str] = []
         self._servers: list[ChildSpec] | None = None
         """Servers to keep, as long as surplus servers exist."""
 
@@ -43,6 +44,9 @@ class ConfigWatcher:
         """Apply a change of the configuration, if there is one."""
         if self._servers is not None:
             self._resize_servers(self._servers)
+        for child in self._expelled:  # a second after the request to stop, so that the death is an expected one
+            self._tree.kill(child, signal.SIGKILL)
+        self._expelled = []
         if self._leaving:
             return
         with suppress(OSError, RelaxError):
@@ -55,8 +59,7 @@ class ConfigWatcher:
                     log.warning("not_scaled", problems=problems)
                     return
                 self._resize(lambda role: specs_of(config, node, role))
-                for child in node.expelled:
-                    self._tree.kill(child, signal.SIGKILL)
+                self._expelled = node.expelled
 
     def leave(self) -> None:
         """Stop all actors after their current rows, and ignore later changes."""

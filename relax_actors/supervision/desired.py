@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from broker.leases import RunState
 from broker.table import Table
 from relax_actors.config import Config, validate
+from relax_actors.errors import ConfigError
 from relax_actors.messages.operations import OperationPlan
 from relax_actors.operations.engines import read_key, save_engines
 from relax_actors.operations.states import Operation
@@ -73,7 +75,9 @@ class Desired:
         for operation in engines:
             if operation.plan is not None:
                 n = int(operation.plan.actors[0].rpartition(".")[2])
-                key = read_key(store, operation.request.key_file)
+                key = ""  # the engine then refuses its client, and is removed
+                with suppress(ConfigError):
+                    key = read_key(store, operation.request.key_file)
                 entries[n] = {"url": operation.request.url, "key": key}
         if entries:
             save_engines(self._folder.engines, entries)

@@ -55,8 +55,11 @@ class EngineWatch:
         self._due = now + WATCH_SECONDS
         self._answered = {o.id: self._answered.get(o.id, now) for o in engines}
         for operation in engines:
-            key = read_key(config.store_path, operation.request.key_file)
-            why = inference_backend(config).engine_fault(operation.request.url, key)
+            try:
+                key = read_key(config.store_path, operation.request.key_file)
+                why = inference_backend(config).engine_fault(operation.request.url, key)
+            except ConfigError as error:
+                why = str(error)
             if not why:
                 self._answered[operation.id] = self._clock()
             elif self._clock() - self._answered[operation.id] > PATIENCE_SECONDS:

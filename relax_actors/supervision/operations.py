@@ -71,6 +71,8 @@ class Operations:
         self._remove_lost_engines(history)
         if history is self._seen and not history.running:
             return
+        if history is not self._seen:
+            self._apply(history)  # a cancelled operation is undone before the next one is planned
         if history.running:
             report = self._look()
             for operation in history.running:
@@ -127,7 +129,7 @@ class Operations:
         if request.kind == "scale":
             names = role_names(config)
             check_role(request.role, names, [name for name in names if spec_of(config, name).single])
-            plan = plan_scale(request, report.nodes)
+            plan = plan_scale(request, report.nodes, section_of(config, request.role).replicas)
             if plan.after == plan.before:
                 return self._enter(operation, State.ACTIVE, plan, reason=f"{request.role} has {plan.before} actors")
             if problems := self._desired.lacking(plan, request.role):
@@ -257,8 +259,8 @@ class Operations:
                 "remove_engine", engine=operation.id, force=True, key=f"lost-{operation.id}", author="root"
             )
             try:
-                self._log.request(request)
-                self._report("engine_lost", engine=operation.id, url=operation.request.url, reason=reason)
+                if self._log.request(request).state is State.PENDING:
+                    self._report("engine_lost", engine=operation.id, url=operation.request.url, reason=reason)
             except ConflictError:
                 pass  # it is being removed
 

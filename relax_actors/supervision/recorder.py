@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import structlog
@@ -21,7 +21,7 @@ from broker.connection import Connection
 from broker.permissions import OBSERVER, OPERATOR
 from broker.store import Store
 from broker.subjects import Subjects
-from relax_actors.errors import AddressError, RelaxError
+from relax_actors.errors import AddressError, BrokerUnreachableError, RelaxError
 from relax_actors.record.recorder import Recorder
 from relax_actors.runtime import logs
 from relax_actors.runtime.exit_codes import EXIT_BLAMELESS
@@ -49,7 +49,8 @@ def record(folder: RunFolder, status: StatusPipe, halt: threading.Event) -> None
         with closing(recorder):
             status.ready()
             while not halt.wait(POLL_SECONDS):
-                recorder.catch_up()
+                with suppress(BrokerUnreachableError):  # it is being restarted
+                    recorder.catch_up()
             recorder.catch_up()
         log.info("recorded", bytes=recorder.size, cpu_seconds=round(time.process_time(), 3))
 
@@ -69,7 +70,12 @@ def main() -> int:
     os.nice(NICENESS)
     logs.configure()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: (status.stop_requested(), halt.set()))
+
+    def on_sigterm(*_: object) -> None:
+        status.stop_requested()
+        halt.set()
+
+    signal.signal(signal.SIGTERM, on_sigterm)
     try:
         record(folder, status, halt)
     except (RelaxError, OSError) as error:

@@ -100,7 +100,6 @@ def test_node_that_has_to_leave_returns_its_rows_and_leases(
     nodes: Callable[..., Node],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    record_property: Callable[[str, object], None],
 ) -> None:
     gate = tmp_path / "gate"
     monkeypatch.setenv("GATE", str(gate))
@@ -125,7 +124,7 @@ def test_node_that_has_to_leave_returns_its_rows_and_leases(
         assert not {"node.1", "reward.1000"} & leases.keys()
         (returned,) = story_of(run).of("rows_returned")
         assert returned["n"] == 1000
-        record_property("seconds_to_return", round(returned["time"] - asked, 2))
+        assert 0 < returned["time"] - asked < 50, "long before its role's deadline"
         gate.touch()
         stays = nodes(guarded, run, "stays", "reward")
         code, result, said = run.finish(150)

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import cycle
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,7 @@ from relax_actors.messages import Weights
 from tests.support.faults import hit
 from tests.support.running import ON_POLICY, SUPPORT, Run, processes_of, relax, wait_until
 
-TRACES = SUPPORT / "tiny_traces.toml"
+TRACES, EXAMPLES = SUPPORT / "tiny_traces.toml", SUPPORT / "tiny_best_traces.toml"
 STEPS = 6
 KEEPS_ROWS = ("run.steps=1000", "trainer.checkpoint_every=1000")
 """Settings of a run that collects no row before it is killed."""
@@ -71,9 +72,24 @@ def test_run_on_traces_ends_with_the_weights_of_the_run_that_sampled_them(
 def test_killed_run_on_traces_ends_with_the_same_weights(make_run: Callable[..., Run]) -> None:
     own = make_run("own", *ON_POLICY, *KEEPS_ROWS)
     weights = sampled_run(own)
-    path = exported(own, "own.parquet")
-    run = make_run("killed", f"data.path={path}", f"run.steps={STEPS}", *FAST, config=TRACES).start()
-    for step, victim in zip(range(STEPS), cycle(("examples.0", "trainer.0", "prompts.0", "reward.0")), strict=False):
+    killed_on_traces(make_run, weights, f"data.path={exported(own, 'own.parquet')}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_killed_run_on_the_best_samples_as_examples_ends_with_the_same_weights(make_run: Callable[..., Run]) -> None:
+    own = make_run("own", *ON_POLICY, *KEEPS_ROWS)
+    sampled_run(own)
+    settings = (f"data.path={exported(own, 'own.parquet')}",)
+    calm = make_run("calm", *settings, f"run.steps={STEPS}", config=EXAMPLES).complete()
+    killed_on_traces(make_run, calm["weights_fingerprint"], *settings, config=EXAMPLES)
+
+
+def killed_on_traces(make_run: Callable[..., Run], weights: str, *settings: str, config: Path = TRACES) -> None:
+    """Kill an actor of a run at each of its steps, and compare its last weights."""
+    run = make_run("killed", *settings, f"run.steps={STEPS}", *FAST, config=config).start()
+    victims = cycle(("examples.0", "trainer.0", "prompts.0", "examples.0"))
+    for step, victim in zip(range(STEPS), victims, strict=False):
         wait_until(lambda step=step: run.table.get(f"relax.killed.batch.{step}"), f"batch.{step}", 120)
         hit(run, victim)
     run.disconnect()

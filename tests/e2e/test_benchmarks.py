@@ -45,10 +45,12 @@ PROGRAMS = {
     "data.py": Program(
         "--rows 2000 --read 200", (r"jsonl +2000 rows: first row", r"parquet +2000", r"arrow +2000", r"mixture +4000")
     ),
+    "elastic.py": Program("--most 2 --seconds 2", (r"first row after +\d", r"rows lost 0")),
     "engines.py": Program("--tokens 4 --repeats 1", (r"sglang",), ("sglang",)),
     "gpu_check.py": Program("--short --only inventory attention", (r"pass +attention", r"2 pass, 0 fail")),
     "generation.py": Program("--repeats 1", (r"ratio \d",)),
     "grpo_vs_trl.py": Program("--steps 3 --warm-up 1 --repeats 1 --trl-python {python}", (r"completions",), ("trl",)),
+    "lora.py": Program("--repeats 1", (r"1\.78%", r"peft takes"), ("peft",)),
     "media.py": Program("--rounds 1", (r"image", r"ratio"), MEDIA),
     "media_parity.py": Program("--count 6", (r"0 differ",), MEDIA),
     "megatron_step.py": Program("--steps 2", (r"ratio",), ("megatron",)),

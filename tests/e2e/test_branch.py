@@ -20,7 +20,7 @@ from relax_actors.monitoring.recorded import read_metrics
 from relax_actors.replay.branch import Branch
 from relax_actors.replay.recording import opened
 from relax_actors.weights.statement import STATEMENT
-from tests.support.running import Run, relax, wait_until
+from tests.support.running import DEADLINE, Run, relax, wait_until
 
 
 def result_of(done: subprocess.CompletedProcess[str], *codes: int) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def result_of(done: subprocess.CompletedProcess[str], *codes: int) -> dict[str, 
 
 def branched(run: Run, name: str, *settings: str) -> Run:
     """A branch of the run at step 4, not started yet."""
-    made = relax("branch", run.name, name, *settings, "--at", "4", "--no-start", cwd=run.cwd)
+    made = relax("branch", run.name, name, *settings, "--at", "4", "--no-start", cwd=run.cwd, deadline=DEADLINE)
     assert made.returncode == 0, made.stderr
     folder = run.cwd / "runs" / name
     return Run(run.cwd, name, config=folder, at=folder)
@@ -48,7 +48,7 @@ def test_branch_with_equal_settings_ends_with_the_same_weights_and_samples_its_f
     result = branched(kept_run, "again").complete()
     assert (result["weights_fingerprint"], result["steps"]) == (fingerprint_of(kept_run), 8)
     assert (result["admitted"], result["trained"], result["in_flight"]) == (32, 32, 0)
-    found = result_of(relax("diff", "kept", "again", "--json", cwd=kept_run.cwd))
+    found = result_of(relax("diff", "kept", "again", "--json", cwd=kept_run.cwd, deadline=DEADLINE))
     assert (found["difference"], found["steps"], found["settings"]) == (None, {"a": 8, "b": 8, "equal": 8}, [])
     with connected(str(kept_run.cwd / "runs" / "again")) as at:
         batches = [at.table.fetch(at.table.subjects.numbered("batch", step), Batch) for step in (5, 6, 7)]
@@ -59,12 +59,12 @@ def test_branch_with_equal_settings_ends_with_the_same_weights_and_samples_its_f
 @pytest.mark.slow
 def test_branch_with_another_setting_parts_at_its_step(kept_run: Run) -> None:
     branched(kept_run, "faster", "trainer.learning_rate=0.002", "run.steps=5").complete()
-    found = result_of(relax("diff", "kept", "faster", "--json", cwd=kept_run.cwd), 1)
+    found = result_of(relax("diff", "kept", "faster", "--json", cwd=kept_run.cwd, deadline=DEADLINE), 1)
     assert {change["key"] for change in found["settings"]} == {"trainer.learning_rate", "run.steps"}
     difference = found["difference"]
     assert (difference["step"], difference["tensor"]) == (4, "model.embed_tokens.weight")
     assert (found["steps"]["equal"], "row" in difference) == (4, False)
-    shown = relax("diff", "kept", "faster", cwd=kept_run.cwd)
+    shown = relax("diff", "kept", "faster", cwd=kept_run.cwd, deadline=DEADLINE)
     assert "setting trainer.learning_rate: 0.001 -> 0.002" in shown.stdout
 
 
@@ -77,10 +77,14 @@ def test_killed_branch_leaves_no_run_and_a_killed_trainer_of_one_ends_with_the_s
     process = subprocess.Popen(
         command, cwd=kept_run.cwd, env=os.environ | {"TMPDIR": str(tmp_path)}, stdout=subprocess.DEVNULL
     )
-    wait_until(lambda: list(runs.glob(".killed.*.tmp/broker/address.json")), "a branch that is being made")
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    wait_until(lambda: not [*runs.glob("*killed*"), *tmp_path.glob("relax-*")], "removal of what was made")
+    try:
+        wait_until(
+            lambda: list(runs.glob(".killed.*.tmp/broker/address.json")), "a branch that is being made", DEADLINE
+        )
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    wait_until(lambda: not [*runs.glob("*killed*"), *tmp_path.glob("relax-*")], "removal of what was made", DEADLINE)
     run = branched(kept_run, "killed").start()
     try:
         run.kill("trainer.0")
@@ -113,21 +117,21 @@ def test_branch_that_cannot_be_made_is_refused_with_the_reason(kept_run: Run) ->
 
 @pytest.mark.slow
 def test_row_is_sampled_again_with_the_recorded_version_and_seed(kept_run: Run) -> None:
-    same = result_of(relax("replay", "kept", "--rollout", "5.2", "--json", cwd=kept_run.cwd))
+    same = result_of(relax("replay", "kept", "--rollout", "5.2", "--json", cwd=kept_run.cwd, deadline=DEADLINE))
     assert (same["equal"], same["version"], same["samples"]) == (True, 5, 4)
     assert same["tokens"]["recorded"] == same["tokens"]["computed"] > 0
     warm = ("--rollout", "group.5.2", "rollout.temperature=0.5", "--json")
-    other = result_of(relax("replay", "kept", *warm, cwd=kept_run.cwd), 1)
+    other = result_of(relax("replay", "kept", *warm, cwd=kept_run.cwd, deadline=DEADLINE), 1)
     assert (other["difference"]["sample"], other["equal"]) == (0, False)
-    none = relax("replay", "kept", "--rollout", "70.2", cwd=kept_run.cwd)
+    none = relax("replay", "kept", "--rollout", "70.2", cwd=kept_run.cwd, deadline=DEADLINE)
     assert (none.returncode, "run kept has no group.70.2.prompt" in none.stderr) == (2, True)
 
 
 @pytest.mark.slow
 def test_origin_of_the_model_is_signed_and_a_changed_byte_is_named(kept_run: Run, tmp_path: Path) -> None:
-    valid = result_of(relax("provenance", "kept", "--check", "--json", cwd=kept_run.cwd))
+    valid = result_of(relax("provenance", "kept", "--check", "--json", cwd=kept_run.cwd, deadline=DEADLINE))
     assert valid == {"model": "runs/kept/model", "valid": True, "problems": []}
-    statement = result_of(relax("provenance", "kept", "--json", cwd=kept_run.cwd))
+    statement = result_of(relax("provenance", "kept", "--json", cwd=kept_run.cwd, deadline=DEADLINE))
     products = statement["predicate"]["runDetails"]["byproducts"]
     assert products[0]["content"]["last"] == fingerprint_of(kept_run)
     names = {each["name"] for each in statement["predicate"]["buildDefinition"]["resolvedDependencies"]}
@@ -136,10 +140,12 @@ def test_origin_of_the_model_is_signed_and_a_changed_byte_is_named(kept_run: Run
     with (tmp_path / "model" / "model.safetensors").open("r+b") as file:
         file.seek(-5, os.SEEK_END)
         file.write(b"\x55")
-    changed = result_of(relax("provenance", str(tmp_path / "model"), "--check", "--json", cwd=tmp_path), 1)
+    changed = result_of(
+        relax("provenance", str(tmp_path / "model"), "--check", "--json", cwd=tmp_path, deadline=DEADLINE), 1
+    )
     assert len(changed["problems"]) == 1
     assert changed["problems"][0].startswith("file model.safetensors was changed: model.")
     body = (tmp_path / "model" / STATEMENT).read_text()
     (tmp_path / "model" / STATEMENT).write_text(body.replace('"payload": "ey', '"payload": "eX'))
-    forged = relax("provenance", str(tmp_path / "model"), "--check", cwd=tmp_path)
+    forged = relax("provenance", str(tmp_path / "model"), "--check", cwd=tmp_path, deadline=DEADLINE)
     assert forged.returncode != 0

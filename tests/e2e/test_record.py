@@ -15,7 +15,7 @@ from broker.subjects import RowId
 from relax_actors.messages import Batch
 from relax_actors.record.frames import Frame, frames_of
 from relax_actors.record.record import Record, row_of
-from relax_actors.record.segments import segments_in
+from relax_actors.record.segments import Shelf, segments_in
 from tests.support.faults import process
 from tests.support.running import Run, relax, wait_until
 
@@ -92,3 +92,12 @@ def test_a_finished_run_has_its_last_steps_and_evaluations(make_run: Callable[..
     missing = relax(*one[:-1], str(lacking), cwd=run.cwd)
     assert missing.returncode == 1
     assert "record.every" in missing.stderr
+    (segment,) = segments_in(run.folder.record, Shelf.ROWS)
+    whole = [part for part in frames_of(segment.path) if isinstance(part, Frame)]
+    data = bytearray(segment.path.read_bytes())
+    data[next(part.body_at for part in whole if row_of(part) == kept)] ^= 1
+    segment.path.write_bytes(data)
+    damaged = relax("samples", "finished", "--step", "1", "--json", cwd=run.cwd)
+    assert "is damaged at byte" in damaged.stderr
+    assert str(kept) in damaged.stderr
+    assert [json.loads(line)["row"] for line in damaged.stdout.splitlines() if "group" in line] == [str(shown[1])]

@@ -29,7 +29,7 @@ from tests.support.kept_runs import (
     flip_bit_of_a_log_prob,
     flip_bit_of_a_weight,
 )
-from tests.support.running import Run, relax, wait_until
+from tests.support.running import DEADLINE, Run, relax, wait_until
 
 PPO = (
     "critic.learning_rate=1e-3",
@@ -70,11 +70,11 @@ def test_policy_and_critic_of_a_ppo_run_give_the_recorded_bits(make_run: Callabl
 
 @pytest.mark.slow
 def test_command_prints_the_comparison_and_shows_what_a_setting_changes(kept_run: Run) -> None:
-    same = relax("replay", "kept", "--step", "4", "--json", cwd=kept_run.cwd)
+    same = relax("replay", "kept", "--step", "4", "--json", cwd=kept_run.cwd, deadline=DEADLINE)
     assert same.returncode == 0, same.stderr
     body = json.loads(same.stdout)
     assert (body["equal"], body["recorded"], body["code"]["equal"]) == (True, body["computed"], True)
-    other = relax("replay", "kept", "--step", "4", "trainer.learning_rate=0.002", cwd=kept_run.cwd)
+    other = relax("replay", "kept", "--step", "4", "trainer.learning_rate=0.002", cwd=kept_run.cwd, deadline=DEADLINE)
     assert other.returncode == 1, other.stderr
     assert "learning_rate: recorded 0.001, computed 0.002" in other.stdout
     assert "first difference, tensor: model.embed_tokens.weight" in other.stdout
@@ -141,7 +141,7 @@ def test_run_that_is_up_is_read_without_a_consumer(kept_run: Run, tmp_path: Path
         code = subprocess.run(
             [sys.executable, "-m", "relax_actors.cli.main", "replay", str(folder), "--step", "7"],
             capture_output=True,
-            timeout=110,
+            timeout=DEADLINE,
             check=False,
         ).returncode
         assert (code, streams()) == (0, before)
@@ -151,8 +151,10 @@ def test_run_that_is_up_is_read_without_a_consumer(kept_run: Run, tmp_path: Path
 def test_killed_replay_leaves_nothing_behind(kept_run: Run, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "relax_actors.cli.main", "replay", str(kept_run.folder.root), "--step", "7"]
     process = subprocess.Popen(command, env=os.environ | {"TMPDIR": str(tmp_path)}, stdout=subprocess.DEVNULL)
-    wait_until(lambda: list(tmp_path.glob("relax-replay-*/broker/address.json")), "copy of the broker")
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    wait_until(lambda: not list(tmp_path.glob("relax-*")), "empty folder")
+    try:
+        wait_until(lambda: list(tmp_path.glob("relax-replay-*/broker/address.json")), "copy of the broker", DEADLINE)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    wait_until(lambda: not list(tmp_path.glob("relax-*")), "empty folder", DEADLINE)
     assert replayed(kept_run.folder.root, 7).equal

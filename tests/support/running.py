@@ -55,10 +55,10 @@ def processes_of(folder: Path) -> list[int]:
     return found
 
 
-def relax(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def relax(*arguments: str, cwd: Path, deadline: float = 110.0) -> subprocess.CompletedProcess[str]:
     """Run the command `relax`."""
     command = [sys.executable, "-m", "relax_actors.cli.main", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=110, check=False)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=deadline, check=False)
 
 
 def settings_of(address: Address) -> list[str]:

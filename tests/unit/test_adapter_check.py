@@ -122,7 +122,7 @@ def test_engines_without_adapters_are_refused_by_name(tmp_path: Path, base: Path
     ranks: dict[str, Any] = {"torch": {"ranks": 2}}
     config = adapter_config(tmp_path, base, data=data, rollout={"backend": "sglang"}, trainer=ranks)
     errors = "\n".join(examine(config).errors)
-    assert 'rollout.backend = "sglang" computes with the weights of whole models; set it to "transformers"' in errors
+    assert "set rollout.sglang.merge_adapter = true" in errors
     assert "trainer.torch.ranks = 2: an adapter is trained in one process" in errors
     scored = adapter_config(tmp_path, base, data=data, roles={"reference": {"backend": "megatron"}})
     assert any("roles.reference.backend" in error for error in examine(scored).errors)

@@ -13,7 +13,9 @@ import torch
 
 from relax_actors.config import Config
 from relax_actors.config.training import CriticSection
+from relax_actors.data.adapter import form_of
 from relax_actors.engines.protocols import train
+from relax_actors.engines.sglang.merged_adapter import MergedAdapter
 from relax_actors.engines.torch.adapter import BASE, run_weights
 from relax_actors.engines.torch.critic import TorchCritic
 from relax_actors.engines.torch.engine import TorchEngine
@@ -209,3 +211,17 @@ def test_merged_model_has_the_log_probs_of_the_adapter(tmp_path: Path, base: Pat
     scorer.load(1, weights.fingerprint(weights.load([path])), [path])
     for mine, theirs in zip(engine.score(batch_of(3), silent), scorer.score(batch_of(3), silent), strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+
+def test_full_sets_for_servers_are_those_of_the_merged_model(tmp_path: Path, base: Path) -> None:
+    config = adapter_config(tmp_path / "run", base, {"modules_to_save": ["norm"], "export_merged": True})
+    engine, path = stepped(config), tmp_path / "1.safetensors"
+    engine.publish(path)
+    engine.export(folder := folder_of(tmp_path / "model"))
+    assert config.lora is not None
+    maker = MergedAdapter(base, form_of(config.lora), torch.float32)
+    full, exported = maker.full_set(1, weights.load([path])), weights.load([folder / "model.safetensors"])
+    assert weights.fingerprint(full) == weights.fingerprint(exported)
+    other = MergedAdapter(base_folder(tmp_path / "another", seed=8), form_of(config.lora), torch.float32)
+    with pytest.raises(ConfigError, match="adapter of version 1 belongs to the base with fingerprint"):
+        other.full_set(1, weights.load([path]))

@@ -76,6 +76,20 @@ def test_errors_of_a_webhook_keep_its_url(hook: Hook) -> None:
     assert "secret" not in f"{refused.value}{away.value}"
 
 
+@pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning")  # Apprise imports it
+def test_services_of_apprise_get_title_and_text(hook: Hook) -> None:
+    pytest.importorskip("apprise", reason="needs the extra `apprise`")
+    service = hook.url.replace("http://", "json://")
+    (channel,) = channels_of(NotifySection(apprise=("$SERVICE",)), {"SERVICE": service})
+    channel.send(MESSAGE)
+    assert (hook.messages[0]["title"], hook.messages[0]["message"]) == (MESSAGE.title, MESSAGE.text)
+    hook.status = 500
+    with pytest.raises(ChannelError, match="refused the message"):
+        channel.send(MESSAGE)
+    with pytest.raises(ConfigError, match=r"notify\.apprise: entry 1 is no URL of a service"):
+        channels_of(NotifySection(apprise=("nothing",)))
+
+
 def test_command_gets_the_message_on_its_standard_input(tmp_path: Path) -> None:
     target = tmp_path / "message.json"
     program = (

@@ -115,3 +115,14 @@ def test_stages_without_a_model_are_refused_as_any_file(tmp_path: Path) -> None:
 def test_role_with_the_model_of_no_earlier_stage_is_refused(tmp_path: Path, model: str) -> None:
     with pytest.raises(ConfigError, match=r"stages\.policy\.roles\.reward_model\.model.*earlier stage.*scores"):
         load_config(of_scores(tmp_path, model), ["run.stage=policy"])
+
+
+def test_stage_that_leaves_an_adapter_alone_is_no_beginning_of_the_next(tmp_path: Path) -> None:
+    file = tmp_path / "stages.toml"
+    more = '[[stages]]\nname = "two"\n[stages.lora]\nrank = 4\n{}[[stages]]\nname = "three"\n'
+    file.write_text(FILE.read_text() + more.format(""))
+    assert load_config(file, ["run.stage=two"]).lora is not None
+    with pytest.raises(ConfigError, match="the stage 'two' trains an adapter, and the next one begins with its model"):
+        load_config(file, ["run.stage=three"])
+    file.write_text(FILE.read_text() + more.format("export_merged = true\n"))
+    assert load_config(file, ["run.stage=three"]).lora is None

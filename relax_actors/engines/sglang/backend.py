@@ -9,6 +9,7 @@ from pathlib import Path
 
 from relax_actors.algorithms.advantages.estimation import needs_greedy
 from relax_actors.config import Config
+from relax_actors.data.adapter import form_of
 from relax_actors.data.model_folder import measure
 from relax_actors.data.nested_config import text_fields
 from relax_actors.engines.protocols import InferenceEngine
@@ -33,11 +34,14 @@ SEGMENTS = ("sglang_", "sgl_shm", "sem.mp-", "psm_", "torch_")
 class SglangBackend(InferenceBackend):
     """Generates with one SGLang server per actor; implements `InferenceBackend`."""
 
+    has_adapters = True
+
     def build(self, context: Context) -> InferenceEngine:
         """Wait for the actor's server and connect to it."""
         from relax_actors.engines.sglang.connection import SglangSettings  # noqa: PLC0415 imports torch
         from relax_actors.engines.sglang.engine import SglangEngine  # noqa: PLC0415
         from relax_actors.engines.sglang.media_reference import MediaReferences  # noqa: PLC0415
+        from relax_actors.engines.sglang.merged_adapter import MergedAdapter  # noqa: PLC0415
         from relax_actors.engines.sglang.weight_loaders import (  # noqa: PLC0415
             BroadcastLoader,
             DiskLoader,
@@ -53,7 +57,11 @@ class SglangBackend(InferenceBackend):
         loader: WeightLoader = DiskLoader(path.with_suffix(""))
         if settings.weights != "disk":
             loader = (TensorLoader if settings.weights == "tensors" else BroadcastLoader)(settings.tensor_parallel)
-        facts, family = measure(config.model_path), served_family(config.model_path)
+        facts, family, merged = measure(config.model_path), served_family(config.model_path), None
+        if config.lora is not None:
+            import torch  # noqa: PLC0415
+
+            merged = MergedAdapter(config.model_path, form_of(config.lora), getattr(torch, config.trainer.precision))
         engine = SglangEngine(
             lambda: external or ServerRecord.load(path),
             loader,
@@ -66,6 +74,7 @@ class SglangBackend(InferenceBackend):
                 moe=facts.moe if config.trainer.router_replay else None,
                 media=None if family is None else MediaReferences(family, context.table.store.root),
                 prefixes=() if family is None else family.spec.sglang.prefixes,
+                merged=merged,
                 grammars=external is None and config.gateway is not None,
                 keep_partial=not config.run.deterministic,
                 progress=context.progress,
@@ -85,6 +94,7 @@ class SglangBackend(InferenceBackend):
                 "out, so that the run starts its servers"
             )
             raise ConfigError(msg)
+        _check_adapter(config, reads_text_only=reads_text_only)
         if rollout.min_tokens:
             msg = (
                 f"rollout.min_tokens = {rollout.min_tokens}: log-probs of SGLang leave out the suppressed stop tokens; "
@@ -176,6 +186,29 @@ class SglangBackend(InferenceBackend):
             gpus=settings.tensor_parallel,
             computes_on_cpu=False,
         )
+
+
+def _check_adapter(config: Config, *, reads_text_only: bool) -> None:
+    """Refuse an adapter that servers cannot serve.
+
+    Raises:
+        ConfigError: it is not to be merged, there is none, or the model has towers, whose names in SGLang differ.
+    """
+    merges = config.rollout.sglang.merge_adapter
+    if config.lora is None:
+        if merges:
+            msg = "rollout.sglang.merge_adapter = true, but the run trains no adapter; add [lora], or leave it out"
+            raise ConfigError(msg)
+        return
+    if not merges:
+        msg = (
+            'rollout.backend = "sglang" with [lora]: servers get the adapter only as full sets of weights; set '
+            'rollout.sglang.merge_adapter = true, or rollout.backend = "transformers"'
+        )
+        raise ConfigError(msg)
+    if not reads_text_only:
+        msg = 'rollout.backend = "sglang" with [lora] serves models of text alone; use "transformers"'
+        raise ConfigError(msg)
 
 
 def external_server(context: Context) -> ServerRecord | None:

@@ -14,6 +14,7 @@ import structlog
 from relax_actors.data.model_folder import MoeFacts
 from relax_actors.engines.protocols.server import ServerRecord
 from relax_actors.engines.sglang.media_reference import MediaReferences
+from relax_actors.engines.sglang.merged_adapter import MergedAdapter
 from relax_actors.engines.sglang.row_streams import RowStreams, SampleLimit
 from relax_actors.engines.sglang.server import Server, ServerGoneError, ServerRoom
 from relax_actors.errors import ActorError, EngineError
@@ -43,6 +44,7 @@ class SglangSettings:
         moe: of the model, if its chosen experts are recorded.
         media: makes the references to media of prompts; None for a model that reads text only.
         prefixes: see `ServedFamily`.
+        merged: makes full sets of weights from versions of an adapter; None if versions are full sets.
         grammars: whether the server applies grammars.
         keep_partial: whether samples continue after their server was lost, and are aborted at a stop string. If not,
             they start again, and run to their end, so that their tokens and log-probs do not depend on time.
@@ -58,6 +60,7 @@ class SglangSettings:
     moe: MoeFacts | None = None
     media: MediaReferences | None = None
     prefixes: tuple[tuple[str, str], ...] = ()
+    merged: MergedAdapter | None = None
     grammars: bool = False
     keep_partial: bool = True
     progress: Callable[[], None] = _no_progress

@@ -114,6 +114,8 @@ class SglangEngine(GenerateMixin):
 
     def stage(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """Stage weights in the loader; see `WeightConsumer`."""
+        if self._settings.merged is not None:
+            tensors = self._settings.merged.full_set(version, tensors)
         named = to_checkpoint_names(tensors, self._settings.prefixes)
         staged = StagedWeights(version, weights.fingerprint(named))
         if staged != self._serving:

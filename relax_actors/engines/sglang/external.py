@@ -21,6 +21,8 @@ CONNECT_SECONDS, ANSWER_SECONDS = 5.0, 15.0
 OK, UNAUTHORIZED, FORBIDDEN = 200, 401, 403
 PROBE_TOKENS = 64
 """Tokens of the text that server and run must tokenize in the same way."""
+RESERVED_TOKENS = 16
+"""Tokens of its context that a server keeps for itself, at most."""
 TESTED = "0.5.23"
 """Version of SGLang that the engine was written for; used where none is installed here."""
 
@@ -90,8 +92,10 @@ def check_server(config: Config, url: str, key: str) -> None:
     server = ExternalServer(url, key)
     try:
         _check_model(server, config.model_path)
-        _check_settings(server, config)
-        _check_tokenizer(server, config.model_path)
+        facts = server.request("GET", "/server_info")
+        _check_settings(server, config, facts)
+        if not facts.get("skip_tokenizer_init"):  # such a server reads and writes token ids alone
+            _check_tokenizer(server, config.model_path)
     finally:
         server.close()
 
@@ -115,8 +119,7 @@ def _check_model(server: ExternalServer, model: Path) -> None:
         raise ConfigError(msg)
 
 
-def _check_settings(server: ExternalServer, config: Config) -> None:
-    facts = server.request("GET", "/server_info")
+def _check_settings(server: ExternalServer, config: Config, facts: dict[str, Any]) -> None:
     try:
         wanted = version("sglang")
     except PackageNotFoundError:
@@ -129,8 +132,7 @@ def _check_settings(server: ExternalServer, config: Config) -> None:
         msg = f"the server at {server.url} runs without --enable-fp32-lm-head, which model.fp32_lm_head needs"
         raise ConfigError(msg)
     longest, needed = facts.get("max_req_input_len"), room(config)
-    # A server takes prompts of fewer tokens than its `max_req_input_len`, some of which it reserves.
-    if isinstance(longest, int) and longest + PROBE_TOKENS < needed:
+    if isinstance(longest, int) and longest + RESERVED_TOKENS < needed:
         msg = (
             f"the server at {server.url} takes sequences of {longest} tokens, and those of the run have up to "
             f"{needed}; start it with a larger --context-length and --max-total-tokens"

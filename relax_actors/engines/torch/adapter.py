@@ -64,7 +64,7 @@ class Adapter:
         self, model: PreTrainedModel, form: AdapterForm, base: str, seed: int, heads: Collection[str] = ()
     ) -> None:
         self.model, self.form, self._seed, self._switch = model, form, seed, Switch()
-        self._base = torch.tensor(list(bytes.fromhex(base)), dtype=torch.float32)
+        self._base = digest_of(base)
         linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
         modules = [name.rpartition(".")[0] for name, _ in model.named_parameters()]
         # A model of scores or values has no head for tokens.
@@ -116,8 +116,8 @@ class Adapter:
             down = torch.empty(self.form.rank, layer.in_features)
             nn.init.kaiming_uniform_(down, a=math.sqrt(5), generator=random)
             with torch.no_grad():
-                layer.slots[POLICY].down.copy_(down)
-                layer.slots[POLICY].up.zero_()
+                layer.of_slot(POLICY).down.copy_(down)
+                layer.of_slot(POLICY).up.zero_()
 
     def parameters(self) -> Mapping[str, Tensor]:
         """Return the trained parameters by name; see `TrainedWeights`."""
@@ -126,7 +126,7 @@ class Adapter:
     def _of_slot(self, slot: str) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for name, layer in self.layers.items():
-            found |= {name + DOWN: layer.slots[slot].down, name + UP: layer.slots[slot].up}
+            found |= {name + DOWN: layer.of_slot(slot).down, name + UP: layer.of_slot(slot).up}
         return found
 
     def tensors(self) -> dict[str, Tensor]:
@@ -135,14 +135,7 @@ class Adapter:
 
     def fitted(self, tensors: Mapping[str, Tensor], source: str) -> Iterable[tuple[str, Tensor]]:
         """Return the tensors without the fingerprint of the base; see `TrainedWeights`."""
-        base = tensors.get(BASE)
-        if base is None or not torch.equal(base.float(), self._base):
-            given = "none" if base is None else _hex(base)
-            msg = (
-                f"the adapter of {source} belongs to the base with fingerprint {given}, the model folder here holds "
-                f"{_hex(self._base)}; restore the folder that model.path names"
-            )
-            raise ConfigError(msg)
+        check_base(tensors.get(BASE), self._base, source)
         return self._checked({name: t for name, t in tensors.items() if name != BASE}, self.parameters(), source)
 
     @staticmethod
@@ -220,6 +213,30 @@ class Adapter:
         finally:
             for name, parameter in self._whole.items():
                 parameter.data = current[name]
+
+
+def digest_of(fingerprint: str) -> Tensor:
+    """Return the bytes of a fingerprint as `[16] float32`."""
+    return torch.tensor(list(bytes.fromhex(fingerprint)), dtype=torch.float32)
+
+
+def check_base(given: Tensor | None, own: Tensor, source: str) -> None:
+    """Check that an adapter belongs to the base of this process.
+
+    Args:
+        given: published tensor `BASE` of the adapter; None if it has none.
+        own: that of the base here.
+        source: origin of the adapter, for errors.
+
+    Raises:
+        ConfigError: it belongs to another base.
+    """
+    if given is None or not torch.equal(given.float(), own):
+        msg = (
+            f"the adapter of {source} belongs to the base with fingerprint {'none' if given is None else _hex(given)}, "
+            f"the model folder here holds {_hex(own)}; restore the folder that model.path names"
+        )
+        raise ConfigError(msg)
 
 
 def _hex(base: Tensor) -> str:

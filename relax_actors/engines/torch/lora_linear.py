@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -90,12 +91,16 @@ class LoraLinear(nn.Linear):
         self.slots = nn.ModuleDict()
         self.scale, self._name, self._dropout, self._switch = scale, name, dropout, switch
 
+    def of_slot(self, slot: str) -> LowRank:
+        """Return A and B of a slot."""
+        return cast("LowRank", self.slots[slot])
+
     def forward(self, x: Tensor) -> Tensor:
         """Compute the layer with the adapter of the slot in use."""
         base = super().forward(x)
         if self._switch.slot is None:
             return base
-        adapter = self.slots[self._switch.slot]
+        adapter = self.of_slot(self._switch.slot)
         low = functional.linear(self._dropped(x.to(adapter.down.dtype)), adapter.down)
         return base + functional.linear(low, adapter.up) * self.scale
 
@@ -110,6 +115,10 @@ class LoraLinear(nn.Linear):
     def merged(self) -> Tensor:
         """Return W + s B A of the slot in use, in the dtype of W; computed in float32."""
         assert self._switch.slot is not None  # noqa: S101 the caller merges an adapter
-        adapter = self.slots[self._switch.slot]
-        added = self.scale * (adapter.up.float() @ adapter.down.float())
-        return (self.weight.float() + added).to(self.weight.dtype)
+        adapter = self.of_slot(self._switch.slot)
+        return merge(self.weight, adapter.down, adapter.up, self.scale)
+
+
+def merge(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
+    """Return W + s B A in the dtype of W; computed in float32."""
+    return (weight.float() + scale * (up.float() @ down.float())).to(weight.dtype)

@@ -80,7 +80,7 @@ class OptimizedModel:
 
     def reset(self) -> None:
         """Create a new optimizer, without state."""
-        self._scale = LossScale.of(self._settings.trainer)
+        self._scale, self._updates = LossScale.of(self._settings.trainer), 0
         self._optimizer = torch.optim.AdamW(
             [p for p in self.model.parameters() if p.requires_grad],
             lr=self._settings.learning_rate,
@@ -109,9 +109,7 @@ class OptimizedModel:
 
     def dropping(self, part: int) -> AbstractContextManager[None]:
         """Return the context in which a micro-batch of the next update is computed; see `TrainedWeights`."""
-        states = iter(self._optimizer.state.values())
-        updates = next((int(state["step"]) for state in states if "step" in state), 0)
-        return self.weights.dropping(updates, part)
+        return self.weights.dropping(self._updates, part)
 
     def update(
         self, learning_rate: float, scale_of: Callable[[dict[str, float]], float] = lambda _: 1.0
@@ -137,6 +135,7 @@ class OptimizedModel:
         of_update = self._scale.metrics_of(norm, measured.values())
         if "grad_norm" in of_update:
             self._optimizer.step()
+            self._updates += 1
         self.discard()
         return measured | of_update | {"micro_batches": count}
 
@@ -195,4 +194,5 @@ class OptimizedModel:
         tree = self._optimizer.state_dict()
         tree["state"] = state
         self._optimizer.load_state_dict(tree)
+        self._updates = max((int(entry["step"]) for entry in state.values()), default=0)
         self._scale = LossScale(**json.loads((folder / weights.ENGINE).read_text())["loss_scale"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 import torch
@@ -20,8 +20,8 @@ class Reference(Protocol):
     def take(self) -> None:
         """Make the current weights those of version 0."""
 
-    def model(self) -> Iterator[PreTrainedModel]:
-        """Yield the model with the weights of version 0, as a context."""
+    def model(self) -> AbstractContextManager[PreTrainedModel]:
+        """Return a context with the model that has the weights of version 0."""
 
     def tensors(self) -> Mapping[str, Tensor] | None:
         """Return the weights that a checkpoint holds; None for none."""

@@ -75,6 +75,7 @@ class Observations:
         fingerprints: fingerprint of each published weight version.
         evaluations: mean reward of held-out rows, by version.
         skew: seconds between an actor's clock and the broker's, by actor: the smallest amount seen.
+        heard: messages by which the clock of each actor was seen.
     """
 
     run: str
@@ -88,6 +89,7 @@ class Observations:
     fingerprints: dict[int, str] = field(default_factory=dict)
     evaluations: dict[int, float] = field(default_factory=dict)
     skew: dict[str, float] = field(default_factory=dict)
+    heard: dict[str, int] = field(default_factory=dict)
 
     def take(self, message: LogMessage, stored: float) -> None:
         """Record a message of the log; ignore a malformed one and one with a false claim.
@@ -156,6 +158,7 @@ class Observations:
             if known is None and len(self.skew) >= MAX_ACTORS:
                 return
             # A message may wait for a busy broker; the smallest amount is closest to the clocks' difference.
+            self.heard[message.sender] = self.heard.get(message.sender, 0) + 1
             self.skew[message.sender] = apart if known is None or abs(apart) < abs(known) else known
 
     def setting(self, name: str, default: Any = None) -> Any:

@@ -48,8 +48,8 @@ fault("foreign_messages")(lambda seen: happen(seen, "malformed_cell", 5, sender=
 
 @fault("clocks_differ")
 def clock_behind(seen: Observations) -> None:
-    body = metric("judge", time=1e9, rows=1)
-    seen.take(body, 1e9 + 90)
+    for k in range(12):
+        seen.take(metric("judge", time=1e9 + k, rows=1), 1e9 + k + 90)
 
 
 @fault("starved_trainer", steps=None)

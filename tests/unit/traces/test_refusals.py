@@ -11,7 +11,8 @@ import pytest
 from relax_actors.data.character_tokenizer import make_character_tokenizer
 from relax_actors.data.source import SourceSettings
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.data.traces import TraceMaker, checked_text, open_traces, prompt_of_traces
+from relax_actors.data.trace_maker import TraceMaker, checked_text, prompt_of_traces
+from relax_actors.data.traces import open_traces
 from relax_actors.errors import ConfigError, RowError
 from relax_actors.messages import MediaSource, TokenSequence
 from relax_actors.traces import Trace, TraceError, trajectory_of
@@ -214,3 +215,27 @@ def test_fields_of_traces_cannot_be_renamed(tmp_path: Path) -> None:
     written(tmp_path, own())
     with pytest.raises(ConfigError, match=r"data\.fields"):
         open_traces(SourceSettings(path=tmp_path / "a.jsonl", fields={"prompt": "x"}))
+
+
+def test_best_sample_of_a_prompt_is_an_example_that_no_policy_sampled(tmp_path: Path) -> None:
+    tokenizer = digits(tmp_path / "model")
+    written(tmp_path, own(row="a", reward=0.5), own(row="a", reward=1.0), own(row="b", reward=None))
+    source = open_traces(SourceSettings(path=tmp_path / "a.jsonl", options={"take": "best"}))
+    assert [source[i].traces[0].reward for i in range(len(source))] == [1.0, None]
+    made = TraceMaker(source, tokenizer, tokenizer.size, as_examples=True).of(source[0], 0)
+    assert not made.is_sampled
+    assert (made.trained.tolist(), made.logprobs.tolist()) == ([True, True], [0, 0])
+
+
+def test_row_of_several_samples_is_no_example(tmp_path: Path) -> None:
+    tokenizer, source = digits(tmp_path / "model"), written(tmp_path, own(), own())
+    with pytest.raises(TraceError, match=r"2 samples.*data\.options\.take"):
+        TraceMaker(source, tokenizer, tokenizer.size, as_examples=True).of(source[0], 0)
+
+
+def test_each_sample_may_be_a_row_and_other_options_are_refused(tmp_path: Path) -> None:
+    written(tmp_path, own(row="a"), own(row="a"))
+    assert len(open_traces(SourceSettings(path=tmp_path / "a.jsonl", options={"take": "each"}))) == 2
+    for options in ({"take": "worst"}, {"best": True}):
+        with pytest.raises(ConfigError, match="take, one of row, each, best"):
+            open_traces(SourceSettings(path=tmp_path / "a.jsonl", options=options))

@@ -26,8 +26,7 @@ def reward_without_evaluation(seen: Observations) -> Iterator[Finding]:
             f"the training reward rose by {rise:.2f}, and that of held-out prompts by {held_out_rise:.2f}",
             evidence=(seen.of_events("evaluated", "evaluator.0", rise=rise, held_out_rise=held_out_rise),),
             remedy="read samples with a high reward: it may be forged or memorised; grade by what the policy cannot "
-            "write, "
-            "and check that both rewards measure the same",
+            "write, and check that both rewards measure the same",
             settings=("reward.function", "eval.data.path", "data.path"),
         )
 

@@ -31,8 +31,7 @@ def weights_unchanged(seen: Observations) -> Iterator[Finding]:
                 f"weight versions {version - same} to {version} are equal: {same} steps changed nothing",
                 evidence=(seen.of_steps((version - same, version - 1)),),
                 remedy="small updates vanish in half precision: keep float32 master weights, or raise the learning "
-                "rate; "
-                "look whether grad_norm is 0",
+                "rate; look whether grad_norm is 0",
                 settings=("trainer.precision", "trainer.learning_rate"),
             )
             return
@@ -143,8 +142,8 @@ def loss_by_micro_batches(seen: Observations) -> Iterator[Finding]:
             f"the norm of the gradient follows the number of micro-batches (partial correlation {found:.2f} over "
             f"{len(known)} steps)",
             evidence=(seen.of_steps(sorted(seen.steps)[-200:], correlation=found),),
-            remedy="a loss must be a sum over tokens that is divided once by a count of the whole step; check your own "
-            "function with `relax check`",
+            remedy="a loss must be a sum over tokens that is divided once by a count of the whole step; check your "
+            "own function with `relax check`",
             settings=("algorithm.surrogate", "trainer.max_tokens_per_microbatch"),
         )
 

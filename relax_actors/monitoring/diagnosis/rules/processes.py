@@ -14,7 +14,8 @@ LOOP_CRASHES, LOOP_SECONDS = 3, 600.0
 MANY_SHARE, MANY = 0.05, 4
 """Share of the trained rows, and number, from which failing rows are many."""
 EXTERNAL = ("killed", "signal")
-SKEW_SECONDS = 2.0
+SKEW_SECONDS, SKEW_MESSAGES = 5.0, 10
+"""Least difference of clocks, and messages of which the least delayed one has it: a busy broker delays single ones."""
 
 
 @rule("An actor crashes again and again with the same error.")
@@ -120,7 +121,8 @@ def foreign_messages(seen: Observations) -> Iterator[Finding]:
 @rule("The clocks of machines differ.")
 def clocks_differ(seen: Observations) -> Iterator[Finding]:
     """Compare the times of messages with those of the broker."""
-    apart = {name: seconds for name, seconds in seen.skew.items() if abs(seconds) > SKEW_SECONDS}
+    known = {name: seconds for name, seconds in seen.skew.items() if seen.heard[name] >= SKEW_MESSAGES}
+    apart = {name: seconds for name, seconds in known.items() if abs(seconds) > SKEW_SECONDS}
     if apart:
         name, seconds = max(apart.items(), key=lambda entry: abs(entry[1]))
         yield Finding(

@@ -154,8 +154,8 @@ def reward_out_of_range(seen: Observations) -> Iterator[Finding]:
             yield Finding(
                 f"the mean reward of step {series[k][0]} is {series[k][1]:.3g}, and was at most {top:.3g} before",
                 evidence=(seen.of_steps((series[k][0], series[k][0]), reward=series[k][1], before=top),),
-                remedy=f"read its samples (`relax samples {seen.run} --step {series[k][0]}`): an agent may set its own "
-                "reward; grade what it did where it cannot write, and bound the reward",
+                remedy=f"read its samples (`relax samples {seen.run} --step {series[k][0]}`): an agent may set its "
+                "own reward; grade what it did where it cannot write, and bound the reward",
                 settings=("reward.function",),
             )
             return

@@ -83,8 +83,7 @@ def marks_in_texts(seen: Observations) -> Iterator[Finding]:
             f"{level(last):.0%} of the completions contain marks of a chat template, such as <|im_end|>",
             evidence=(seen.of_steps((last[0][0], last[-1][0]), marked=level(last)),),
             remedy="the prompt is not built by the model's own chat template, or its end-of-message token does not "
-            "stop "
-            "generation; compare `relax samples` with the template",
+            "stop generation; compare `relax samples` with the template",
             settings=("model.path", "rollout.stop"),
         )
 
@@ -154,7 +153,6 @@ def length_bias(seen: Observations) -> Iterator[Finding]:
             "rise",
             evidence=(seen.of_steps((length[0][0], length[-1][0]), first=grown[0], last=grown[1]),),
             remedy=f'with algorithm.aggregate = "{aggregate}" a long wrong sample costs less a token; set "constant", '
-            "or "
-            "penalise length",
+            "or penalise length",
             settings=("algorithm.aggregate", "algorithm.shaping.overlong"),
         )

@@ -1,0 +1,145 @@
+"""Prompts and trajectories of rows of traces."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relax_actors.data.prompt_maker import check_size
+from relax_actors.data.source import DataSource
+from relax_actors.data.task import Task
+from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.data.traces import MARK, Take, digest_of
+from relax_actors.errors import RowError
+from relax_actors.messages import NOT_SAMPLED, Prompt, Trajectory
+from relax_actors.traces import Trace, TraceError, trajectory_of
+from relax_actors.traces.turns import turns_of
+
+
+def prompt_of_traces(task: Task, tokenizer: Tokenizer, **fields: Any) -> Prompt:
+    """Return the first cell of a row of traces.
+
+    Args:
+        task: the row, of a source of traces.
+        tokenizer: of the model.
+        fields: further fields of the cell, such as seed and min_version.
+
+    Raises:
+        RowError: the row is too large for a cell, or has a token that the model does not know.
+    """
+    check_size(task, task.prompt)
+    tokens = task.traces[0].prompt_tokens
+    text, messages = (task.prompt, []) if isinstance(task.prompt, str) else (task.traces[0].prompt, task.prompt)
+    return Prompt(
+        text or spelled(tokenizer, tokens, task.origin), tokens, task.answer, task.metadata, messages=messages, **fields
+    )
+
+
+class TraceMaker:
+    """Makes the trajectories of rows of traces.
+
+    Args:
+        source: the data.
+        tokenizer: of the model.
+        vocabulary: number of tokens of the model.
+        as_examples: whether samples are examples, which are trained as if no policy had sampled them.
+    """
+
+    def __init__(self, source: DataSource, tokenizer: Tokenizer, vocabulary: int, *, as_examples: bool = False) -> None:
+        self._as_examples = as_examples
+        self._source, self._tokenizer, self._vocabulary = source, tokenizer, vocabulary
+
+    def make(self, row: Prompt) -> Trajectory:
+        """Make the trajectory of a row: its tokens, masks and log-probs as they were recorded.
+
+        Sampled tokens get the oldest version that may generate the row.
+
+        Raises:
+            RowError: the traces are not exact, have several prompts, or have changed since the row was admitted.
+        """
+        mark = row.metadata.get(MARK)
+        item = mark["item"] if isinstance(mark, dict) and type(mark.get("item")) is int else -1
+        if not isinstance(mark, dict) or not 0 <= item < len(self._source):
+            msg = f"the row names no item of {len(self._source)} rows of traces; requeue it, or restore data.path"
+            raise RowError(msg)
+        task = self._source[item]
+        if digest_of(task.traces) != mark.get("xxh3"):
+            msg = f"{task.origin}: its traces have changed since the row was admitted; restore the files of data.path"
+            raise RowError(msg)
+        return self.of(task, row.min_version)
+
+    def of(self, task: Task, version: int) -> Trajectory:
+        """Make the trajectory of a task; errors as `make`."""
+        if self._as_examples and len(task.traces) > 1:
+            msg = (
+                f"{task.origin}: it has {len(task.traces)} samples, and an example is one sample; set "
+                f'data.options.take to "{Take.BEST}" or "{Take.EACH}"'
+            )
+            raise TraceError(msg)
+        made = trajectory_of([self._checked(trace) for trace in task.traces], version)
+        return _as_example(made) if self._as_examples else made
+
+    def _checked(self, trace: Trace) -> Trace:
+        return checked_text(trace, self._tokenizer, self._vocabulary)
+
+
+def _as_example(made: Trajectory) -> Trajectory:
+    """Return the trajectory of a sample as one of an example: no policy of this run is compared with it."""
+    total = len(made.token_ids)
+    return replace(
+        made,
+        versions=np.full(total, NOT_SAMPLED, np.int32),
+        logprobs=np.zeros(total, np.float32),
+        loss_mask=made.trained,
+        spans=None,
+        turn_rewards=None,
+        conversations=None,
+        fingerprints=[],
+        metrics={},
+    )
+
+
+def checked_text(trace: Trace, tokenizer: Tokenizer, vocabulary: int) -> Trace:
+    """Return a trace whose text its tokens spell; a trace without a text gets one.
+
+    White space is not compared, nor are tokens around the text: a recorded answer may lack its reasoning, its calls of
+    tools and its stop token.
+
+    Raises:
+        TraceError: a token is unknown to the model, or the tokens spell another text.
+    """
+    where = trace.origin or trace.name
+    turns = [turn for sequence in trace.sequences for turn in turns_of(sequence)]
+    for sequence in trace.sequences:
+        if len(unknown := sequence.token_ids[sequence.token_ids >= vocabulary]):
+            msg = (
+                f"{where}: token {int(unknown[0])} is none of the {vocabulary} tokens of the model; traces are trained "
+                "with the tokenizer that they were recorded with"
+            )
+            raise TraceError(msg)
+    spelled = "".join(tokenizer.decode(turn.tokens) for turn in turns)
+    if not trace.text:
+        return replace(trace, text=spelled)
+    if "".join(trace.text.split()) not in "".join(spelled.split()):
+        msg = (
+            f"{where}: its tokens spell {spelled[:60]!r}, and its text is {trace.text[:60]!r}; train traces "
+            "with the tokenizer that they were recorded with"
+        )
+        raise TraceError(msg)
+    return trace
+
+
+def spelled(tokenizer: Tokenizer, tokens: NDArray[Any], where: str) -> str:
+    """Return the text of tokens.
+
+    Raises:
+        TraceError: the tokenizer does not know one.
+    """
+    try:
+        return tokenizer.spell(tokens)
+    except OverflowError as error:
+        msg = f"{where}: its prompt has tokens that the model does not know ({error})"
+        raise TraceError(msg) from error

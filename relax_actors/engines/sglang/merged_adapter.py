@@ -1,0 +1,50 @@
+"""Versions of an adapter as full sets, with the adapter added to the weights of the base."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from relax_actors.data.adapter import DOWN, UP, AdapterForm
+from relax_actors.engines.torch.adapter import BASE, check_base, digest_of
+from relax_actors.engines.torch.lora_linear import merge
+from relax_actors.weights import files as weights
+
+
+class MergedAdapter:
+    """Adds adapters to a base, which it keeps in host memory.
+
+    Args:
+        folder: model folder of the base, whose tensors have the names of transformers.
+        form: form of the adapters.
+        precision: precision of the base and of the full sets.
+
+    Raises:
+        StoreError: a file of the folder cannot be read.
+    """
+
+    def __init__(self, folder: Path, form: AdapterForm, precision: torch.dtype) -> None:
+        stored = weights.load(sorted(folder.glob("*.safetensors")))
+        self._digest, self._form = digest_of(weights.fingerprint(stored)), form
+        self._base = {name: t.to(precision) if t.is_floating_point() else t for name, t in stored.items()}
+
+    def full_set(self, version: int, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return all weights of the model with an adapter; each sum is computed in float32 and rounded once.
+
+        Args:
+            version: number of the version, for errors.
+            tensors: published tensors of the adapter.
+
+        Raises:
+            ConfigError: it is an adapter of another base.
+        """
+        check_base(tensors.get(BASE), self._digest, f"version {version}")
+        whole = {name: t for name, t in tensors.items() if name in self._base}
+        found = self._base | whole
+        for name in (name.removesuffix(DOWN) for name in tensors if name.endswith(DOWN)):
+            weight = self._base[f"{name}.weight"]
+            found[f"{name}.weight"] = merge(weight, tensors[name + DOWN], tensors[name + UP], self._form.scale)
+        return found

@@ -1,0 +1,119 @@
+"""Checks of a server that is to join a run, over real HTTP, against a tiny server that says what a test wants."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relax_actors.config import Config
+from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.engines.backends import inference_backend
+from relax_actors.engines.sglang.external import PROBE_TOKENS, TESTED, answers, check_server
+from relax_actors.errors import ConfigError, EngineError
+from tests.support.models import QWEN3, config_of
+
+KEY = "right-key"
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    return config_of(tmp_path_factory.mktemp("run"), QWEN3, rollout={"backend": "sglang"})
+
+
+@pytest.fixture(scope="module")
+def said(config: Config) -> dict[str, Any]:
+    """Answers of a server that serves the model of the run."""
+    tokenizer = Tokenizer(config.model_path)
+    text = tokenizer.decode(range(PROBE_TOKENS))
+    fields = json.loads((config.model_path / "config.json").read_text())
+    return {
+        "/model_info": {
+            "model_type": fields["model_type"],
+            "architectures": ["Qwen3ForCausalLM"],
+            "is_generation": True,
+        },
+        "/server_info": {"version": TESTED, "max_req_input_len": 4096, "enable_fp32_lm_head": True},
+        "/tokenize": {"tokens": tokenizer.encode_any(text, special=False).tolist()},
+    }
+
+
+@contextmanager
+def server(said: dict[str, Any]) -> Iterator[str]:
+    """Serve JSON answers by path to requests with the right key; yields the address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("content-length", 0)))
+            allowed = self.headers.get("authorization") == f"Bearer {KEY}"
+            status = 401 if not allowed else 200 if self.path in said else 404
+            body = json.dumps(said.get(self.path, {})).encode()
+            self.send_response(status)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET  # noqa: N815 of the base class
+
+        def log_message(self, *_: Any) -> None: ...
+
+    found = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=found.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{found.server_port}"
+    finally:
+        found.shutdown()
+        found.server_close()
+        thread.join()
+
+
+def test_a_server_of_the_same_model_is_accepted(config: Config, said: dict[str, Any]) -> None:
+    with server(said) as url:
+        check_server(config, url, KEY)
+        assert answers(url, KEY) == ""
+        ids_alone = said | {"/server_info": said["/server_info"] | {"skip_tokenizer_init": True}, "/tokenize": {}}
+    with server(ids_alone) as url:
+        check_server(config, url, KEY)
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "message"),
+    [
+        ("/model_info", {"model_type": "llama"}, "model_type llama.*trains qwen3.*model folder"),
+        ("/model_info", {"architectures": ["Other"]}, "architectures.*Other"),
+        ("/model_info", {"is_generation": False}, "does not generate"),
+        ("/server_info", {"version": "0.4.1"}, r"SGLang 0\.4\.1.*needs 0\.5"),
+        ("/server_info", {"max_req_input_len": 8}, "sequences of 8 tokens.*--context-length"),
+        ("/tokenize", {"tokens": [1, 2, 3]}, "another tokenizer.*--tokenizer-path"),
+    ],
+)
+def test_a_server_of_something_else_is_refused(
+    config: Config, said: dict[str, Any], path: str, change: dict[str, Any], message: str
+) -> None:
+    with server(said | {path: said[path] | change}) as url, pytest.raises(ConfigError, match=message):
+        check_server(config, url, KEY)
+
+
+def test_a_wrong_key_another_program_and_silence_are_told_apart(config: Config, said: dict[str, Any]) -> None:
+    with server(said) as url:
+        with pytest.raises(ConfigError, match=r"refuses the key.*`key`"):
+            check_server(config, url, "wrong-key")
+        assert "refuses the key" in answers(url, "wrong-key")
+    with server({}) as url, pytest.raises(ConfigError, match="is it an SGLang server"):
+        check_server(config, url, KEY)
+    with pytest.raises(EngineError, match="does not answer"):
+        check_server(config, url, KEY)
+    assert "does not answer" in answers(url, KEY)
+
+
+def test_other_backends_take_no_external_engine(tmp_path: Path) -> None:
+    config = config_of(tmp_path, QWEN3, rollout={"backend": "transformers"})
+    with pytest.raises(ConfigError, match=r"transformers.*external.*sglang"):
+        inference_backend(config).check_engine(config, "http://127.0.0.1:1", "")
