@@ -13,6 +13,7 @@ from broker.subjects import RowId
 from tests.support.browsers import Watched, needs_browser, opened
 from tests.support.consoles import ServedConsole, WrittenRun
 from tests.support.hostile_markup import PAYLOADS
+from tests.support.running import wait_until
 
 pytestmark = [needs_browser, pytest.mark.slow]
 VIEWS = {
@@ -101,15 +102,16 @@ def test_page_goes_on_after_a_killed_console(browser: Any, run: WrittenRun, cons
     page = watched.page
     counted = "document.body.dataset.logLast - document.body.dataset.logFirst + 1 == document.body.dataset.logCount"
     run.train(range(8, 9))
-    page.wait_for_function("Number(document.body.dataset.logCount) >= 1")
+    # `wait_for_function` evaluates texts in the page, which its policy refuses.
+    wait_until(lambda: page.evaluate("Number(document.body.dataset.logCount) >= 1"), "a message")
     last = page.evaluate("Number(document.body.dataset.logLast)")
     console.kill()
-    page.get_by_text("The console does not answer").wait_for()
+    page.get_by_text("The page goes on by itself").wait_for()
     run.train(range(9, 12))
     console.start()
-    page.wait_for_function(f"Number(document.body.dataset.logLast) >= {last + 3}")
+    wait_until(lambda: page.evaluate(f"Number(document.body.dataset.logLast) >= {last + 3}"), "later messages")
     assert page.evaluate(counted), page.evaluate("({...document.body.dataset})")
-    page.get_by_text("The console does not answer").wait_for(state="detached")
+    page.get_by_text("The page goes on by itself").wait_for(state="detached")
     page.get_by_text("12 of 100").wait_for()
     assert watched.foreign == []
 

@@ -53,7 +53,7 @@ def test_rows_are_followed_from_the_step_to_a_token(browser: Any, console: Serve
         page.get_by_label("Colour by").select_option(by)
         page.locator(f"pre.strip .{classes}").first.wait_for()
     page.get_by_role("button", name="Sample 0").click()
-    page.wait_for_function("!location.hash.includes('sample=1')")
+    page.wait_for_url(lambda url: "sample=1" not in url)
     watched.check()
 
 

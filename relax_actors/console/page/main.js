@@ -79,7 +79,7 @@ function useKeys(enabled, actions) {
 function Help({ dialog, keys, setKeys }) {
   return html`<dialog ref=${dialog} aria-labelledby="help-title">
     <h2 id="help-title">Keyboard</h2>
-    <ul>${VIEWS.map((view, i) => html`<li key=${view.name}><kbd>${i + 1}</kbd> ${view.title}</li>`)}
+    <ul>${VIEWS.slice(0, 9).map((view, i) => html`<li key=${view.name}><kbd>${i + 1}</kbd> ${view.title}</li>`)}
       <li><kbd>t</kbd> dark or light</li><li><kbd>?</kbd> this list</li></ul>
     <p><label><input type="checkbox" checked=${keys === "on"} onChange=${(e) => setKeys(e.target.checked ? "on" : "off")} /> use these keys</label></p>
     <button onClick=${() => dialog.current.close()}>Close</button>
