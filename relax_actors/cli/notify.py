@@ -60,6 +60,8 @@ def notify(
         follow(Notifier(config.run.name, folder, section, channels, sent), sys.stdin if child else None)
     finally:
         sent.close()
+    sys.stdout.flush()
+    os._exit(0)  # a look may still wait for a broker that has ended with the run
 
 
 def _send_test(run: str, channels: list[Channel]) -> None:

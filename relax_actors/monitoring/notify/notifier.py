@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import select
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -59,6 +60,7 @@ class Notifier:
     finished: bool = False
     findings: list[Finding] = field(default_factory=list)
     """Problems at the last look."""
+    _claiming: threading.Lock = field(default_factory=threading.Lock)
     _examine_at: float = 0.0
     """When to look for findings again, by the monotonic clock."""
 
@@ -111,12 +113,11 @@ class Notifier:
         """Send how `relax up` ended.
 
         Args:
-            outcome: what it said at its end; None if it said nothing, since it was killed.
+            outcome: what it said at its end; None if it said nothing, since it was killed: this process is, too.
         """
         self.report_findings(at_once=True)
         if outcome is None:
-            text = "`relax up` was killed or lost; the same command resumes the run"
-            self.send("gave_up", [f"killed {self.began}"], "was killed", text)
+            log.info("ended_with_relax_up")
         elif outcome.get("kind") == "finished":
             self.send("finished", [f"finished {self.began}"], "is finished", str(outcome.get("text", "")))
         elif outcome.get("kind") == "gave_up":
@@ -124,10 +125,11 @@ class Notifier:
 
     def send(self, rule: str, keys: list[str], title: str, text: str) -> None:
         """Claim a message and send it to all channels, unless it is unwanted or claimed; failures are logged."""
-        if rule not in self.section.on or not any(map(self.sent.is_new, keys)):
-            return
         now = time.time()
-        self.sent.claim(rule, keys, now)
+        with self._claiming:
+            if rule not in self.section.on or not any(map(self.sent.is_new, keys)):
+                return
+            self.sent.claim(rule, keys, now)
         message = Message(self.run, rule, f"relax run {self.run} {title}", printable_lines(text), now)
         for channel in self.channels:
             try:
@@ -152,18 +154,22 @@ def follow(notifier: Notifier, parent: IO[str] | None) -> None:
             the run is seen in its record.
     """
     every = min(notifier.section.every, LOOK_SECONDS)
+    looking: threading.Thread | None = None
+    look_at = 0.0
     while True:
-        notifier.look()
-        end = time.monotonic() + every
-        while time.monotonic() < end:
-            if parent is None:
-                if notifier.finished:
-                    notifier.conclude({"kind": "finished", "text": "all steps are trained"})
-                    return
-                time.sleep(min(POLL_SECONDS, every))
-            elif select.select([parent], [], [], min(POLL_SECONDS, every))[0]:
-                notifier.conclude(outcome_of(parent.readline()))
+        if time.monotonic() >= look_at and (looking is None or not looking.is_alive()):
+            # A look waits long for a broker that has just ended; the end of the run is told meanwhile.
+            looking = threading.Thread(target=notifier.look, name="look", daemon=True)
+            looking.start()
+            look_at = time.monotonic() + every
+        if parent is None:
+            time.sleep(min(POLL_SECONDS, every))
+            if notifier.finished:
+                notifier.conclude({"kind": "finished", "text": "all steps are trained"})
                 return
+        elif select.select([parent], [], [], min(POLL_SECONDS, every))[0]:
+            notifier.conclude(outcome_of(parent.readline()))
+            return
 
 
 def outcome_of(line: str) -> dict[str, Any] | None:

@@ -72,6 +72,8 @@ def saturated_reward(seen: Observations) -> Iterator[Finding]:
 
 def _is_saturated(seen: Observations) -> bool:
     series = seen.series("reward")
+    if not series:
+        return False
     low, top = min(values(series)), max(values(series))
     # A reward that was never higher and never lower is flat; at 0 it is no success.
     return top > 0 and level(series[-20:]) >= SATURATED * top and (top > low or top >= 1.0)
