@@ -15,10 +15,10 @@ from relax_actors.devices.cluster import spread
 from relax_actors.devices.inventory import Inventory
 from relax_actors.devices.placement import Gpus, needs_of_actors, shown
 from relax_actors.errors import ConfigError
+from relax_actors.operations.plan import SPAN
 from relax_actors.registry.catalog import ROLES
 from relax_actors.roles import built_in_spec, replicas, role_names, roles_at_start
 from relax_actors.roles.gpus import needs_of_roles
-from relax_actors.supervision.assignment import SPAN
 
 GIB = 1 << 30
 
