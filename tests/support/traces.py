@@ -73,3 +73,13 @@ def rows(draw: st.DrawFn) -> tuple[Trajectory, list[Trace]]:
     given = Prompt("p", np.array(prompt, np.int32), "answer", draw(PLAIN), 1, 0)
     facts = {"run": "r", "row": "group.1.2", "step": 1, "author": "rollout.0#1"}
     return trajectory, traces_of(given, trajectory, reward, **facts, token_values={"advantage": advantages})
+
+
+def trace_of(number: int) -> Trace:
+    """Return the trace of a sample of one turn, of a prompt of its own."""
+    prompt, completion = np.array([1, number + 2], np.int32), np.array([5, 6], np.int32)
+    logprobs, versions = np.full(2, -0.5, np.float32), np.full(2, 3, np.int32)
+    sample = Sample((TokenSequence.of_completion(prompt, completion, logprobs, versions),), f"answer {number}")
+    given = Prompt(f"prompt {number}", prompt, str(number), {}, 1, 0)
+    facts = {"run": "r", "row": f"group.0.{number}", "step": 0, "author": "rollout.0#1"}
+    return traces_of(given, Trajectory.of(prompt, [sample]), Reward(np.array([1.0], np.float32)), **facts)[0]
