@@ -15,6 +15,7 @@ import numpy as np
 
 from relax_actors.messages.said import said
 from relax_actors.traces import fields
+from relax_actors.traces.exact_json import decoded
 from relax_actors.traces.facts import KEY, facts_of, trace_with
 from relax_actors.traces.model import Array, Trace, TraceError
 from relax_actors.traces.turns import Turn, sequences_of, turns_of
@@ -120,8 +121,7 @@ def trace_of(record: Mapping[str, Any], origin: str) -> Trace:
     turns = [turn for step in steps if (turn := _turn(step, origin)) is not None]
     extra = record.get("extra")
     extra = extra if isinstance(extra, dict) else {}
-    facts = extra.get(KEY)
-    if isinstance(facts, dict):
+    if isinstance(facts := decoded(extra.get(KEY)), dict):
         return trace_with(facts, _tokens(facts.get(LAYOUT), turns, origin), origin)
     if not turns:
         msg = f"{origin}: no step of the agent has token ids; record them in its metrics"

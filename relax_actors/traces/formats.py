@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from relax_actors.traces import atif, parquet, verifiers
-from relax_actors.traces.exact_json import decoded
 from relax_actors.traces.model import Trace, TraceError
 
 
@@ -74,4 +73,9 @@ def trace_of(record: object, origin: str) -> Trace:
         msg = f"{origin}: {record!r:.60} is no trace; write one JSON object a trace"
         raise TraceError(msg)
     name = format_of(record, origin)
-    return FORMATS[name].trace_of(record if name == PARQUET else decoded(record), origin)
+    try:
+        return FORMATS[name].trace_of(record, origin)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        what = "nested too deeply" if isinstance(error, RecursionError) else f"{type(error).__name__}: {error}"
+        msg = f"{origin}: it is malformed ({what:.200}); write the fields of the format {name} with their types"
+        raise TraceError(msg) from error

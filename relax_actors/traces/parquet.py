@@ -10,6 +10,7 @@ import numpy as np
 
 from relax_actors.messages.media import MediaSource
 from relax_actors.messages.samples import TokenSequence
+from relax_actors.traces import fields
 from relax_actors.traces.exact_json import dumps, loads
 from relax_actors.traces.model import Trace, TraceError
 
@@ -102,7 +103,7 @@ def trace_of(record: Mapping[str, Any], origin: str) -> Trace:
         return Trace(
             **{name: record[name] for name in _SAME},
             **{name: loads(record[name]) for name in _JSON},
-            prompt_tokens=np.array(record["prompt_tokens"], np.int32),
+            prompt_tokens=fields.token_ids(record, "prompt_tokens", origin),
             sequences=tuple(
                 _sequence(own, f"{origin}, sequence {number}") for number, own in enumerate(record["sequences"])
             ),
@@ -126,7 +127,7 @@ def _sequence(record: Mapping[str, Any], where: str) -> TokenSequence:
             msg = f"{where}: {name} has no value for a token; a trace needs one for each"
             raise TraceError(msg)
     return TokenSequence(
-        np.array(record["token_ids"], np.int32),
+        fields.token_ids(record, "token_ids", where),
         np.array(record["loss_mask"], np.bool_),
         np.array(record["logprobs"], np.float32),
         np.array(record["versions"], np.int32),

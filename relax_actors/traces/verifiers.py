@@ -13,6 +13,7 @@ import numpy as np
 
 from relax_actors.messages.samples import NOT_SAMPLED, TokenSequence
 from relax_actors.traces import fields
+from relax_actors.traces.exact_json import decoded
 from relax_actors.traces.facts import KEY, facts_of, trace_with
 from relax_actors.traces.model import Array, Trace, TraceError
 from relax_actors.traces.turns import FIRST_VERSION, without_repeats
@@ -49,8 +50,7 @@ def trace_of(record: Mapping[str, Any], origin: str) -> Trace:
     branches = fields.objects(record, "branches", origin)
     read = [_branch(branch, f"{origin}, branch {number}") for number, branch in enumerate(branches)]
     info = record.get("info")
-    facts = info.get(KEY) if isinstance(info, dict) else None
-    if isinstance(facts, dict):
+    if isinstance(facts := decoded(info.get(KEY)) if isinstance(info, dict) else None, dict):
         trace = trace_with(facts, [(ids, logprobs) for ids, _, logprobs in read], origin)
         for number, ((_, mask, _), sequence) in enumerate(zip(read, trace.sequences, strict=True)):
             if not np.array_equal(mask, sequence.sampled):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,13 @@ def branch(ids: list[int], mask: list[bool], logprobs: list[float] | None = None
 
 def verifiers(*branches: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"version": 1, "branches": list(branches), **more}
+
+
+def nested(depth: int) -> Any:
+    value: Any = 0
+    for _ in range(depth):
+        value = [{"a": value}]
+    return value
 
 
 def own(**changes: Any) -> Trace:
@@ -118,6 +126,11 @@ def test_log_prob_of_a_token_that_was_not_sampled_may_be_null() -> None:
         (verifiers({"sampled_mask": [False, True]}), "branch 0: no token_ids"),
         (verifiers(branch([1, 2], [True, False])), "branch 0.*no prompt"),
         (verifiers(branch([1, 2], [False, True]), reward=float("inf")), "reward is inf"),
+        (verifiers(branch([1, 2], [False, True]), reward=10**400), "reward is 1000"),
+        (verifiers(branch([1, 2], [False, True], [0, -(10**400)])), "branch 0: logprobs is .*float32"),
+        (verifiers(branch([1, 2], [False, True], [0, 0.5])), "log-prob 0.5, above 0"),
+        (atif(step(1, [1], [2], metrics={"logprobs": [0.01]})), "log-prob 0.01, above 0"),
+        (atif(step(1, [1], [2]), extra={"relax_actors": {"format": 1, "layout": nested(700)}}), "malformed|nested"),
         ({"text": "hello"}, "no trace that is known"),
         ([1], "is no trace"),
     ],
@@ -125,6 +138,73 @@ def test_log_prob_of_a_token_that_was_not_sampled_may_be_null() -> None:
 def test_record_of_another_program_is_refused_where_it_is_wrong(record: object, says: str) -> None:
     with pytest.raises(TraceError, match=f"^file line 3.*{says}"):
         trace_of(record, "file line 3")
+
+
+def test_base64_of_another_program_is_no_bytes() -> None:
+    record = verifiers(branch([1, 2], [False, True]), info={"image": {"base64": "a"}}, nested=nested(700))
+    assert trace_of(record, "f").trained_tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("metadata", None),
+        ("text", None),
+        ("messages", ["hello"]),
+        ("tools", {}),
+        ("sample", "1"),
+        ("step", 1.5),
+        ("greedy", 0),
+        ("reward", 10**400),
+        ("metrics", {"turns": 10**400}),
+        ("components", {"part": "high"}),
+        ("prompt_token_ids", [1.5, 2]),
+        ("prompt_token_ids", [-1, 2]),
+        ("turn_rewards", [float("nan")]),
+        ("metadata", {"base64": "a"}),
+        ("metadata", nested(700)),
+    ],
+)
+@pytest.mark.parametrize("kind", ["atif", "verifiers"])
+def test_fact_of_another_type_is_refused(kind: str, name: str, value: object) -> None:
+    record = FORMATS[kind].record_of(own())
+    record["extra" if kind == "atif" else "info"]["relax_actors"][name] = value
+    with pytest.raises(TraceError, match=rf"^file line 3.*({name}|malformed|reward of a turn)"):
+        trace_of(record, "file line 3")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("metadata", "null"),
+        ("metadata", '{"a":' * 2000 + "0" + "}" * 2000),
+        ("messages", "[1]"),
+        ("prompt_tokens", [-1, 2]),
+        ("text", None),
+        ("sequences", [None]),
+        ("sequences", [{"token_ids": [-1], "loss_mask": [False], "logprobs": [0.0], "versions": [-1]}]),
+    ],
+)
+def test_column_of_another_type_is_refused(name: str, value: object) -> None:
+    record = FORMATS["parquet"].record_of(own()) | {name: value}
+    with pytest.raises(TraceError, match=r"^file row 3"):
+        trace_of(record, "file row 3")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"text": "34"},
+        {"turn_rewards": np.array([1], np.float32)},
+        {"messages": [{"role": "user", "content": "1"}]},
+        {"metrics": {"turns": 1.0}},
+        {"spans": np.array([[2, 3], [3, 4]], np.int32)},
+    ],
+)
+def test_checksum_of_a_row_has_all_that_is_trained(changes: dict[str, Any]) -> None:
+    spans = {name: changes.pop(name) for name in list(changes) if name == "spans"}
+    (sequence,) = own().sequences
+    assert own(sequences=(replace(sequence, **spans),), **changes).digest != own().digest
 
 
 def test_mask_for_other_tokens_is_refused() -> None:
