@@ -127,6 +127,7 @@ def trace_of(record: Mapping[str, Any], origin: str) -> Trace:
         msg = f"{origin}: no step of the agent has token ids; record them in its metrics"
         raise TraceError(msg)
     texts = [(SOURCES.get(str(step.get("source")), "system"), _text(step)) for step in steps]
+    chat = [{"role": role, "content": text} for role, text in texts]
     first = next(i for i, (role, _) in enumerate(texts) if role == "assistant")
     agent = record.get("agent")
     return Trace(
@@ -136,7 +137,8 @@ def trace_of(record: Mapping[str, Any], origin: str) -> Trace:
         text="".join(_text(step) for step in steps if _is_answer(step)),
         reward=fields.number(extra.get("reward"), "extra.reward", origin),
         prompt="\n".join(text for _, text in texts[:first]),
-        prompt_messages=[{"role": role, "content": text} for role, text in texts[:first]],
+        prompt_messages=chat[:first],
+        messages=chat if len(turns) > 1 else [],
         origin=origin,
     )
 

@@ -257,6 +257,20 @@ def test_tokens_of_another_text_or_vocabulary_are_refused(tmp_path: Path) -> Non
         checked_text(trace, tokenizer, 1)
 
 
+def test_texts_of_turns_are_compared_turn_by_turn(tmp_path: Path) -> None:
+    tokenizer = digits(tmp_path)
+    ids = {text: tokenizer.encode(text).tolist() for text in ("1", "2>9", "5", "3>9")}
+    first = step(1, ids["1"], ids["2>9"]) | {"message": "2"}
+    second = step(2, [*ids["1"], *ids["2>9"], *ids["5"]], ids["3>9"]) | {"message": "3"}
+    trace = trace_of(atif(first, second), "f")
+    assert (trace.text, [message["role"] for message in trace.messages]) == ("23", ["user", "assistant", "assistant"])
+    assert checked_text(trace, tokenizer, tokenizer.size).text == "23"
+    branches = replace(trace, sequences=trace.sequences[::-1], text="32", messages=trace.messages[::-1])
+    assert checked_text(branches, tokenizer, tokenizer.size).text == "32"
+    with pytest.raises(TraceError, match="spell '2>93>9', and its text is '24'"):
+        checked_text(trace_of(atif(first, second | {"message": "4"}), "f"), tokenizer, tokenizer.size)
+
+
 def written(folder: Path, *traces: Trace) -> Any:
     path = folder / "a.jsonl"
     path.unlink(missing_ok=True)
