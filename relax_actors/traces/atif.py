@@ -17,6 +17,7 @@ from relax_actors.messages.said import said
 from relax_actors.traces import fields
 from relax_actors.traces.exact_json import decoded
 from relax_actors.traces.facts import KEY, facts_of, trace_with
+from relax_actors.traces.head import Head, head_of
 from relax_actors.traces.model import Array, Trace, TraceError
 from relax_actors.traces.turns import Turn, sequences_of, turns_of
 
@@ -141,6 +142,18 @@ def trace_of(record: Mapping[str, Any], origin: str) -> Trace:
         messages=chat if len(turns) > 1 else [],
         origin=origin,
     )
+
+
+def head(record: Mapping[str, Any]) -> Head:
+    """Return the head of an ATIF trajectory."""
+    extra = given if isinstance(given := record.get("extra"), dict) else {}
+    if isinstance(facts := extra.get(KEY), dict):
+        return head_of(facts, facts.get("prompt_token_ids"))
+    steps = record.get("steps")
+    first = next((s for s in steps if isinstance(s, dict) and _is_answer(s)), {}) if isinstance(steps, list) else {}
+    metrics = first.get("metrics")
+    prompt = metrics.get("prompt_token_ids") if isinstance(metrics, dict) else None
+    return head_of({"reward": extra.get("reward")}, prompt)
 
 
 def _text(step: Mapping[str, Any]) -> str:

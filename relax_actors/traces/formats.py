@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from relax_actors.traces import atif, parquet, verifiers
+from relax_actors.traces.head import Head
 from relax_actors.traces.model import Trace, TraceError
 
 
@@ -17,16 +18,18 @@ class Format:
     Attributes:
         record_of: makes the record of a trace: a JSON object, or a row of Parquet.
         trace_of: makes the trace of a record, with its place for errors.
+        head: finds the row of a record.
     """
 
     record_of: Callable[[Trace], dict[str, Any]]
     trace_of: Callable[[Mapping[str, Any], str], Trace]
+    head: Callable[[Mapping[str, Any]], Head]
 
 
 FORMATS = {
-    "atif": Format(atif.record_of, atif.trace_of),
-    "verifiers": Format(verifiers.record_of, verifiers.trace_of),
-    "parquet": Format(parquet.record_of, parquet.trace_of),
+    "atif": Format(atif.record_of, atif.trace_of, atif.head),
+    "verifiers": Format(verifiers.record_of, verifiers.trace_of, verifiers.head),
+    "parquet": Format(parquet.record_of, parquet.trace_of, parquet.head),
 }
 PARQUET = "parquet"
 

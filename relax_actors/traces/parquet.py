@@ -12,11 +12,14 @@ from relax_actors.messages.media import MediaSource
 from relax_actors.messages.samples import TokenSequence
 from relax_actors.traces import fields
 from relax_actors.traces.exact_json import dumps, loads
+from relax_actors.traces.head import Head, head_of
 from relax_actors.traces.model import Trace, TraceError
 
 MARK = "finish_reason"
 COLUMNS = frozenset({"sequences", "prompt_tokens", MARK})
 """Columns that tell a file of traces from other Parquet files."""
+HEAD = ("run", "row", "prompt_tokens", "reward", "greedy")
+"""Columns of the head of a trace."""
 _SAME = ("run", "row", "sample", "step", "text", MARK, "reward", "prompt", "answer", "greedy", "author")
 _JSON = ("metadata", "prompt_messages", "messages", "tools")
 _NAMED = ("components", "metrics", "token_values")
@@ -119,6 +122,11 @@ def trace_of(record: Mapping[str, Any], origin: str) -> Trace:
         what = f"no column {error.args[0]!r}" if isinstance(error, KeyError) else str(error)
         msg = f"{origin}: it is no exact trace ({what}); write the file by `relax traces export`"
         raise TraceError(msg) from error
+
+
+def head(record: Mapping[str, Any]) -> Head:
+    """Return the head of a row, which has the columns `HEAD` at least."""
+    return head_of(record, record.get("prompt_tokens"))
 
 
 def _sequence(record: Mapping[str, Any], where: str) -> TokenSequence:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -303,6 +304,54 @@ def test_rows_are_traces_of_one_row_or_of_one_prompt(tmp_path: Path) -> None:
         len(written(tmp_path, own(row="group.0.0"), own(row="group.0.0"), own(row="group.0.1"), own(), own(), other))
         == 4
     )
+
+
+@pytest.mark.parametrize("bad", ["no JSON", '{"version": 1}', '{"version": 1, "branches": [{}]}'])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_row_with_an_unreadable_sample_is_refused_as_a_whole(tmp_path: Path, bad: str, place: int) -> None:
+    written(tmp_path, own(row="a"), own(row="a"), own(row="b"))
+    lines = (tmp_path / "a.jsonl").read_text().splitlines()
+    lines.insert(place, bad)
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    source = open_traces(SourceSettings(path=tmp_path / "a.jsonl"))
+    assert len(source) == 2
+    with pytest.raises(RowError, match=f"line {place + 1}"):
+        source[0]
+    assert source[1].traces[0].row == "b"
+    best = open_traces(SourceSettings(path=tmp_path / "a.jsonl", options={"take": "best"}))
+    with pytest.raises(RowError, match=f"line {place + 1}"):
+        best[0]
+
+
+def test_sample_that_is_malformed_stays_in_its_row(tmp_path: Path) -> None:
+    written(tmp_path, own(row="a"), own(row="b"), own(row="b"))
+    path = tmp_path / "a.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    records[1]["info"]["relax_actors"]["text"] = None
+    path.write_text("\n".join(map(json.dumps, records)))
+    source = open_traces(SourceSettings(path=path))
+    assert (len(source), source[0].traces[0].row) == (2, "a")
+    with pytest.raises(RowError, match=r"line 2.*text is None"):
+        source[1]
+
+
+def test_rows_of_parquet_are_found_by_their_columns(tmp_path: Path) -> None:
+    traces = [own(row="a", reward=0.5), own(row="a", reward=1.0), own(), own(), own(prompt_tokens=np.array([1], "i4"))]
+    write_traces(tmp_path / "a.parquet", "parquet", traces)
+    source = open_traces(SourceSettings(path=tmp_path / "a.parquet", options={"take": "best"}))
+    assert [source[i].traces[0].reward for i in range(len(source))] == [1.0, 1.0, 1.0]
+
+
+def test_many_turns_are_joined_fast_and_too_many_are_refused() -> None:
+    context = list(range(400))
+    turns = [step(number, context[: number + 1], [500]) for number in range(399)]
+    assert len(trace_of(atif(*turns), "f").sequences) == 399
+    with pytest.raises(TraceError, match=r"step 501.*more than 500 branches"):
+        trace_of(atif(*(step(number, [number], [500]) for number in range(1, 600))), "f")
+    with pytest.raises(TraceError, match="10001 turns, more than 10000"):
+        trace_of(atif(*(step(number, [number], [500]) for number in range(10_001))), "f")
+    with pytest.raises(TraceError, match="more than 500 branches"):
+        trace_of(verifiers(*(branch([1, number], [False, True]) for number in range(501))), "f")
 
 
 def test_fields_of_traces_cannot_be_renamed(tmp_path: Path) -> None:
