@@ -46,8 +46,8 @@ class Trace:
         finish_reason: why the sample ended.
         reward: its reward as float32; None if it has none.
         components: parts of the reward by name.
-        token_values: name -> `[total] float32`, one number for each token behind the prompt of all sequences, such as
-            `reward`, `advantage` or `entropy`.
+        token_values: name -> `[total] float32`, one number for each token behind the prompt of all sequences. An
+            exported run has `reward`, if its reward function scores tokens.
         turn_rewards: `[turns] float32`, reward of each generation; None if turns have none.
         metrics: measurements of the sample.
         prompt: text of the prompt.
@@ -55,11 +55,11 @@ class Trace:
         metadata: further data of the row.
         prompt_messages: the prompt as chat messages; empty for plain text.
         messages: the conversation of an episode with its prompt and its calls of tools; empty for a completion.
-        tools: definitions of the tools that the model was shown.
+        tools: definitions of the tools that the model was shown; empty in an exported run.
         media: media of the prompt and of its observations by reference; the sequences hold none of their features.
         fingerprints: fingerprint of the weights of each version in the sequences, where it is known.
         greedy: whether the sample is the greedy baseline of the others.
-        author: actor that generated it.
+        author: actor that generated it; empty in an exported run.
         origin: place in a file, for errors; not compared.
 
     Raises:
