@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 from hypothesis import strategies as st
 
+from relax_actors.data.character_tokenizer import make_character_tokenizer
+from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.messages import Prompt, Reward, Sample, TokenSequence, Trajectory
 from relax_actors.traces import Trace, traces_of
 
@@ -83,3 +88,18 @@ def trace_of(number: int) -> Trace:
     given = Prompt(f"prompt {number}", prompt, str(number), {}, 1, 0)
     facts = {"run": "r", "row": f"group.0.{number}", "step": 0, "author": "rollout.0#1"}
     return traces_of(given, Trajectory.of(prompt, [sample]), Reward(np.array([1.0], np.float32)), **facts)[0]
+
+
+def own(**changes: Any) -> Trace:
+    """Build an exact trace of two sampled tokens."""
+    sequence = TokenSequence.of_completion(
+        np.array([1, 2], np.int32), np.array([3, 4], np.int32), np.array([-0.5, -1], np.float32), np.array([0, 0])
+    )
+    return Trace(**{"prompt_tokens": np.array([1, 2], np.int32), "sequences": (sequence,), "reward": 1.0, **changes})
+
+
+def digits(folder: Path) -> Tokenizer:
+    """Make a tokenizer of digits."""
+    folder.mkdir(exist_ok=True)
+    make_character_tokenizer("0123456789>#", "#", folder)
+    return Tokenizer(folder)
