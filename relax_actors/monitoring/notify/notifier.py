@@ -76,10 +76,11 @@ class Notifier:
                 self._begin(root)
                 if self._is_to_examine():
                     self.findings = [finding for finding in examine(at) if finding.is_problem]
+            self.report_findings()
         except (RelaxError, nats.errors.Error, OSError, TimeoutError) as error:
             log.info("not_looked_at", error=f"{type(error).__name__}: {error}"[:300])
-            return
-        self.report_findings()
+        except Exception:
+            log.warning("look_failed", exc_info=True)
 
     def _is_up(self) -> bool:
         """Whether the broker may answer; an embedded one that does not listen would be started by the connection."""
