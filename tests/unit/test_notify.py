@@ -204,11 +204,12 @@ def test_outcomes_have_rules_of_their_own(tmp_path: Path, hook: Hook, notifier_o
     notifier.conclude({"kind": "stopped", "text": "stopped at step 3"})
     notifier.conclude({"kind": "gave_up", "text": "reward.0 failed"})
     notifier.conclude(None)
-    assert [message["title"] for message in hook.messages] == ["relax run demo gave up"]
+    titles = [message["title"] for message in hook.messages]
+    assert titles == ["relax run demo gave up", "relax run demo has lost its `relax up`"]
     quiet = tmp_path / "quiet"
     quiet.mkdir()
     notifier_of(quiet, on=("findings",)).conclude({"kind": "gave_up", "text": "reward.0 failed"})
-    assert len(hook.messages) == 1
+    assert len(hook.messages) == 2
 
 
 def test_end_is_sent_although_no_look_at_the_run_works(tmp_path: Path, hook: Hook, notifier_of: MakeNotifier) -> None:

@@ -114,11 +114,12 @@ class Notifier:
         """Send how `relax up` ended.
 
         Args:
-            outcome: what it said at its end; None if it said nothing, since it was killed: this process is, too.
+            outcome: what it said at its end; None if it said nothing, since it was killed.
         """
         self.report_findings(at_once=True)
         if outcome is None:
-            log.info("ended_with_relax_up")
+            text = "`relax up` was killed, and the run is down with it; the same `relax up` resumes it"
+            self.send("gave_up", [f"vanished {self.began}"], "has lost its `relax up`", text)
         elif outcome.get("kind") == "finished":
             self.send("finished", [f"finished {self.began}"], "is finished", str(outcome.get("text", "")))
         elif outcome.get("kind") == "gave_up":
