@@ -20,6 +20,8 @@ from enum import StrEnum
 from relax_actors.config.autoscaler import AutoscalerSection
 
 HOUR = 3600.0
+MOST_DOUBLINGS = 6
+"""Failed operations in a row of which each doubles the cool-downs; more change nothing."""
 
 
 class Action(StrEnum):
@@ -39,22 +41,26 @@ class Figures:
         in_hand: rows that rollouts hold.
         rows_per_engine: rows that a rollout holds at once.
         engines: rollouts that the run should have now, those that start included, on nodes not marked as spot.
+        least: number of engines that remain at least: those that are not scaled, and one.
         spot: rollouts on nodes marked as spot that work.
         oldest: age of the oldest waiting row in seconds; 0 if none waits.
         starving: whether the trainer waits for rows.
         restarts: restarts of rollouts so far.
         changing: whether an operation on the rollouts runs.
+        failures: operations of the autoscaler that failed since the last that did not.
     """
 
     waiting: int | None
     in_hand: int | None
     rows_per_engine: int
     engines: int | None
+    least: int = 0
     spot: int = 0
     oldest: float | None = 0.0
     starving: bool | None = None
     restarts: int | None = 0
     changing: bool = False
+    failures: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +127,16 @@ def decide(section: AutoscalerSection, figures: Figures, timers: Timers, now: fl
     if (missing := _missing(figures)) or figures.engines is None:
         have = figures.engines or 0
         return Decision(Action.HOLD, have, None, f"no figure: {missing}"), _without_timers(timers, now)
+    factor = 2.0 ** min(figures.failures, MOST_DOUBLINGS)
+    cooldowns = {name: factor * getattr(section, name) for name in ("out_cooldown", "in_cooldown")}
+    section = section.model_copy(update=cooldowns)
     timers = _observed(section, figures, timers, now)
     have, needed = figures.engines, needed_engines(section, figures)
     if figures.changing:
         return Decision(Action.HOLD, have, needed, "an operation on the rollouts runs"), _without_timers(timers, now)
     if have < section.min or have > section.max:
-        bound = section.min if have < section.min else section.max
-        return _change(Decision(_way(have, bound), bound, needed, "the bounds"), have, timers, now)
+        decision, timers = _within_bounds(section, timers, (have, needed), now), _without_timers(timers, now)
+        return _carried_out(decision, figures.least, have, timers, now)
     starves = timers.starved >= section.starved
     waits = starves and bool(figures.waiting) and (figures.oldest or 0.0) >= section.waiting_seconds
     begun = now if timers.more_since is None else timers.more_since
@@ -135,8 +144,7 @@ def decide(section: AutoscalerSection, figures: Figures, timers: Timers, now: fl
     # The trainer may wait for the last, long rows of a step; without any row the rollouts are not to blame.
     idle = not starves or figures.waiting == figures.in_hand == 0
     timers = _with_fewer(replace(timers, more_since=more_since), needed, now, holds=needed < have and idle)
-    decision = _weighed(section, timers, (have, needed), now)
-    return (decision, timers) if decision.action is Action.HOLD else _change(decision, have, timers, now)
+    return _carried_out(_weighed(section, timers, (have, needed), now), figures.least, have, timers, now)
 
 
 def needed_engines(section: AutoscalerSection, figures: Figures) -> int:
@@ -161,28 +169,47 @@ def _weighed(section: AutoscalerSection, timers: Timers, sizes: tuple[int, int],
     return Decision(Action.HOLD, have, needed, "the rollouts suffice")
 
 
+def _within_bounds(section: AutoscalerSection, timers: Timers, sizes: tuple[int, int], now: float) -> Decision:
+    """Return to the bounds, as soon as the last change, which may not have succeeded, is long enough ago."""
+    have, needed = sizes
+    if have < section.min:
+        action, bound, why = Action.OUT, section.min, _limit_of_out(section, timers, now)
+    else:
+        action, bound, why = Action.IN, section.max, _limit_of_in(section, timers, now)
+    if why:
+        return Decision(Action.HOLD, have, needed, f"outside the bounds; {why}")
+    return Decision(action, bound, needed, "the bounds")
+
+
 def _against_out(section: AutoscalerSection, timers: Timers, since: float, now: float) -> str:
     """Return why no engines are added yet; empty if they are."""
-    if len(timers.deaths) > section.restarts:
-        return "rows wait, but rollouts restart more often than autoscaler.restarts: others would, too"
-    if now - since < section.out_for:
+    why = _limit_of_out(section, timers, now)
+    if now - since < section.out_for and len(timers.deaths) <= section.restarts:
         return "rows wait, not yet for autoscaler.out_for"
-    return "rows wait; autoscaler.out_cooldown is not over" if now - timers.changed < section.out_cooldown else ""
+    return f"rows wait; {why}" if why else ""
 
 
 def _against_in(section: AutoscalerSection, timers: Timers, since: float, now: float) -> str:
     """Return why no engines are taken away yet; empty if they are."""
     if now - since < section.in_for:
         return "rollouts are idle, not yet for autoscaler.in_for"
+    why = _limit_of_in(section, timers, now)
+    return f"rollouts are idle; {why}" if why else ""
+
+
+def _limit_of_out(section: AutoscalerSection, timers: Timers, now: float) -> str:
+    """Return why no engines may be added now, whatever the load; empty if they may."""
+    if len(timers.deaths) > section.restarts:
+        return "rollouts restart more often than autoscaler.restarts: others would, too"
+    return "autoscaler.out_cooldown is not over" if now - timers.changed < section.out_cooldown else ""
+
+
+def _limit_of_in(section: AutoscalerSection, timers: Timers, now: float) -> str:
+    """Return why no engines may be taken away now, whatever the load; empty if they may."""
     if now - timers.changed < section.in_cooldown:
-        return "rollouts are idle; autoscaler.in_cooldown is not over"
-    if sum(now - at < HOUR for at in timers.changes) > section.changes_an_hour - 2:
-        return "rollouts are idle; autoscaler.changes_an_hour is used up"
-    return ""
-
-
-def _way(have: int, target: int) -> Action:
-    return Action.OUT if target > have else Action.IN
+        return "autoscaler.in_cooldown is not over"
+    used_up = sum(now - at < HOUR for at in timers.changes) > section.changes_an_hour - 2
+    return "autoscaler.changes_an_hour is used up" if used_up else ""
 
 
 def _missing(figures: Figures) -> str:
@@ -223,8 +250,15 @@ def _observed(section: AutoscalerSection, figures: Figures, timers: Timers, now:
     return replace(timers, seen=now, starved=starved, restarts=total, deaths=recent)
 
 
-def _change(decision: Decision, have: int, timers: Timers, now: float) -> tuple[Decision, Timers]:
-    """Return the state after a change."""
+def _carried_out(decision: Decision, least: int, have: int, timers: Timers, now: float) -> tuple[Decision, Timers]:
+    """Return what can be done of a decision, and the state afterwards."""
+    if decision.action is Action.IN and max(decision.engines, least) >= have:
+        why = f"{decision.reason}; those that are left are not scaled: the last of the node, or on other nodes"
+        decision = replace(decision, action=Action.HOLD, engines=have, reason=why)
+    if decision.action is Action.HOLD:
+        return decision, timers
+    if decision.action is Action.IN:
+        decision = replace(decision, engines=max(decision.engines, least))
     changes = (*(at for at in timers.changes if now - at < HOUR), now)
     before_in = have if decision.action is Action.IN else timers.before_in
     return decision, _without_timers(replace(timers, changed=now, changes=changes, before_in=before_in), now)

@@ -74,7 +74,7 @@ def add_engine(
     except (OSError, UnicodeDecodeError) as error:
         msg = f"--key-file {key_file} cannot be read: {error}; give a file with the key of the server"
         raise ConfigError(msg) from error
-    request = OperationRequest("add_engine", url=url.rstrip("/"), seconds=timeout, author="relax operations")
+    request = OperationRequest("add_engine", url=url, seconds=timeout, author="relax operations")
     _carry_out(run, request, key, Access(broker, credentials), as_json=as_json)
 
 
@@ -101,14 +101,21 @@ def _carry_out(run: str, request: OperationRequest, key: str, access: Access, *,
     from dataclasses import replace
 
     from relax_actors.cli.scaling import require_live, wait_for
+    from relax_actors.errors import ConfigError
     from relax_actors.monitoring.connection import connected
     from relax_actors.operations import OperationLog
-    from relax_actors.operations.engines import save_key
+    from relax_actors.operations.engines import discard_key, save_key
 
     with connected(run, access) as at:
         require_live(at)
         log = OperationLog(at.table)
-        begun = log.request(replace(request, key_file=save_key(at.table.store.root, key)))
+        store = at.table.store.root
+        request = replace(request, key_file=save_key(store, key))
+        try:
+            begun = log.request(request)
+        except ConfigError:
+            discard_key(store, request.key_file)
+            raise
         (operation,) = wait_for(at, log, [begun], lambda text: typer.echo(text, err=True))
     typer.echo(json.dumps(operation.shown()) if as_json else _line(operation))
 

@@ -14,7 +14,7 @@ from relax_actors.monitoring.access import Access
 from relax_actors.monitoring.connection import Connected, connected
 from relax_actors.operations import Operation, OperationLog, State
 from relax_actors.operations.plan import SPAN, check_role, nodes_of, plan_scale
-from relax_actors.roles import role_names, section_of, spec_of
+from relax_actors.roles import role_names, section_of, unscalable_roles
 
 WAIT_SECONDS = 180.0
 """Time to wait for the end of an operation, besides its own deadline and that of its role."""
@@ -142,7 +142,7 @@ def _request(config: Config, setting: str, options: ScaleOptions) -> OperationRe
         msg = f"{setting!r} is no role=number; roles are {', '.join(names)}, with 1 to {SPAN - 1} actors each"
         raise ConfigError(msg)
     role, sign, number = match[1], match[2], int(match[3])
-    check_role(role, names, [role] if spec_of(config, role).single else [])
+    check_role(role, names, unscalable_roles(config, [role]))
     return OperationRequest(
         "scale",
         role,

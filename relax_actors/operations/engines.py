@@ -13,6 +13,7 @@ import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
 
 from broker.files import make_private_folder, write_private
 from relax_actors.errors import ConfigError
@@ -21,6 +22,28 @@ KEYS = "engine-keys"
 MIN_AGE = 60.0
 """Seconds that a key without an engine is kept: its request may be about to be recorded."""
 _NAME = re.compile(r"[0-9a-f]{32}")
+
+
+def normal_url(url: str) -> str:
+    """Return the form of an engine's address that is recorded and compared: one server has one form.
+
+    Scheme and host are in lower case, and no slash is at the end.
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return url  # `is_url` refuses it
+    return urlunsplit(parts._replace(netloc=parts.netloc.lower())).rstrip("/")
+
+
+def is_url(url: str) -> bool:
+    """Return whether a text is the address of an HTTP server, without credentials."""
+    try:
+        parts = urlsplit(url)
+        # Reading the port checks it.
+        return bool(parts.hostname) and parts.scheme in ("http", "https") and parts.port != 0 and "@" not in url
+    except ValueError:
+        return False
 
 
 def save_key(store: Path, key: str) -> str:
@@ -48,6 +71,12 @@ def read_key(store: Path, name: str) -> str:
     except OSError as error:
         msg = f"the key of the engine is not in {store / KEYS}; remove the engine, and add it again with its key"
         raise ConfigError(msg) from error
+
+
+def discard_key(store: Path, name: str) -> None:
+    """Remove the key of an engine whose request was not recorded."""
+    if _NAME.fullmatch(name):
+        (store / KEYS / name).unlink(missing_ok=True)
 
 
 def remove_unused_keys(store: Path, used: Collection[str]) -> None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 from broker.errors import CodecError
 from broker.table import Cell, Table
 from relax_actors.errors import ConfigError
 from relax_actors.messages.operations import OPERATION, OperationPlan, OperationRequest, OperationStep
+from relax_actors.operations.engines import is_url, normal_url
 from relax_actors.operations.states import CANCELLABLE, KINDS, History, Operation, State, may_follow, subject_of
 
 MAX_TEXT = 500
@@ -80,6 +82,7 @@ class OperationLog:
     async def request_async(self, request: OperationRequest) -> Operation:
         """Async variant of `request`."""
         check_request(request)
+        request = replace(request, url=normal_url(request.url))
         while True:
             history = await self.read_async()
             if (known := history.with_key(request.key)) is not None:
@@ -170,8 +173,8 @@ def check_request(request: OperationRequest) -> None:
     if request.kind == "scale" and (request.target is None) == (request.delta is None):
         msg = "give either `target`, the number of actors to have, or `delta`, the number to add or remove"
         raise ConfigError(msg)
-    if request.kind == "add_engine" and not request.url.startswith(("http://", "https://")):
-        msg = f"the engine's url {request.url!r} does not begin with http:// or https://; give its whole address"
+    if request.kind == "add_engine" and not is_url(request.url):
+        msg = f"the engine's url {request.url!r} is no address of an HTTP server; give one such as http://host:30000"
         raise ConfigError(msg)
     if request.kind == "remove_engine" and request.engine is None:
         msg = "name the engine to remove by its id; GET /v1/rollouts lists the engines"

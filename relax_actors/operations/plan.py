@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,39 +59,44 @@ def nodes_of(leases: Mapping[str, Mapping[str, Any]]) -> dict[int, NodeView]:
     return nodes
 
 
-def check_role(role: str, roles: Collection[str], single: Collection[str]) -> None:
+def check_role(role: str, roles: Collection[str], fixed: Mapping[str, str]) -> None:
     """Check that the number of actors of a role can change.
 
     Args:
         role: name of the role.
         roles: roles of the run.
-        single: those of them that have one actor, because they own state.
+        fixed: those of them whose number cannot change, each with the reason; see `roles.unscalable_roles`.
 
     Raises:
-        ConfigError: the run has no such role, or it has exactly one actor.
+        ConfigError: the run has no such role, or its number cannot change.
     """
     if role not in roles:
         msg = f"the run has no role {role[:80]!r}; its roles are {', '.join(roles)}"
         raise ConfigError(msg)
-    if role in single:
-        msg = f"{role} owns state and has exactly one actor; scale another role"
+    if role in fixed:
+        msg = f"{role} {fixed[role]}"
         raise ConfigError(msg)
 
 
-def plan_scale(request: OperationRequest, nodes: Mapping[int, NodeView], replicas: int | None = None) -> OperationPlan:
+def plan_scale(
+    request: OperationRequest,
+    nodes: Mapping[int, NodeView],
+    wanted: Callable[[NodeView], int | None] = lambda _: None,
+) -> OperationPlan:
     """Plan a change of the number of actors of a role on one node.
 
     Args:
         request: of kind "scale".
         nodes: nodes of the run by number.
-        replicas: actors that the node of `relax up` should have now, if it is known: those that it has may be fewer
-            while they start, or more while they leave.
+        wanted: returns how many actors a node should have now, if it is known: those that it has may be fewer while
+            they start, or more while they leave.
 
     Raises:
         ConfigError: no node or several nodes fit, or the number is out of bounds.
     """
     node = choose_node(nodes, request.role, request.node)
-    have = replicas if replicas is not None and node.number == 0 else len(node.actors(request.role))
+    known = wanted(node)
+    have = len(node.actors(request.role)) if known is None else known
     after = have + request.delta if request.target is None and request.delta is not None else request.target
     if after is None or not 0 < after < SPAN:
         msg = (

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from relax_actors.messages.operations import OperationPlan
 from relax_actors.operations.plan import NodeView
 from relax_actors.operations.states import IN, OUT, Operation, State
 
@@ -26,15 +27,28 @@ class Report:
     weights: int
     with_weights: frozenset[str] = frozenset({"rollout"})
 
+    def node_of(self, plan: OperationPlan) -> NodeView | None:
+        """Return the node of a plan; None if it is gone, also if another node has taken its number.
+
+        The node of `relax up` is always number 0; its name may differ after the run was resumed on another host.
+        """
+        node = self.nodes.get(plan.node)
+        return node if node is None or plan.node == 0 or node.name == plan.node_name else None
+
+    def leases_of(self, plan: OperationPlan) -> list[Mapping[str, Any] | None]:
+        """Return the leases of the actors of a plan; those of another node with the same numbers do not count."""
+        is_taken = plan.node in self.nodes and self.node_of(plan) is None
+        return [None if is_taken else self.leases.get(name) for name in plan.actors]
+
 
 def next_state(operation: Operation, report: Report) -> State | None:
     """Return the state that a running operation with a plan has reached; None if it stays where it is."""
     plan = operation.plan
     if plan is None:
         return None
-    node = report.nodes.get(plan.node)
+    node = report.node_of(plan)
     states = [] if node is None else [node.children[name] for name in plan.actors if name in node.children]
-    leases = [report.leases.get(name) for name in plan.actors]
+    leases = report.leases_of(plan)
     if operation.state in IN:
         return _left(operation.state, plan.node, states, leases, is_up=node is not None)
     if len(states) < len(plan.actors):

@@ -12,6 +12,7 @@ from relax_actors.roles.registry import (
     section_of,
     spec_of,
     table_kinds,
+    unscalable_roles,
 )
 from relax_actors.runtime.row import FAILURES
 
@@ -28,4 +29,5 @@ __all__ = [
     "section_of",
     "spec_of",
     "table_kinds",
+    "unscalable_roles",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,6 +16,7 @@ from relax_actors.data.checked_run import CheckedRun
 from relax_actors.errors import ConfigError, RelaxError
 from relax_actors.messages.operations import OperationRequest
 from relax_actors.operations.plan import FIRST_ENGINE
+from relax_actors.operations.states import Operation, State
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime.service_role import ServiceRole
 
@@ -79,6 +80,17 @@ def pool_of(nodes: Mapping[str, Mapping[str, Any]], wanted: str) -> Pool:
     return Pool(engines, spot, restarts, counts.get(chosen), chosen)
 
 
+def failures_of(operations: Iterable[Operation], author: str) -> int:
+    """Count the operations of an author that failed since the last of them that did not.
+
+    Args:
+        operations: in the order of their requests.
+        author: name of the author.
+    """
+    ends = [operation.state for operation in operations if operation.request.author == author and operation.is_over]
+    return next((n for n, state in enumerate(reversed(ends)) if state is not State.FAILED), len(ends))
+
+
 class Autoscaler(ServiceRole):
     """Looks at the run every `autoscaler.interval` seconds and decides; see `relax_actors.autoscaling.decision`.
 
@@ -129,6 +141,7 @@ class Autoscaler(ServiceRole):
         assert config.autoscaler is not None  # noqa: S101 the run has the role by this section
         self._section: AutoscalerSection = config.autoscaler
         self._rows = config.rollout.max_concurrent_prompts
+        self._author = f"{self.context.role}.{self.context.n}"
         self._timers = Timers(changed=time.monotonic())
         self._operations = OperationLog(self.context.table)
         self._decisions = self._requests = 0
@@ -190,11 +203,13 @@ class Autoscaler(ServiceRole):
             in_hand=None if info is None else info.num_ack_pending,
             rows_per_engine=self._rows,
             engines=pool.engines if pool.here is not None else None,
+            least=pool.engines - pool.here + 1 if pool.here else 0,
             spot=pool.spot,
             oldest=await self._age_of_oldest(info) if info is not None and waiting else 0.0,
             starving=None if trainer is None else str(trainer.get("waits_for") or "").startswith(STARVES),
             restarts=pool.restarts,
             changing=any(operation.request.role == ROLE for operation in history.running),
+            failures=failures_of(history.operations.values(), self._author),
         )
         return figures, pool
 
@@ -212,14 +227,13 @@ class Autoscaler(ServiceRole):
         operation, refused = None, ""
         if decision.action is not Action.HOLD and not self._section.dry_run and pool is not None and pool.here:
             self._requests += 1
-            author = f"{self.context.role}.{self.context.n}"
             request = OperationRequest(
                 "scale",
                 ROLE,
-                target=max(1, pool.here + decision.engines - pool.engines),
+                target=pool.here + decision.engines - pool.engines,
                 node=pool.node,
-                key=f"{author}#{self.context.incarnation}-{self._requests}",
-                author=author,
+                key=f"{self._author}#{self.context.incarnation}-{self._requests}",
+                author=self._author,
             )
             try:
                 operation = (await self._operations.request_async(request)).id

@@ -13,7 +13,7 @@ from relax_actors.config.gateway import GatewaySection
 from relax_actors.data.checked_run import CheckedRun
 from relax_actors.errors import ConfigError
 from relax_actors.registry.role_spec import RoleSpec
-from relax_actors.roles.registry import role_names, spec_of
+from relax_actors.roles.registry import role_names, unscalable_roles
 from relax_actors.runtime.service_role import ServiceRole
 from relax_actors.serving.listening import is_free, listen
 
@@ -87,9 +87,8 @@ class GatewayRole(ServiceRole):
 
         context = self.context
         config, names = context.config, role_names(context.config)
-        single = [name for name in names if spec_of(config, name).single]
         author = f"{context.role}.{context.n}"
-        facts = RunFacts(names, single, config.rollout.backend, config.store_path, author)
+        facts = RunFacts(names, unscalable_roles(config, names), config.rollout.backend, config.store_path, author)
         return Control(OperationLog(context.table), context.state.leases, facts)
 
     def _port(self, section: GatewaySection, folder: Path) -> int:

@@ -84,6 +84,35 @@ def section_of(config: Config, role: str) -> PoolSection | RoleSection:
     return section
 
 
+def unscalable_roles(config: Config, among: Collection[str]) -> dict[str, str]:
+    """Return the roles of a run whose number of actors cannot change while it is up, each with the reason.
+
+    Args:
+        config: of the run.
+        among: names of the roles to look at, whose classes are imported; those that the run does not have are ignored.
+
+    Raises:
+        ConfigError: as `role_class`.
+    """
+    names, reasons = role_names(config), {}
+    sections = {name: built_in_spec(name).section for name in names if name not in config.roles}
+    for name in (name for name in names if name in among):
+        section = sections.get(name, "roles")
+        sharing = [other for other in sections if other != name and sections[other] == section]
+        if spec_of(config, name).single:
+            reasons[name] = "owns state and has exactly one actor; scale another role"
+        elif name not in sections:
+            continue
+        elif section not in type(config).model_fields:
+            reasons[name] = "has as many actors as other settings of the run require; scale another role"
+        elif sharing:
+            reasons[name] = (
+                f"shares [{section}] with {', '.join(sharing)}, so both would change; set {section}.replicas in the "
+                "TOML file and start the run again"
+            )
+    return reasons
+
+
 def role_class(config: Config, name: str) -> type[Role]:
     """The class of a role.
 

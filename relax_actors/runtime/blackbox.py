@@ -93,10 +93,14 @@ class BlackBox:
         _DELIVERY.pack_into(self._map, SIZE + self._taken % MAX_DELIVERIES * _DELIVERY.size, *delivery)
         self._taken += 1
 
-    def reset(self) -> None:
-        """Start the record of a new incarnation: no rows, no deliveries."""
+    def forget_deliveries(self) -> None:
+        """Remove all deliveries from the record, because the actor has returned or acknowledged them."""
         self._map[SIZE:] = bytes(MAX_DELIVERIES * _DELIVERY.size)
         self._taken = 0
+
+    def reset(self) -> None:
+        """Start the record of a new incarnation: no rows, no deliveries."""
+        self.forget_deliveries()
         self.record([], "start")
 
     def read(self) -> Snapshot:

@@ -123,6 +123,8 @@ class PoolPump(Pump[list[Msg]]):
         held, self._jobs, self._fetched = [job.message for job in self._jobs] + self._fetched, [], []
         messages = list({id(message): message for message in held}.values())
         await asyncio.gather(*map(self._give_back_row, messages))
+        # If the process is killed now, the node must not return them again: others may have them.
+        self.watch.forget_deliveries()
         prefix = f"{self.table.subjects.prefix}."
         return [message.subject.removeprefix(prefix).rpartition(".")[0] for message in messages]
 

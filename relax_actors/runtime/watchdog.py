@@ -48,7 +48,7 @@ class Watchdog:
         self._rows: list[str] = []
         self._busy_since = self._busy_before = 0.0
         self.thread_id: int | None = None
-        self.record_delivery = box.record_delivery
+        self.record_delivery, self.forget_deliveries = box.record_delivery, box.forget_deliveries
         context.progress = self.progress
         context.report_waiting = self.report_waiting
         # Waiting for the broker is no hang.

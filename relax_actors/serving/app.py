@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -102,7 +103,7 @@ class Gateway:
         """Return the routes of operators, and the page that describes them."""
         handlers = [*ControlRoutes(control).handlers(), *RelaxRoutes(control).handlers()]
         document = description(handlers)
-        routes = [self._route(path, handler, method, self._authorize_operator) for method, path, handler in handlers]
+        routes = [self._route(path, handler, method, operates=True) for method, path, handler in handlers]
 
         async def as_json(request: Request) -> Response:
             del request
@@ -119,13 +120,17 @@ class Gateway:
         path: str,
         handler: Handler,
         method: str = "POST",
-        authorize: Callable[[Request, str], None] | None = None,
+        *,
+        operates: bool = False,
     ) -> Route:
+        """Return a route of clients of the policy, or of operators, who get an answer however many clients wait."""
+        authorize = self._authorize_operator if operates else self._authorize
+
         async def endpoint(request: Request) -> Response:
             try:
                 session = request.path_params.get("session", "")
-                (authorize or self._authorize)(request, session)
-                with self._answers.admitted():
+                authorize(request, session)
+                with nullcontext() if operates else self._answers.admitted():
                     return await self._answers.while_open(handler(request, session))
             except ApiError as error:
                 return _error(request, error)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 from broker.leases import RunState
@@ -14,8 +13,9 @@ from relax_actors.config import Config, validate
 from relax_actors.errors import ConfigError
 from relax_actors.messages.operations import OperationPlan
 from relax_actors.operations.engines import read_key, save_engines
+from relax_actors.operations.plan import NodeView
 from relax_actors.operations.states import Operation
-from relax_actors.roles import section_of
+from relax_actors.roles import built_in_spec, role_names, section_of
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.assignment import Assignment
 from relax_actors.supervision.gpu_leases import lacking_gpus
@@ -27,12 +27,14 @@ class Change:
     """Number of actors that a role should have on the node of a plan.
 
     Attributes:
-        plan: of an operation.
+        operation: number of the operation.
+        plan: of the operation.
         role: name of the role.
         number: actors to have; None to leave it.
         expelled: names of actors that leave at once, instead of finishing their rows.
     """
 
+    operation: int
     plan: OperationPlan
     role: str
     number: int | None
@@ -62,15 +64,27 @@ class Desired:
         config = _with_replicas(self.config(), {role: plan.after})
         return lacking_gpus(config, Assignment.load(self._folder, config))
 
-    def apply(self, changes: Sequence[Change], engines: Sequence[Operation]) -> None:
-        """Set numbers of actors, and the external engines, which belong to the node of `relax up`."""
-        own = [change for change in changes if change.plan.node == 0]
+    def wanted(self, node: NodeView, role: str) -> int | None:
+        """Return how many actors of a role a node should have now; None if no operation has set it on another node."""
+        if node.number == 0:
+            return self.replicas(role)
+        record = self._table.call(fetch_run_record(self._state))
+        return None if record is None else record.scaled.get(node.name, {}).get(role)
+
+    def replicas(self, role: str) -> int | None:
+        """Return the configured number of actors of a role; None if the run does not have the role."""
         config = self.config()
-        numbers = {
-            c.role: c.number for c in own if c.number is not None and section_of(config, c.role).replicas != c.number
-        }
-        if numbers:
-            self._folder.replace_config(_with_replicas(config, numbers))
+        return section_of(config, role).replicas if role in role_names(config) else None
+
+    def apply(self, changes: Sequence[Change], engines: Sequence[Operation]) -> dict[int, str]:
+        """Set numbers of actors, and the external engines, which belong to the node of `relax up`.
+
+        Returns:
+            Why changes cannot be made, by the number of their operation; the others are made.
+        """
+        own = [change for change in changes if change.plan.node == 0]
+        problems = self._set_replicas(own)
+        config = self.config()
         store, entries = config.store_path, {}
         for operation in engines:
             if operation.plan is not None:
@@ -82,28 +96,52 @@ class Desired:
         if entries:
             save_engines(self._folder.engines, entries)
         node = Assignment.load(self._folder, config)
-        wanted = replace(node, engines=sorted(entries), expelled=list(chain.from_iterable(c.expelled for c in own)))
+        wanted = replace(node, engines=sorted(entries), expelled=_expelled(own))
         if wanted != node:
             wanted.save(self._folder)
         if not entries:
             save_engines(self._folder.engines, entries)
-        for change in changes:
-            if change.plan.node != 0 and change.number is not None:
-                self._publish(change, change.number)
+        self._publish([change for change in changes if change.plan.node != 0])
+        return problems
 
-    def _publish(self, change: Change, number: int) -> None:
-        name = change.plan.node_name
-        record = self._table.call(fetch_run_record(self._state))
+    def _set_replicas(self, changes: Sequence[Change]) -> dict[int, str]:
+        """Set numbers of actors in the run's folder; return why some cannot be set, by operation."""
+        known = config = self.config()
+        problems = {}
+        for change in changes:
+            if change.number is None:
+                continue
+            if change.role not in role_names(config):
+                problems[change.operation] = f"the run has no role {change.role[:80]!r} any more"
+            elif section_of(config, change.role).replicas != change.number:
+                try:
+                    config = _with_replicas(config, {change.role: change.number})
+                except ConfigError as error:
+                    problems[change.operation] = str(error)
+        if config is not known:
+            self._folder.replace_config(config)
+        return problems
+
+    def _publish(self, changes: Sequence[Change]) -> None:
+        """Publish what the nodes that joined should have. The changes of one node share one entry of the bucket."""
+        record = self._table.call(fetch_run_record(self._state)) if changes else None
         if record is None:
             return
-        known = record.scaled.get(name, {}).get(change.role), tuple(record.expelled.get(name, ()))
-        if known != (number, change.expelled):
-            self._table.call(publish_scale(self._state, name, {change.role: number}, change.expelled))
+        for name in dict.fromkeys(change.plan.node_name for change in changes):
+            own = [change for change in changes if change.plan.node_name == name]
+            numbers = {change.role: change.number for change in own if change.number is not None}
+            scaled, expelled = record.scaled.get(name, {}), _expelled(own)
+            if {**scaled, **numbers} != scaled or expelled != record.expelled.get(name, []):
+                self._table.call(publish_scale(self._state, name, numbers, expelled))
+
+
+def _expelled(changes: Sequence[Change]) -> list[str]:
+    return sorted({name for change in changes for name in change.expelled})
 
 
 def _with_replicas(config: Config, numbers: dict[str, int]) -> Config:
     body: dict[str, Any] = config.model_dump(mode="json")
     for role, number in numbers.items():
-        section = body["roles"] if role in body["roles"] else body
-        section[role]["replicas"] = number
+        section = body["roles"][role] if role in body["roles"] else body[built_in_spec(role).section]
+        section["replicas"] = number
     return validate(body, "operation")

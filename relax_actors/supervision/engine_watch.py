@@ -9,7 +9,7 @@ from relax_actors.config import Config
 from relax_actors.engines.backends import inference_backend
 from relax_actors.errors import ConfigError, EngineError
 from relax_actors.messages.operations import OperationRequest
-from relax_actors.operations.engines import read_key
+from relax_actors.operations.engines import normal_url, read_key
 from relax_actors.operations.states import Operation
 
 WATCH_SECONDS = 2.0
@@ -36,7 +36,7 @@ class EngineWatch:
         Raises:
             ConfigError: it is no engine for this run, or it does not answer at the last try.
         """
-        if request.url in config.rollout.sglang.urls:
+        if request.url in map(normal_url, config.rollout.sglang.urls):
             msg = f"{request.url} is in rollout.sglang.urls, so the run uses it already"
             raise ConfigError(msg)
         try:

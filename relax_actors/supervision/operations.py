@@ -1,17 +1,20 @@
 """Executor of a run's operations, in the process of the root.
 
 Its decisions follow from the log of operations and from what the nodes report: it keeps no state that another
-incarnation would need. What an operation sets is written after the cell that says so, and written again as long as the
-operation runs, so that a root which dies in between loses nothing, and one that resumes sets it again.
+incarnation would need; only deadlines begin again, see `OperationTimes`. What an operation sets is written after the
+cell that says so, and written again as long as the operation runs, so that a root which dies in between loses nothing,
+and one that resumes sets it again.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import nats.errors
 
 from broker.connection import Connection
+from broker.errors import BrokerError
 from broker.leases import RunState
 from broker.store import Store
 from broker.streams import CONSUMER_SECONDS, open_bucket
@@ -22,28 +25,24 @@ from relax_actors.errors import ConfigError
 from relax_actors.messages import Weights
 from relax_actors.messages.operations import OperationPlan, OperationRequest
 from relax_actors.operations import ConflictError, History, Operation, OperationLog, State
-from relax_actors.operations.engines import remove_unused_keys
+from relax_actors.operations.engines import MIN_AGE, remove_unused_keys
+from relax_actors.operations.log import MAX_TEXT
 from relax_actors.operations.plan import NodeView, check_role, nodes_of, plan_engine, plan_scale
 from relax_actors.operations.progress import Report, next_state
 from relax_actors.operations.states import OUT
-from relax_actors.roles import role_names, section_of, spec_of
+from relax_actors.roles import role_names, section_of, unscalable_roles
 from relax_actors.runtime.journal import Journal
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.desired import Change, Desired
 from relax_actors.supervision.engine_watch import EngineWatch
+from relax_actors.supervision.operation_times import OperationTimes
 
 START_SECONDS = 120.0
 """Time for new actors to start, besides the deadline in which actors that leave finish their rows."""
 CHECK_SECONDS = 30.0
 """Time for an external engine to answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """Times of the executor; `now` returns seconds since 1970, and `began` is when the root started."""
-
-    now: Callable[[], float]
-    began: float
+LOST_SECONDS, MOST_DOUBLINGS = 10.0, 6
+"""Pause after an attempt to remove a lost engine that failed; it doubles with each attempt, so many times."""
 
 
 class Operations:
@@ -54,20 +53,23 @@ class Operations:
         state: its bucket.
         folder: its folder.
         report: publishes an event.
-        clock: see `Clock`.
+        times: of the root; see `OperationTimes`.
     """
 
     def __init__(
-        self, table: Table, state: RunState, folder: RunFolder, report: Callable[..., None], clock: Clock
+        self, table: Table, state: RunState, folder: RunFolder, report: Callable[..., None], times: OperationTimes
     ) -> None:
-        self._table, self._state, self._report, self._clock = table, state, report, clock
+        self._table, self._state, self._report, self._times = table, state, report, times
         self._log, self._desired = OperationLog(table), Desired(folder, state, table)
-        self._engines = EngineWatch()
+        self._engines = EngineWatch(times.now)
         self._seen: History | None = None
+        self._keys_checked_at = float("-inf")
 
     def step(self) -> None:
         """Take every operation as far as it goes now; call it several times a second."""
         history = self._log.read()
+        self._times.look(history, self._desired.replicas)
+        self._remove_unused_keys(history)
         self._remove_lost_engines(history)
         if history is self._seen and not history.running:
             return
@@ -82,16 +84,21 @@ class Operations:
         self._seen = history
 
     def _advance_all(self, operation: Operation, report: Report) -> None:
-        """Take an operation through all states that it has reached."""
-        while self._advance(operation, report):
-            operation = self._log.read().operations[operation.id]
+        """Take an operation through all states that it has reached. An unexpected error ends this operation alone."""
+        try:
+            while self._advance(operation, report):
+                operation = self._log.read().operations[operation.id]
+        except (BrokerError, nats.errors.Error, OSError):
+            raise  # the next call tries again
+        except Exception as error:  # noqa: BLE001 the other operations go on
+            self._fail(operation, f"{type(error).__name__}: {error}"[:MAX_TEXT])
 
     def _look(self) -> Report:
         """Read what the nodes and actors report now."""
         leases = self._table.call(self._state.leases())
         nodes = nodes_of(leases)
         # The lease of a node that ended with the former root is still there for a while.
-        if 0 in nodes and nodes[0].since < self._clock.began:
+        if 0 in nodes and nodes[0].since < self._times.began:
             del nodes[0]
         weights = self._table.fetch_last("weights", Weights)
         return Report(nodes, leases, -1 if weights is None else weights.version)
@@ -121,15 +128,16 @@ class Operations:
             ConfigError: it cannot be done.
         """
         if 0 not in report.nodes:
-            if self._is_late(operation):
+            # Also after the run has resumed, when that node takes longer than a short deadline to start.
+            if self._times.age(operation.id) > max(START_SECONDS, self._seconds(operation)):
                 msg = "the node of `relax up` is not up; see `relax tree`"
                 raise ConfigError(msg)
             return False
         request, config = operation.request, self._desired.config()
         if request.kind == "scale":
             names = role_names(config)
-            check_role(request.role, names, [name for name in names if spec_of(config, name).single])
-            plan = plan_scale(request, report.nodes, section_of(config, request.role).replicas)
+            check_role(request.role, names, unscalable_roles(config, [request.role]))
+            plan = plan_scale(request, report.nodes, lambda node: self._desired.wanted(node, request.role))
             if plan.after == plan.before:
                 return self._enter(operation, State.ACTIVE, plan, reason=f"{request.role} has {plan.before} actors")
             if problems := self._desired.lacking(plan, request.role):
@@ -145,6 +153,9 @@ class Operations:
         Raises:
             ConfigError: it does not answer in time, or is none for this run.
         """
+        if "rollout" not in node.roles:
+            msg = f"node 0 {node.name}, that of `relax up`, has no rollouts; start it with role rollout to add engines"
+            raise ConfigError(msg)
         if operation.state is State.PENDING:
             return self._enter(operation, State.CONNECTING)
         history = self._log.read()
@@ -152,7 +163,7 @@ class Operations:
         if known := [o.id for o in engines if o.request.url == operation.request.url]:
             msg = f"{operation.request.url} is engine {known[0]} of this run already"
             raise ConfigError(msg)
-        late = self._clock.now() - operation.times[State.CONNECTING] > (operation.request.seconds or CHECK_SECONDS)
+        late = self._times.age(operation.id, State.CONNECTING) > (operation.request.seconds or CHECK_SECONDS)
         if not self._engines.check(config, operation.request, is_last_try=late):
             return False
         taken = [name for o in engines if o.plan is not None for name in o.plan.actors]
@@ -173,6 +184,7 @@ class Operations:
     def _release(self, operation: Operation, report: Report) -> None:
         """Release the leases of actors whose processes are gone; those of killed actors would expire later."""
         plan = operation.plan
+        # By number: another node that has taken the number may have actors of the same names, which keep their leases.
         node = None if plan is None else report.nodes.get(plan.node)
         for name in () if plan is None else plan.actors:
             if name in report.leases and (node is None or name not in node.children):
@@ -185,7 +197,8 @@ class Operations:
         Raises:
             ConfigError: one has been restarted too often.
         """
-        plan, node = operation.plan, None if operation.plan is None else report.nodes.get(operation.plan.node)
+        plan = operation.plan
+        node = None if plan is None else report.node_of(plan)
         if plan is None or node is None or operation.state not in OUT:
             return
         most = max(1, self._desired.config().supervision.intensity - 1)
@@ -195,7 +208,7 @@ class Operations:
                 raise ConfigError(msg)
 
     def _is_late(self, operation: Operation) -> bool:
-        return self._clock.now() - operation.times[State.PENDING] > self._seconds(operation)
+        return self._times.age(operation.id) > self._seconds(operation)
 
     def _seconds(self, operation: Operation) -> float:
         """Return the deadline of an operation in seconds."""
@@ -226,28 +239,34 @@ class Operations:
     def _apply(self, history: History) -> None:
         """Set what the operations want of the nodes."""
         changes = [change for o in history.operations.values() if (change := self._change(o, history)) is not None]
-        self._desired.apply(changes, history.engines())
-        used = {o.request.key_file for o in [*history.engines(), *history.running] if o.request.key_file}
-        remove_unused_keys(self._table.store.root, used)
+        problems = self._desired.apply(changes, history.engines())
+        for operation in history.running:
+            if operation.id in problems:
+                self._fail(operation, problems[operation.id][:MAX_TEXT])
+
+    def _remove_unused_keys(self, history: History) -> None:
+        """Remove the keys of engines that were refused, or have left, some time after their operation."""
+        if time.monotonic() - self._keys_checked_at > MIN_AGE / 2:
+            self._keys_checked_at = time.monotonic()
+            used = {o.request.key_file for o in [*history.engines(), *history.running] if o.request.key_file}
+            remove_unused_keys(self._table.store.root, used)
 
     def _change(self, operation: Operation, history: History) -> Change | None:
         """Return what an operation sets; None if it has ended and left what it set, or if a later one counts."""
         plan, request = operation.plan, operation.request
-        if plan is None or (plan.node == 0 and self._ended_before(operation)):
+        # The configuration of `relax up` counts more than what had ended when the root started.
+        if plan is None or (plan.node == 0 and self._times.had_ended(operation.id)):
             return None
-        later = (o for o in history.operations.values() if o.id > operation.id and o.plan is not None)
-        if any(o.subject == operation.subject and o.plan.node == plan.node for o in later if o.plan is not None):
+        later = [o for o in history.operations.values() if o.id > operation.id and o.subject == operation.subject]
+        if any(o.plan is not None and _place(o.plan) == _place(plan) for o in later):
             return None
         is_forced = operation.state is State.DRAINING and (request.force or self._is_late(operation))
         expelled = tuple(plan.actors) if is_forced else ()
         if request.kind != "scale":
-            return Change(plan, "rollout", None, expelled) if expelled else None
+            return Change(operation.id, plan, "rollout", None, expelled) if expelled else None
         undone = operation.state in (State.FAILED, State.CANCELLED)
-        return Change(plan, request.role, plan.before if undone else plan.after, expelled)
-
-    def _ended_before(self, operation: Operation) -> bool:
-        """Whether an operation had ended when the root started: the configuration of `relax up` counts more then."""
-        return operation.is_over and operation.times[operation.state] < self._clock.began
+        number = self._times.number_before(operation.id, plan.before) if undone else plan.after
+        return Change(operation.id, plan, request.role, number, expelled)
 
     def _remove_lost_engines(self, history: History) -> None:
         """Remove external engines that do not answer any more; their rows go to others."""
@@ -255,9 +274,12 @@ class Operations:
         if not active:
             return
         for operation, reason in self._engines.lost(self._desired.config(), active):
-            request = OperationRequest(
-                "remove_engine", engine=operation.id, force=True, key=f"lost-{operation.id}", author="root"
-            )
+            removals = [o for o in history.operations.values() if o.request.engine == operation.id and o.is_over]
+            pause = LOST_SECONDS * 2.0 ** min(len(removals), MOST_DOUBLINGS)
+            if removals and self._times.age(removals[-1].id, removals[-1].state) < pause:
+                continue
+            key = f"lost-{operation.id}-{len(removals)}"
+            request = OperationRequest("remove_engine", engine=operation.id, force=True, key=key, author="root")
             try:
                 if self._log.request(request).state is State.PENDING:
                     self._report("engine_lost", engine=operation.id, url=operation.request.url, reason=reason)
@@ -265,12 +287,17 @@ class Operations:
                 pass  # it is being removed
 
 
+def _place(plan: OperationPlan) -> str:
+    """Return what identifies the node of a plan: a number may pass from one node that joined to another."""
+    return plan.node_name if plan.node else ""
+
+
 def operations_of(
-    config: Config, folder: RunFolder, began: float, connection: Connection, journal: Journal
+    config: Config, folder: RunFolder, times: OperationTimes, connection: Connection, journal: Journal
 ) -> Callable[[], None]:
     """Return a function that executes the operations of a run; see `Operations.step`."""
     subjects = Subjects(config.run.name)
     state = RunState(connection, connection.call(open_bucket(connection, subjects), CONSUMER_SECONDS + 1))
     store = Store(config.store_path)
     table = Table(connection, subjects, store, "root.0#1", direct=config.broker.replicas == 1)
-    return Operations(table, state, folder, journal.event, Clock(time.time, began)).step
+    return Operations(table, state, folder, journal.event, times).step

@@ -255,7 +255,8 @@ class ProcessTree:
         outcome, last = running.close(code)
         pool = self._pool_of[child]
         expected = pool.children[child].phase is Phase.STOPPING
-        self._observer.ended(child, outcome if not expected else Exit(normal=True, reason="stopped"), last)
+        stopped = Exit(normal=True, reason="stopped", held_rows=not outcome.normal)
+        self._observer.ended(child, stopped if expected else outcome, last)
         self._carry_out(pool.exited(child, outcome, time.monotonic()))
 
     def _state(self, child: str) -> ChildState:

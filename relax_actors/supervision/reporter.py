@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -11,6 +12,7 @@ from broker.connection import Connection
 from broker.files import write_private
 from broker.leases import RunState
 from broker.pull import nak_deliveries
+from broker.subjects import RowId
 from relax_actors.errors import SubjectError
 from relax_actors.runtime.blackbox import BlackBox, Snapshot
 from relax_actors.runtime.journal import Journal
@@ -46,9 +48,10 @@ class Reporter:
         role, n = split_child_id(child)
         if outcome.normal:
             self._journal.event("stopped", role=role, n=n)
-            # An actor that was killed while it finished its rows: they go to the others at once.
-            if last.deliveries:
-                self._connection.submit(nak_deliveries(self._connection, self._stream, role, last.deliveries))
+            # Killed while it finished its rows: they go to the others at once. An actor that ended in order has
+            # returned its rows, and others may have them: the server would take a second NAK as theirs.
+            if outcome.held_rows and last.deliveries:
+                self._connection.submit(self._return(role, last))
             return
         self._details[child] = outcome.detail or outcome.reason
         self._journal.event(
@@ -67,12 +70,17 @@ class Reporter:
     async def _settle(self, role: str, outcome: Exit, last: Snapshot) -> None:
         """Count a death against the rows that were being handled, then return the actor's deliveries to its pool."""
         external = outcome.blame is Blame.EXTERNAL
-        for text in last.rows:
-            try:
-                row = parse_row(text)
-            except SubjectError:
-                continue  # the actor writes what it likes
+        for row in _rows_of(last):
             await self._state.count_failure(role, row, outcome.reason, outcome.detail, external_kill=external)
+        await nak_deliveries(self._connection, self._stream, role, last.deliveries)
+
+    async def _return(self, role: str, last: Snapshot) -> None:
+        """Return the deliveries of an actor that was killed on purpose to its pool.
+
+        Returns are counted, so that nobody suspects the rows of having killed the actor.
+        """
+        for row in _rows_of(last):
+            await self._state.count_return(role, row)
         await nak_deliveries(self._connection, self._stream, role, last.deliveries)
 
     def release_deliveries(self, child: str) -> None:
@@ -91,6 +99,13 @@ class Reporter:
         # On a full disk the report reaches the root by the status pipe only.
         with suppress(OSError):
             write_private(self._folder.report, json.dumps(body, indent=1))
+
+
+def _rows_of(last: Snapshot) -> Iterator[RowId]:
+    """Yield the rows that an actor handled; the actor writes what it likes, and malformed names are left out."""
+    for text in last.rows:
+        with suppress(SubjectError):
+            yield parse_row(text)
 
 
 def supervision_metric(children: dict[str, dict[str, Any]]) -> dict[str, Any]:

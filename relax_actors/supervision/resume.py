@@ -43,6 +43,10 @@ OPERATIONAL = (
     "weights.transport",
     "notify",
     "notify.*",
+    "autoscaler",
+    "autoscaler.*",
+    "rollout.spot_backlog",
+    "gateway.operator_token_file",
 )
 """Settings that do not change what is trained."""
 MOVABLE = ("data.path", "model.path", "eval.data.path", "data.mixture.*.path", "eval.sets.*.data.path")

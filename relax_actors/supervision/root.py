@@ -34,6 +34,7 @@ from relax_actors.supervision.discard import discard, finish_discarding, has_tra
 from relax_actors.supervision.gpu_leases import check_gpus
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.lost_rows import lost_rows_of
+from relax_actors.supervision.operation_times import OperationTimes
 from relax_actors.supervision.operations import operations_of
 from relax_actors.supervision.pools import children_of, secrets_of
 from relax_actors.supervision.processes import ProcessTree
@@ -323,7 +324,7 @@ class Root:
             prepare=prepare,
             tasks={
                 partial(lost_rows_of, self.config): REPAIR_SECONDS,
-                partial(operations_of, self.config, self.folder, time.time()): OPERATION_SECONDS,
+                partial(operations_of, self.config, self.folder, OperationTimes()): OPERATION_SECONDS,
             },
         )
         status_publisher.start()

@@ -72,6 +72,7 @@ class Exit:
         detail: traceback or last report of the child.
         cause: name of a process that took this one with it, e.g. the zygote. Deaths of the same cause count once.
         child_failure: report of a supervisor that gave up.
+        held_rows: whether it may have held rows although it was asked to stop: it was killed, so it returned none.
     """
 
     normal: bool
@@ -82,6 +83,7 @@ class Exit:
     detail: str = ""
     cause: str = ""
     child_failure: Failure | None = None
+    held_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

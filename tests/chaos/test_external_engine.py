@@ -82,4 +82,5 @@ def test_an_external_engine_joins_serves_dies_and_loses_no_row(
     run.end_in_order()
     story = story_of(run)
     assert (story.of("row_lost"), story.of("row_quarantined")) == ([], [])
-    assert len(list((store / KEYS).iterdir())) <= 2  # unused keys are kept for a minute
+    # The keys of the refused and of the lost engine are removed when they are a minute old.
+    assert len(list((store / KEYS).iterdir())) <= 2

@@ -119,6 +119,11 @@ class TestTraces(DataSourceConformance):
         write_traces(path, "parquet" if path.suffix == ".parquet" else "verifiers", map(trace_of, range(SIZE)))
         return {"path": path}
 
+    def test_rows_hold_their_traces(self, source: Any) -> None:
+        assert [task.traces[0].prompt_tokens.tolist() for task in map(source.__getitem__, range(SIZE))] == [
+            [1, number + 2] for number in range(SIZE)
+        ]
+
 
 class TestFunction(DataSourceConformance, MalformedRows):
     implements = "python"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,7 +17,7 @@ from broker.streams import ensure_bucket
 from broker.subjects import Subjects
 from broker.table import Table
 from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.messages.operations import OperationPlan
+from relax_actors.messages.operations import OperationPlan, OperationRequest
 from relax_actors.operations import OperationLog, State
 from relax_actors.serving.answers import Answers, Limits
 from relax_actors.serving.app import Access, Gateway
@@ -31,15 +32,19 @@ URL = "http://127.0.0.1:9"
 
 
 @pytest.fixture
-def ask(table: Table, connection: Connection, subjects: Subjects, tmp_path: Path) -> Ask:
+def answers(tmp_path: Path) -> Answers:
+    tokenizer = Tokenizer(make_chat_folder(tmp_path / "model", TEMPLATE, ["<|im_end|>"]))
+    return Answers(ScriptedPolicy(tokenizer, lambda _: "yes"), tokenizer, "tiny", 4096, LIMITS)
+
+
+@pytest.fixture
+def ask(table: Table, connection: Connection, subjects: Subjects, tmp_path: Path, answers: Answers) -> Ask:
     """Send a request to a gateway of a run with the node of `relax up`, which has two rollouts."""
     state = RunState(connection, connection.call(ensure_bucket(connection, subjects), 20))
     actors = {f"rollout.{n}": {"phase": "ready", "pid": 5 + n, "restarts": 0} for n in range(2)}
     node = {"name": "main", "where": "here", "since": time.time(), "pid": 1, "children": actors}
     connection.call(state.renew_lease("node", 0, node, 600), 10)
-    tokenizer = Tokenizer(make_chat_folder(tmp_path / "model", TEMPLATE, ["<|im_end|>"]))
-    answers = Answers(ScriptedPolicy(tokenizer, lambda _: "yes"), tokenizer, "tiny", 4096, LIMITS)
-    facts = RunFacts(("rollout", "trainer"), ("trainer",), "sglang", tmp_path / "store", "gateway.0")
+    facts = RunFacts(("rollout", "trainer"), {"trainer": "owns state"}, "sglang", tmp_path / "store", "gateway.0")
     control = Control(OperationLog(table), state.leases, facts)
     app = Gateway(answers, Access((TOKEN,), SECRET, (OPERATOR,)), LIMITS, control).app()
 
@@ -100,6 +105,8 @@ def test_an_idempotency_key_gives_one_operation(ask: Ask) -> None:
         ("POST", "/v1/operations/7/cancel", {}, 404, "no operation 7"),
         ("POST", "/v1/engines", {"url": "ftp://x"}, 400, "url"),
         ("POST", "/v1/engines", {"url": "http://user:secret@x"}, 400, "url"),
+        ("POST", "/rollout/scale_out", {"engine_urls": ["http://a", "ftp://b"]}, 400, "engine_urls.1"),
+        ("POST", "/rollout/scale_out", {"engine_urls": ["http://[1"]}, 400, "engine_urls.0"),
         ("DELETE", "/v1/engines/3", None, 404, "no engine 3"),
         ("POST", "/rollout/scale_out", {"num_replicas": 1}, 400, "scale_in"),
         ("POST", "/rollout/scale_in", {"num_replicas": 5}, 400, "scale_out"),
@@ -178,6 +185,36 @@ def test_two_urls_are_one_request_in_relax_form(ask: Ask) -> None:
     begun = ask("POST", "/rollout/scale_out", {"engine_urls": [URL, "http://127.0.0.1:8"]}).json()
     assert len(begun["request_id"].split(",")) == 2
     assert len(ask("GET", f"/rollout/scale_out/{begun['request_id']}").json()["engine_urls"]) == 2
+
+
+def test_one_server_has_one_address(ask: Ask, table: Table) -> None:
+    begun = ask("POST", "/v1/engines", {"url": "HTTP://LocalHost:9/"}).json()
+    assert begun["request"]["url"] == "http://localhost:9"
+    again = ask("POST", "/v1/engines", {"url": "http://localhost:9"})
+    assert again.status_code == 409
+    OperationLog(table).cancel(begun["id"], "test")
+    OperationLog(table).request(OperationRequest("add_engine", url="http://Localhost:9//"))
+    assert ask("POST", "/v1/engines", {"url": "http://LOCALHOST:9"}).status_code == 409
+
+
+def test_several_servers_are_all_checked_before_the_first_request(ask: Ask, table: Table) -> None:
+    assert ask("POST", "/v1/engines", {"url": URL}).status_code == 202
+    assert ask("POST", "/rollout/scale_out", {"engine_urls": ["http://127.0.0.1:8", URL]}).status_code == 409
+    assert [o.request.url for o in OperationLog(table).read().operations.values()] == [URL]
+
+
+def test_key_of_a_refused_request_is_not_kept(ask: Ask, tmp_path: Path) -> None:
+    bodies = [{"url": URL, "key": f"key-{n}"} for n in range(2)]
+    assert [ask("POST", "/v1/engines", body).status_code for body in bodies] == [202, 409]
+    assert [path.read_text() for path in (tmp_path / "store" / "engine-keys").iterdir()] == ["key-0"]
+
+
+def test_operators_get_an_answer_while_clients_fill_the_gateway(ask: Ask, answers: Answers) -> None:
+    with ExitStack() as stack:
+        for _ in range(LIMITS.max_concurrent):
+            stack.enter_context(answers.admitted())
+        assert ask("GET", "/v1/models", token=TOKEN).status_code == 429
+        assert ask("GET", "/v1/rollouts").status_code == 200
 
 
 def test_every_route_is_described_for_programs_and_people_without_a_token(ask: Ask) -> None:

@@ -6,16 +6,24 @@ import asyncio
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 
 from broker.streams import find_consumer
+from broker.subjects import RowId, Subjects
 from broker.table import Table
 from relax_actors.messages import Prompt
 from relax_actors.runtime import Context, Role, Row
 from relax_actors.runtime.blackbox import BlackBox
+from relax_actors.runtime.journal import Journal
+from relax_actors.runtime.run_folder import RunFolder
+from relax_actors.supervision.reporter import Reporter
+from relax_actors.supervision.spec import Exit
 from tests.support.contexts import MakeContext, create_consumer
 from tests.support.pumps import pool_pump
 from tests.support.running import wait_until
@@ -85,3 +93,53 @@ def test_another_actor_has_returned_rows_in_a_second_and_handles_them_together(
     assert stays.batches == [ROWS], "nobody suspects the rows of having killed the first actor"
     assert seconds < 1.0 + Batches.batch_wait + 5.0
     assert second.handled == ROWS
+
+
+@pytest.mark.parametrize("ends", ["in order", "killed after its return", "killed"])
+def test_rows_of_an_actor_that_was_asked_to_stop_go_to_one_other_actor(
+    make_context: MakeContext, subjects: Subjects, tmp_path: Path, ends: str
+) -> None:
+    context = make_context("counts", "supervision.ack_wait=3600")
+    table, connection, failed = context.table, context.table.connection, []
+    roles = [actor(context), *(actor(make_context("counts", incarnation=n)) for n in (2, 3))]
+    leaves, stays, waits = roles
+    waits.gate.set()
+    create_consumer(context, leaves)
+    journal = Journal(connection, subjects, "node", 0)
+    reporter = Reporter(RunFolder(tmp_path / "run"), connection, context.state, journal)
+    prompt = Prompt("1>", np.array([1], np.int32), "", {}, seed=0, min_version=0)
+    table.put_all((f"{table.subjects.prefix}.group.0.{index}.prompt", prompt) for index in range(ROWS))
+    boxes, stop = [BlackBox(tmp_path / f"{n}.box") for n in range(3)], asyncio.Event()
+    held_by = stays if ends != "killed" else leaves
+    with ExitStack() as stack:
+        pumps = [stack.enter_context(pool_pump(role, box, failed)) for role, box in zip(roles, boxes, strict=True)]
+
+        def run(n: int) -> Future[None]:
+            return asyncio.run_coroutine_threadsafe(pumps[n].run(stop), connection.loop)
+
+        running = [run(0)]
+        wait_until(lambda: leaves.batches == [ROWS], "all rows in the hands of the first actor", 10)
+        before = boxes[0].read_with_deliveries()
+        if ends != "killed":
+            running.append(run(1))
+            connection.call(pumps[0].give_back(), 10)
+            wait_until(lambda: stays.batches == [ROWS], "its rows in the hands of the second", 10)
+        running.append(run(2))
+        last = boxes[0].read_with_deliveries() if ends == "killed after its return" else before
+        reporter.ended("counts.0", Exit(normal=True, reason="stopped", held_rows=ends != "in order"), last)
+        if ends == "killed":
+            wait_until(lambda: waits.batches == [ROWS], "its rows handled together by another", 10)
+            row = RowId(0, 0)
+            assert connection.call(context.state.failures("counts", row), 10).returns == 1
+        else:
+            table.put(f"{table.subjects.prefix}.group.1.0.prompt", prompt)
+            wait_until(lambda: waits.batches, "a new row, behind rows that are returned", 10)
+            assert waits.batches == [1], "the rows of the second actor are not taken away"
+        held_by.gate.set()
+        leaves.gate.set()
+        connection.loop.call_soon_threadsafe(stop.set)
+        for pump in pumps:
+            connection.loop.call_soon_threadsafe(pump.wake)
+        for task in running:
+            task.result(20)
+    assert failed == []

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from relax_actors.operations.engines import is_url, normal_url
 
 WEEK = 7 * 86400.0
+
+
+def _checked(url: str) -> str:
+    if not is_url(url) or any(letter.isspace() for letter in url):
+        msg = "not the address of an HTTP server, such as http://host:30000"
+        raise ValueError(msg)
+    return normal_url(url)
+
+
+EngineUrl: TypeAlias = Annotated[str, Field(max_length=500), AfterValidator(_checked)]
+"""Address of an inference server, in its normal form."""
 
 
 class Strict(BaseModel):
@@ -40,7 +53,7 @@ class ScaleBody(Strict):
 class EngineBody(Strict):
     """Body of `POST /v1/engines`: an inference server that the run does not start."""
 
-    url: str = Field(max_length=500, pattern=r"^https?://[^\s/@]+(:[0-9]+)?(/[^\s@]*)?$")
+    url: EngineUrl
     key: str = Field(
         default="", max_length=500, description="API key of the server; kept in a private file of the store."
     )
@@ -67,7 +80,7 @@ class ScaleOutBody(Strict):
 
     model_name: Literal["default"] = "default"
     num_replicas: int = Field(default=0, ge=0, lt=1000)
-    engine_urls: list[str] = Field(default_factory=list, max_length=64)
+    engine_urls: list[EngineUrl] = Field(default_factory=list, max_length=64)
     timeout_secs: float | None = Field(default=None, gt=0, le=WEEK)
 
     @model_validator(mode="after")
@@ -83,7 +96,7 @@ class ScaleInBody(Strict):
 
     model_name: Literal["default"] = "default"
     num_replicas: int = Field(default=0, ge=0, lt=1000)
-    engine_urls: list[str] = Field(default_factory=list, max_length=64)
+    engine_urls: list[EngineUrl] = Field(default_factory=list, max_length=64)
     force: bool = False
     dry_run: bool = False
     timeout_secs: float | None = Field(default=None, gt=0, le=WEEK)

@@ -10,7 +10,7 @@ from typing import Any
 from relax_actors.errors import ConfigError
 from relax_actors.messages.operations import OperationPlan, OperationRequest
 from relax_actors.operations import ConflictError, History, Operation, OperationLog, State
-from relax_actors.operations.engines import save_key
+from relax_actors.operations.engines import discard_key, save_key
 from relax_actors.operations.plan import NodeView, check_role, nodes_of, plan_scale
 from relax_actors.serving.control.bodies import EngineBody, RemoveBody, ScaleBody
 from relax_actors.serving.errors import ApiError
@@ -24,14 +24,14 @@ class RunFacts:
 
     Attributes:
         roles: roles of the run.
-        single: those of them that have one actor.
+        fixed: those of them whose number of actors cannot change, each with the reason.
         backend: `rollout.backend`.
         store: folder of the store, with the keys of external engines.
         author: name under which operations are requested, e.g. "gateway.0".
     """
 
     roles: Collection[str]
-    single: Collection[str]
+    fixed: Mapping[str, str]
     backend: str
     store: Path
     author: str
@@ -67,7 +67,7 @@ class Control:
             author=self._facts.author,
         )
         try:
-            check_role(body.role, self._facts.roles, self._facts.single)
+            check_role(body.role, self._facts.roles, self._facts.fixed)
             if (known := (await self._log.read_async()).with_key(request.key)) is None:
                 plan = plan_scale(request, nodes_of(await self._leases()))
         except ConfigError as error:
@@ -78,7 +78,32 @@ class Control:
         """Request that an external server joins the run.
 
         Raises:
-            ApiError: the run's backend uses none, or the server is in the run already.
+            ApiError: as of `check_engine`.
+        """
+        if (known := await self.check_engine(body)) is not None:
+            return known
+        request = OperationRequest(
+            "add_engine",
+            url=body.url,
+            key_file=save_key(self._facts.store, body.key),
+            seconds=body.timeout_secs,
+            key=body.idempotency_key,
+            author=self._facts.author,
+        )
+        try:
+            operation = await self._request(request)
+        except ApiError:
+            discard_key(self._facts.store, request.key_file)
+            raise
+        if operation.request.key_file != request.key_file:  # requested by another client meanwhile
+            discard_key(self._facts.store, request.key_file)
+        return operation
+
+    async def check_engine(self, body: EngineBody) -> Operation | None:
+        """Check that an external server can join the run; return the operation that its idempotency key has already.
+
+        Raises:
+            ApiError: the run's backend uses none, the server is in the run already, or an operation is in the way.
         """
         history = await self._log.read_async()
         if (known := history.with_key(body.idempotency_key)) is not None:
@@ -91,16 +116,10 @@ class Control:
             raise ApiError(400, msg, "invalid_request")
         if same := [o.id for o in history.engines() if o.request.url == body.url]:
             raise ApiError(409, f"{body.url} is engine {same[0]} of this run already; remove it first", "conflict")
-        return await self._request(
-            OperationRequest(
-                "add_engine",
-                url=body.url,
-                key_file=save_key(self._facts.store, body.key),
-                seconds=body.timeout_secs,
-                key=body.idempotency_key,
-                author=self._facts.author,
-            )
-        )
+        if busy := [o.id for o in history.running if o.request.url == body.url]:
+            msg = f"operation {busy[0]} adds {body.url} at present; wait for its end"
+            raise ApiError(409, msg, "conflict")
+        return None
 
     async def remove_engine(self, engine: int, body: RemoveBody) -> Operation:
         """Request that an external engine leaves the run.

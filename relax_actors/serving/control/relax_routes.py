@@ -64,6 +64,8 @@ class RelaxRoutes:
         if not urls:
             return JSONResponse(_noop(len(known)))
         bodies = [EngineBody(url=url, key="", timeout_secs=seconds, idempotency_key="") for url in urls]
+        for engine in bodies:  # all of them before the first request, so that a refusal leaves nothing behind
+            await self._control.check_engine(engine)
         return self._begun([await self._control.add_engine(engine) for engine in bodies])
 
     async def scale_in(self, request: Request, _: str) -> Response:

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,8 @@ print(json.dumps([[task.prompt, task.answer, task.metadata] for task in map(sour
 
 
 def all_of(source: Any) -> list[Task]:
-    """All items, in order."""
-    return [source[i] for i in range(len(source))]
+    """All items, in order; without traces, whose arrays have no truth value."""
+    return [replace(source[i], traces=()) for i in range(len(source))]
 
 
 class DataSourceConformance:
@@ -64,7 +65,7 @@ class DataSourceConformance:
         expected = all_of(source)
         again = open_source(self.implements, **settings)
         for i in random.Random(1).sample(range(SIZE), SIZE):
-            assert again[i] == expected[i]
+            assert replace(again[i], traces=()) == expected[i]
         assert all_of(source) == expected
 
     def test_items_are_the_same_in_another_process(self, source: Any, settings: dict[str, Any], tmp_path: Path) -> None:
@@ -82,7 +83,7 @@ class DataSourceConformance:
         expected = all_of(source)
         with ThreadPoolExecutor(4) as threads:
             found = list(threads.map(source.__getitem__, list(range(SIZE)) * 8))
-        assert found == expected * 8
+        assert [replace(task, traces=()) for task in found] == expected * 8
 
     @pytest.mark.parametrize("i", [-1, SIZE])
     def test_an_index_outside_the_source_is_an_index_error(self, source: Any, i: int) -> None:

@@ -132,6 +132,37 @@ def test_bounds_hold_at_once(engines: int, action: Action, to: int) -> None:
     assert (decision.action, decision.engines) == (action, to)
 
 
+@pytest.mark.parametrize(("engines", "cooldown"), [(9, "in_cooldown"), (1, "out_cooldown")])
+def test_return_to_the_bounds_is_not_repeated_before_the_cooldown_is_over(engines: int, cooldown: str) -> None:
+    section = SECTION.model_copy(update={"min": 2, cooldown: 100.0, "changes_an_hour": 9})
+    decisions, _ = looks(replace(IDLE, engines=engines), 210.0, Timers(-1000.0), section)
+    changed = [n for n, decision in enumerate(decisions) if decision.action is not Action.HOLD]
+    assert changed == [0, 100 // section.interval, 200 // section.interval]
+    assert f"{cooldown} is not over" in decisions[1].reason
+
+
+def test_engines_that_keep_dying_get_no_company_below_the_least_number() -> None:
+    section, deaths = SECTION.model_copy(update={"min": 2}), (0.0,) * (SECTION.restarts + 1)
+    decision, _ = decide(section, replace(IDLE, engines=1), Timers(0.0, restarts=0, deaths=deaths), 1.0)
+    assert (decision.action, "autoscaler.restarts" in decision.reason) == (Action.HOLD, True)
+
+
+def test_failed_operations_double_the_cooldown() -> None:
+    section = SECTION.model_copy(update={"min": 2, "out_cooldown": 10.0})
+    timers = Timers(0.0)
+    for seconds, action in ((35.0, Action.HOLD), (40.0, Action.OUT)):
+        decision, _ = decide(section, replace(IDLE, engines=1, failures=2), timers, seconds)
+        assert decision.action is action
+
+
+def test_engines_that_are_not_scaled_hold_the_decision_to_take_some_away() -> None:
+    above = replace(IDLE, engines=9)
+    decision, timers = decide(SECTION, replace(above, least=9), Timers(0.0), 0.0)
+    assert (decision.action, decision.engines, timers.changes) == (Action.HOLD, 9, ())
+    decisions, _ = looks(replace(IDLE, least=3), SECTION.in_for, Timers(0.0))
+    assert [decision.engines for decision in decisions if decision.action is Action.IN] == [3]
+
+
 FIGURES = st.builds(
     Figures,
     waiting=st.none() | st.integers(0, 1000),

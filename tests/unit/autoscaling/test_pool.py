@@ -9,8 +9,10 @@ import pytest
 from relax_actors.config import load_config
 from relax_actors.data.checked_run import CheckedRun
 from relax_actors.errors import ConfigError
+from relax_actors.messages.operations import OperationRequest
+from relax_actors.operations import Operation, State
 from relax_actors.operations.plan import FIRST_ENGINE
-from relax_actors.roles.autoscaler import Autoscaler, Pool, pool_of
+from relax_actors.roles.autoscaler import Autoscaler, Pool, failures_of, pool_of
 from relax_actors.roles.permissions import permissions
 from tests.support.running import TINY
 
@@ -39,6 +41,15 @@ def test_spot_rollouts_count_while_they_work_and_external_engines_are_not_scaled
     assert (found.engines, found.spot, found.here) == (1, 1, 1)
     found = pool_of({"node.0": {"children": {f"rollout.{FIRST_ENGINE}": {"phase": "ready"}}}}, "")
     assert (found.engines, found.here) == (1, None)
+
+
+def test_own_operations_that_failed_since_the_last_success_are_counted() -> None:
+    states = [State.ACTIVE, State.FAILED, State.FAILED, State.PENDING]
+    own = [Operation(n, OperationRequest("scale", author="autoscaler.0"), state) for n, state in enumerate(states)]
+    other = Operation(9, OperationRequest("scale", author="relax scale"), State.ACTIVE)
+    assert failures_of([*own, other], "autoscaler.0") == 2
+    assert failures_of(own[1:2], "autoscaler.0") == 1
+    assert failures_of([other], "autoscaler.0") == 0
 
 
 @pytest.mark.parametrize("children", [None, [], {"rollout.0": 3}, {"rollout.x": {}, "rollout": {}}])

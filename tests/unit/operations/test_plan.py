@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from relax_actors.config import load_config
 from relax_actors.errors import ConfigError
 from relax_actors.messages.operations import OperationPlan, OperationRequest
 from relax_actors.operations.plan import FIRST_ENGINE, check_role, nodes_of, plan_engine, plan_scale
 from relax_actors.operations.progress import Report, next_state
 from relax_actors.operations.states import IN, OUT, Operation, State
+from relax_actors.roles import role_names, unscalable_roles
+from tests.support.running import SUPPORT
 
+EXAMPLES = SUPPORT / "tiny_examples.toml"
 READY = {"phase": "ready", "pid": 7, "restarts": 0}
 LEASE = {"pid": 7, "weights": 3, "rows": [], "waits_for": "a row with prompt"}
 
@@ -43,7 +48,7 @@ def test_clients_of_external_engines_do_not_count() -> None:
 
 def test_the_wanted_number_counts_more_than_actors_that_start_or_leave() -> None:
     nodes = nodes_of(leases(n0=["rollout.0", "rollout.1", "rollout.2"]))
-    assert plan_scale(OperationRequest("scale", target=2), nodes, 1).actors == ["rollout.1"]
+    assert plan_scale(OperationRequest("scale", target=2), nodes, lambda _: 1).actors == ["rollout.1"]
 
 
 @pytest.mark.parametrize(
@@ -67,9 +72,24 @@ def test_a_role_on_several_nodes_needs_a_node() -> None:
 
 def test_roles_that_own_state_are_not_scaled() -> None:
     with pytest.raises(ConfigError, match="owns state"):
-        check_role("trainer", ["rollout", "trainer"], ["trainer"])
+        check_role("trainer", ["rollout", "trainer"], {"trainer": "owns state"})
     with pytest.raises(ConfigError, match=r"no role 'cook'.*rollout, trainer"):
-        check_role("cook", ["rollout", "trainer"], ["trainer"])
+        check_role("cook", ["rollout", "trainer"], {})
+
+
+@pytest.mark.parametrize(
+    ("role", "said"),
+    [
+        ("held_out", "shares \\[examples\\] with examples"),
+        ("examples", "shares \\[examples\\] with held_out"),
+        ("trainer", "owns state"),
+    ],
+)
+def test_roles_whose_number_is_not_theirs_alone_are_not_scaled(role: str, said: str) -> None:
+    config = load_config(EXAMPLES, ["eval.data.kind=python", "eval.data.function=tiny_tasks.make"])
+    with pytest.raises(ConfigError, match=said):
+        check_role(role, role_names(config), unscalable_roles(config, [role]))
+    assert unscalable_roles(config, ["cook"]) == {}
 
 
 def test_engines_get_the_lowest_free_numbers() -> None:
@@ -123,3 +143,20 @@ def test_actors_have_left_when_their_processes_and_leases_are_gone() -> None:
     assert next_state(removing, report(None, None)) is IN[-1]
     # The node of `relax up` is restarting: its actors come back with it.
     assert next_state(draining, Report({}, {}, 3)) is None
+
+
+@pytest.mark.parametrize("state", [State.DRAINING, State.REMOVING])
+def test_another_node_with_the_number_of_the_planned_one_holds_no_operation(state: State) -> None:
+    plan = OperationPlan(1, "gone", 2, 1, ["rollout.1001"])
+    leaving = Operation(1, OperationRequest("scale", target=1), state, plan)
+    known = leases(n1=["rollout.1001"]) | {"rollout.1001": LEASE}
+    assert next_state(leaving, Report(nodes_of(known), known, 3)) is IN[IN.index(state) + 1]
+    known["node.1"]["name"] = "gone"
+    assert next_state(leaving, Report(nodes_of(known), known, 3)) is None
+
+
+def test_node_of_relax_up_may_have_another_name_after_the_run_has_resumed() -> None:
+    known = report(None, None)
+    assert next_state(operation(State.DRAINING), replace(known, nodes={0: replace(known.nodes[0], name="host2")})) is (
+        State.REMOVING
+    )

@@ -21,6 +21,7 @@ def changes(old: list[str], new: list[str]) -> list[Change]:
     [
         ("supervision.intensity=9", Effect.NONE, "supervision.intensity: 5 -> 9"),
         ("rollout.replicas=2", Effect.NONE, "rollout.replicas: 1 -> 2"),
+        ("rollout.spot_backlog=2", Effect.NONE, "rollout.spot_backlog: not set -> 2"),
         ("reward.deadline=5", Effect.NONE, "reward.deadline: 60.0 -> 5.0"),
         ("trainer.checkpoint_every=9", Effect.NONE, "trainer.checkpoint_every: 3 -> 9"),
         ("broker.url=nats://a:b@c:1", Effect.NONE, 'broker.url: not set -> "nats://***@c:1"'),
@@ -54,6 +55,18 @@ def test_each_changed_setting_has_an_effect(setting: str, effect: Effect, shown:
     (change,) = changes([], [setting])
     assert (change.effect, str(change)) == (effect, shown)
     assert changes([setting], [setting]) == []
+
+
+def test_autoscaler_and_token_of_operators_may_change() -> None:
+    gateway = ["gateway.host=127.0.0.1"]
+    for old, new in (
+        ([], ["autoscaler.max=2"]),
+        (["autoscaler.max=2"], ["autoscaler.max=4", "autoscaler.min=2"]),
+        (gateway, [*gateway, "gateway.operator_token_file=token"]),
+    ):
+        found = changes(old, new)
+        assert found
+        assert {change.effect for change in found} == {Effect.NONE}
 
 
 def test_added_role_may_write_the_column_that_advantages_read() -> None:
