@@ -1,7 +1,14 @@
-"""Address and tokens of a run's console, kept in its folder so that a link stays valid when the console restarts."""
+"""Address and tokens of a run's console, kept in its folder.
+
+The link of `relax up` stays valid when the console's process restarts, because the socket stays open. A port that was
+free meanwhile may have been another user's, to whom a browser with the old link sent its token; so a socket that is
+bound anew has new tokens.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import secrets
 import socket
@@ -13,6 +20,8 @@ from relax_actors.serving.listening import is_free, listen
 
 HOST = "127.0.0.1"
 TOKEN_BYTES = 24
+PROOF_SECONDS = 10.0
+"""Time for a console to prove that it holds the token; the first request starts its process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +48,39 @@ def link_file(folder: Path) -> Path:
     return folder / "console.json"
 
 
+def proof(token: str, port: int, nonce: str) -> str:
+    """Return what only a holder of a token can answer to a nonce: the token itself is not sent.
+
+    HMAC-SHA256 (RFC 2104) of port and nonce, as hexadecimal digits. The port keeps an answer from being passed on from
+    a console at another one.
+    """
+    return hmac.new(token.encode(), f"relax console {port} {nonce}".encode(), hashlib.sha256).hexdigest()
+
+
+def is_console(link: Link) -> bool:
+    """Whether the console of a link listens at its port, and not the process of another user."""
+    import httpx  # noqa: PLC0415 `relax up` needs no client
+
+    nonce = secrets.token_urlsafe(TOKEN_BYTES)
+    address = f"http://{HOST}:{link.port}/proof"
+    try:
+        answer = httpx.get(address, params={"nonce": nonce}, timeout=PROOF_SECONDS, trust_env=False)
+    except httpx.HTTPError:
+        return False
+    expected = proof(link.observer, link.port, nonce)
+    return answer.status_code == httpx.codes.OK and hmac.compare_digest(answer.content, expected.encode())
+
+
+def write_redirect(folder: Path, url: str) -> str:
+    """Write a page that only its user may read and that opens a link; return its address.
+
+    All users of a machine see the arguments of a browser that is started, so the link must not be one of them.
+    """
+    path = folder.resolve() / "console.html"
+    write_private(path, f'<!doctype html><meta http-equiv="refresh" content="0; url={url}">')
+    return path.as_uri()
+
+
 def load_link(folder: Path) -> Link | None:
     """Return the link of a run's console as it was last used; None without one, or if its file is malformed."""
     try:
@@ -53,7 +95,7 @@ def load_link(folder: Path) -> Link | None:
 
 
 def open_link(folder: Path, host: str = HOST, port: int | None = None) -> tuple[Link, socket.socket]:
-    """Return the link of a run's console, and the socket that listens for it.
+    """Return a new link of a run's console, and the socket that listens for it.
 
     Args:
         folder: folder of the run.
@@ -67,11 +109,6 @@ def open_link(folder: Path, host: str = HOST, port: int | None = None) -> tuple[
     if port is None:
         port = known.port if known is not None and is_free(host, known.port) else 0
     listener = listen(host, port, "console", "give a free port with --port, or --port 0")
-    tokens = (known.observer, known.operator) if known is not None else _tokens()
-    link = Link(listener.getsockname()[1], *tokens)
+    link = Link(listener.getsockname()[1], secrets.token_urlsafe(TOKEN_BYTES), secrets.token_urlsafe(TOKEN_BYTES))
     write_private(link_file(folder), json.dumps(asdict(link)))
     return link, listener
-
-
-def _tokens() -> tuple[str, str]:
-    return secrets.token_urlsafe(TOKEN_BYTES), secrets.token_urlsafe(TOKEN_BYTES)
