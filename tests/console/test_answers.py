@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from broker.address import Address
 from broker.server import is_listening
 from broker.subjects import RowId
 from relax_actors.console.app import Console
 from relax_actors.console.guard import Tokens
+from relax_actors.console.run import ConsoleRun
 from relax_actors.console.runs import ConsoleRuns
 from relax_actors.messages import Batch, Dropped
 from tests.support.consoles import ROWS, WrittenRun
@@ -140,6 +142,26 @@ def test_open_page_of_a_run_that_ended_keeps_nobody_from_resuming_it(written: Wr
             pulse = await client.get("/api/run", headers={"Relax-Pulse": "1"})
             assert pulse.json()["step"] == 2, "a pulse reads what a person has opened"
         await runs.close()
+
+    asyncio.run(main())
+    written.connect()
+
+
+@pytest.mark.slow
+def test_connection_in_use_is_not_closed_as_idle(written: WrittenRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relax_actors.console.run.IDLE_SECONDS", 3.0)
+    written.stop()
+
+    async def main() -> None:
+        run = ConsoleRun(str(written.folder.root))
+        connection = await run.connection()
+        work = asyncio.create_task(run.within(connection, asyncio.sleep(6.0, "done")))
+        while not work.done():
+            await run.release_if_idle()
+            await asyncio.sleep(0.1)
+        assert await work == "done"
+        assert await run.connection() is connection
+        await run.close()
 
     asyncio.run(main())
     written.connect()

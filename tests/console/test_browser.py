@@ -28,6 +28,11 @@ VIEWS = {
     "advice": "Problem",
 }
 """A text of each view when it is complete."""
+HIDDEN = """(hidden) => {
+  Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
+"""Hides the page, or shows it again, as a change of the tab does."""
 
 
 @pytest.fixture
@@ -162,6 +167,23 @@ def test_charts_load_while_answers_take_longer_than_a_pulse(
     page.get_by_role("region", name="chart of step/reward").wait_for()
     writer.halt.set()
     writer.join()
+
+
+def test_hidden_page_holds_no_connection_and_misses_no_message(
+    browser: Any, run: WrittenRun, console: ServedConsole
+) -> None:
+    watched = opened(browser, console)
+    page = watched.page
+    run.train(range(8, 9))
+    wait_until(lambda: page.evaluate("Number(document.body.dataset.logCount) >= 1"), "a message")
+    last = page.evaluate("Number(document.body.dataset.logLast)")
+    with page.expect_event("requestfailed", lambda request: "/api/log" in request.url):
+        page.evaluate(HIDDEN, True)
+    run.train(range(9, 12))
+    page.evaluate(HIDDEN, False)
+    wait_until(lambda: page.evaluate(f"Number(document.body.dataset.logLast) >= {last + 3}"), "later messages")
+    counted = "document.body.dataset.logLast - document.body.dataset.logFirst + 1 == document.body.dataset.logCount"
+    assert page.evaluate(counted), page.evaluate("({...document.body.dataset})")
 
 
 class Writer(threading.Thread):
