@@ -47,7 +47,7 @@ def console(
     folder = runs.folder.root
     if listen_fd is not None:
         os.nice(NICENESS)
-        link, listener = _inherited(folder, listen_fd)
+        link, listener = _inherited(listen_fd)
     else:
         known = load_link(folder) if port is None and host == HOST else None
         if known is not None and is_console(known):
@@ -70,16 +70,16 @@ def _newest() -> str:
     return found[0]
 
 
-def _inherited(folder: Path, descriptor: int) -> tuple[Any, Any]:
-    """Return the link of a run and the socket that `relax up` listens on."""
+def _inherited(descriptor: int) -> tuple[Any, Any]:
+    """Return the link of `relax up` and the socket that it listens on."""
     import socket
 
-    from relax_actors.console.link import load_link
+    from relax_actors.console.link import LINK_VARIABLE, parse_link
     from relax_actors.errors import ConfigError
 
-    link = load_link(folder)
+    link = parse_link(os.environ.pop(LINK_VARIABLE, ""))
     if link is None:
-        msg = f"{folder} has no link of a console; start `relax up` again"
+        msg = f"--listen-fd needs the link of `relax up` in {LINK_VARIABLE}; run `relax console RUN` without it"
         raise ConfigError(msg)
     listener = socket.socket(fileno=descriptor)
     listener.setblocking(False)

@@ -17,7 +17,7 @@ from contextlib import suppress
 import structlog
 
 from broker.process import spawn
-from relax_actors.console.link import Link, open_link
+from relax_actors.console.link import LINK_VARIABLE, Link, open_link
 from relax_actors.errors import ConfigError
 from relax_actors.runtime.run_folder import RunFolder
 
@@ -83,7 +83,8 @@ class Activation(threading.Thread):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
             # In the session of this process: processes that lead a session of their own are taken for orphans.
-            process = spawn(command, log=file, pass_fds=(listener.fileno(),), session=False)
+            environment = {**os.environ, LINK_VARIABLE: self.link.json()}
+            process = spawn(command, log=file, environment=environment, pass_fds=(listener.fileno(),), session=False)
         ended = os.pidfd_open(process.pid)
         try:
             select.select([self._halt, ended], [], [])

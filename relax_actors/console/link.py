@@ -19,6 +19,8 @@ from broker.files import write_private
 from relax_actors.serving.listening import is_free, listen
 
 HOST = "127.0.0.1"
+LINK_VARIABLE = "RELAX_CONSOLE_LINK"
+"""Environment variable in which `relax up` hands its link to its console; the file may be that of a later console."""
 TOKEN_BYTES = 24
 PROOF_SECONDS = 10.0
 """Time for a console to prove that it holds the token; the first request starts its process."""
@@ -37,6 +39,10 @@ class Link:
     port: int
     observer: str
     operator: str
+
+    def json(self) -> str:
+        """Return what `parse_link` reads."""
+        return json.dumps(asdict(self))
 
     def url(self, *, operator: bool = False, host: str = HOST) -> str:
         """Return the link to open. Its token is in the fragment, which a browser sends to no server."""
@@ -84,8 +90,16 @@ def write_redirect(folder: Path, url: str) -> str:
 def load_link(folder: Path) -> Link | None:
     """Return the link of a run's console as it was last used; None without one, or if its file is malformed."""
     try:
-        link = Link(**json.loads(link_file(folder).read_text()))
-    except (OSError, ValueError, TypeError):
+        return parse_link(link_file(folder).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def parse_link(text: str) -> Link | None:
+    """Return the link in a JSON object; None if it is malformed."""
+    try:
+        link = Link(**json.loads(text))
+    except (ValueError, TypeError):
         return None
     tokens = (link.observer, link.operator)
     is_valid = isinstance(link.port, int) and all(
@@ -110,5 +124,5 @@ def open_link(folder: Path, host: str = HOST, port: int | None = None) -> tuple[
         port = known.port if known is not None and is_free(host, known.port) else 0
     listener = listen(host, port, "console", "give a free port with --port, or --port 0")
     link = Link(listener.getsockname()[1], secrets.token_urlsafe(TOKEN_BYTES), secrets.token_urlsafe(TOKEN_BYTES))
-    write_private(link_file(folder), json.dumps(asdict(link)))
+    write_private(link_file(folder), link.json())
     return link, listener
