@@ -87,7 +87,7 @@ class Console:
         if given is not None and not (given.isascii() and given.isdigit() and len(given) < 20):  # noqa: PLR2004
             msg = f"Last-Event-ID {given[:40]!r} is no sequence of a log; send the id of the last event received"
             raise RequestError(400, msg, "invalid_parameter")
-        STARTS.set(False)
+        STARTS.set(PULSE not in request.headers)
         return EventStream(log_events(run, None if given is None else int(given)), lambda: None)
 
     async def _operate(self, request: Request) -> Response:

@@ -16,7 +16,7 @@ from broker.connection import Connection
 from broker.history import History
 from broker.table import Cell
 from relax_actors.console.plain import encoded
-from relax_actors.console.run import ConsoleRun
+from relax_actors.console.run import STARTS, ConsoleRun
 from relax_actors.errors import BrokerError, ConfigError
 from relax_actors.monitoring.connection import NotUpError
 from relax_actors.monitoring.log_message import LogMessage
@@ -31,8 +31,8 @@ async def log_events(run: ConsoleRun, after: int | None) -> AsyncIterator[bytes]
     """Yield the messages of a run's log as server-sent events, until the run is over.
 
     Events: `begin` names the sequence that the stream goes on after, `log` is a message, `reset` says that the log was
-    created again, `state` says what the console waits for, and `over` is the last one of a run that is not up. The
-    stream starts no broker, so an open page keeps nobody from resuming the run.
+    created again, `state` says what the console waits for, and `over` is the last one of a run that is not up. A
+    stream that has begun starts no broker, so an open page keeps nobody from resuming the run.
 
     Args:
         run: the run.
@@ -64,6 +64,7 @@ class _Reader:
         self.has_more = False
         try:
             connection = await self._run.connection()
+            STARTS.set(False)  # only the request itself may start the broker, and not what it waits for later
             begun = b"" if self._history and self._history[0] is connection else await self._begin(connection)
             history = self._history[1] if self._history else None
             page = await self._run.within(connection, history.page()) if history else []

@@ -131,8 +131,8 @@ def test_open_page_of_a_run_that_ended_keeps_nobody_from_resuming_it(written: Wr
             assert (await client.get("/api/run")).json()["live"] is True
             written.stop()
             await asyncio.to_thread(wait_until, lambda: not is_up(written), "the end of the broker")
-            stream = await client.get("/api/log", headers={"Last-Event-ID": "1"})
-            assert "event: over" in stream.text
+            stream = await client.get("/api/log", headers={"Last-Event-ID": "1", "Relax-Pulse": "1"})
+            assert stream.text.startswith("id: 1\nevent: over"), stream.text
             for name in ("run", "ledger", "events", "advice", "timeline"):
                 pulse = await client.get(f"/api/{name}", headers={"Relax-Pulse": "1"})
                 assert (pulse.status_code, pulse.json()["error"]["code"]) == (409, "run_not_up"), name
@@ -141,6 +141,8 @@ def test_open_page_of_a_run_that_ended_keeps_nobody_from_resuming_it(written: Wr
             assert (run["live"], run["step"]) == (False, 2)
             pulse = await client.get("/api/run", headers={"Relax-Pulse": "1"})
             assert pulse.json()["step"] == 2, "a pulse reads what a person has opened"
+            stream = await client.get("/api/log", headers={"Last-Event-ID": "1"})
+            assert (stream.text.count("event: log"), stream.text.count("event: over")) == (1, 1), stream.text
         await runs.close()
 
     asyncio.run(main())

@@ -14,7 +14,7 @@ export function follow(run, take) {
   let [halted, last, reading] = [false, null, new AbortController()];
   const look = () => document.hidden && reading.abort();
   const read = async () => {
-    const more = last === null ? {} : { "Last-Event-ID": String(last) };
+    const more = { "Relax-Pulse": "1", ...(last === null ? {} : { "Last-Event-ID": String(last) }) };
     const response = await fetch(`/api/log?run=${encodeURIComponent(run)}`, { headers: headers(more), signal: reading.signal });
     if (response.status === 401) return "refused";
     if (!response.ok) return "lost";
