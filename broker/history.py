@@ -31,6 +31,8 @@ class History:
     def __init__(self, connection: Connection, stream: str, subject: str, start: int = 1) -> None:
         self._connection, self._stream, self._subject = connection, stream, subject
         self._next = start
+        self.has_more = False
+        """Whether further messages were stored when the last page was read."""
         self._newest: tuple[int, datetime] | None = None
         """Sequence and time of the newest message that was read."""
 
@@ -87,6 +89,7 @@ class History:
         found = [_cell(answer) for answer in answers if _is_stored(answer)]
         # The end of a page names its last message, also where the headers of that are too long to be read.
         ends = [int((answer.headers or {}).get("Nats-Last-Sequence", 0)) for answer in answers[-1:]]
+        self.has_more = any(int((answer.headers or {}).get("Nats-Num-Pending", 0)) > 0 for answer in answers[-1:])
         self._next = max([self._next - 1, *ends, *(cell.sequence for cell in found)]) + 1
         return found
 
@@ -129,12 +132,13 @@ class Histories:
     """
 
     def __init__(self, connection: Connection, stream: str, subjects: list[str]) -> None:
-        self._parts = [History(connection, stream, subject) for subject in subjects]
+        self._parts = [_Part(History(connection, stream, subject)) for subject in subjects]
         self._all = History(connection, stream, ">")
-        self._read: list[Cell] = []
+        self.has_more = True
+        """Whether further messages were stored at the last call."""
 
     async def news(self) -> list[Cell]:
-        """Return all messages that were stored since the last call, in stream order.
+        """Return the next messages in stream order, about a page of each subject at most.
 
         A sequence below those of earlier calls means that the stream was created again.
 
@@ -144,13 +148,38 @@ class Histories:
         last = await self._all.last()
         end = 0 if last is None else last.sequence
         for part in self._parts:
-            while page := await part.page():
-                self._read += page  # kept at once: the caller may cancel this call
-                if page[-1].sequence >= end:
-                    break
-        # A part that was read later may hold messages that are newer than unread ones of an earlier part.
-        read, self._read = self._read, [cell for cell in self._read if cell.sequence > end]
-        return sorted((cell for cell in read if cell.sequence <= end), key=lambda cell: cell.sequence)
+            await part.read(end)
+        reach = min([end, *(part.through for part in self._parts)])
+        self.has_more = reach < end
+        return sorted((cell for part in self._parts for cell in part.take(reach)), key=lambda cell: cell.sequence)
+
+
+class _Part:
+    """Messages of one of several subjects that were read and not returned yet.
+
+    Args:
+        history: the messages of the subject.
+    """
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._unread: list[Cell] = []
+        self.through = 0
+        """Sequence up to which all messages of the subject were read."""
+
+    async def read(self, end: int) -> None:
+        """Read a page, unless one of a subject with further pages is unread."""
+        if self._unread and self._history.has_more:
+            return
+        page = await self._history.page()
+        self._unread += page  # kept at once: the caller may cancel this call
+        self.through = page[-1].sequence if self._history.has_more and page else end
+
+    def take(self, reach: int) -> list[Cell]:
+        """Return the messages up to a sequence."""
+        taken = [cell for cell in self._unread if cell.sequence <= reach]
+        self._unread = [cell for cell in self._unread if cell.sequence > reach]
+        return taken
 
 
 def _is_stored(answer: Msg) -> bool:

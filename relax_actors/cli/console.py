@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,9 +34,10 @@ def console(
 
     Reads the broker and the store as an observer. The printed link holds a random token.
     """
+    from relax_actors.console.activation import NICENESS
     from relax_actors.console.app import Console
     from relax_actors.console.guard import Tokens
-    from relax_actors.console.link import open_link
+    from relax_actors.console.link import HOST, is_console, load_link, open_link
     from relax_actors.console.runs import ConsoleRuns
     from relax_actors.console.server import serve
     from relax_actors.monitoring.access import Access
@@ -44,12 +46,15 @@ def console(
     runs = ConsoleRuns(name, Access(broker, credentials))
     folder = runs.folder.root
     if listen_fd is not None:
-        link, listener = _inherited(folder, listen_fd)
+        os.nice(NICENESS)
+        link, listener = _inherited(listen_fd)
     else:
-        if port is None and host == "127.0.0.1" and _is_up(folder, runs.first, operator=operator, no_open=no_open):
+        known = load_link(folder) if port is None and host == HOST else None
+        if known is not None and is_console(known):
+            _show(folder, known.url(operator=operator), runs.first, no_open=no_open)
             return
         link, listener = open_link(folder, host, port)
-        _show(link.url(operator=operator), runs.first, no_open=no_open)
+        _show(folder, link.url(operator=operator), runs.first, no_open=no_open)
     operations = {"requeue": _requeue, "scale": _scale}
     serve(Console(runs, operations), runs, Tokens(link.observer, link.operator), listener, tuple(allow_host or ()))
 
@@ -65,51 +70,33 @@ def _newest() -> str:
     return found[0]
 
 
-def _inherited(folder: Path, descriptor: int) -> tuple[Any, Any]:
-    """Return the link of a run and the socket that `relax up` listens on."""
+def _inherited(descriptor: int) -> tuple[Any, Any]:
+    """Return the link of `relax up` and the socket that it listens on."""
     import socket
 
-    from relax_actors.console.link import load_link
+    from relax_actors.console.link import LINK_VARIABLE, parse_link
     from relax_actors.errors import ConfigError
 
-    link = load_link(folder)
+    link = parse_link(os.environ.pop(LINK_VARIABLE, ""))
     if link is None:
-        msg = f"{folder} has no link of a console; start `relax up` again"
+        msg = f"--listen-fd needs the link of `relax up` in {LINK_VARIABLE}; run `relax console RUN` without it"
         raise ConfigError(msg)
     listener = socket.socket(fileno=descriptor)
     listener.setblocking(False)
     return link, listener
 
 
-def _is_up(folder: Path, run: str, *, operator: bool, no_open: bool) -> bool:
-    """Whether the console of a run is up already; then its link is shown."""
-    import httpx
-
-    from relax_actors.console.link import load_link
-
-    link = load_link(folder)
-    if link is None:
-        return False
-    try:
-        head = {"Authorization": f"Bearer {link.observer}"}
-        answer = httpx.get(f"http://127.0.0.1:{link.port}/api/session", headers=head, timeout=10, trust_env=False)
-        if answer.status_code != httpx.codes.OK or answer.json().get("run") != run:
-            return False
-    except (httpx.HTTPError, ValueError):
-        return False
-    _show(link.url(operator=operator), run, no_open=no_open)
-    return True
-
-
-def _show(url: str, run: str, *, no_open: bool) -> None:
+def _show(folder: Path, url: str, run: str, *, no_open: bool) -> None:
     import sys
+
+    from relax_actors.console.link import write_redirect
 
     typer.echo(f"console of run {run}: {url}")
     sys.stdout.flush()
     if not no_open and sys.stdout.isatty():
         import webbrowser
 
-        webbrowser.open(url)
+        webbrowser.open(write_redirect(folder, url))
 
 
 def _requeue(run: ConsoleRun, body: Mapping[str, Any]) -> Mapping[str, Any]:

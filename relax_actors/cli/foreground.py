@@ -30,7 +30,7 @@ from relax_actors.devices.inventory import NO_REQUEST, GpuRequest
 from relax_actors.errors import ConfigError
 from relax_actors.isolation.orphans import become_subreaper
 from relax_actors.monitoring.screen import Screen
-from relax_actors.monitoring.summary import Summary
+from relax_actors.monitoring.summary import Curves, Summary
 from relax_actors.monitoring.watcher import Watcher
 from relax_actors.printable import printable_lines
 from relax_actors.runtime import logs
@@ -179,6 +179,9 @@ def complete(
     notifier = NotifierProcess(config)
     with linked(folder, console) if request.console else contextlib.nullcontext():
         failure, interrupted = run_root(root, watcher, console, resume)
+        # Before anything that takes time to end: who is killed meanwhile must find the run finished.
+        if failure is None and watcher.result is not None:
+            save_result(folder, config, *watcher.result)
     notifier.end(outcome(failure, watcher))
     if failure is not None:
         explain(console, failure, folder, f"fix the cause; then {resume}")
@@ -187,11 +190,14 @@ def complete(
         step = f"step {watcher.progress.step} of {config.run.steps}"
         console.show(f"stopped at {step}; {resume}")
         return (0 if interrupted and not request.must_finish else 1), None
-    summary, curves = watcher.result
+    return 0, watcher.result[0]
+
+
+def save_result(folder: RunFolder, config: Config, summary: Summary, curves: Curves) -> None:
+    """Write the plot and the summary of a finished run."""
     if curves.steps:
         plot(curves, folder.reward_plot, f"{config.run.name}: {curves.figure} by step")
     write_private(folder.summary, json.dumps(summary.json(), indent=1))
-    return 0, summary
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
@@ -20,15 +20,20 @@ from starlette.types import ASGIApp
 from relax_actors.console.api import ANSWERS
 from relax_actors.console.errors import RequestError
 from relax_actors.console.guard import Guard, Tokens
+from relax_actors.console.link import proof
 from relax_actors.console.log_stream import log_events
 from relax_actors.console.plain import encoded
 from relax_actors.console.query import Operation, Query
+from relax_actors.console.run import STARTS
 from relax_actors.console.runs import ConsoleRuns
 from relax_actors.errors import RelaxError
+from relax_actors.monitoring.connection import NotUpError
 from relax_actors.serving.event_stream import EventStream
 
 PAGE = Path(__file__).parent / "page"
 MAX_BODY = 64 << 10
+PULSE = "Relax-Pulse"
+"""Header of requests that an open page makes by itself: they do not start the broker of a run that is over."""
 
 
 class Console:
@@ -54,6 +59,7 @@ class Console:
             Route("/api/log", self._log, methods=["GET"]),
             Route("/api/{name}", self._answer, methods=["GET"]),
             Route("/api/{name}", self._operate, methods=["POST"]),
+            Route("/proof", _proof_of(tokens.observer), methods=["GET"]),
             Mount("/", StaticFiles(directory=PAGE, html=True)),
         ]
         failed = dict.fromkeys((RequestError, RelaxError, HTTPException, Exception), _failed)
@@ -69,6 +75,7 @@ class Console:
             msg = f"there is no answer {name[:80]!r}; known: {', '.join(ANSWERS.names())}"
             raise RequestError(404, msg, "unknown_answer")
         run = await self._runs.get(request.query_params.get("run", ""))
+        STARTS.set(PULSE not in request.headers)
         query = Query(run, dict(request.query_params), self._runs.names())
         found = await ANSWERS.load(name, "")(query)
         body = asdict(found) if is_dataclass(found) and not isinstance(found, type) else found
@@ -80,6 +87,7 @@ class Console:
         if given is not None and not (given.isascii() and given.isdigit() and len(given) < 20):  # noqa: PLR2004
             msg = f"Last-Event-ID {given[:40]!r} is no sequence of a log; send the id of the last event received"
             raise RequestError(400, msg, "invalid_parameter")
+        STARTS.set(PULSE not in request.headers)
         return EventStream(log_events(run, None if given is None else int(given)), lambda: None)
 
     async def _operate(self, request: Request) -> Response:
@@ -90,6 +98,19 @@ class Console:
         run = await self._runs.get(request.query_params.get("run", ""))
         body = await _object(request)
         return JSONResponse(dict(await asyncio.to_thread(self._operations[name], run, body)))
+
+
+def _proof_of(token: str) -> Callable[[Request], Awaitable[Response]]:
+    """Return what answers a nonce with a proof that this console holds a token; anybody may ask for it."""
+
+    async def answer(request: Request) -> Response:
+        nonce = request.query_params.get("nonce", "")
+        if not 16 <= len(nonce) <= 128:  # noqa: PLR2004
+            msg = "parameter nonce must have 16 to 128 characters"
+            raise RequestError(400, msg, "invalid_parameter")
+        return PlainTextResponse(proof(token, request.scope["server"][1], nonce))
+
+    return answer
 
 
 async def _object(request: Request) -> dict[str, Any]:
@@ -121,6 +142,8 @@ async def _failed(request: Request, error: Exception) -> Response:
         return error.response()
     if isinstance(error, HTTPException):
         return RequestError(error.status_code, f"no such page: {error.detail}", "not_found").response()
+    if isinstance(error, NotUpError):
+        return RequestError(409, str(error), "run_not_up").response()
     if isinstance(error, RelaxError):
         return RequestError(409, str(error), "run_unavailable").response()
     return RequestError(500, f"the console failed: {type(error).__name__}: {error}", "failed").response()

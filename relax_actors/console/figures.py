@@ -32,7 +32,7 @@ class Curve:
 
 
 class Figures:
-    """Values of each figure by step. A replayed step replaces its earlier values.
+    """Values of each figure by step. A replayed step replaces its earlier values, except times (`*_seconds`).
 
     Args:
         steps: last step of the run; values of later steps are ignored, since any role can write to the log.
@@ -55,7 +55,10 @@ class Figures:
             self.last = max(step, self.last or 0)
         for name, value in values.items():
             if name in self._values or len(self._values) < MAX_NAMES:
-                self._array(name, step)[step] = value
+                array = self._array(name, step)
+                # A replay takes what is in the table, so the time that it takes is not that of the step.
+                if np.isnan(array[step]) or not name.endswith("_seconds"):
+                    array[step] = value
 
     def _array(self, name: str, step: int) -> np.ndarray[Any, np.dtype[np.float64]]:
         array = self._values.get(name)

@@ -1,7 +1,14 @@
-"""Address and tokens of a run's console, kept in its folder so that a link stays valid when the console restarts."""
+"""Address and tokens of a run's console, kept in its folder.
+
+The link of `relax up` stays valid when the console's process restarts, because the socket stays open. A port that was
+free meanwhile may have been another user's, to whom a browser with the old link sent its token; so a socket that is
+bound anew has new tokens.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import secrets
 import socket
@@ -12,7 +19,11 @@ from broker.files import write_private
 from relax_actors.serving.listening import is_free, listen
 
 HOST = "127.0.0.1"
+LINK_VARIABLE = "RELAX_CONSOLE_LINK"
+"""Environment variable in which `relax up` hands its link to its console; the file may be that of a later console."""
 TOKEN_BYTES = 24
+PROOF_SECONDS = 10.0
+"""Time for a console to prove that it holds the token; the first request starts its process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +40,10 @@ class Link:
     observer: str
     operator: str
 
+    def json(self) -> str:
+        """Return what `parse_link` reads."""
+        return json.dumps(asdict(self))
+
     def url(self, *, operator: bool = False, host: str = HOST) -> str:
         """Return the link to open. Its token is in the fragment, which a browser sends to no server."""
         return f"http://{host}:{self.port}/#token={self.operator if operator else self.observer}"
@@ -39,11 +54,52 @@ def link_file(folder: Path) -> Path:
     return folder / "console.json"
 
 
+def proof(token: str, port: int, nonce: str) -> str:
+    """Return what only a holder of a token can answer to a nonce: the token itself is not sent.
+
+    HMAC-SHA256 (RFC 2104) of port and nonce, as hexadecimal digits. The port keeps an answer from being passed on from
+    a console at another one.
+    """
+    return hmac.new(token.encode(), f"relax console {port} {nonce}".encode(), hashlib.sha256).hexdigest()
+
+
+def is_console(link: Link) -> bool:
+    """Whether the console of a link listens at its port, and not the process of another user."""
+    import httpx  # noqa: PLC0415 `relax up` needs no client
+
+    nonce = secrets.token_urlsafe(TOKEN_BYTES)
+    address = f"http://{HOST}:{link.port}/proof"
+    try:
+        answer = httpx.get(address, params={"nonce": nonce}, timeout=PROOF_SECONDS, trust_env=False)
+    except httpx.HTTPError:
+        return False
+    expected = proof(link.observer, link.port, nonce)
+    return answer.status_code == httpx.codes.OK and hmac.compare_digest(answer.content, expected.encode())
+
+
+def write_redirect(folder: Path, url: str) -> str:
+    """Write a page that only its user may read and that opens a link; return its address.
+
+    All users of a machine see the arguments of a browser that is started, so the link must not be one of them.
+    """
+    path = folder.resolve() / "console.html"
+    write_private(path, f'<!doctype html><meta http-equiv="refresh" content="0; url={url}">')
+    return path.as_uri()
+
+
 def load_link(folder: Path) -> Link | None:
     """Return the link of a run's console as it was last used; None without one, or if its file is malformed."""
     try:
-        link = Link(**json.loads(link_file(folder).read_text()))
-    except (OSError, ValueError, TypeError):
+        return parse_link(link_file(folder).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def parse_link(text: str) -> Link | None:
+    """Return the link in a JSON object; None if it is malformed."""
+    try:
+        link = Link(**json.loads(text))
+    except (ValueError, TypeError):
         return None
     tokens = (link.observer, link.operator)
     is_valid = isinstance(link.port, int) and all(
@@ -53,7 +109,7 @@ def load_link(folder: Path) -> Link | None:
 
 
 def open_link(folder: Path, host: str = HOST, port: int | None = None) -> tuple[Link, socket.socket]:
-    """Return the link of a run's console, and the socket that listens for it.
+    """Return a new link of a run's console, and the socket that listens for it.
 
     Args:
         folder: folder of the run.
@@ -67,11 +123,6 @@ def open_link(folder: Path, host: str = HOST, port: int | None = None) -> tuple[
     if port is None:
         port = known.port if known is not None and is_free(host, known.port) else 0
     listener = listen(host, port, "console", "give a free port with --port, or --port 0")
-    tokens = (known.observer, known.operator) if known is not None else _tokens()
-    link = Link(listener.getsockname()[1], *tokens)
-    write_private(link_file(folder), json.dumps(asdict(link)))
+    link = Link(listener.getsockname()[1], secrets.token_urlsafe(TOKEN_BYTES), secrets.token_urlsafe(TOKEN_BYTES))
+    write_private(link_file(folder), link.json())
     return link, listener
-
-
-def _tokens() -> tuple[str, str]:
-    return secrets.token_urlsafe(TOKEN_BYTES), secrets.token_urlsafe(TOKEN_BYTES)

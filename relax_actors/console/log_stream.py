@@ -16,8 +16,9 @@ from broker.connection import Connection
 from broker.history import History
 from broker.table import Cell
 from relax_actors.console.plain import encoded
-from relax_actors.console.run import ConsoleRun
+from relax_actors.console.run import STARTS, ConsoleRun
 from relax_actors.errors import BrokerError, ConfigError
+from relax_actors.monitoring.connection import NotUpError
 from relax_actors.monitoring.log_message import LogMessage
 
 POLL_SECONDS = 0.25
@@ -30,7 +31,8 @@ async def log_events(run: ConsoleRun, after: int | None) -> AsyncIterator[bytes]
     """Yield the messages of a run's log as server-sent events, until the run is over.
 
     Events: `begin` names the sequence that the stream goes on after, `log` is a message, `reset` says that the log was
-    created again, `state` says what the console waits for, and `over` is the last one of a run that is not up.
+    created again, `state` says what the console waits for, and `over` is the last one of a run that is not up. A
+    stream that has begun starts no broker, so an open page keeps nobody from resuming the run.
 
     Args:
         run: the run.
@@ -62,9 +64,13 @@ class _Reader:
         self.has_more = False
         try:
             connection = await self._run.connection()
+            STARTS.set(False)  # only the request itself may start the broker, and not what it waits for later
             begun = b"" if self._history and self._history[0] is connection else await self._begin(connection)
             history = self._history[1] if self._history else None
             page = await self._run.within(connection, history.page()) if history else []
+        except NotUpError as error:
+            self.is_over = True
+            return _event("over", {"problem": str(error)}, self._after)
         except (BrokerError, ConfigError) as error:
             is_new, self._problem = str(error) != self._problem, str(error)
             return _event("state", {"problem": self._problem}) if is_new else b""

@@ -75,7 +75,7 @@ class Picture:
         self.evaluations: dict[int, tuple[Evaluation, float]] = {}
         self.quarantined: dict[RowId, Quarantined] = {}
         self.dropped: Counter[str] = Counter()
-        """Rows that the table still has, by the reason for which they were dropped."""
+        """Dropped rows by reason; those that the table has deleted since they were read are counted, too."""
         self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self.restarts: Counter[str] = Counter()
         """Restarts of each actor since the start of the run, as far as the log goes back."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,8 @@ from relax_actors.monitoring.connection import Observed, find, observed
 from relax_actors.monitoring.row_reader import RowReader
 
 T = TypeVar("T")
+STARTS: ContextVar[bool] = ContextVar("STARTS", default=True)
+"""Whether the present request may start the broker of a run that is over: a person asked for it, not an open page."""
 FRESH_SECONDS = 0.5
 """Age up to which the picture is not read again."""
 ANSWER_SECONDS = 60.0
@@ -28,7 +31,7 @@ ANSWER_SECONDS = 60.0
 LOST_SECONDS = 3.0
 """Time without a connection after which requests are answered with an error."""
 IDLE_SECONDS = 30.0
-"""Time without a request after which the connection to a run that is over is closed, so that others may use it."""
+"""Time without a person's request after which the connection to a run that is over is closed, for others to use it."""
 
 
 class ConsoleRun:
@@ -58,6 +61,8 @@ class ConsoleRun:
         # The broker of a run that is over ends with the thread that started it.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"run-{self.name}")
         self._lock = asyncio.Lock()
+        self.timeline = asyncio.Lock()
+        """Held while a timeline is made, which takes a core: one at a time."""
         self._held: AbstractContextManager[Observed] | None = None
         self._at: Observed | None = None
         self._table: Histories
@@ -68,11 +73,12 @@ class ConsoleRun:
         """Return the open connection; open it if there is none, or if the broker has ended with its run.
 
         Raises:
+            NotUpError: the run is over, and this request may not start its broker; see `STARTS`.
             ConfigError: the run cannot be opened.
             BrokerError: its broker does not answer.
         """
-        self._used = time.monotonic()
         async with self._lock:
+            self._use()
             at = self._at
             if at is not None and not at.connection.nc.is_connected:
                 if await self._in_thread(at.is_over):
@@ -85,7 +91,7 @@ class ConsoleRun:
             return at.connection if at is not None else await self._open()
 
     async def _open(self) -> Connection:
-        held = observed(str(self.folder.root), self.access)
+        held = observed(str(self.folder.root), self.access, start=STARTS.get())
         at = await self._in_thread(held.__enter__)
         self._held, self._at, self.live = held, at, at.live
         self.settings = self.folder.load_settings()
@@ -112,20 +118,28 @@ class ConsoleRun:
         async with self._lock:
             if time.monotonic() - self._read < FRESH_SECONDS:
                 return self.picture
-            log = await self.within(connection, self._log.news())
-            cells = await self.within(connection, self._table.news())
-            if (cells and cells[0].sequence <= self.picture.table_sequence) or (
-                log and log[0].sequence <= self.picture.log_sequence
-            ):
-                self._begin(connection)  # created again, as by `relax up --fresh`
-                log = await self.within(connection, self._log.news())
-                cells = await self.within(connection, self._table.news())
-            for cell in cells:
-                self.picture.take_cell(cell)
-            for message in log:
-                self.picture.take_message(message)
+            while not await self._take_news(connection):
+                self._begin(connection)
             self._read = time.monotonic()
+            self._use()
             return self.picture
+
+    async def _take_news(self, connection: Connection) -> bool:
+        """Add what is new to the picture; return False if a stream was created again, as by `relax up --fresh`."""
+        picture = self.picture
+        for history, first, take in (
+            (self._log, picture.log_sequence, picture.take_message),
+            (self._table, picture.table_sequence, picture.take_cell),
+        ):
+            known, history.has_more = first, True
+            while history.has_more:
+                cells = await self.within(connection, history.news())
+                if cells and cells[0].sequence <= known:
+                    return False
+                for cell in cells:
+                    take(cell)
+                known = cells[-1].sequence if cells else known
+        return True
 
     async def last_metrics(self, actors: list[str]) -> dict[str, Any]:
         """Return the newest message of the log about the state of each actor, by its name."""
@@ -148,7 +162,7 @@ class ConsoleRun:
         end = time.monotonic() + ANSWER_SECONDS
         try:
             while not (await asyncio.wait({future}, timeout=1.0))[0]:
-                now = time.monotonic()
+                now = self._used = time.monotonic()
                 if connection.nc.is_connected:
                     self._connected = now
                 if now > end or now - self._connected > LOST_SECONDS:
@@ -164,12 +178,16 @@ class ConsoleRun:
         )
         return BrokerUnreachableError(msg)
 
+    def _use(self) -> None:
+        """Keep the connection open, unless the present request is one of an open page by itself."""
+        if STARTS.get():
+            self._used = time.monotonic()
+
     async def release_if_idle(self) -> None:
         """Close the connection to a run that is over if nobody has looked at it for a while."""
-        if self._at is None or self.live or time.monotonic() - self._used < IDLE_SECONDS:
-            return
         async with self._lock:
-            await self._close()
+            if self._at is not None and not self.live and time.monotonic() - self._used >= IDLE_SECONDS:
+                await self._close()
 
     async def close(self) -> None:
         """Close the connection."""

@@ -41,6 +41,17 @@ if TYPE_CHECKING:
 REACH_SECONDS = 5.0
 
 
+class NotUpError(ConfigError):
+    """A run whose embedded broker is not up.
+
+    Args:
+        run: name of the run.
+    """
+
+    def __init__(self, run: str) -> None:
+        super().__init__(f"run {run} is not up; `relax up` resumes it")
+
+
 @dataclass(frozen=True)
 class Connected:
     """Access to a run.
@@ -143,14 +154,16 @@ def connected(run: str, access: Access | None = None, *, copy: Path | None = Non
 
 
 @contextmanager
-def observed(run: str, access: Access) -> Iterator[Observed]:
+def observed(run: str, access: Access, *, start: bool = True) -> Iterator[Observed]:
     """Connect to the broker of a run as an observer.
 
     Args:
         run: name or folder of the run; with `access.broker` its folder may be on another machine.
         access: options that replace the recorded address and credentials of the broker.
+        start: start an embedded broker that is not up, which keeps others from the folder of the run meanwhile.
 
     Raises:
+        NotUpError: the broker is embedded in the run and not up, and `start` is false.
         ConfigError: no such run, or its broker cannot be reached by what it recorded.
         BrokerError: the broker does not answer and is not embedded in the run.
     """
@@ -164,7 +177,14 @@ def observed(run: str, access: Access) -> Iterator[Observed]:
         with closing(Connection(address, "reader", REACH_SECONDS)) as connection:
             yield Observed(run_of_credentials(address, run), connection, live=True)
         return
-    with _reached(folder, folder.load_settings(), OBSERVER, access) as at:
+    settings = folder.load_settings()
+    if (
+        not start
+        and not _is_external(settings, access)
+        and not is_listening(address_for(folder, settings, OBSERVER, access))
+    ):
+        raise _in_use(settings) if not _is_unused(folder) else NotUpError(settings.run.name)
+    with _reached(folder, settings, OBSERVER, access) as at:
         yield at
 
 
@@ -210,8 +230,9 @@ def _copy_broker(folder: RunFolder, settings: SavedSettings, copy: Path) -> None
 
 
 def _is_unused(folder: RunFolder) -> bool:
-    with suppress(ConfigError):
-        folder.lock().close()
+    """Whether no process uses a run; a run that starts at this moment is not kept from it."""
+    with suppress(OSError), (folder.root / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return True
     return False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -105,11 +106,13 @@ class RowReader:
 
     async def read(self, connection: Connection, subject: str) -> list[Cell]:
         """Return all stored cells that a filter matches; a subject that names no cell is left out."""
+        return [cell async for cell in self.each(connection, subject)]
+
+    async def each(self, connection: Connection, subject: str) -> AsyncIterator[Cell]:
+        """Yield what `read` returns, of which a page is in memory at a time."""
         history = History(connection, self.subjects.table_stream, subject)
-        found: list[Cell] = []
         while page := await history.page():
             for cell in page:
                 with suppress(SubjectError):
                     self.subjects.parse(cell.subject)
-                    found.append(cell)
-        return found
+                    yield cell

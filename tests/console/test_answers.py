@@ -8,13 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
+from broker.address import Address
+from broker.server import is_listening
 from broker.subjects import RowId
 from relax_actors.console.app import Console
 from relax_actors.console.guard import Tokens
+from relax_actors.console.run import ConsoleRun
 from relax_actors.console.runs import ConsoleRuns
-from relax_actors.messages import Dropped
-from tests.support.consoles import WrittenRun
+from relax_actors.messages import Batch, Dropped
+from tests.support.consoles import ROWS, WrittenRun
+from tests.support.running import wait_until
 
 TOKENS = Tokens("observer-token", "operator-token")
 Get = Callable[[str], Awaitable[Any]]
@@ -113,3 +118,79 @@ def test_curves_of_a_long_run_are_thinned_out(tmp_path: Path) -> None:
 
     asked(run, work)
     run.stop()
+
+
+def test_open_page_of_a_run_that_ended_keeps_nobody_from_resuming_it(written: WrittenRun) -> None:
+    written.train(range(2))
+
+    async def main() -> None:
+        runs = ConsoleRuns(str(written.folder.root))
+        head = {"Authorization": f"Bearer {TOKENS.observer}"}
+        transport = httpx.ASGITransport(app=Console(runs, {}).app(TOKENS))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=head) as client:
+            assert (await client.get("/api/run")).json()["live"] is True
+            written.stop()
+            await asyncio.to_thread(wait_until, lambda: not is_up(written), "the end of the broker")
+            stream = await client.get("/api/log", headers={"Last-Event-ID": "1", "Relax-Pulse": "1"})
+            assert stream.text.startswith("id: 1\nevent: over"), stream.text
+            for name in ("run", "ledger", "events", "advice", "timeline"):
+                pulse = await client.get(f"/api/{name}", headers={"Relax-Pulse": "1"})
+                assert (pulse.status_code, pulse.json()["error"]["code"]) == (409, "run_not_up"), name
+            written.folder.lock().close()  # as `relax up` takes it
+            run = (await client.get("/api/run")).json()
+            assert (run["live"], run["step"]) == (False, 2)
+            pulse = await client.get("/api/run", headers={"Relax-Pulse": "1"})
+            assert pulse.json()["step"] == 2, "a pulse reads what a person has opened"
+            stream = await client.get("/api/log", headers={"Last-Event-ID": "1"})
+            assert (stream.text.count("event: log"), stream.text.count("event: over")) == (1, 1), stream.text
+        await runs.close()
+
+    asyncio.run(main())
+    written.connect()
+
+
+@pytest.mark.slow
+def test_connection_in_use_is_not_closed_as_idle(written: WrittenRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relax_actors.console.run.IDLE_SECONDS", 3.0)
+    written.stop()
+
+    async def main() -> None:
+        run = ConsoleRun(str(written.folder.root))
+        connection = await run.connection()
+        work = asyncio.create_task(run.within(connection, asyncio.sleep(6.0, "done")))
+        while not work.done():
+            await run.release_if_idle()
+            await asyncio.sleep(0.1)
+        assert await work == "done"
+        assert await run.connection() is connection
+        await run.close()
+
+    asyncio.run(main())
+    written.connect()
+
+
+def test_rate_leaves_out_the_time_during_which_the_run_was_not_up(written: WrittenRun) -> None:
+    for step, begun in ((0, 0.0), (1, 0.5), (2, 1.0), (3, 5000.0), (4, 5000.5)):
+        batch = Batch(list(range(ROWS)), 1, 1, 0.5, 0, 8, 1e9 + begun)
+        written.table.put(written.subjects.numbered("batch", step), batch)
+
+    async def work(get: Get) -> None:
+        assert (await get("run"))["steps_per_second"] == 2.0
+
+    asked(written, work)
+
+
+def test_timeline_of_a_run_is_read_once_at_a_time(written: WrittenRun) -> None:
+    written.train(range(4))
+
+    async def work(get: Get) -> None:
+        found = await asyncio.gather(*(get("timeline") for _ in range(4)))
+        assert all(timeline == found[0] for timeline in found)
+        assert found[0]["lanes"] is not None
+
+    asked(written, work)
+
+
+def is_up(run: WrittenRun) -> bool:
+    """Whether the broker of a run listens."""
+    return is_listening(Address.load(run.folder.broker / "address.json"))

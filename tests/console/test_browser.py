@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from broker.subjects import RowId
 from tests.support.browsers import Watched, needs_browser, opened
-from tests.support.consoles import ServedConsole, WrittenRun
+from tests.support.consoles import LinkedConsole, ServedConsole, WrittenRun
 from tests.support.hostile_markup import PAYLOADS
 from tests.support.running import wait_until
 
@@ -27,6 +28,11 @@ VIEWS = {
     "advice": "Problem",
 }
 """A text of each view when it is complete."""
+HIDDEN = """(hidden) => {
+  Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
+"""Hides the page, or shows it again, as a change of the tab does."""
 
 
 @pytest.fixture
@@ -97,7 +103,8 @@ def test_phone_shows_run_and_actors_without_scrolling_sideways(browser: Any, con
     watched.check()
 
 
-def test_page_goes_on_after_a_killed_console(browser: Any, run: WrittenRun, console: ServedConsole) -> None:
+def test_page_goes_on_after_a_killed_console(browser: Any, run: WrittenRun) -> None:
+    console = LinkedConsole(run)
     watched = opened(browser, console)
     page = watched.page
     counted = "document.body.dataset.logLast - document.body.dataset.logFirst + 1 == document.body.dataset.logCount"
@@ -108,12 +115,88 @@ def test_page_goes_on_after_a_killed_console(browser: Any, run: WrittenRun, cons
     console.kill()
     page.get_by_text("The page goes on by itself").wait_for()
     run.train(range(9, 12))
-    console.start()
     wait_until(lambda: page.evaluate(f"Number(document.body.dataset.logLast) >= {last + 3}"), "later messages")
     assert page.evaluate(counted), page.evaluate("({...document.body.dataset})")
     page.get_by_text("The page goes on by itself").wait_for(state="detached")
     page.get_by_text("12 of 100").wait_for()
     assert watched.foreign == []
+    console.stop()
+
+
+def test_page_takes_the_new_link_of_a_console_that_was_started_again(
+    browser: Any, run: WrittenRun, console: ServedConsole
+) -> None:
+    watched = opened(browser, console)
+    page = watched.page
+    watched.show("#/actors", "rollout.0")
+    console.kill()
+    console.start()
+    page.get_by_text("has a new link").wait_for()
+    page.goto(console.link)  # only the fragment differs, so the page stays
+    page.get_by_text("has a new link").wait_for(state="detached")
+    assert page.url.endswith("#/actors")
+    run.train(range(8, 9))
+    watched.show("#/run", "9 of 100")
+    assert watched.foreign == []
+
+
+def test_page_of_a_run_that_ends_says_so_and_leaves_the_run_alone(
+    browser: Any, run: WrittenRun, console: ServedConsole
+) -> None:
+    watched = opened(browser, console)
+    watched.show("#/run", "8 of 100")
+    run.stop()
+    watched.page.get_by_text("Reload the page").wait_for()
+    run.connect()  # takes the folder, as `relax up` does
+    watched.page.reload()
+    run.train(range(8, 9))
+    watched.page.get_by_text("9 of 100").wait_for()
+
+
+def test_charts_load_while_answers_take_longer_than_a_pulse(
+    browser: Any, run: WrittenRun, console: ServedConsole
+) -> None:
+    watched = opened(browser, console)
+    page = watched.page
+    page.route("**/api/curves*", lambda route: (page.wait_for_timeout(2500), route.continue_()))
+    run.train(range(8, 9))
+    watched.show("#/actors", "rollout.0")
+    writer = Writer(run)
+    writer.start()
+    page.goto(f"{console.url}/#/run")
+    page.get_by_role("region", name="chart of step/reward").wait_for()
+    writer.halt.set()
+    writer.join()
+
+
+def test_hidden_page_holds_no_connection_and_misses_no_message(
+    browser: Any, run: WrittenRun, console: ServedConsole
+) -> None:
+    watched = opened(browser, console)
+    page = watched.page
+    run.train(range(8, 9))
+    wait_until(lambda: page.evaluate("Number(document.body.dataset.logCount) >= 1"), "a message")
+    last = page.evaluate("Number(document.body.dataset.logLast)")
+    with page.expect_event("requestfailed", lambda request: "/api/log" in request.url):
+        page.evaluate(HIDDEN, True)
+    run.train(range(9, 12))
+    page.evaluate(HIDDEN, False)
+    wait_until(lambda: page.evaluate(f"Number(document.body.dataset.logLast) >= {last + 3}"), "later messages")
+    counted = "document.body.dataset.logLast - document.body.dataset.logFirst + 1 == document.body.dataset.logCount"
+    assert page.evaluate(counted), page.evaluate("({...document.body.dataset})")
+
+
+class Writer(threading.Thread):
+    """Writes a message to the log twice a second."""
+
+    def __init__(self, run: WrittenRun) -> None:
+        super().__init__(daemon=True)
+        self.halt = threading.Event()
+        self._journal = run.journal("rollout")
+
+    def run(self) -> None:
+        while not self.halt.wait(0.5):
+            self._journal.metric({"rows": 1})
 
 
 def test_page_says_that_the_broker_is_gone(browser: Any, run: WrittenRun, console: ServedConsole) -> None:

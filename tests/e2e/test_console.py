@@ -48,11 +48,16 @@ def test_console_of_a_run_is_killed_and_comes_back(up: subprocess.Popen[str], tm
         with log_of(url, token, seen[-1] if seen else 0) as messages:
             seen += [next(messages)[0] for _ in range(20)]
         (pid,) = consoles(folder.root)
+        assert os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, up.pid)
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda dead=pid: dead not in consoles(folder.root), "end of the console")
     assert seen == list(range(1, 41))
     again = relax("console", "seen", "--no-open", cwd=tmp_path)
     assert again.stdout == f"console of run seen: {url}/#token={token}\n", "the console that is up is shown"
+    (pid,) = consoles(folder.root)
+    os.kill(pid, signal.SIGSTOP)  # so that it does not end in order
+    wait_until(folder.summary.exists, "the result", 120)
+    assert consoles(folder.root) == [pid], "the result is written before the console ends"
     said = up.stdout.read()
     assert up.wait(120) == 0, said
     assert consoles(folder.root) == []

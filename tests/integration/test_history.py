@@ -15,7 +15,7 @@ from broker import history
 from broker.client import MAX_HEADER_BYTES
 from broker.connection import Connection
 from broker.errors import BrokerError
-from broker.history import History
+from broker.history import PAGE_MESSAGES, Histories, History
 from broker.subjects import RowId, Subjects
 from broker.table import Cell
 from relax_actors.config import load_config
@@ -176,3 +176,20 @@ def test_tail_reads_a_run_elsewhere_with_the_credentials_of_an_observer(embedded
     given = ["--broker", address.url, "--credentials", str(address.credentials), "--history", "--count", "2"]
     done = relax("tail", f"relax.{RUN}.event.>", *given, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, f'{READY} {{"kind": "ready"}}\n' * 2, "")
+
+
+def test_several_subjects_are_read_in_order_and_in_parts(embedded: Embedded, observer: Connection) -> None:
+    count = 3 * PAGE_MESSAGES
+    # A subject with few messages at both ends, and one with many between them.
+    publish(embedded, "operator", *[(READY, b"{}")], *[(STEP, b"{}")] * count, *[(READY, b"{}")])
+    histories = Histories(observer, SUBJECTS.log_stream, [READY, STEP])
+    sizes, sequences = [], []
+    while histories.has_more:
+        cells = observer.call(histories.news(), 30)
+        sizes.append(len(cells))
+        sequences += [cell.sequence for cell in cells]
+    assert sequences == list(range(1, count + 3))
+    assert max(sizes) <= 2 * PAGE_MESSAGES
+    assert observer.call(histories.news(), 30) == []
+    publish(embedded, "operator", (STEP, b"{}"), (READY, b"{}"))
+    assert [cell.subject for cell in observer.call(histories.news(), 30)] == [STEP, READY]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
@@ -145,7 +147,68 @@ def test_link_can_be_read_by_its_user_only(tmp_path: Path) -> None:
     assert link_file(tmp_path).stat().st_mode & 0o777 == 0o600
     again, listener = open_link(tmp_path)
     listener.close()
-    assert again == link == load_link(tmp_path)
-    assert link.observer != link.operator
+    assert again == load_link(tmp_path)
+    # The port was free for a moment, so another user may have got the tokens of a browser at the old link.
+    assert again.port == link.port
+    assert len({link.observer, link.operator, again.observer, again.operator}) == 4
     link_file(tmp_path).write_text('{"port": "x"}')
     assert load_link(tmp_path) is None
+
+
+class Squatter(BaseHTTPRequestHandler):
+    """Answers every request as another user could who listens at the recorded port."""
+
+    seen: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.seen.append(f"{self.path} {self.headers}")
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"run": "seen"}')
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_token_is_not_sent_to_whom_the_port_belongs_now(tmp_path: Path) -> None:
+    from relax_actors.console.link import is_console, open_link
+
+    link, listener = open_link(tmp_path)
+    listener.close()
+    server = HTTPServer(("127.0.0.1", link.port), Squatter)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        assert not is_console(link)
+        assert len(Squatter.seen) == 1
+        assert link.observer not in Squatter.seen[0]
+        again, listener = open_link(tmp_path)
+        listener.close()
+        assert again.port != link.port
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_console_proves_that_it_holds_the_token(run: WrittenRun) -> None:
+    from relax_actors.console.link import proof
+
+    nonce = "n" * 32
+    answer = requested(run, "GET", f"/proof?nonce={nonce}", {})
+    assert answer.status_code == 200
+    assert answer.text == proof(OBSERVER, 8090, nonce)
+    assert OBSERVER not in answer.text
+    assert requested(run, "GET", "/proof?nonce=short", {}).status_code == 400
+    assert requested(run, "GET", f"/proof?nonce={nonce}", {"Host": "evil.example"}).status_code == 421
+
+
+def test_browser_is_given_no_token(tmp_path: Path) -> None:
+    from relax_actors.console.link import Link, write_redirect
+
+    link = Link(4000, "o" * 32, "p" * 32)
+    address = write_redirect(tmp_path, link.url(operator=True))
+    assert link.operator not in address
+    page = Path(address.removeprefix("file://"))
+    assert page.stat().st_mode & 0o777 == 0o600
+    assert link.url(operator=True) in page.read_text()

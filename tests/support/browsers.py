@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.consoles import ServedConsole
+from tests.support.consoles import LinkedConsole, ServedConsole
 
 ARGUMENTS = [
     "--no-sandbox",  # for the user root
@@ -83,7 +83,7 @@ class Watched:
         assert self.foreign == []
 
 
-def opened(browser: Any, console: ServedConsole, **options: Any) -> Watched:
+def opened(browser: Any, console: ServedConsole | LinkedConsole, **options: Any) -> Watched:
     """Open a console's link in a browser; options as of `Watched`."""
     watched = Watched(browser, console.url, **options)
     watched.page.goto(console.link)

@@ -23,6 +23,7 @@ from broker.store import Store
 from broker.subjects import RowId, Subjects
 from broker.table import Table
 from relax_actors.config import load_config
+from relax_actors.console.activation import Activation
 from relax_actors.console.link import load_link
 from relax_actors.evaluation.records import Answer, Evaluated, Record, SetFacts, write_evaluation
 from relax_actors.messages import Batch, Evaluation, Prompt, Quarantined, Weights
@@ -31,7 +32,7 @@ from relax_actors.runtime.journal import Journal
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.streams import ensure_run_streams
 from tests.support.embedded import Embedded
-from tests.support.running import TINY, wait_until
+from tests.support.running import TINY, processes_of, wait_until
 
 ROWS = 2
 TOKENS = np.arange(4, dtype=np.int32)
@@ -183,6 +184,35 @@ class ServedConsole:
             return ""
         self.process.terminate()
         return self.process.communicate(timeout=30)[0]
+
+
+class LinkedConsole:
+    """The console of `relax up`: its socket stays open when its process is killed."""
+
+    def __init__(self, run: WrittenRun) -> None:
+        self._folder = run.folder
+        self._activation = Activation(run.folder)
+        link = self._activation.link
+        self.link, self.url, self.token = link.url(), link.url().partition("/#")[0], link.observer
+        self._activation.start()
+
+    def processes(self) -> list[int]:
+        """Return the processes of the console."""
+        return [
+            pid
+            for pid in processes_of(self._folder.root)
+            if b"--listen-fd" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
+
+    def kill(self) -> None:
+        """End the process at once; the next request starts it again."""
+        (pid,) = self.processes()
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: pid not in self.processes(), "the end of the console")
+
+    def stop(self) -> None:
+        """End the console."""
+        self._activation.close()
 
 
 @contextmanager

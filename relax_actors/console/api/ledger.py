@@ -18,7 +18,7 @@ class LedgerAnswer:
     Attributes:
         account: floor, counts and violations, as `relax ledger --json` prints them.
         adds_up: whether admitted = trained + dropped + quarantined + in flight, without violations.
-        dropped: rows that the table still has, by the reason for which they were dropped.
+        dropped: dropped rows that the table had since the console reads it, by reason.
         quarantined: the newest quarantined rows with their role, error and traceback.
     """
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import statistics
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -94,9 +96,10 @@ def _algorithm(settings: Any) -> str:
 
 def _rate(picture: Picture) -> float | None:
     times = [batch.unix_time for _, batch in sorted(picture.ledger.batches.items())[-RATE_STEPS:]]
-    if len(times) < 2 or times[-1] <= times[0]:  # noqa: PLR2004
-        return None
-    return (len(times) - 1) / (times[-1] - times[0])
+    intervals = [later - earlier for earlier, later in itertools.pairwise(times)]
+    # The median leaves out the time during which the run was not up.
+    typical = statistics.median(intervals) if intervals else 0.0
+    return 1 / typical if typical > 0 else None
 
 
 def _waits(picture: Picture, leases: dict[str, dict[str, Any]]) -> str:

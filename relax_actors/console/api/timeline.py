@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 from relax_actors.console.query import Query
@@ -56,8 +57,10 @@ async def answer(query: Query) -> TimelineAnswer:
     run = query.run
     connection = await run.connection()
     step = query.number("step")
-    work = read_timeline(connection, run.rows) if step is None else read_step(connection, run.rows, step)
-    return packed(await run.within(connection, work))
+    async with run.timeline:
+        work = read_timeline(connection, run.rows) if step is None else read_step(connection, run.rows, step)
+        timeline = await run.within(connection, work)
+        return await asyncio.to_thread(packed, timeline)
 
 
 def packed(timeline: Timeline) -> TimelineAnswer:

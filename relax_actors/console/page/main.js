@@ -31,15 +31,24 @@ function useLog(run) {
   const [live, setLive] = useState(true);
   useEffect(() => {
     if (!run) return undefined;
-    const seen = { first: null, last: null, count: 0 };
+    const seen = { first: null, last: null, count: 0, begun: false };
     let due = null;
     const beat = () => { due ??= setTimeout(() => { due = null; setPulse((n) => n + 1); }, PULSE_MS); };
     const stop = follow(run, (kind, body, id) => {
       if (kind === "connected") setProblem("");
       if (kind === "lost") setProblem("The console does not answer. The page goes on by itself when it is back.");
+      if (kind === "refused") setProblem("The console was started again and has a new link. Open the link that it printed.");
       if (kind === "state") setProblem(body.problem);
-      if (kind === "over") setLive(false);
-      if (kind === "begin") setLive(true);
+      if (kind === "begin") {
+        seen.begun = true;
+        setLive(true);
+      }
+      if (kind === "over") {
+        if (seen.begun && body.problem) setProblem(`${body.problem}. Reload the page to see how it ended.`);
+        seen.begun = false;
+        setLive(false);
+        return;
+      }
       if (kind === "log") {
         seen.first ??= id;
         seen.last = id;
@@ -79,7 +88,7 @@ function useKeys(enabled, actions) {
 function Help({ dialog, keys, setKeys }) {
   return html`<dialog ref=${dialog} aria-labelledby="help-title">
     <h2 id="help-title">Keyboard</h2>
-    <ul>${VIEWS.slice(0, 9).map((view, i) => html`<li key=${view.name}><kbd>${i + 1}</kbd> ${view.title}</li>`)}
+    <ul>${VIEWS.slice(0, 10).map((view, i) => html`<li key=${view.name}><kbd>${(i + 1) % 10}</kbd> ${view.title}</li>`)}
       <li><kbd>t</kbd> dark or light</li><li><kbd>?</kbd> this list</li></ul>
     <p><label><input type="checkbox" checked=${keys === "on"} onChange=${(e) => setKeys(e.target.checked ? "on" : "off")} /> use these keys</label></p>
     <button onClick=${() => dialog.current.close()}>Close</button>
@@ -101,7 +110,7 @@ function Frame({ session, runs }) {
   const view = useView(route.view);
   const dialog = useRef(null);
   const known = VIEWS.some((each) => each.name === route.view);
-  const go = Object.fromEntries(VIEWS.slice(0, 9).map((each, i) => [String(i + 1), () => { location.hash = link(each.name); }]));
+  const go = Object.fromEntries(VIEWS.slice(0, 10).map((each, i) => [String((i + 1) % 10), () => { location.hash = link(each.name); }]));
   useKeys(keys === "on", { ...go, t: toggle, "?": () => dialog.current.showModal() });
   useEffect(() => { document.title = `${run} · ${route.view} · relax`; }, [run, route.view]);
   return html`
@@ -128,9 +137,12 @@ function Frame({ session, runs }) {
 function App() {
   const [state, setState] = useState({});
   useEffect(() => {
-    Promise.all([get("session"), get("runs")])
+    const ask = () => Promise.all([get("session"), get("runs")])
       .then(([session, found]) => setState({ session, runs: found.runs }))
       .catch((error) => setState({ error }));
+    ask();
+    addEventListener("relax-token", ask);
+    return () => removeEventListener("relax-token", ask);
   }, []);
   if (state.error) {
     const lost = state.error instanceof ApiError && state.error.status === 401;
@@ -141,6 +153,11 @@ function App() {
 }
 
 takeToken();
+// Before the listeners of the views, which must not see a token as a route.
+addEventListener("hashchange", (event) => {
+  const before = new URL(event.oldURL).hash;
+  if (takeToken(before.startsWith("#/") ? before : "#/run")) dispatchEvent(new Event("relax-token"));
+});
 const app = document.getElementById("app");
 app.replaceChildren();
 render(html`<${App} />`, app);

@@ -22,7 +22,7 @@ async def read_timeline(connection: Connection, rows: RowReader) -> Timeline:
     """Return the timeline of the whole run: of rows as far as the table has them, of steps from the first one on."""
     builder = Builder(rows.subjects.run)
     for subject in [f"{rows.subjects.prefix}.{kind}.*.*.*" for kind in ("group", "eval")]:
-        for cell in await rows.read(connection, subject):
+        async for cell in rows.each(connection, subject):
             builder.take_cell(rows.subjects.parse(cell.subject), cell.stored, cell.data)
     await _read_numbered(connection, rows, builder, "*")
     await _read_log(connection, rows, builder)
@@ -104,7 +104,7 @@ def _take_row(builder: Builder, cells: RowCells) -> None:
 async def _read_numbered(connection: Connection, rows: RowReader, builder: Builder, *numbers: int | str) -> None:
     for kind in NUMBERED:
         for number in numbers:
-            for cell in await rows.read(connection, rows.subjects.numbered(kind, number)):
+            async for cell in rows.each(connection, rows.subjects.numbered(kind, number)):
                 builder.take_cell(rows.subjects.parse(cell.subject), cell.stored, cell.data)
 
 

@@ -29,6 +29,13 @@ def test_replayed_step_replaces_its_earlier_values() -> None:
     assert (figures.last, figures.latest()) == (1, {"step/reward": 5.0})
 
 
+def test_replayed_step_keeps_the_times_of_its_first_training() -> None:
+    figures = Figures(100)
+    figures.take(step(0, reward=1.0, train_seconds=3.0, waited_seconds=2.0))
+    figures.take(step(0, reward=2.0, train_seconds=0.1, waited_seconds=0.0))
+    assert figures.latest() == {"step/reward": 2.0, "step/train_seconds": 3.0, "step/waited_seconds": 2.0}
+
+
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300), st.integers(1, 50))
 def test_thinned_curve_keeps_extremes_and_number_of_points(values: list[float], points: int) -> None:
     figures = Figures(len(values))

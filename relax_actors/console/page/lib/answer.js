@@ -2,6 +2,11 @@
 import { get } from "./api.js";
 import { useEffect, useRef, useState } from "./html.js";
 
+/** Whether an error is not shown: of a request that was given up, or of a pulse after the end of the run. */
+export function isSilent(error, pulse) {
+  return error.name === "AbortError" || (pulse && error.code === "run_not_up");
+}
+
 /**
  * Ask for an answer of the console.
  * @param {string} name name of the answer; empty asks for nothing
@@ -13,15 +18,18 @@ export function useAnswer(name, parameters, pulse = 0) {
   const key = JSON.stringify([name, parameters]);
   const [state, setState] = useState({ key: "", data: null, error: null });
   const asking = useRef(null);
+  const asked = useRef("");
   useEffect(() => () => asking.current?.abort(), [key]);
   useEffect(() => {
     if (!name || (asking.current && !asking.current.signal.aborted && asking.current.key === key)) return;
     const halt = new AbortController();
     halt.key = key;
     asking.current = halt;
-    get(name, parameters, halt.signal)
+    const again = asked.current === key;
+    asked.current = key;
+    get(name, parameters, halt.signal, again)
       .then((data) => setState({ key, data, error: null }))
-      .catch((error) => error.name === "AbortError" || setState((old) => ({ key, data: old.key === key ? old.data : null, error })))
+      .catch((error) => isSilent(error, again) || setState((old) => ({ key, data: old.key === key ? old.data : null, error })))
       .finally(() => { if (asking.current === halt) asking.current = null; });
   }, [key, pulse]);
   return state.key === key ? state : { data: null, error: null };

@@ -35,9 +35,9 @@ async function send(address, options) {
   return response;
 }
 
-/** Return the answer `/api/<name>` as an object. */
-export async function get(name, parameters = {}, signal = undefined) {
-  return (await send(url(name, parameters), { headers: headers(), signal })).json();
+/** Return the answer `/api/<name>` as an object; a pulse is a request of the page itself, which starts no broker. */
+export async function get(name, parameters = {}, signal = undefined, pulse = false) {
+  return (await send(url(name, parameters), { headers: headers(pulse ? { "Relax-Pulse": "1" } : {}), signal })).json();
 }
 
 /** Return a binary answer, such as a picture, as a Blob. */

@@ -5,36 +5,54 @@ import { headers } from "./api.js";
 const RETRY_MS = 1000;
 
 /**
- * Follow the log of a run from now on.
+ * Follow the log of a run from now on, while the page is visible: a browser has six connections for all its pages.
  * @param {string} run name of the run
  * @param {(kind: string, body: object, id: number | null) => void} take called for each event
  * @returns {() => void} stops
  */
 export function follow(run, take) {
-  const halt = new AbortController();
-  let last = null;
+  let [halted, last, reading] = [false, null, new AbortController()];
+  const look = () => document.hidden && reading.abort();
+  const read = async () => {
+    const more = { "Relax-Pulse": "1", ...(last === null ? {} : { "Last-Event-ID": String(last) }) };
+    const response = await fetch(`/api/log?run=${encodeURIComponent(run)}`, { headers: headers(more), signal: reading.signal });
+    if (response.status === 401) return "refused";
+    if (!response.ok) return "lost";
+    take("connected", {}, null);
+    for await (const event of events(response.body.getReader())) {
+      if (event.id !== null) last = event.id;
+      if (event.kind === "reset") last = null;
+      take(event.kind, event.body, event.id);
+      if (event.kind === "over") return "over";
+    }
+    return "lost";
+  };
   const loop = async () => {
-    while (!halt.signal.aborted) {
-      try {
-        const more = last === null ? {} : { "Last-Event-ID": String(last) };
-        const response = await fetch(`/api/log?run=${encodeURIComponent(run)}`, { headers: headers(more), signal: halt.signal });
-        if (!response.ok) throw new Error(String(response.status));
-        take("connected", {}, null);
-        for await (const event of events(response.body.getReader())) {
-          if (event.id !== null) last = event.id;
-          if (event.kind === "reset") last = null;
-          take(event.kind, event.body, event.id);
-          if (event.kind === "over") return;
-        }
-      } catch (error) {
-        if (halt.signal.aborted) return;
+    while (!halted) {
+      if (document.hidden) await change();
+      if (document.hidden) continue;
+      reading = new AbortController();
+      const end = await read().catch(() => "lost");
+      if (halted) return;
+      if (end === "over") await change(); // who comes back to the page sees whether the run is up again
+      else if (!document.hidden) {
+        take(end, {}, null);
+        await new Promise((done) => setTimeout(done, RETRY_MS));
       }
-      take("lost", {}, null);
-      await new Promise((done) => setTimeout(done, RETRY_MS));
     }
   };
+  document.addEventListener("visibilitychange", look);
   loop();
-  return () => halt.abort();
+  return () => {
+    halted = true;
+    document.removeEventListener("visibilitychange", look);
+    reading.abort();
+  };
+}
+
+/** Wait until the page is hidden or visible again. */
+function change() {
+  return new Promise((done) => document.addEventListener("visibilitychange", done, { once: true }));
 }
 
 async function* events(reader) {

@@ -1,9 +1,9 @@
 // Where the run stands: progress, ledger, curves of one or several runs, events.
-import { useAnswer } from "../lib/answer.js";
+import { isSilent, useAnswer } from "../lib/answer.js";
 import { get } from "../lib/api.js";
 import { Chart } from "../lib/chart.js";
 import { clock, duration, figure } from "../lib/format.js";
-import { html, useEffect, useState } from "../lib/html.js";
+import { html, useEffect, useRef, useState } from "../lib/html.js";
 import { change, link } from "../lib/route.js";
 import { State } from "../lib/state.js";
 import { Table } from "../lib/table.js";
@@ -49,16 +49,28 @@ function Tiles({ data }) {
   ${data.waits && html`<p class="panel warn" role="status">Waiting: ${data.waits}</p>`}`;
 }
 
-/** Curves of several runs; each run is asked for on its own, so that one that cannot be opened hides no other. */
+/** Curves of several runs; each run is asked for on its own, so that one that cannot be opened hides no other.
+ * A pulse gives up no request, so answers that take longer than a pulse arrive, too. */
 function useCurves(runs, names, first, last, pulse) {
   const [found, setFound] = useState({});
   const key = JSON.stringify([runs, names, first, last]);
+  const asking = useRef({});
+  const asked = useRef("");
+  useEffect(() => () => {
+    Object.values(asking.current).forEach((halt) => halt.abort());
+    asking.current = {};
+  }, [key]);
   useEffect(() => {
-    const halt = new AbortController();
-    runs.forEach((run) => get("curves", { run, names: names.join(), first, last }, halt.signal)
-      .then((data) => setFound((old) => ({ ...old, [run]: { data, key } })))
-      .catch((error) => error.name === "AbortError" || setFound((old) => ({ ...old, [run]: { ...old[run], error } }))));
-    return () => halt.abort();
+    const again = asked.current === key;
+    asked.current = key;
+    const own = asking.current;
+    runs.filter((run) => !own[run]).forEach((run) => {
+      own[run] = new AbortController();
+      get("curves", { run, names: names.join(), first, last }, own[run].signal, again)
+        .then((data) => setFound((old) => ({ ...old, [run]: { data, key } })))
+        .catch((error) => isSilent(error, again) || setFound((old) => ({ ...old, [run]: { ...old[run], error } })))
+        .finally(() => delete own[run]);
+    });
   }, [key, pulse]);
   return found;
 }
