@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 FIXED = (
     "model.architecture",
     "model.tokenizer",
+    "lora",
     "trainer.prompts_per_step",
     "algorithm.rows",
     "run.rows",

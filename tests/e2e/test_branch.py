@@ -107,6 +107,7 @@ def test_branch_that_cannot_be_made_is_refused_with_the_reason(kept_run: Run) ->
         assert "holds a run already; choose another name" in refused(4, name="kept")
         assert "has not trained step 9; it has trained steps 0 to 7" in refused(9)
         assert "trainer.prompts_per_step cannot differ in a branch" in refused(4, "trainer.prompts_per_step=2")
+        assert "lora cannot differ in a branch" in refused(4, "lora.rank=4")
         assert "needs run.steps above it; run.steps is 3" in refused(4, "run.steps=3")
         assert "run.name follows from the command" in refused(4, "run.name=other")
         assert "did you mean 'cispo'?" in refused(4, "algorithm.name=cisp")
