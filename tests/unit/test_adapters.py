@@ -23,6 +23,8 @@ from relax_actors.engines.torch.model import build, copy_into, read_folder
 from relax_actors.engines.torch.scorer import TorchScorer
 from relax_actors.engines.transformers.engine import TransformersEngine
 from relax_actors.errors import ConfigError
+from relax_actors.replay.branch import fixed_of
+from relax_actors.supervision.resume import compare
 from relax_actors.weights import files as weights
 from tests.conformance.base.training_engine import begun, folder_of, silent
 from tests.support.adapters import adapter_config, base_folder
@@ -129,6 +131,15 @@ def test_adapter_is_not_loaded_with_another_scale(
     engine.save(folder := folder_of(tmp_path / "checkpoint"))
     with pytest.raises(ConfigError, match="was trained with scale"):
         TorchEngine(other).load(folder)
+
+
+def test_branch_cannot_change_the_adapter(tmp_path: Path, base: Path) -> None:
+    config = adapter_config(tmp_path, base)
+    for form in ({"alpha": 16.0}, {"rank": 2}, {"rslora": True}):
+        assert fixed_of(change.key for change in compare(config, adapter_config(tmp_path, base, form)))
+    without = config.model_copy(update={"lora": None})
+    assert fixed_of(change.key for change in compare(config, without)) == ["lora"]
+    assert not fixed_of(["trainer.learning_rate"])
 
 
 def test_weights_in_training_are_published_while_the_model_computes_the_reference(tmp_path: Path, base: Path) -> None:
