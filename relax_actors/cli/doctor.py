@@ -35,7 +35,8 @@ def doctor(
     """Say what is wrong with a run, live or finished, and what to do about it.
 
     Looks at the broker, supervisors, roles, consumers, the table, quarantined rows, the ledger and disks, and applies
-    rules to its figures and events. Exit code 0 if the run is healthy or finished, 1 if not.
+    rules to its figures and events, whether it is live or finished. Exit code 0 if there is no problem, 1 if there is
+    one; notes do not count.
     """
     from relax_actors.errors import RelaxError
     from relax_actors.monitoring.connection import find

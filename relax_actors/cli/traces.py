@@ -41,21 +41,13 @@ def export(
     from relax_actors.monitoring.traces import RunTraces
     from relax_actors.printable import printable
     from relax_actors.record.record import Record
-    from relax_actors.traces.write import check_output, write_traces
+    from relax_actors.traces.write import check_output, write_records
 
     check_output(out, kind)
     with connected(run, Access(broker, credentials)) as at:
         slots = at.config.trainer.prompts_per_step
-        found = RunTraces(at.table, Record(at.folder.record), at.settings.run.name, slots, step or ())
-        count = write_traces(out, kind, found)
-    if not count:
-        where = f"of the steps {', '.join(map(str, step))} " if step else ""
-        out.unlink() if out.is_file() else out.rmdir()
-        sys.stderr.write(
-            f"relax: run {run} has no trained rows {where}now: the table keeps rows until the next checkpoint; a "
-            "larger trainer.checkpoint_every keeps them longer, and record.every = 1 keeps the rows of all steps\n"
-        )
-        raise typer.Exit(1)
+        found = RunTraces(at.table, Record(at.folder.record), at.settings.run.name, kind, slots, step or ())
+        count = write_records(out, kind, found)
     for line in found.unreadable:
         sys.stderr.write(printable(f"relax: left out {line}") + "\n")
     if found.lacking:
@@ -63,6 +55,14 @@ def export(
             f"relax: left out {counted(len(found.lacking), 'row')} that the table has deleted, such as "
             f"{found.lacking[0]}; record.every = 1 and a larger record.max_mib keep the rows of all steps\n"
         )
+    if not count:
+        where = f"of the steps {', '.join(map(str, step))} " if step else ""
+        out.unlink() if out.is_file() else out.rmdir()
+        sys.stderr.write(
+            f"relax: run {run} has no trained rows {where}to write: the table keeps rows until the next checkpoint; a "
+            "larger trainer.checkpoint_every keeps them longer, and record.every = 1 keeps the rows of all steps\n"
+        )
+        raise typer.Exit(1)
     if json:
         body = {"rows": found.rows, "traces": count, "lacking": len(found.lacking), "unreadable": len(found.unreadable)}
         sys.stdout.write(json_module.dumps(body) + "\n")

@@ -18,8 +18,8 @@ class NotifySection(Section):
     """[notify]: messages about the run to a webhook, a command or a service. A run does not wait for them."""
 
     on: tuple[Rule, ...] = ("finished", "gave_up", "findings")
-    """What to report: the run `started` or resumed, is `finished`, supervision `gave_up`, or there are new problems
-    among the `findings` of `relax doctor`."""
+    """What to report: the run `started` or resumed, is `finished`, supervision `gave_up` or `relax up` was killed, or
+    there are new problems among the `findings` of `relax doctor`."""
     webhook: str | None = None
     """URL that gets each message by POST as JSON; `$NAME` takes the URL from an environment variable, for URLs that
     hold a secret."""

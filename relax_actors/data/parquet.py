@@ -73,12 +73,18 @@ class Parquet(ArrowRows):
 
     def read(self, file: int, number: int) -> object:
         """Return a row, decoded."""
+        return self.part(file, number, None)
+
+    def part(self, file: int, number: int, names: Sequence[str] | None) -> object:
+        """Return columns of a row, decoded; all if None, and none of those that the file lacks."""
         starts, where = self._starts[file], self.place(file, number)
         group = self._group_of(file, number)
         held = self._groups.get((file, group))
         if isinstance(held, RowError):
             msg = f"{where}: {held}"
             raise RowError(msg) from held
+        if names is not None:
+            held = held.select([name for name in held.column_names if name in names])
         return self.decoded(held, number - starts[group], where)
 
     def _group_of(self, file: int, number: int) -> int:

@@ -9,12 +9,14 @@ from pathlib import Path
 from relax_actors.data.files import FileRows, data_files
 from relax_actors.data.jsonl import ENDINGS as LINES
 from relax_actors.data.jsonl import JsonLines
-from relax_actors.data.parquet import ENDINGS as PARQUET
+from relax_actors.data.parquet import ENDINGS as TABLES
 from relax_actors.data.parquet import Parquet
 from relax_actors.data.source import SourceSettings
 from relax_actors.errors import ConfigError, RowError
 from relax_actors.traces import Trace
-from relax_actors.traces.formats import trace_of
+from relax_actors.traces.formats import FORMATS, PARQUET, format_of, trace_of
+from relax_actors.traces.head import Head
+from relax_actors.traces.parquet import HEAD
 
 DOCUMENTS = (".json",)
 MAX_BYTES = 1 << 30
@@ -55,7 +57,7 @@ class TraceFiles:
     """
 
     def __init__(self, settings: SourceSettings) -> None:
-        paths = data_files(settings, "traces", (*LINES, *DOCUMENTS, *PARQUET))
+        paths = data_files(settings, "traces", (*LINES, *DOCUMENTS, *TABLES))
         self._rows = _open(paths, SourceSettings(path=settings.path))
         self._rows.max_bytes = MAX_BYTES
 
@@ -74,6 +76,19 @@ class TraceFiles:
         """
         return self._rows.read(*self._rows.locate(number))
 
+    def head(self, number: int) -> Head | None:
+        """Return the head of a trace; None if it cannot be decoded, or does not tell its row."""
+        try:
+            if isinstance(self._rows, Parquet):
+                record = self._rows.part(*self._rows.locate(number), HEAD)
+                found = FORMATS[PARQUET].head(record) if isinstance(record, dict) else None
+            else:
+                record = self.record(number)
+                found = FORMATS[format_of(record, "")].head(record) if isinstance(record, dict) else None
+        except RowError:
+            return None
+        return found if found is not None and found.row else None
+
     def trace(self, number: int) -> Trace:
         """Return a trace.
 
@@ -89,9 +104,9 @@ def _open(paths: Sequence[Path], settings: SourceSettings) -> FileRows:
         return JsonLines(paths, settings)
     if endings <= {*DOCUMENTS}:
         return Documents(paths, settings)
-    if endings <= {*PARQUET}:
+    if endings <= {*TABLES}:
         return Parquet(settings)
-    known = ", ".join(f"*{ending}" for ending in (*LINES, *DOCUMENTS, *PARQUET))
+    known = ", ".join(f"*{ending}" for ending in (*LINES, *DOCUMENTS, *TABLES))
     msg = (
         f"data.path = {str(settings.path)!r} has files {', '.join(sorted(endings))}; traces are files of one of the "
         f"endings {known}"

@@ -15,6 +15,7 @@ from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.data.traces import MARK, Take, digest_of
 from relax_actors.errors import RowError
 from relax_actors.messages import NOT_SAMPLED, Prompt, Trajectory
+from relax_actors.messages.said import said
 from relax_actors.traces import Trace, TraceError, trajectory_of
 from relax_actors.traces.turns import turns_of
 
@@ -123,13 +124,40 @@ def checked_text(trace: Trace, tokenizer: Tokenizer, vocabulary: int) -> Trace:
     spelled = "".join(tokenizer.decode(turn.tokens) for turn in turns)
     if not trace.text:
         return replace(trace, text=spelled)
-    if "".join(trace.text.split()) not in "".join(spelled.split()):
+    parts = _parts(trace)
+    if not any(_have([spell(turn.tokens) for turn in turns], parts) for spell in (tokenizer.decode, tokenizer.spell)):
         msg = (
             f"{where}: its tokens spell {spelled[:60]!r}, and its text is {trace.text[:60]!r}; train traces "
             "with the tokenizer that they were recorded with"
         )
         raise TraceError(msg)
     return trace
+
+
+def _parts(trace: Trace) -> list[str]:
+    """Return the text of a trace without white space, turn by turn if its messages have the turns."""
+    text, parts, at = _dense(trace.text), list[str](), 0
+    for role, content in said(trace.messages):
+        if role == "assistant" and (part := _dense(content)) and text.startswith(part, at):
+            parts.append(part)
+            at += len(part)
+    return parts if at == len(text) else [text]
+
+
+def _have(turns: list[str], parts: list[str]) -> bool:
+    """Return whether each part is in a turn; branches may have turns in another order. A single part may span turns."""
+    texts = [_dense(turn) for turn in turns] if len(parts) > 1 else [_dense("".join(turns))]
+    at = 0
+    for part in parts:
+        found = next((i for i in (*range(at, len(texts)), *range(at)) if part in texts[i]), None)
+        if found is None:
+            return False
+        at = found
+    return True
+
+
+def _dense(text: str) -> str:
+    return "".join(text.split())
 
 
 def spelled(tokenizer: Tokenizer, tokens: NDArray[Any], where: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from enum import StrEnum
 from typing import Any
 
@@ -14,7 +13,7 @@ from relax_actors.data.fields import check_index
 from relax_actors.data.source import SourceSettings
 from relax_actors.data.task import Task
 from relax_actors.data.trace_files import TraceFiles
-from relax_actors.errors import ConfigError, RowError
+from relax_actors.errors import ConfigError
 from relax_actors.traces import Trace, TraceError
 
 MARK = "trace"
@@ -51,8 +50,11 @@ def open_traces(settings: SourceSettings) -> TraceRows:
 class TraceRows:
     """Rows of traces. Traces that follow each other and are of one row, or have the same prompt, are one row.
 
+    A trace whose row cannot be told, such as a line that is no JSON, belongs to the row before it, or at the begin to
+    the first row: so a row that lacks one of its samples cannot be trained.
+
     Args:
-        files: the traces, each of which is read once to find the rows.
+        files: the traces, of each of which the head is read once to find the rows.
         size: most rows; None for all.
         take: what a row is.
     """
@@ -62,24 +64,17 @@ class TraceRows:
         self._rows: list[list[int]] = []
         rewards, before = list[float](), ""
         for number in range(len(files)):
-            key, reward = self._facts(number)
-            rewards.append(reward)
-            if key and key == before and take is not Take.EACH:
+            head = files.head(number)
+            rewards.append(math.inf if head is None else head.reward)
+            row = before if head is None else head.row
+            if self._rows and take is not Take.EACH and before in ("", row):
                 self._rows[-1].append(number)
             else:
                 self._rows.append([number])
-            before = key
+            before = row
         if take is Take.BEST:
             self._rows = [[max(row, key=lambda number: rewards[number])] for row in self._rows]
         self._rows = self._rows[:size]
-
-    def _facts(self, number: int) -> tuple[str, float]:
-        """Return what the traces of a row have in common, empty for a trace that cannot be read, and its reward."""
-        with suppress(RowError):
-            trace = self._files.trace(number)
-            key = f"{trace.run}/{trace.row}" if trace.row else xxhash.xxh3_128_hexdigest(trace.prompt_tokens.tobytes())
-            return key, -math.inf if trace.reward is None or trace.greedy else trace.reward
-        return "", -math.inf
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -1,4 +1,4 @@
-"""Traces of the trained rows of a run, from its table and, of rows that the table has deleted, from its record."""
+"""Records of the trained rows of a run, from its table and, of rows that the table has deleted, from its record."""
 
 from __future__ import annotations
 
@@ -12,44 +12,48 @@ from relax_actors.messages import Batch, Prompt, Reward, Trajectory
 from relax_actors.record.record import Record
 from relax_actors.record.rules import End
 from relax_actors.runtime.cells import read_column
-from relax_actors.traces import Trace, traces_of
+from relax_actors.traces import TraceError, traces_of
+from relax_actors.traces.write import Record as Written
+from relax_actors.traces.write import record_of
 
 
 @dataclass(slots=True)
 class RunTraces:
-    """Traces of trained rows, in the order of their steps and of the rows in the batch of each.
+    """Records of traces of trained rows, in the order of their steps and of the rows in the batch of each.
 
     Args:
         table: the table.
         record: the record.
         run: name of the run.
+        kind: name of the format.
         slots: `trainer.prompts_per_step`, by which rows of the record are ordered as in their batch.
         steps: steps to read; all if empty.
 
     Attributes:
         rows: number of rows that were read.
         lacking: rows that neither the table nor the record has.
-        unreadable: what is wrong with rows that cannot be read.
+        unreadable: what is wrong with rows that cannot be read, or not be written exactly.
     """
 
     table: Table
     record: Record
     run: str
+    kind: str
     slots: int
     steps: Collection[int] = ()
     rows: int = 0
     lacking: list[RowId] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
 
-    def __iter__(self) -> Iterator[Trace]:
-        """Yield the traces of all rows; a step is in memory at once."""
+    def __iter__(self) -> Iterator[Written]:
+        """Yield the records of all rows; a step is in memory at once."""
         subjects = self.table.subjects
         known = [subjects.parse(name).step for name in self.table.list_subjects(subjects.numbered("batch", "*"))]
         for step in sorted({*known, *self.record.steps()}):
             if not self.steps or step in self.steps:
                 yield from self._of_step(step)
 
-    def _of_step(self, step: int) -> Iterator[Trace]:
+    def _of_step(self, step: int) -> Iterator[Written]:
         batch = self.table.fetch(self.table.subjects.numbered("batch", step), Batch)
         rows = self._recorded(step) if batch is None else [RowId(step, index) for index in batch.rows]
         kept = {row for row in rows if batch is not None and self._is_there(row)}
@@ -61,7 +65,7 @@ class RunTraces:
         prompts, trajectories, rewards = columns
         for row in rows:
             cells = (prompts[row], trajectories[row], rewards[row]) if row in kept else self._of_record(row)
-            yield from self._traces(row, *cells)
+            yield from self._records(row, *cells)
 
     def _is_there(self, row: RowId) -> bool:
         return self.table.get(self.table.subject(row, "trajectory")) is not None
@@ -82,13 +86,20 @@ class RunTraces:
         except RelaxError as error:
             return error, error, None
 
-    def _traces(self, row: RowId, prompt: object, trajectory: object, reward: object) -> list[Trace]:
+    def _records(self, row: RowId, prompt: object, trajectory: object, reward: object) -> list[Written]:
+        """Return the records of a row: of all of its samples or of none."""
         if problem := next((each for each in (prompt, trajectory) if isinstance(each, RelaxError)), None):
             self.unreadable.append(f"{row}: {problem}")
         elif not isinstance(prompt, Prompt) or not isinstance(trajectory, Trajectory):
             self.lacking.append(row)
         else:
-            self.rows += 1
             scored = reward if isinstance(reward, Reward) else None
-            return traces_of(prompt, trajectory, scored, run=self.run, row=str(row), step=row.step)
+            try:
+                traces = traces_of(prompt, trajectory, scored, run=self.run, row=str(row), step=row.step)
+                made = [record_of(trace, self.kind) for trace in traces]
+            except TraceError as error:
+                self.unreadable.append(str(error))
+                return []
+            self.rows += 1
+            return made
         return []

@@ -15,7 +15,6 @@ from relax_actors.config.rows import admitted_rows
 from relax_actors.data.checked_run import CheckedRun
 from relax_actors.errors import ConfigError, RelaxError
 from relax_actors.messages.operations import OperationRequest
-from relax_actors.operations import OperationLog
 from relax_actors.operations.plan import FIRST_ENGINE
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime.service_role import ServiceRole
@@ -124,6 +123,8 @@ class Autoscaler(ServiceRole):
 
     def setup(self) -> None:
         """Read the settings."""
+        from relax_actors.operations import OperationLog  # noqa: PLC0415 imports NATS
+
         config = self.context.config
         assert config.autoscaler is not None  # noqa: S101 the run has the role by this section
         self._section: AutoscalerSection = config.autoscaler

@@ -56,6 +56,7 @@ class Reporter:
             role=role,
             n=n,
             reason=outcome.reason,
+            blame=outcome.blame,
             rows=list(last.rows),
             traceback=outcome.detail[-4000:],
         )

@@ -15,7 +15,9 @@ import numpy as np
 
 from relax_actors.messages.said import said
 from relax_actors.traces import fields
+from relax_actors.traces.exact_json import decoded
 from relax_actors.traces.facts import KEY, facts_of, trace_with
+from relax_actors.traces.head import Head, head_of
 from relax_actors.traces.model import Array, Trace, TraceError
 from relax_actors.traces.turns import Turn, sequences_of, turns_of
 
@@ -120,13 +122,13 @@ def trace_of(record: Mapping[str, Any], origin: str) -> Trace:
     turns = [turn for step in steps if (turn := _turn(step, origin)) is not None]
     extra = record.get("extra")
     extra = extra if isinstance(extra, dict) else {}
-    facts = extra.get(KEY)
-    if isinstance(facts, dict):
+    if isinstance(facts := decoded(extra.get(KEY)), dict):
         return trace_with(facts, _tokens(facts.get(LAYOUT), turns, origin), origin)
     if not turns:
         msg = f"{origin}: no step of the agent has token ids; record them in its metrics"
         raise TraceError(msg)
     texts = [(SOURCES.get(str(step.get("source")), "system"), _text(step)) for step in steps]
+    chat = [{"role": role, "content": text} for role, text in texts]
     first = next(i for i, (role, _) in enumerate(texts) if role == "assistant")
     agent = record.get("agent")
     return Trace(
@@ -136,9 +138,22 @@ def trace_of(record: Mapping[str, Any], origin: str) -> Trace:
         text="".join(_text(step) for step in steps if _is_answer(step)),
         reward=fields.number(extra.get("reward"), "extra.reward", origin),
         prompt="\n".join(text for _, text in texts[:first]),
-        prompt_messages=[{"role": role, "content": text} for role, text in texts[:first]],
+        prompt_messages=chat[:first],
+        messages=chat if len(turns) > 1 else [],
         origin=origin,
     )
+
+
+def head(record: Mapping[str, Any]) -> Head:
+    """Return the head of an ATIF trajectory."""
+    extra = given if isinstance(given := record.get("extra"), dict) else {}
+    if isinstance(facts := extra.get(KEY), dict):
+        return head_of(facts, facts.get("prompt_token_ids"))
+    steps = record.get("steps")
+    first = next((s for s in steps if isinstance(s, dict) and _is_answer(s)), {}) if isinstance(steps, list) else {}
+    metrics = first.get("metrics")
+    prompt = metrics.get("prompt_token_ids") if isinstance(metrics, dict) else None
+    return head_of({"reward": extra.get("reward")}, prompt)
 
 
 def _text(step: Mapping[str, Any]) -> str:

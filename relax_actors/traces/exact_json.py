@@ -22,7 +22,7 @@ def dumps(value: Any, where: str) -> str:
         text = json.dumps(value, default=_encoded, ensure_ascii=False, separators=(",", ":"))
         same = loads(text) == value
     except (TypeError, ValueError, RecursionError) as error:
-        msg = f"{where}: it has data that JSON cannot hold ({error}); export it as Parquet, or remove the data"
+        msg = f"{where}: it has data that JSON cannot hold ({error}); remove the data"
         raise TraceError(msg) from error
     if not same:
         msg = (

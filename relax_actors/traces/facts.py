@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from relax_actors.messages.media import MediaSource
 from relax_actors.messages.samples import NOT_SAMPLED, TokenSequence
+from relax_actors.traces import fields
 from relax_actors.traces.model import Trace, TraceError
 
 Array = NDArray[Any]
@@ -75,7 +76,7 @@ def trace_with(facts: Mapping[str, Any], tokens: Sequence[tuple[Array, Array]], 
         rewards = facts["turn_rewards"]
         return Trace(
             **{name: facts[name] for name in PLAIN},
-            prompt_tokens=np.array(facts["prompt_token_ids"], np.int32),
+            prompt_tokens=fields.token_ids(facts, "prompt_token_ids", origin),
             sequences=sequences,
             components=dict(facts["components"]),
             metrics=dict(facts["metrics"]),

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relax_actors.traces.model import TraceError
+from relax_actors.traces.plain import MAX_NUMBER, is_number
 
 Array = NDArray[Any]
 MAX_TOKEN = int(np.iinfo(np.int32).max)
@@ -43,8 +44,8 @@ def logprobs(record: Mapping[str, Any], name: str, count: int, where: str) -> Ar
             "when the model answers"
         )
         raise TraceError(msg)
-    if not isinstance(given, list) or any(isinstance(v, bool) or not isinstance(v, int | float) for v in given):
-        msg = f"{where}: {name} is {given!r:.60}; write a list of numbers"
+    if not isinstance(given, list) or not all(map(is_number, given)):
+        msg = f"{where}: {name} is {given!r:.60}; write a list of numbers within the range of float32"
         raise TraceError(msg)
     if len(given) != count:
         msg = f"{where}: {name} has {len(given)} numbers for {count} tokens; write one for each token"
@@ -57,7 +58,7 @@ def logprobs(record: Mapping[str, Any], name: str, count: int, where: str) -> Ar
     return found
 
 
-def number(value: object, what: str, where: str) -> float | None:
+def number(value: Any, what: str, where: str) -> float | None:
     """Return a number, or None for none.
 
     Raises:
@@ -65,7 +66,7 @@ def number(value: object, what: str, where: str) -> float | None:
     """
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
+    if not is_number(value) or not abs(value) <= MAX_NUMBER:
         msg = f"{where}: {what} is {value!r:.60}; write a finite number"
         raise TraceError(msg)
     return float(np.float32(value))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from relax_actors.traces import atif, parquet, verifiers
-from relax_actors.traces.exact_json import decoded
+from relax_actors.traces.head import Head
 from relax_actors.traces.model import Trace, TraceError
 
 
@@ -18,16 +18,18 @@ class Format:
     Attributes:
         record_of: makes the record of a trace: a JSON object, or a row of Parquet.
         trace_of: makes the trace of a record, with its place for errors.
+        head: finds the row of a record.
     """
 
     record_of: Callable[[Trace], dict[str, Any]]
     trace_of: Callable[[Mapping[str, Any], str], Trace]
+    head: Callable[[Mapping[str, Any]], Head]
 
 
 FORMATS = {
-    "atif": Format(atif.record_of, atif.trace_of),
-    "verifiers": Format(verifiers.record_of, verifiers.trace_of),
-    "parquet": Format(parquet.record_of, parquet.trace_of),
+    "atif": Format(atif.record_of, atif.trace_of, atif.head),
+    "verifiers": Format(verifiers.record_of, verifiers.trace_of, verifiers.head),
+    "parquet": Format(parquet.record_of, parquet.trace_of, parquet.head),
 }
 PARQUET = "parquet"
 
@@ -74,4 +76,9 @@ def trace_of(record: object, origin: str) -> Trace:
         msg = f"{origin}: {record!r:.60} is no trace; write one JSON object a trace"
         raise TraceError(msg)
     name = format_of(record, origin)
-    return FORMATS[name].trace_of(record if name == PARQUET else decoded(record), origin)
+    try:
+        return FORMATS[name].trace_of(record, origin)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        what = "nested too deeply" if isinstance(error, RecursionError) else f"{type(error).__name__}: {error}"
+        msg = f"{origin}: it is malformed ({what:.200}); write the fields of the format {name} with their types"
+        raise TraceError(msg) from error

@@ -14,8 +14,13 @@ from numpy.typing import NDArray
 from relax_actors.errors import RowError
 from relax_actors.messages.media import MediaSource
 from relax_actors.messages.samples import FinishReason, TokenSequence
+from relax_actors.traces.plain import MAX_NUMBER, wrong_field
 
 Array = NDArray[Any]
+
+
+MAX_LOGPROB = 1e-3
+"""Log-prob of a sampled token, at most: rounding may take it a little above 0."""
 
 
 class TraceError(RowError):
@@ -41,8 +46,8 @@ class Trace:
         finish_reason: why the sample ended.
         reward: its reward as float32; None if it has none.
         components: parts of the reward by name.
-        token_values: name -> `[total] float32`, one number for each token behind the prompt of all sequences, such as
-            `reward`, `advantage` or `entropy`.
+        token_values: name -> `[total] float32`, one number for each token behind the prompt of all sequences. An
+            exported run has `reward`, if its reward function scores tokens.
         turn_rewards: `[turns] float32`, reward of each generation; None if turns have none.
         metrics: measurements of the sample.
         prompt: text of the prompt.
@@ -50,11 +55,11 @@ class Trace:
         metadata: further data of the row.
         prompt_messages: the prompt as chat messages; empty for plain text.
         messages: the conversation of an episode with its prompt and its calls of tools; empty for a completion.
-        tools: definitions of the tools that the model was shown.
+        tools: definitions of the tools that the model was shown; empty in an exported run.
         media: media of the prompt and of its observations by reference; the sequences hold none of their features.
         fingerprints: fingerprint of the weights of each version in the sequences, where it is known.
         greedy: whether the sample is the greedy baseline of the others.
-        author: actor that generated it.
+        author: actor that generated it; empty in an exported run.
         origin: place in a file, for errors; not compared.
 
     Raises:
@@ -88,18 +93,23 @@ class Trace:
 
     def __post_init__(self) -> None:
         where = self.origin or self.name
+        if wrong := wrong_field(self):
+            name, what = wrong
+            msg = f"{where}: {name} is {getattr(self, name)!r:.60}; write {what}"
+            raise TraceError(msg)
         if not self.sequences:
             msg = f"{where}: it has no tokens; record the token ids of every turn"
             raise TraceError(msg)
         for number, sequence in enumerate(self.sequences):
-            if not np.isfinite(sequence.logprobs).all():
-                msg = f"{where}: a log-prob of sequence {number} is not finite; record log-probs of the sampled tokens"
-                raise TraceError(msg)
+            _check_sequence(sequence, f"{where}, sequence {number}")
+        if self.turn_rewards is not None and not np.isfinite(self.turn_rewards).all():
+            msg = f"{where}: a reward of a turn is not finite; write finite numbers"
+            raise TraceError(msg)
         if self.finish_reason not in set(FinishReason):
             known = ", ".join(FinishReason)
             msg = f"{where}: finish reason {self.finish_reason[:60]!r} is unknown; write one of {known}"
             raise TraceError(msg)
-        if self.reward is not None and not np.isfinite(np.float32(self.reward)):
+        if self.reward is not None and not abs(self.reward) <= MAX_NUMBER:
             msg = f"{where}: its reward is {self.reward}; write a finite number"
             raise TraceError(msg)
 
@@ -121,12 +131,39 @@ class Trace:
 
     @property
     def digest(self) -> str:
-        """Checksum of the tokens, masks, log-probs and rewards: two traces that train alike have the same."""
+        """Checksum of all that training reads: two traces that train alike have the same.
+
+        Raises:
+            TraceError: a message, or a number of the row, is no plain data.
+        """
+        rewards = None if self.turn_rewards is None else self.turn_rewards.astype("<f4").tobytes()
         parts: list[Any] = [self.prompt_tokens.astype("<i4").tobytes(), self.reward, dict(self.components), self.greedy]
+        parts += [rewards, dict(self.metrics), self.text, self.finish_reason, self.messages]
         for each in self.sequences:
             parts += [each.token_ids.astype("<i4").tobytes(), each.loss_mask.tobytes()]
-            parts += [each.logprobs.astype("<f4").tobytes(), each.sampled.tobytes()]
-        return xxhash.xxh3_128_hexdigest(msgpack.packb(parts))
+            parts += [each.logprobs.astype("<f4").tobytes(), each.sampled.tobytes(), each.player]
+            parts.append(None if each.spans is None else each.spans.astype("<i4").tobytes())
+        try:
+            return xxhash.xxh3_128_hexdigest(msgpack.packb(parts))
+        except (TypeError, ValueError, OverflowError) as error:
+            msg = f"{self.origin or self.name}: its messages hold no plain data ({error}); correct or remove them"
+            raise TraceError(msg) from error
+
+
+def _check_sequence(sequence: TokenSequence, where: str) -> None:
+    """Raise TraceError if a token id is negative, a log-prob is none, or the player has no name."""
+    if not isinstance(sequence.player, str):
+        msg = f"{where}: player is {sequence.player!r:.60}; write a text"
+        raise TraceError(msg)
+    if (sequence.token_ids < 0).any():
+        msg = f"{where}: token id {int(sequence.token_ids.min())} is negative; write whole numbers of at least 0"
+        raise TraceError(msg)
+    if not np.isfinite(sequence.logprobs).all():
+        msg = f"{where}: a log-prob is not finite; record log-probs of the sampled tokens"
+        raise TraceError(msg)
+    if len(above := sequence.logprobs[sequence.sampled & (sequence.logprobs > MAX_LOGPROB)]):
+        msg = f"{where}: a sampled token has the log-prob {float(above[0]):.6g}, above 0; write logarithms"
+        raise TraceError(msg)
 
 
 def same_trace(one: Trace, other: Trace) -> bool:

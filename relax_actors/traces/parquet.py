@@ -10,12 +10,16 @@ import numpy as np
 
 from relax_actors.messages.media import MediaSource
 from relax_actors.messages.samples import TokenSequence
+from relax_actors.traces import fields
 from relax_actors.traces.exact_json import dumps, loads
+from relax_actors.traces.head import Head, head_of
 from relax_actors.traces.model import Trace, TraceError
 
 MARK = "finish_reason"
 COLUMNS = frozenset({"sequences", "prompt_tokens", MARK})
 """Columns that tell a file of traces from other Parquet files."""
+HEAD = ("run", "row", "prompt_tokens", "reward", "greedy")
+"""Columns of the head of a trace."""
 _SAME = ("run", "row", "sample", "step", "text", MARK, "reward", "prompt", "answer", "greedy", "author")
 _JSON = ("metadata", "prompt_messages", "messages", "tools")
 _NAMED = ("components", "metrics", "token_values")
@@ -102,7 +106,7 @@ def trace_of(record: Mapping[str, Any], origin: str) -> Trace:
         return Trace(
             **{name: record[name] for name in _SAME},
             **{name: loads(record[name]) for name in _JSON},
-            prompt_tokens=np.array(record["prompt_tokens"], np.int32),
+            prompt_tokens=fields.token_ids(record, "prompt_tokens", origin),
             sequences=tuple(
                 _sequence(own, f"{origin}, sequence {number}") for number, own in enumerate(record["sequences"])
             ),
@@ -120,13 +124,18 @@ def trace_of(record: Mapping[str, Any], origin: str) -> Trace:
         raise TraceError(msg) from error
 
 
+def head(record: Mapping[str, Any]) -> Head:
+    """Return the head of a row, which has the columns `HEAD` at least."""
+    return head_of(record, record.get("prompt_tokens"))
+
+
 def _sequence(record: Mapping[str, Any], where: str) -> TokenSequence:
     for name in ("token_ids", "loss_mask", "logprobs", "versions"):
         if record[name] is None or None in record[name]:
             msg = f"{where}: {name} has no value for a token; a trace needs one for each"
             raise TraceError(msg)
     return TokenSequence(
-        np.array(record["token_ids"], np.int32),
+        fields.token_ids(record, "token_ids", where),
         np.array(record["loss_mask"], np.bool_),
         np.array(record["logprobs"], np.float32),
         np.array(record["versions"], np.int32),

@@ -95,7 +95,7 @@ def trajectory_of(traces: Sequence[Trace], version: int | None = None) -> Trajec
     try:
         found = Trajectory.of(first.prompt_tokens, samples, known if version is None else None)
         return replace(found, greedy_samples=sum(greedy)) if any(greedy) else found
-    except ValueError as error:
+    except (OverflowError, RecursionError, TypeError, ValueError) as error:
         msg = f"{first.origin or first.name}: {error}"
         raise TraceError(msg) from error
 

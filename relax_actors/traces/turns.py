@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from relax_actors.messages.samples import NOT_SAMPLED, TokenSequence, runs
@@ -15,6 +16,9 @@ from relax_actors.traces.model import TraceError
 Array = NDArray[Any]
 FIRST_VERSION = 0
 """Version of sampled tokens of another program, which has no versions of this run."""
+
+MAX_TURNS, MAX_BRANCHES = 10_000, 500
+"""Turns and branches of a trace of another program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,12 @@ class Turn:
         """All tokens up to the end of the turn, `[context + len] int32`."""
         return np.concatenate([self.context, self.tokens])
 
+    @property
+    def digest(self) -> str:
+        """Checksum of its tokens and log-probs."""
+        parts = (self.context.tobytes(), self.tokens.tobytes(), (self.logprobs + np.float32(0)).tobytes())
+        return xxhash.xxh3_128_hexdigest(b"".join((len(self.context).to_bytes(8), *parts)))
+
 
 def turns_of(sequence: TokenSequence) -> list[Turn]:
     """Return the turns of a sequence."""
@@ -55,28 +65,44 @@ def sequences_of(turns: Sequence[Turn]) -> tuple[TokenSequence, ...]:
     sampled token is trained once.
 
     Raises:
-        TraceError: a turn repeats an earlier one, or has no tokens.
+        TraceError: a turn repeats an earlier one, or has no tokens, or there are too many turns or branches.
     """
+    if len(turns) > MAX_TURNS:
+        msg = f"{turns[0].place}: {len(turns)} turns, more than {MAX_TURNS}; split the trace into samples"
+        raise TraceError(msg)
     chains: list[list[Turn]] = []
-    for number, turn in enumerate(turns):
+    ends: list[Array] = []  # all tokens of each chain
+    known: dict[str, Turn] = {}
+    for turn in turns:
         if not len(turn.tokens):
             msg = f"{turn.place}: it has no completion tokens; record the token ids that the model sampled"
             raise TraceError(msg)
         if not len(turn.context):
             msg = f"{turn.place}: it has no prompt tokens; record the token ids that the model read"
             raise TraceError(msg)
-        if twin := next((each for each in turns[:number] if _same(each, turn)), None):
+        twin = known.setdefault(turn.digest, turn)
+        if twin is not turn:
             msg = (
                 f"{turn.place}: it has the tokens of {twin.place}, and would be trained twice; mark copied context as "
                 "such, or remove it"
             )
             raise TraceError(msg)
-        chain = next((each for each in reversed(chains) if _begins(turn.context, each[-1].whole)), None)
-        if chain is None:
+        last = next((i for i in reversed(range(len(ends))) if _begins(turn.context, ends[i])), None)
+        if last is None:
             chains.append([turn])
+            ends.append(turn.whole)
+            check_branches(len(chains), turn.place)
         else:
-            chain.append(turn)
+            chains[last].append(turn)
+            ends[last] = turn.whole
     return tuple(_joined(chain) for chain in chains)
+
+
+def check_branches(count: int, where: str) -> None:
+    """Raise TraceError if a sample has too many branches, which are compared with each other."""
+    if count > MAX_BRANCHES:
+        msg = f"{where}: more than {MAX_BRANCHES} branches, whose contexts differ; split the trace into samples"
+        raise TraceError(msg)
 
 
 def without_repeats(sequences: Iterable[TokenSequence]) -> tuple[TokenSequence, ...]:
@@ -106,13 +132,10 @@ def _shared(one: TokenSequence, other: TokenSequence) -> int:
     return n if same.all() else int(np.argmin(same))
 
 
-def _same(one: Turn, other: Turn) -> bool:
-    pairs = ((one.context, other.context), (one.tokens, other.tokens), (one.logprobs, other.logprobs))
-    return all(np.array_equal(own, others) for own, others in pairs)
-
-
 def _begins(tokens: Array, first: Array) -> bool:
-    return len(tokens) >= len(first) and np.array_equal(tokens[: len(first)], first)
+    """Return whether tokens begin with others; the last of these is compared first, where most differ."""
+    n = len(first)
+    return len(tokens) >= n and bool(tokens[n - 1] == first[-1]) and np.array_equal(tokens[:n], first)
 
 
 def _joined(chain: Sequence[Turn]) -> TokenSequence:

@@ -13,9 +13,11 @@ import numpy as np
 
 from relax_actors.messages.samples import NOT_SAMPLED, TokenSequence
 from relax_actors.traces import fields
+from relax_actors.traces.exact_json import decoded
 from relax_actors.traces.facts import KEY, facts_of, trace_with
+from relax_actors.traces.head import Head, head_of
 from relax_actors.traces.model import Array, Trace, TraceError
-from relax_actors.traces.turns import FIRST_VERSION, without_repeats
+from relax_actors.traces.turns import FIRST_VERSION, check_branches, without_repeats
 
 VERSION = 1
 
@@ -49,14 +51,14 @@ def trace_of(record: Mapping[str, Any], origin: str) -> Trace:
     branches = fields.objects(record, "branches", origin)
     read = [_branch(branch, f"{origin}, branch {number}") for number, branch in enumerate(branches)]
     info = record.get("info")
-    facts = info.get(KEY) if isinstance(info, dict) else None
-    if isinstance(facts, dict):
+    if isinstance(facts := decoded(info.get(KEY)) if isinstance(info, dict) else None, dict):
         trace = trace_with(facts, [(ids, logprobs) for ids, _, logprobs in read], origin)
         for number, ((_, mask, _), sequence) in enumerate(zip(read, trace.sequences, strict=True)):
             if not np.array_equal(mask, sequence.sampled):
                 msg = f"{origin}, branch {number}: sampled_mask does not match info.{KEY}; export it again"
                 raise TraceError(msg)
         return trace
+    check_branches(len(read), origin)
     sequences = [
         TokenSequence(ids, mask, np.where(mask, logprobs, np.float32(0)), _versions(mask))
         for ids, mask, logprobs in read
@@ -73,6 +75,19 @@ def trace_of(record: Mapping[str, Any], origin: str) -> Trace:
         reward=fields.number(record.get("reward"), "reward", origin),
         origin=origin,
     )
+
+
+def head(record: Mapping[str, Any]) -> Head:
+    """Return the head of a record."""
+    info = record.get("info")
+    if isinstance(info, dict) and isinstance(facts := info.get(KEY), dict):
+        return head_of(facts, facts.get("prompt_token_ids"))
+    branches = record.get("branches")
+    first = branches[0] if isinstance(branches, list) and branches else None
+    own = first if isinstance(first, dict) else {}
+    ids, mask = own.get("token_ids"), own.get("sampled_mask")
+    prompt = ids[: mask.index(True)] if isinstance(ids, list) and isinstance(mask, list) and True in mask else None
+    return head_of({"reward": record.get("reward")}, prompt)
 
 
 def _branch(branch: Mapping[str, Any], where: str) -> tuple[Array, Array, Array]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,22 +14,66 @@ from relax_actors.errors import ConfigError
 from relax_actors.registry.dotted import import_extra
 from relax_actors.traces.exact_json import dumps
 from relax_actors.traces.formats import FORMATS, PARQUET
-from relax_actors.traces.model import Trace
+from relax_actors.traces.model import Trace, TraceError
 from relax_actors.traces.parquet import schema
 
 GROUP_ROWS = 256
 """Traces of a row group of Parquet, which are in memory at once."""
-LINES = (".jsonl", ".ndjson")
+LINES, TABLE = (".jsonl", ".ndjson"), ".parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A trace as its format writes it.
+
+    Attributes:
+        name: row and sample, for the name of a document.
+        content: a line of JSON, or a row of Parquet.
+    """
+
+    name: str
+    content: bytes | dict[str, Any]
+
+
+def record_of(trace: Trace, kind: str) -> Record:
+    """Return the record of a trace.
+
+    Args:
+        trace: the trace.
+        kind: name of the format.
+
+    Raises:
+        TraceError: it cannot be written exactly.
+    """
+    made = FORMATS[kind].record_of(trace)
+    name = "-".join(filter(None, (trace.row, str(trace.sample))))
+    if kind == PARQUET:
+        return Record(name, made)
+    try:
+        return Record(name, dumps(made, trace.name).encode() + b"\n")
+    except UnicodeEncodeError as error:
+        msg = f"{trace.name}: it has text that UTF-8 cannot hold ({error}); correct the text"
+        raise TraceError(msg) from error
 
 
 def check_output(path: Path, kind: str) -> None:
     """Check that traces can be written to a path.
 
     Raises:
-        ConfigError: the format is unknown, the path exists, its folder does not, or pyarrow is not installed.
+        ConfigError: the format is unknown or has another ending, the path exists, its folder does not, or pyarrow is
+            not installed.
     """
     if kind not in FORMATS:
         msg = f"--format {kind}: no such format of traces; formats are {', '.join(FORMATS)}"
+        raise ConfigError(msg)
+    if kind == PARQUET and path.suffix != TABLE:
+        msg = f"{path}: --format {kind} writes a file *{TABLE}; change its name, or give --format atif or verifiers"
+        raise ConfigError(msg)
+    if kind != PARQUET and path.suffix in (TABLE, ".json"):
+        msg = (
+            f"{path}: --format {kind} writes a file *.jsonl, or a folder of documents with another ending; change its "
+            "name, or leave out --format for a file *.parquet"
+        )
         raise ConfigError(msg)
     if path.exists():
         msg = f"{path} exists; remove it, or choose another name"
@@ -41,23 +86,27 @@ def check_output(path: Path, kind: str) -> None:
 
 
 def write_traces(path: Path, kind: str, traces: Iterable[Trace]) -> int:
-    """Write traces, and return their number. A process that is killed leaves nothing with the name `path`.
+    """Write traces; arguments and errors as `write_records`, and TraceError of `record_of`."""
+    return write_records(path, kind, (record_of(trace, kind) for trace in traces))
+
+
+def write_records(path: Path, kind: str, records: Iterable[Record]) -> int:
+    """Write records, and return their number. A process that is killed leaves nothing with the name `path`.
 
     Args:
         path: file of Parquet or, by its ending, of JSON Lines; for JSON with another ending a folder.
         kind: name of the format.
-        traces: in the order in which they are read again; those of a row one after another.
+        records: in the order in which they are read again; those of a row one after another.
 
     Raises:
         ConfigError: see `check_output`.
-        TraceError: a trace cannot be written exactly.
     """
     check_output(path, kind)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    write: Callable[[Path, str, Iterator[Trace]], int]
+    write: Callable[[Path, Iterator[Record]], int]
     write = _parquet if kind == PARQUET else _lines if path.suffix in LINES else _documents
     try:
-        count = write(temporary, kind, iter(traces))
+        count = write(temporary, iter(records))
         temporary.rename(path)
     finally:
         if temporary.is_dir():
@@ -67,36 +116,35 @@ def write_traces(path: Path, kind: str, traces: Iterable[Trace]) -> int:
     return count
 
 
-def _lines(path: Path, kind: str, traces: Iterator[Trace]) -> int:
+def _lines(path: Path, records: Iterator[Record]) -> int:
     count = 0
     with _private(path) as file:
-        for trace in traces:
-            file.write(dumps(FORMATS[kind].record_of(trace), trace.name).encode() + b"\n")
+        for record in records:
+            file.write(record.content)
             count += 1
         file.flush()
         os.fsync(file.fileno())
     return count
 
 
-def _documents(path: Path, kind: str, traces: Iterator[Trace]) -> int:
+def _documents(path: Path, records: Iterator[Record]) -> int:
     """Write a folder with a document a trace, whose names are in the order of the traces."""
     path.mkdir(mode=0o700)
     count = 0
-    for trace in traces:
-        name = "-".join(filter(None, (f"{count:08d}", trace.row, str(trace.sample))))
-        with _private(path / f"{name}.json") as file:
-            file.write(dumps(FORMATS[kind].record_of(trace), trace.name).encode() + b"\n")
+    for record in records:
+        with _private(path / f"{count:08d}-{record.name}.json") as file:
+            file.write(record.content)
         count += 1
     return count
 
 
-def _parquet(path: Path, kind: str, traces: Iterator[Trace]) -> int:
+def _parquet(path: Path, records: Iterator[Record]) -> int:
     pyarrow = import_extra("pyarrow", "parquet", "--format parquet")
     parquet = import_extra("pyarrow.parquet", "parquet", "--format parquet")
-    record_of, columns, count = FORMATS[kind].record_of, schema(), 0
+    columns, count = schema(), 0
     with _private(path) as file:
         with parquet.ParquetWriter(file, columns, compression="zstd") as writer:
-            while batch := [record_of(trace) for trace in islice(traces, GROUP_ROWS)]:
+            while batch := [record.content for record in islice(records, GROUP_ROWS)]:
                 writer.write_table(pyarrow.Table.from_pylist(batch, columns))
                 count += len(batch)
         file.flush()

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import islice, pairwise
 
 import numpy as np
 
+from broker.codec import Array
 from relax_actors.messages import Advantage, FinishReason, Trajectory
 
 MAX_TEXTS = 32
@@ -43,18 +45,25 @@ def step_figures(trajectories: Sequence[Trajectory], advantages: Sequence[Advant
         trajectories: samples of each row.
         advantages: advantages of each row.
     """
-    lengths = np.concatenate([t.sample_lengths for t in trajectories])
     reasons = [reason for t in trajectories for reason in t.finish_reasons]
     cut = sum(reason in (FinishReason.LENGTH, FinishReason.TOKEN_BUDGET) for reason in reasons)
+    by_row = [t.sample_lengths for t in trajectories]
+    lengths = np.concatenate(by_row)
+    tokens = np.concatenate([t.token_ids for t in trajectories])
+    ends = np.cumsum(lengths)
+    bounds = [0, *ends.tolist()]
+    samples = [tokens[begin:end] for begin, end in pairwise(bounds)]
     figures = {
         "length_mean": float(lengths.mean()),
         "length_max": float(lengths.max()),
         "truncated": cut / len(reasons),
-        "no_signal": sum(float(np.ptp(a.values)) == 0.0 for a in advantages) / len(advantages),
-        "distinct": sum(map(_distinct, trajectories)) / len(trajectories),
+        "no_signal": sum(bool((a.values == a.values[0]).all()) for a in advantages) / len(advantages),
+        "distinct": _distinct([len(t.texts) for t in trajectories], samples),
         "prompt_doubled": sum(_is_doubled(t) for t in trajectories) / len(trajectories),
     }
-    figures |= _lengths_by_advantage(trajectories, advantages) | _ends(trajectories) | _texts(trajectories)
+    figures |= _lengths_by_advantage(by_row, advantages)
+    figures |= _ends(trajectories, reasons, tokens, ends, lengths)
+    figures |= _texts(trajectories, samples)
     return {name: round(value, 4) for name, value in figures.items()}
 
 
@@ -63,56 +72,48 @@ def _is_doubled(trajectory: Trajectory) -> bool:
     return len(prompt) > 1 and bool(prompt[0] == prompt[1])
 
 
-def _own_tokens(trajectory: Trajectory) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each sample among the `total` tokens."""
-    ends = np.cumsum(trajectory.sample_lengths).tolist()
-    yield from zip([0, *ends[:-1]], ends, strict=True)
+def _distinct(sizes: Sequence[int], samples: Sequence[Array]) -> float:
+    """Return the mean over rows, of `sizes` samples each, of the share of distinct samples."""
+    each = iter(samples)
+    return sum(len({sample.tobytes() for sample in islice(each, size)}) / size for size in sizes) / len(sizes)
 
 
-def _distinct(trajectory: Trajectory) -> float:
-    ids = np.ascontiguousarray(trajectory.token_ids)
-    return len({ids[begin:end].tobytes() for begin, end in _own_tokens(trajectory)}) / len(trajectory.texts)
-
-
-def _lengths_by_advantage(trajectories: Sequence[Trajectory], advantages: Sequence[Advantage]) -> dict[str, float]:
-    better: list[float] = []
-    worse: list[float] = []
-    for trajectory, advantage in zip(trajectories, advantages, strict=True):
-        lengths = trajectory.sample_lengths
-        if advantage.per_token or len(advantage.values) != len(lengths):
-            continue
-        middle = float(np.mean(advantage.values))
-        better += lengths[advantage.values > middle].tolist()
-        worse += lengths[advantage.values < middle].tolist()
-    if not better or not worse:
+def _lengths_by_advantage(by_row: Sequence[Array], advantages: Sequence[Advantage]) -> dict[str, float]:
+    rows = [
+        (lengths, advantage.values - advantage.values.mean(dtype=np.float64))
+        for lengths, advantage in zip(by_row, advantages, strict=True)
+        if not advantage.per_token and len(advantage.values) == len(lengths)
+    ]
+    if not rows:
         return {}
-    return {"length_better": float(np.mean(better)), "length_worse": float(np.mean(worse))}
-
-
-def _ends(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    last: list[int] = []
-    trained = 0
-    for trajectory in trajectories:
-        mask = trajectory.trained
-        for (begin, end), reason in zip(_own_tokens(trajectory), trajectory.finish_reasons, strict=True):
-            if reason == FinishReason.STOP and end > begin and bool(mask[begin:end].any()):
-                last.append(int(trajectory.token_ids[end - 1]))
-                trained += bool(mask[end - 1])
-    if not last:
+    lengths, above = np.concatenate([own for own, _ in rows]), np.concatenate([own for _, own in rows])
+    better, worse = lengths[above > 0], lengths[above < 0]
+    if not len(better) or not len(worse):
         return {}
-    return {"end_share": Counter(last).most_common(1)[0][1] / len(last), "end_trained": trained / len(last)}
+    return {"length_better": float(better.mean()), "length_worse": float(worse.mean())}
 
 
-def _texts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    looked = repetitive = marked = 0
-    for trajectory in trajectories:
-        for text, (begin, end) in zip(trajectory.texts, _own_tokens(trajectory), strict=True):
-            if looked == MAX_TEXTS:
-                break
-            looked += 1
-            repetitive += is_repetitive(text) or has_few_grams(trajectory.token_ids[begin:end].tolist())
-            marked += any(mark in text for mark in MARKS)
-    return {"repetitive": repetitive / looked, "marked": marked / looked} if looked else {}
+def _ends(
+    trajectories: Sequence[Trajectory], reasons: Sequence[str], tokens: Array, ends: Array, lengths: Array
+) -> dict[str, float]:
+    """Look at the last tokens of samples that stopped by themselves and have a trained token."""
+    trained = np.concatenate([t.trained for t in trajectories])
+    so_far = np.concatenate([[0], np.cumsum(trained)])
+    stopped = np.fromiter((reason == FinishReason.STOP for reason in reasons), np.bool_, len(reasons))
+    last = ends[stopped & (so_far[ends] > so_far[ends - lengths])] - 1
+    if not len(last):
+        return {}
+    most = Counter(tokens[last].tolist()).most_common(1)[0][1]
+    return {"end_share": most / len(last), "end_trained": float(trained[last].mean())}
+
+
+def _texts(trajectories: Sequence[Trajectory], samples: Sequence[Array]) -> dict[str, float]:
+    texts = list(islice((text for t in trajectories for text in t.texts), MAX_TEXTS))
+    if not texts:
+        return {}
+    repetitive = sum(is_repetitive(text) or has_few_grams(own) for text, own in zip(texts, samples, strict=False))
+    marked = sum(any(mark in text for mark in MARKS) for text in texts)
+    return {"repetitive": repetitive / len(texts), "marked": marked / len(texts)}
 
 
 def is_repetitive(text: str) -> bool:
@@ -124,9 +125,16 @@ def is_repetitive(text: str) -> bool:
     )
 
 
-def has_few_grams(tokens: Sequence[int]) -> bool:
-    """Whether few of the n-grams of a sample are distinct."""
+def has_few_grams(tokens: Array) -> bool:
+    """Whether few of the n-grams of a sample, `[len] int32`, are distinct."""
     if len(tokens) < SHORTEST:
         return False
-    grams = [tuple(tokens[i : i + GRAM]) for i in range(len(tokens) - GRAM + 1)]
-    return len(set(grams)) < FEW_DISTINCT * len(grams)
+    # Four tokens are packed in 64 bits; those of a large vocabulary are numbered anew within the sample.
+    ids = tokens.astype(np.uint64)
+    if ids.max() >= 1 << 16:
+        ids = np.unique(ids, return_inverse=True)[1].astype(np.uint64)
+    count = len(ids) - GRAM + 1
+    grams = np.zeros(count, np.uint64)
+    for k in range(GRAM):
+        grams = grams << np.uint64(16) | ids[k : k + count]
+    return len(np.unique(grams)) < FEW_DISTINCT * count

@@ -9,8 +9,10 @@ import pytest
 
 from relax_actors.data.sources import open_source
 from relax_actors.errors import ConfigError
+from relax_actors.traces.write import write_traces
 from tests.conformance.base.data_source import SIZE, DataSourceConformance, MalformedRows, NeedsPackage
 from tests.support.data_files import ROWS, arrow_of, jsonl_of, module_of, parquet_of
+from tests.support.traces import trace_of
 
 EMPTY = {**ROWS[2], "prompt": None}
 
@@ -105,6 +107,17 @@ class TestReasoningGym(DataSourceConformance, NeedsPackage):
     @pytest.fixture
     def settings(self) -> dict[str, Any]:
         return {"task": "chain_sum", "size": SIZE, "seed": 7, "options": {"max_terms": 3}}
+
+
+class TestTraces(DataSourceConformance):
+    implements = "traces"
+    required = "path"
+
+    @pytest.fixture(params=["traces.jsonl", "traces.parquet"])
+    def settings(self, tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
+        path = tmp_path / request.param
+        write_traces(path, "parquet" if path.suffix == ".parquet" else "verifiers", map(trace_of, range(SIZE)))
+        return {"path": path}
 
 
 class TestFunction(DataSourceConformance, MalformedRows):

@@ -34,7 +34,7 @@ def is_notifier(pid: int) -> bool:
 
 def test_killed_notifier_repeats_nothing_and_the_run_does_not_notice(make_run: Callable[..., Run], hook: Hook) -> None:
     settings = ['notify.on=["started", "finished", "findings"]', f"notify.webhook={hook.url}", "notify.every=1"]
-    run = make_run("told", *settings, "reward.function=tiny_tasks.always_one", "run.steps=300").start()
+    run = make_run("told", *settings, "reward.function=tiny_tasks.never_parsed", "run.steps=300").start()
     wait_until(lambda: hook.of("findings"), "message about the flat reward", 120)
     (notifier,) = notifiers(run)
     os.kill(notifier, signal.SIGKILL)
@@ -45,22 +45,28 @@ def test_killed_notifier_repeats_nothing_and_the_run_does_not_notice(make_run: C
     assert [message["title"] for message in hook.of("started")] == ["relax run told is up"]
     assert [message["title"] for message in hook.of("finished")] == ["relax run told is finished"]
     lines = [line for message in hook.of("findings") for line in message["text"].splitlines()]
-    assert sum("the mean reward is 1 in all" in line for line in lines) == 1
+    assert sum("the mean reward is 0 in all" in line for line in lines) == 1
     log = run.folder.log("notify").read_text()
     assert "secret-token" not in log
     events = run.folder.root.glob("logs/*")
     assert all("secret-token" not in path.read_text() for path in events)
 
 
-def test_killed_run_resumes_and_its_end_is_told_once(make_run: Callable[..., Run], hook: Hook) -> None:
-    settings = ['notify.on=["started", "finished"]', f"notify.webhook={hook.url}", "notify.every=1", "run.steps=60"]
+def test_killed_run_is_reported_and_resumes_and_its_end_is_told_once(make_run: Callable[..., Run], hook: Hook) -> None:
+    settings = [
+        'notify.on=["started", "finished", "gave_up"]',
+        f"notify.webhook={hook.url}",
+        "notify.every=1",
+        "run.steps=60",
+    ]
     run = make_run("lost", *settings).start()
     wait_until(lambda: hook.of("started"), "message about the start", 120)
     assert run.process is not None
     run.process.kill()
     run.process.communicate()
     wait_until(lambda: not notifiers(run), "end of the notifier")
+    assert [message["title"] for message in hook.of("gave_up")] == ["relax run lost has lost its `relax up`"]
     code, _, said = run.start().finish()
     assert code == 0, said
     assert [message["title"] for message in hook.of("finished")] == ["relax run lost is finished"]
-    assert len(hook.of("started")) == 2
+    assert (len(hook.of("started")), len(hook.of("gave_up"))) == (2, 1)

@@ -205,7 +205,7 @@ def test_the_root_looks_for_lost_rows_while_it_publishes_its_status(table: Table
         rollout.acknowledge(*rollout.take(8).values())
     config = load_config(TINY, [*SETTINGS, f"run.folder={table.store.root}"])
     repair = partial(lost_rows_of, config)
-    root = RootStatusPublisher(guarded.address(OPERATOR), config, dict, repair=repair)
+    root = RootStatusPublisher(guarded.address(OPERATOR), config, dict, tasks={repair: 0.1})
     root.start()
     try:
         wait_until(lambda: redelivered(table) == [str(row) for row in ROWS], "all rows delivered again", 30)
@@ -226,7 +226,7 @@ def test_an_error_of_the_search_for_lost_rows_does_not_end_the_status_of_the_roo
         raise ZeroDivisionError
 
     config = load_config(TINY, [*SETTINGS, f"run.folder={tmp_path}"])
-    root = RootStatusPublisher(guarded.address(OPERATOR), config, dict, repair=lambda *_: repair)
+    root = RootStatusPublisher(guarded.address(OPERATOR), config, dict, tasks={lambda *_: repair: 0.1})
     root.start()
     try:
         event = wait_until(lambda: log_of(table, "event.root.0.repair_failed"), "event")[0]
@@ -250,7 +250,7 @@ def test_a_search_that_does_not_end_holds_up_neither_leases_nor_events_of_the_ro
         end.wait(60)
 
     config = load_config(TINY, [*SETTINGS, f"run.folder={tmp_path}"])
-    root = RootStatusPublisher(guarded.address(OPERATOR), config, dict, repair=lambda *_: repair)
+    root = RootStatusPublisher(guarded.address(OPERATOR), config, dict, tasks={lambda *_: repair: 0.1})
     root.start()
     try:
         assert began.wait(20)

@@ -15,8 +15,10 @@ from broker.connection import Connection
 from broker.leases import RunState
 from broker.streams import ensure_bucket
 from broker.subjects import Subjects
+from broker.table import Table
 from relax_actors.config import load_config, validate
 from relax_actors.errors import ConfigError
+from relax_actors.monitoring.diagnosis.log_reader import observe
 from relax_actors.runtime.blackbox import Snapshot
 from relax_actors.runtime.journal import Journal
 from relax_actors.runtime.run_folder import RunFolder
@@ -30,7 +32,7 @@ from relax_actors.supervision.pools import pools_of
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.remote_node import NodeRequest, RemoteNode
 from relax_actors.supervision.reporter import Reporter
-from relax_actors.supervision.spec import Exit, Failure
+from relax_actors.supervision.spec import Blame, Exit, Failure
 from relax_actors.supervision.streams import fetch_run_record, publish_run, publish_scale, store_mark
 from relax_actors.supervision.supervisor import GiveUp
 from tests.support.process_trees import HEAD, WAITS, Recorder, TreeThread, python
@@ -48,6 +50,20 @@ def test_report_that_cannot_be_written_reaches_the_root_by_the_status_pipe(
     reporter.ended("rollout.3", Exit(normal=False, reason="exit code 70", detail="Traceback"), Snapshot(0.0))
     reporter.gave_up("rollout", GiveUp("rollout.3", "6 failures"))
     assert reporter.failure == Failure("rollout.3", "6 failures", "Traceback")
+
+
+def test_end_of_an_actor_is_published_with_its_blame(
+    connection: Connection, subjects: Subjects, tmp_path: Path, make_table: Callable[[Connection], Table]
+) -> None:
+    table = make_table(connection)
+    state = RunState(connection, connection.call(ensure_bucket(connection, subjects, 1), 20))
+    journal = Journal(connection, subjects, "node", 0)
+    reporter = Reporter(RunFolder(tmp_path), connection, state, journal)
+    for blame in (Blame.ROWS, Blame.EXTERNAL):
+        reporter.ended("rollout.3", Exit(normal=False, reason="killed by SIGKILL", blame=blame), Snapshot(0.0))
+    assert journal.flush(10)
+    crashes = [event for event in observe(table, {}).events if event.kind == "crashed"]
+    assert [(event.sender, event.external) for event in crashes] == [("rollout.3", False), ("rollout.3", True)]
 
 
 def test_scaling_during_the_start_of_a_node_is_applied(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_reply_subject_is_executed_within_the_account_of_the_streams(guarded: Ke
 
         async def attack() -> None:
             reply = f"$JS.API.STREAM.DELETE.{TABLE}"
-            (message,) = await (await operator.js.pull_subscribe_bind("rollout", TABLE)).fetch(1, timeout=10)
+            (message,) = await (await operator.js.pull_subscribe_bind("reward", TABLE)).fetch(1, timeout=10)
             await operator.nc.publish(message.reply, b"+ACK", reply=reply)
             await operator.nc.flush(5)
 
@@ -238,7 +238,7 @@ def test_acknowledgement_of_a_delivery_has_no_effect_elsewhere(guarded: Keyed, r
         with closing(Connection(guarded.address(role), role)) as attacker:
 
             async def attack() -> None:
-                pull = PullSubscription(attacker, TABLE, role, 4)
+                pull = PullSubscription(attacker, TABLE, role, 4, backlog=(lambda: 0) if role == "rollout" else None)
                 await pull.start()
                 taken: list[Msg] = []
                 while len(taken) < 4:

@@ -136,7 +136,7 @@ def test_rows_below_the_floor_go_in_bulk_and_consumers_miss_nothing(
             *(f"{row}.{column}" for row in left for column in ("prompt", "trajectory")),
         }
         pending = [evaluated, quarantined, *left]
-        pull = PullSubscription(rollout, SUBJECTS.table_stream, "rollout", 64)
+        pull = PullSubscription(rollout, SUBJECTS.table_stream, "rollout", 64, backlog=lambda: 0)
 
         async def take() -> list[str]:
             await pull.start()

@@ -119,7 +119,7 @@ def test_role_cannot_pose_as_another_or_end_the_view(viewed: Viewed) -> None:
         root.event("finished", steps=50)
         assert root.flush(20)
     progress = watched(viewed)
-    assert (progress.step, progress.reward, progress.steps, progress.finished) == (5, 0.25, 50, True)
+    assert (progress.step, progress.value, progress.steps, progress.finished) == (5, 0.25, 50, True)
     assert (progress.ledger, progress.evals, progress.crashed) == ({}, {}, set())
     assert progress.failures.lines() == [
         "ignored 4 messages of rollout.0 that claim to be trainer.0's",

@@ -23,7 +23,9 @@ class PoolClient:
     def __init__(self, connection: Connection, subjects: Subjects, role: str) -> None:
         self.connection = connection
         self._prefix = f"{subjects.prefix}."
-        self._pull = PullSubscription(connection, subjects.table_stream, role, 64, prefetch=False)
+        # Requests to the pool of rollouts name its group; see `broker.streams.pool_spec`.
+        backlog = (lambda: 0) if role == "rollout" else None
+        self._pull = PullSubscription(connection, subjects.table_stream, role, 64, prefetch=False, backlog=backlog)
         connection.call(self._pull.start(), 10)
 
     def take(self, number: int, seconds: float = 10.0) -> dict[str, Msg]:

@@ -48,11 +48,6 @@ def share_of_sevens(completion: str, prompt: Prompt) -> float:
     return completion.count("7") / max(1, len(completion))
 
 
-def always_one(completion: str, prompt: Prompt) -> float:
-    """Be as content with every answer."""
-    return 1.0
-
-
 def never_parsed(completion: str, prompt: Prompt) -> float:
     r"""Look for an answer in \boxed{}, which the model cannot write."""
     return float("\\boxed{" in completion)

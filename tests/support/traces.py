@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 from hypothesis import strategies as st
 
+from relax_actors.data.character_tokenizer import make_character_tokenizer
+from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.messages import Prompt, Reward, Sample, TokenSequence, Trajectory
 from relax_actors.traces import Trace, traces_of
 
@@ -73,3 +78,28 @@ def rows(draw: st.DrawFn) -> tuple[Trajectory, list[Trace]]:
     given = Prompt("p", np.array(prompt, np.int32), "answer", draw(PLAIN), 1, 0)
     facts = {"run": "r", "row": "group.1.2", "step": 1, "author": "rollout.0#1"}
     return trajectory, traces_of(given, trajectory, reward, **facts, token_values={"advantage": advantages})
+
+
+def trace_of(number: int) -> Trace:
+    """Return the trace of a sample of one turn, of a prompt of its own."""
+    prompt, completion = np.array([1, number + 2], np.int32), np.array([5, 6], np.int32)
+    logprobs, versions = np.full(2, -0.5, np.float32), np.full(2, 3, np.int32)
+    sample = Sample((TokenSequence.of_completion(prompt, completion, logprobs, versions),), f"answer {number}")
+    given = Prompt(f"prompt {number}", prompt, str(number), {}, 1, 0)
+    facts = {"run": "r", "row": f"group.0.{number}", "step": 0, "author": "rollout.0#1"}
+    return traces_of(given, Trajectory.of(prompt, [sample]), Reward(np.array([1.0], np.float32)), **facts)[0]
+
+
+def own(**changes: Any) -> Trace:
+    """Build an exact trace of two sampled tokens."""
+    sequence = TokenSequence.of_completion(
+        np.array([1, 2], np.int32), np.array([3, 4], np.int32), np.array([-0.5, -1], np.float32), np.array([0, 0])
+    )
+    return Trace(**{"prompt_tokens": np.array([1, 2], np.int32), "sequences": (sequence,), "reward": 1.0, **changes})
+
+
+def digits(folder: Path) -> Tokenizer:
+    """Make a tokenizer of digits."""
+    folder.mkdir(exist_ok=True)
+    make_character_tokenizer("0123456789>#", "#", folder)
+    return Tokenizer(folder)

@@ -22,7 +22,7 @@ from relax_actors.training.ledger import Ledger
 from tests.support.running import TINY
 
 BUILT_IN = sorted(ROLES.built_in)
-WITHOUT_ROWS = {"agent", "environment", "gateway", "trainer_rank"}
+WITHOUT_ROWS = {"agent", "autoscaler", "environment", "gateway", "trainer_rank"}
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,12 @@ from relax_actors.config import load_config
 from relax_actors.config.notify import NotifySection
 from relax_actors.errors import ConfigError
 from relax_actors.monitoring.finding import Finding
-from relax_actors.monitoring.notify.channels import ChannelError, Command, Message, Webhook, channels_of
+from relax_actors.monitoring.notify.channels import ChannelError, Command, Message, Webhook, channels_of, within
 from relax_actors.monitoring.notify.notifier import Notifier, key_of
 from relax_actors.monitoring.notify.sent import Sent
 from relax_actors.runtime.run_folder import RunFolder
 from tests.support.hooks import Hook, hooked
+from tests.support.http_servers import serving
 from tests.support.running import TINY
 
 MakeNotifier = Callable[..., Notifier]
@@ -74,6 +77,52 @@ def test_errors_of_a_webhook_keep_its_url(hook: Hook) -> None:
     with pytest.raises(ChannelError, match="did not answer: ConnectError") as away:
         Webhook(url).send(MESSAGE)
     assert "secret" not in f"{refused.value}{away.value}"
+
+
+@contextmanager
+def endless(head: bytes, piece: bytes) -> Iterator[str]:
+    """Serve an answer that never ends: `head`, and then `piece` again and again; yield its URL."""
+    ending = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            with suppress(OSError):
+                self.wfile.write(head)
+                while not ending.wait(0.02):
+                    self.wfile.write(piece)
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with serving(Handler) as url:
+        try:
+            yield url
+        finally:
+            ending.set()
+
+
+def test_webhook_that_never_ends_its_head_is_left_after_its_deadline() -> None:
+    with (
+        endless(b"HTTP/1.1 200 OK\r\nX-Slow: ", b"x") as url,
+        pytest.raises(ChannelError, match=r"the webhook took longer than 0\.5 s"),
+    ):
+        Webhook(url, seconds=0.5).send(MESSAGE)
+
+
+def test_body_of_a_webhook_is_not_read() -> None:
+    with endless(b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 1000) as url:
+        Webhook(url).send(MESSAGE)
+
+
+def test_channel_that_hangs_or_raises_anything_is_an_error_of_the_channel() -> None:
+    def leak() -> None:
+        raise KeyError("https://host/secret-token")
+
+    with pytest.raises(ChannelError, match=r"a service took longer than 0\.1 s"):
+        within(0.1, "a service", lambda: threading.Event().wait(60))
+    with pytest.raises(ChannelError, match="a service failed: KeyError") as failed:
+        within(60, "a service", leak)
+    assert "secret" not in str(failed.value)
 
 
 @pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning")  # Apprise imports it
@@ -155,11 +204,25 @@ def test_outcomes_have_rules_of_their_own(tmp_path: Path, hook: Hook, notifier_o
     notifier.conclude({"kind": "stopped", "text": "stopped at step 3"})
     notifier.conclude({"kind": "gave_up", "text": "reward.0 failed"})
     notifier.conclude(None)
-    assert [message["title"] for message in hook.messages] == ["relax run demo gave up"]
+    titles = [message["title"] for message in hook.messages]
+    assert titles == ["relax run demo gave up", "relax run demo has lost its `relax up`"]
     quiet = tmp_path / "quiet"
     quiet.mkdir()
     notifier_of(quiet, on=("findings",)).conclude({"kind": "gave_up", "text": "reward.0 failed"})
-    assert len(hook.messages) == 1
+    assert len(hook.messages) == 2
+
+
+def test_end_is_sent_although_no_look_at_the_run_works(tmp_path: Path, hook: Hook, notifier_of: MakeNotifier) -> None:
+    class Damaged(RunFolder):
+        @property
+        def address(self) -> Path:
+            raise ZeroDivisionError
+
+    notifier = notifier_of(tmp_path)
+    notifier.folder = Damaged(tmp_path)
+    notifier.look()
+    notifier.conclude({"kind": "gave_up", "text": "reward.0 failed"})
+    assert [message["title"] for message in hook.messages] == ["relax run demo gave up"]
 
 
 def test_findings_that_differ_in_numbers_are_the_same() -> None:

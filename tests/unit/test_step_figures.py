@@ -71,7 +71,21 @@ def test_repeated_texts_are_told_from_prose() -> None:
     assert not is_repetitive("again " * 20)  # shorter than a window
 
 
-@given(st.lists(st.integers(0, 3), max_size=200))
-def test_short_and_varied_samples_have_enough_grams(tokens: list[int]) -> None:
+@given(st.lists(st.integers(0, 3), max_size=200), st.sampled_from([1, 40_000, 300_000_000]))
+def test_short_and_varied_samples_have_enough_grams(tokens: list[int], scale: int) -> None:
     grams = {tuple(tokens[i : i + 4]) for i in range(len(tokens) - 3)}
-    assert has_few_grams(tokens) == (len(tokens) >= 64 and len(grams) < 0.2 * (len(tokens) - 3))
+    sample = np.array([scale * token for token in tokens], np.int32)
+    assert has_few_grams(sample) == (len(tokens) >= 64 and len(grams) < 0.2 * (len(tokens) - 3))
+
+
+def test_rows_without_advantages_of_samples_have_no_length_by_advantage() -> None:
+    per_token = Advantage(np.array([1.0, -1.0, 0.5, 0.5], np.float32), 0.5, per_token=True)
+    figures = step_figures([row([[1, 2], [3, END]], ["length", "stop"])], [per_token])
+    assert "length_better" not in figures
+    assert figures["no_signal"] == 0
+
+
+def test_samples_are_compared_within_their_row() -> None:
+    same = row([[1, 2], [1, 2]], ["length", "length"])
+    figures = step_figures([same, same, row([[1, 2], [4]], ["length", "length"])], [advantage(1.0, -1.0)] * 3)
+    assert figures["distinct"] == pytest.approx((0.5 + 0.5 + 1) / 3, abs=1e-4)

@@ -18,6 +18,8 @@ MAX_ACTORS, MAX_READINGS, MAX_EVENTS = 256, 900, 5000
 MAX_NUMBERED = 20_000
 """Weight versions and evaluations that are kept."""
 MAX_TEXT = 300
+EXTERNAL = "external"
+"""Blame of an end that was caused from outside, as supervisors publish it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class Event:
         text: the first line of its error or reason; empty without.
         row: row that it is about; empty without.
         count: events that it stands for: a flood is summed up.
+        external: whether a process was killed from outside, so that neither its rows nor its code are to blame.
     """
 
     time: float
@@ -52,6 +55,7 @@ class Event:
     text: str = ""
     row: str = ""
     count: int = 1
+    external: bool = False
 
     @property
     def role(self) -> str:
@@ -76,6 +80,7 @@ class Observations:
         evaluations: mean reward of held-out rows, by version.
         skew: seconds between an actor's clock and the broker's, by actor: the smallest amount seen.
         heard: messages by which the clock of each actor was seen.
+        newest: when the broker stored the newest message, in Unix seconds.
     """
 
     run: str
@@ -90,6 +95,7 @@ class Observations:
     evaluations: dict[int, float] = field(default_factory=dict)
     skew: dict[str, float] = field(default_factory=dict)
     heard: dict[str, int] = field(default_factory=dict)
+    newest: float = 0.0
 
     def take(self, message: LogMessage, stored: float) -> None:
         """Record a message of the log; ignore a malformed one and one with a false claim.
@@ -100,6 +106,7 @@ class Observations:
         """
         if message.claim:
             return
+        self.newest = max(self.newest, stored)
         self._observe_clock(message, stored)
         if message.is_event:
             self._take_event(message, stored)
@@ -129,7 +136,8 @@ class Observations:
                 self.evaluations[version] = float(reward)
         error = body.get("error") or body.get("reason") or body.get("detail") or ""
         text = printable(str(error).strip().partition("\n")[0][:MAX_TEXT])
-        self.events.append(Event(stored, message.sender, kind, text, str(body.get("row", ""))[:64], count))
+        row, is_external = str(body.get("row", ""))[:64], body.get("blame") == EXTERNAL
+        self.events.append(Event(stored, message.sender, kind, text, row, count, is_external))
 
     def _take_restarts(self, message: LogMessage) -> None:
         counts = message.body.get("restarts")

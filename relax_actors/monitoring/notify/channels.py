@@ -9,7 +9,8 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -65,22 +66,29 @@ class Webhook:
 
     Args:
         url: address; redirects are not followed.
+        seconds: longest that a message may take.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, seconds: float = SECONDS) -> None:
         self._url = url
+        self._seconds = seconds
 
     def send(self, message: Message) -> None:
         """Post a message."""
+        within(self._seconds, "the webhook", lambda: self._post(message))
+
+    def _post(self, message: Message) -> None:
         import httpx  # noqa: PLC0415 a tenth of a second, and most runs send nothing
 
         try:
-            answer = httpx.post(self._url, json=message.json(), timeout=SECONDS)
+            # The body is not read: it has no use, and no bound.
+            with httpx.stream("POST", self._url, json=message.json(), timeout=self._seconds) as answer:
+                status, is_success = answer.status_code, answer.is_success
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             msg = f"the webhook did not answer: {type(error).__name__}"
             raise ChannelError(msg) from None  # its text may quote the URL
-        if not answer.is_success:
-            msg = f"the webhook answered {answer.status_code}"
+        if not is_success:
+            msg = f"the webhook answered {status}"
             raise ChannelError(msg)
 
 
@@ -134,9 +142,46 @@ class Services:
 
     def send(self, message: Message) -> None:
         """Send a message to all services."""
+        within(SECONDS, "a service of notify.apprise", lambda: self._notify(message))
+
+    def _notify(self, message: Message) -> None:
         if not self._apprise.notify(title=message.title, body=message.text):
             msg = "a service of notify.apprise refused the message"
             raise ChannelError(msg)
+
+
+def within(seconds: float, name: str, send: Callable[[], object]) -> None:
+    """Run a function in a thread, and leave it behind when it takes too long.
+
+    A timeout of an HTTP library bounds each of its waits, and so not the whole: an answer may come byte by byte.
+
+    Args:
+        seconds: longest that it may take.
+        name: what is waited for, for the error.
+        send: the function.
+
+    Raises:
+        ChannelError: it raised an error, or is not done; whether the message was delivered is then unknown.
+    """
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            send()
+        except Exception as error:  # noqa: BLE001 plugins raise what they like
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="send", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        msg = f"{name} took longer than {seconds:g} s"
+        raise ChannelError(msg)
+    for error in errors:
+        if isinstance(error, ChannelError):
+            raise error
+        msg = f"{name} failed: {type(error).__name__}"
+        raise ChannelError(msg) from None  # its text may quote a URL
 
 
 def channels_of(section: NotifySection, environment: Mapping[str, str] = os.environ) -> list[Channel]:

@@ -76,10 +76,11 @@ class Notifier:
                 self._begin(root)
                 if self._is_to_examine():
                     self.findings = [finding for finding in examine(at) if finding.is_problem]
+            self.report_findings()
         except (RelaxError, nats.errors.Error, OSError, TimeoutError) as error:
             log.info("not_looked_at", error=f"{type(error).__name__}: {error}"[:300])
-            return
-        self.report_findings()
+        except Exception:
+            log.warning("look_failed", exc_info=True)
 
     def _is_up(self) -> bool:
         """Whether the broker may answer; an embedded one that does not listen would be started by the connection."""
@@ -113,11 +114,12 @@ class Notifier:
         """Send how `relax up` ended.
 
         Args:
-            outcome: what it said at its end; None if it said nothing, since it was killed: this process is, too.
+            outcome: what it said at its end; None if it said nothing, since it was killed.
         """
         self.report_findings(at_once=True)
         if outcome is None:
-            log.info("ended_with_relax_up")
+            text = "`relax up` was killed, and the run is down with it; the same `relax up` resumes it"
+            self.send("gave_up", [f"vanished {self.began}"], "has lost its `relax up`", text)
         elif outcome.get("kind") == "finished":
             self.send("finished", [f"finished {self.began}"], "is finished", str(outcome.get("text", "")))
         elif outcome.get("kind") == "gave_up":

@@ -76,7 +76,7 @@ class DataSourceConformance:
         )
         assert done.returncode == 0, done.stderr
         found = [Task(prompt, answer, metadata) for prompt, answer, metadata in json.loads(done.stdout)]
-        assert found == all_of(source)
+        assert found == [Task(task.prompt, task.answer, task.metadata) for task in all_of(source)]
 
     def test_threads_may_read_at_once(self, source: Any) -> None:
         expected = all_of(source)

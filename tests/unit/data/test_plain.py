@@ -32,7 +32,7 @@ from relax_actors.data.task import Task
         (timedelta(minutes=1), 60.0),
         (Fraction(1, 3), "1/3"),
         (1 << 64, "18446744073709551616"),
-        (Task("p"), {"prompt": "p", "answer": "", "metadata": {}, "origin": "", "media": []}),
+        (Task("p"), {"prompt": "p", "answer": "", "metadata": {}, "origin": "", "media": [], "traces": []}),
         ("\ud800", "?"),
         (1j, "1j"),
     ],

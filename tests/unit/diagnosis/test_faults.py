@@ -14,6 +14,8 @@ from relax_actors.monitoring.log_message import LogMessage
 from tests.support.log_messages import metric
 from tests.support.recorded_runs import NAMES, alter, happen, read, recorded
 
+LIMITS = {"starved_trainer", "idle_rollouts"}
+"""Notes on what limits the speed of a run, which are true of healthy ones."""
 WITHIN = 10
 """Steps within which most faults are named."""
 Fault = Callable[[Observations], None]
@@ -243,7 +245,7 @@ def is_setting(name: str) -> bool:
 def test_recorded_healthy_run_is_silent(name: str) -> None:
     seen = recorded(name)
     assert len(seen.steps) >= WITHIN
-    assert [finding.text for finding in diagnose(seen)] == []
+    assert [finding.text for finding in diagnose(seen) if finding.rule not in LIMITS] == []
 
 
 @pytest.mark.parametrize("name", NAMES)

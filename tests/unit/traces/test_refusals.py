@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from relax_actors.data.character_tokenizer import make_character_tokenizer
-from relax_actors.data.source import SourceSettings
-from relax_actors.data.tokenizer import Tokenizer
-from relax_actors.data.trace_maker import TraceMaker, checked_text, prompt_of_traces
-from relax_actors.data.traces import open_traces
-from relax_actors.errors import ConfigError, RowError
-from relax_actors.messages import MediaSource, TokenSequence
-from relax_actors.traces import Trace, TraceError, trajectory_of
+from relax_actors.data.trace_maker import checked_text
+from relax_actors.messages import TokenSequence
+from relax_actors.traces import TraceError, trajectory_of
 from relax_actors.traces.formats import FORMATS, trace_of
 from relax_actors.traces.write import write_traces
-
-
-def digits(folder: Path) -> Tokenizer:
-    """Make a tokenizer of digits."""
-    folder.mkdir(exist_ok=True)
-    make_character_tokenizer("0123456789>#", "#", folder)
-    return Tokenizer(folder)
+from tests.support.traces import digits, own
 
 
 def step(number: int, context: list[int], tokens: list[int], **more: Any) -> dict[str, Any]:
@@ -51,12 +41,11 @@ def verifiers(*branches: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"version": 1, "branches": list(branches), **more}
 
 
-def own(**changes: Any) -> Trace:
-    """Build an exact trace of two sampled tokens."""
-    sequence = TokenSequence.of_completion(
-        np.array([1, 2], np.int32), np.array([3, 4], np.int32), np.array([-0.5, -1], np.float32), np.array([0, 0])
-    )
-    return Trace(**{"prompt_tokens": np.array([1, 2], np.int32), "sequences": (sequence,), "reward": 1.0, **changes})
+def nested(depth: int) -> Any:
+    value: Any = 0
+    for _ in range(depth):
+        value = [{"a": value}]
+    return value
 
 
 def test_turns_that_continue_each_other_are_one_sequence() -> None:
@@ -118,6 +107,11 @@ def test_log_prob_of_a_token_that_was_not_sampled_may_be_null() -> None:
         (verifiers({"sampled_mask": [False, True]}), "branch 0: no token_ids"),
         (verifiers(branch([1, 2], [True, False])), "branch 0.*no prompt"),
         (verifiers(branch([1, 2], [False, True]), reward=float("inf")), "reward is inf"),
+        (verifiers(branch([1, 2], [False, True]), reward=10**400), "reward is 1000"),
+        (verifiers(branch([1, 2], [False, True], [0, -(10**400)])), "branch 0: logprobs is .*float32"),
+        (verifiers(branch([1, 2], [False, True], [0, 0.5])), "log-prob 0.5, above 0"),
+        (atif(step(1, [1], [2], metrics={"logprobs": [0.01]})), "log-prob 0.01, above 0"),
+        (atif(step(1, [1], [2]), extra={"relax_actors": {"format": 1, "layout": nested(700)}}), "malformed|nested"),
         ({"text": "hello"}, "no trace that is known"),
         ([1], "is no trace"),
     ],
@@ -125,6 +119,73 @@ def test_log_prob_of_a_token_that_was_not_sampled_may_be_null() -> None:
 def test_record_of_another_program_is_refused_where_it_is_wrong(record: object, says: str) -> None:
     with pytest.raises(TraceError, match=f"^file line 3.*{says}"):
         trace_of(record, "file line 3")
+
+
+def test_base64_of_another_program_is_no_bytes() -> None:
+    record = verifiers(branch([1, 2], [False, True]), info={"image": {"base64": "a"}}, nested=nested(700))
+    assert trace_of(record, "f").trained_tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("metadata", None),
+        ("text", None),
+        ("messages", ["hello"]),
+        ("tools", {}),
+        ("sample", "1"),
+        ("step", 1.5),
+        ("greedy", 0),
+        ("reward", 10**400),
+        ("metrics", {"turns": 10**400}),
+        ("components", {"part": "high"}),
+        ("prompt_token_ids", [1.5, 2]),
+        ("prompt_token_ids", [-1, 2]),
+        ("turn_rewards", [float("nan")]),
+        ("metadata", {"base64": "a"}),
+        ("metadata", nested(700)),
+    ],
+)
+@pytest.mark.parametrize("kind", ["atif", "verifiers"])
+def test_fact_of_another_type_is_refused(kind: str, name: str, value: object) -> None:
+    record = FORMATS[kind].record_of(own())
+    record["extra" if kind == "atif" else "info"]["relax_actors"][name] = value
+    with pytest.raises(TraceError, match=rf"^file line 3.*({name}|malformed|reward of a turn)"):
+        trace_of(record, "file line 3")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("metadata", "null"),
+        ("metadata", '{"a":' * 2000 + "0" + "}" * 2000),
+        ("messages", "[1]"),
+        ("prompt_tokens", [-1, 2]),
+        ("text", None),
+        ("sequences", [None]),
+        ("sequences", [{"token_ids": [-1], "loss_mask": [False], "logprobs": [0.0], "versions": [-1]}]),
+    ],
+)
+def test_column_of_another_type_is_refused(name: str, value: object) -> None:
+    record = FORMATS["parquet"].record_of(own()) | {name: value}
+    with pytest.raises(TraceError, match=r"^file row 3"):
+        trace_of(record, "file row 3")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"text": "34"},
+        {"turn_rewards": np.array([1], np.float32)},
+        {"messages": [{"role": "user", "content": "1"}]},
+        {"metrics": {"turns": 1.0}},
+        {"spans": np.array([[2, 3], [3, 4]], np.int32)},
+    ],
+)
+def test_checksum_of_a_row_has_all_that_is_trained(changes: dict[str, Any]) -> None:
+    spans = {name: changes.pop(name) for name in list(changes) if name == "spans"}
+    (sequence,) = own().sequences
+    assert own(sequences=(replace(sequence, **spans),), **changes).digest != own().digest
 
 
 def test_mask_for_other_tokens_is_refused() -> None:
@@ -177,65 +238,27 @@ def test_tokens_of_another_text_or_vocabulary_are_refused(tmp_path: Path) -> Non
         checked_text(trace, tokenizer, 1)
 
 
-def written(folder: Path, *traces: Trace) -> Any:
-    path = folder / "a.jsonl"
-    path.unlink(missing_ok=True)
-    write_traces(path, "verifiers", traces)
-    return open_traces(SourceSettings(path=path))
+def test_texts_of_turns_are_compared_turn_by_turn(tmp_path: Path) -> None:
+    tokenizer = digits(tmp_path)
+    ids = {text: tokenizer.encode(text).tolist() for text in ("1", "2>9", "5", "3>9")}
+    first = step(1, ids["1"], ids["2>9"]) | {"message": "2"}
+    second = step(2, [*ids["1"], *ids["2>9"], *ids["5"]], ids["3>9"]) | {"message": "3"}
+    trace = trace_of(atif(first, second), "f")
+    assert (trace.text, [message["role"] for message in trace.messages]) == ("23", ["user", "assistant", "assistant"])
+    assert checked_text(trace, tokenizer, tokenizer.size).text == "23"
+    branches = replace(trace, sequences=trace.sequences[::-1], text="32", messages=trace.messages[::-1])
+    assert checked_text(branches, tokenizer, tokenizer.size).text == "32"
+    with pytest.raises(TraceError, match="spell '2>93>9', and its text is '24'"):
+        checked_text(trace_of(atif(first, second | {"message": "4"}), "f"), tokenizer, tokenizer.size)
 
 
-def test_traces_of_a_row_that_changed_since_its_admission_are_refused(tmp_path: Path) -> None:
-    tokenizer = digits(tmp_path / "model")
-    before = prompt_of_traces(written(tmp_path, own())[0], tokenizer, seed=0, min_version=3)
-    made = TraceMaker(written(tmp_path, own()), tokenizer, tokenizer.size).make(before)
-    assert made.versions.tolist() == [3, 3]
-    changed = TraceMaker(written(tmp_path, own(reward=2.0)), tokenizer, tokenizer.size)
-    with pytest.raises(RowError, match="have changed since the row was admitted"):
-        changed.make(before)
-
-
-def test_traces_with_media_or_rewards_of_tokens_are_not_trained(tmp_path: Path) -> None:
-    image = MediaSource("image", "/a.png", xxh3_128="0" * 32)
-    with pytest.raises(TraceError, match=r"media.*/a\.png"):
-        written(tmp_path, own(media=(image,)))[0]
-    values = {"reward": np.zeros(2, np.float32)}
-    with pytest.raises(TraceError, match="rewards of single tokens"):
-        written(tmp_path, own(token_values=values))[0]
-
-
-def test_rows_are_traces_of_one_row_or_of_one_prompt(tmp_path: Path) -> None:
-    other = own(prompt_tokens=np.array([1], np.int32))
-    assert (
-        len(written(tmp_path, own(row="group.0.0"), own(row="group.0.0"), own(row="group.0.1"), own(), own(), other))
-        == 4
-    )
-
-
-def test_fields_of_traces_cannot_be_renamed(tmp_path: Path) -> None:
-    written(tmp_path, own())
-    with pytest.raises(ConfigError, match=r"data\.fields"):
-        open_traces(SourceSettings(path=tmp_path / "a.jsonl", fields={"prompt": "x"}))
-
-
-def test_best_sample_of_a_prompt_is_an_example_that_no_policy_sampled(tmp_path: Path) -> None:
-    tokenizer = digits(tmp_path / "model")
-    written(tmp_path, own(row="a", reward=0.5), own(row="a", reward=1.0), own(row="b", reward=None))
-    source = open_traces(SourceSettings(path=tmp_path / "a.jsonl", options={"take": "best"}))
-    assert [source[i].traces[0].reward for i in range(len(source))] == [1.0, None]
-    made = TraceMaker(source, tokenizer, tokenizer.size, as_examples=True).of(source[0], 0)
-    assert not made.is_sampled
-    assert (made.trained.tolist(), made.logprobs.tolist()) == ([True, True], [0, 0])
-
-
-def test_row_of_several_samples_is_no_example(tmp_path: Path) -> None:
-    tokenizer, source = digits(tmp_path / "model"), written(tmp_path, own(), own())
-    with pytest.raises(TraceError, match=r"2 samples.*data\.options\.take"):
-        TraceMaker(source, tokenizer, tokenizer.size, as_examples=True).of(source[0], 0)
-
-
-def test_each_sample_may_be_a_row_and_other_options_are_refused(tmp_path: Path) -> None:
-    written(tmp_path, own(row="a"), own(row="a"))
-    assert len(open_traces(SourceSettings(path=tmp_path / "a.jsonl", options={"take": "each"}))) == 2
-    for options in ({"take": "worst"}, {"best": True}):
-        with pytest.raises(ConfigError, match="take, one of row, each, best"):
-            open_traces(SourceSettings(path=tmp_path / "a.jsonl", options=options))
+def test_many_turns_are_joined_fast_and_too_many_are_refused() -> None:
+    context = list(range(400))
+    turns = [step(number, context[: number + 1], [500]) for number in range(399)]
+    assert len(trace_of(atif(*turns), "f").sequences) == 399
+    with pytest.raises(TraceError, match=r"step 501.*more than 500 branches"):
+        trace_of(atif(*(step(number, [number], [500]) for number in range(1, 600))), "f")
+    with pytest.raises(TraceError, match="10001 turns, more than 10000"):
+        trace_of(atif(*(step(number, [number], [500]) for number in range(10_001))), "f")
+    with pytest.raises(TraceError, match="more than 500 branches"):
+        trace_of(verifiers(*(branch([1, number], [False, True]) for number in range(501))), "f")

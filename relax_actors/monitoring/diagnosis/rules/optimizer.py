@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 from relax_actors.monitoring.diagnosis.observations import Observations
 from relax_actors.monitoring.diagnosis.rule import rule
-from relax_actors.monitoring.diagnosis.rules.rewards import is_sampled
+from relax_actors.monitoring.diagnosis.rules.rewards import is_sampled, is_saturated
 from relax_actors.monitoring.diagnosis.statistics import ends, level, partial_correlation, values
 from relax_actors.monitoring.finding import Finding
 
@@ -25,7 +25,9 @@ def weights_unchanged(seen: Observations) -> Iterator[Finding]:
     known = sorted(version for version in seen.fingerprints if version >= begin)
     same = 0
     for before, version in pairwise(known):
-        same = same + 1 if seen.fingerprints[before] == seen.fingerprints[version] else 0
+        is_same = seen.fingerprints[before] == seen.fingerprints[version]
+        is_expected = before in seen.steps and _has_signal(seen.steps[before])
+        same = same + 1 if is_same and is_expected else 0
         if same >= SAME:
             yield Finding(
                 f"weight versions {version - same} to {version} are equal: {same} steps changed nothing",
@@ -40,14 +42,19 @@ def weights_unchanged(seen: Observations) -> Iterator[Finding]:
 @rule("The gradient is 0 in every step.")
 def no_gradient(seen: Observations) -> Iterator[Finding]:
     """Find steps without a gradient that are not explained by groups without signal."""
-    last = seen.series("grad_norm")[-10:]
-    if len(last) >= STEPS and max(values(last)) == 0.0:
+    last = seen.series("grad_norm", of={n: step for n, step in seen.steps.items() if _has_signal(step)})[-10:]
+    if not is_saturated(seen) and len(last) >= STEPS and max(values(last)) == 0.0:
         yield Finding(
-            f"the gradient is 0 in the last {len(last)} steps: nothing is trained",
+            f"the gradient is 0 in the last {len(last)} steps that have a signal: nothing is trained",
             evidence=(seen.of_steps((last[0][0], last[-1][0]), grad_norm=0.0),),
-            remedy="look at no_signal (equal rewards) and clipped; a custom loss must not detach its log-probs",
+            remedy="look at clipped and rejected; a custom loss must not detach its log-probs",
             settings=("reward.function", "algorithm.surrogate"),
         )
+
+
+def _has_signal(figures: Mapping[str, float]) -> bool:
+    """Whether a row of the step has different advantages, so that a gradient is expected."""
+    return figures.get("no_signal", 0.0) < 1.0
 
 
 @rule("Every gradient is clipped to a small part of itself.")
@@ -86,7 +93,7 @@ def entropy_collapse(seen: Observations) -> Iterator[Finding]:
     """Find an entropy that falls to a tenth while the reward is not near its top."""
     series, reward = seen.series("entropy_proxy"), seen.series("reward")
     compared = ends(series)
-    if not is_sampled(seen) or compared is None or len(series) < STEPS:
+    if not is_sampled(seen) or compared is None or len(series) < STEPS or not reward:
         return
     first, last = compared
     learned = level(reward[-10:]) >= 0.8 * max(1.0, *values(reward))

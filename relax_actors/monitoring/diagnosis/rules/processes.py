@@ -13,23 +13,24 @@ from relax_actors.monitoring.finding import Finding
 LOOP_CRASHES, LOOP_SECONDS = 3, 600.0
 MANY_SHARE, MANY = 0.05, 4
 """Share of the trained rows, and number, from which failing rows are many."""
-EXTERNAL = ("killed", "signal")
 SKEW_SECONDS, SKEW_MESSAGES = 5.0, 10
 """Least difference of clocks, and messages of which the least delayed one has it: a busy broker delays single ones."""
 
 
 @rule("An actor crashes again and again with the same error.")
 def restart_loop(seen: Observations) -> Iterator[Finding]:
-    """Count the crashes of an actor with one error within ten minutes."""
+    """Count the crashes of an actor with one error within the last ten minutes; kills from outside do not count."""
     crashes: dict[tuple[str, str], list[float]] = {}
     for event in seen.events:
-        if event.kind == "crashed":
+        if event.kind == "crashed" and not event.external:
             crashes.setdefault((event.sender, event.text), []).append(event.time)
     for (sender, text), times in crashes.items():
-        if len(times) >= LOOP_CRASHES and times[-1] - times[-LOOP_CRASHES] <= LOOP_SECONDS:
+        recent = [time for time in times if time >= seen.newest - LOOP_SECONDS]
+        if len(recent) >= LOOP_CRASHES:
             yield Finding(
-                f"{sender} crashed {len(times)} times, the last time with: {text or 'no error text'}",
-                evidence=(seen.of_events("crashed", sender, crashes=len(times)),),
+                f"{sender} crashed {len(recent)} times in {LOOP_SECONDS / 60:.0f} minutes, with: "
+                f"{text or 'no error text'}",
+                evidence=(seen.of_events("crashed", sender, crashes=len(recent)),),
                 remedy=f"read logs/{sender}.log in the run's folder; an error of your own function repeats with its "
                 "row",
                 settings=("supervision.intensity", "supervision.max_failures"),

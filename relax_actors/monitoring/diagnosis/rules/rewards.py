@@ -30,6 +30,8 @@ def flat_reward(seen: Observations) -> Iterator[Finding]:
     series = seen.series("reward")
     if not is_sampled(seen) or len(series) < STEPS or max(values(series)) - min(values(series)) > 1e-6:  # noqa: PLR2004
         return
+    if is_saturated(seen) or (_has_players(seen) and level(seen.series("no_signal")) < NO_SIGNAL):
+        return
     yield Finding(
         f"the mean reward is {series[0][1]:g} in all {len(series)} steps",
         evidence=(seen.of_steps((series[0][0], series[-1][0]), reward=series[0][1]),),
@@ -43,7 +45,7 @@ def flat_reward(seen: Observations) -> Iterator[Finding]:
 def groups_without_signal(seen: Observations) -> Iterator[Finding]:
     """Find steps whose advantages are all 0, while the reward is not at its top."""
     last = seen.series("no_signal")[-20:]
-    if not is_sampled(seen) or len(last) < STEPS or level(last) < NO_SIGNAL or _is_saturated(seen):
+    if not is_sampled(seen) or len(last) < STEPS or level(last) < NO_SIGNAL or is_saturated(seen):
         return
     reward = level(seen.series("reward")[-20:])
     yield Finding(
@@ -59,7 +61,7 @@ def groups_without_signal(seen: Observations) -> Iterator[Finding]:
 def saturated_reward(seen: Observations) -> Iterator[Finding]:
     """Find groups without signal at the best reward of the run."""
     last = seen.series("no_signal")[-20:]
-    if is_sampled(seen) and len(last) >= STEPS and level(last) >= NO_SIGNAL and _is_saturated(seen):
+    if is_sampled(seen) and len(last) >= STEPS and level(last) >= NO_SIGNAL and is_saturated(seen):
         reward = level(seen.series("reward")[-20:])
         yield Finding(
             f"the reward is saturated at {reward:.3g}: {level(last):.0%} of the groups have no signal",
@@ -70,7 +72,13 @@ def saturated_reward(seen: Observations) -> Iterator[Finding]:
         )
 
 
-def _is_saturated(seen: Observations) -> bool:
+def _has_players(seen: Observations) -> bool:
+    """Whether samples have players, whose rewards may add up to the same sum in every row."""
+    return any(seen.setting(f"{section}.players") for section in ("environment", "agent"))
+
+
+def is_saturated(seen: Observations) -> bool:
+    """Whether the reward of the last steps is at its top."""
     series = seen.series("reward")
     if not series:
         return False

@@ -23,9 +23,14 @@ def never_ends(seen: Observations) -> Iterator[Finding]:
     first = seen.series("truncated")[:FIRST]
     if not is_sampled(seen) or len(first) < FIRST or min(values(first)) < NEVER or seen.setting("agent"):
         return
-    cap = seen.setting("rollout.max_tokens", 0)
+    cap = int(seen.setting("rollout.max_tokens", 0))
+    if cap == 1:
+        return
+    # Rewards that differ within a row show that cut samples solve the task: its answers may have a fixed length.
+    is_rewarded = level(seen.series("no_signal")[:FIRST]) < 0.5 and bool(seen.series("no_signal"))  # noqa: PLR2004
     yield Finding(
         f"all samples of the first {FIRST} steps end at the limit of {cap} tokens, and none by itself",
+        is_problem=not is_rewarded,
         evidence=(seen.of_steps((first[0][0], first[-1][0]), truncated=level(first)),),
         remedy="check that the tokenizer's end token is the token that the chat template ends a message with "
         "(eos_token_id of generation_config.json), or raise rollout.max_tokens",
@@ -65,8 +70,10 @@ def end_not_trained(seen: Observations) -> Iterator[Finding]:
 def ends_differ(seen: Observations) -> Iterator[Finding]:
     """Find first steps in which ended samples have no common last token."""
     first = seen.series("end_share")[:10]
-    if len(first) < FIRST or level(first) >= 0.5 or seen.setting("rollout.stop"):  # noqa: PLR2004
+    if len(first) < FIRST or level(first) >= 0.5:  # noqa: PLR2004
         return
+    if any(seen.setting(name) for name in ("rollout.stop", "agent", "gateway")):
+        return  # samples end at a stop text, or where a client of the gateway ends its conversation
     yield Finding(
         f"samples that end by themselves share a last token in {level(first):.0%} of the cases only",
         evidence=(seen.of_steps((first[0][0], first[-1][0]), end_share=level(first)),),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from relax_actors.messages import DropReason
 from relax_actors.monitoring.diagnosis.observations import Observations, Reading
 from relax_actors.monitoring.diagnosis.rule import rule
 from relax_actors.monitoring.diagnosis.statistics import ends, level
@@ -18,6 +20,18 @@ BUSY, IDLE = 0.9, 0.4
 """Share of the time in which an actor handled rows."""
 SLOWER, SLOWER_SECONDS, WINDOWS = 1.1, 0.005, 3
 """A straggler takes this much more than the median of its peers, and this many seconds more, in so many windows."""
+MAX_REASONS = 5
+WHY_DROPPED: dict[str, tuple[str, ...]] = {
+    DropReason.TOO_OLD: ("raise staleness.max, or use fewer rollout actors", "staleness.max", "rollout.replicas"),
+    DropReason.NO_SIGNAL: (
+        "all samples of these rows got the same reward: use tasks that the model solves sometimes, or larger groups",
+        "rollout.group_size",
+        "data.path",
+    ),
+    DropReason.TRUNCATED: ("no sample has a trained token: raise rollout.max_tokens", "rollout.max_tokens"),
+    DropReason.LOST_SEGMENT: ("files of the store were lost: check its disk", "store.path"),
+}
+"""Remedy and settings by the reason of most dropped rows."""
 BETWEEN = (
     "reward",
     "advantages",
@@ -192,13 +206,21 @@ def wasted_rows(seen: Observations) -> Iterator[Finding]:
     admitted, dropped = figures.get("admitted", 0.0), figures.get("dropped", 0.0)
     if admitted < 32 or dropped < 0.5 * admitted:  # noqa: PLR2004
         return
-    old = sum(event.count for event in seen.events if event.kind == "row_dropped" and "staleness" in event.text)
-    why = f"; {old} of them were too old" if old else "; most of them have no signal: all samples got the same reward"
+    reasons: Counter[str] = Counter()
+    for event in seen.events:
+        if event.kind == "row_dropped":
+            reasons[event.text or "unknown"] += event.count
+    main = reasons.most_common(1)[0][0] if reasons else ""
+    listed = f"`relax tail 'relax.{seen.run}.event.*.*.row_dropped' --history` lists them with their reasons"
+    remedy, *settings = WHY_DROPPED.get(main, (listed,))
+    # Dynamic sampling drops rows by design; it costs their generation.
+    is_wanted = main == DropReason.NO_SIGNAL and bool(seen.setting("algorithm.shaping.filter_zero_variance"))
+    counts = ", ".join(f"{reason} {count}" for reason, count in reasons.most_common(MAX_REASONS))
+    by_reason = f"; seen by reason: {counts}" if counts else ""
     yield Finding(
-        f"{dropped:.0f} of {admitted:.0f} rows were dropped untrained{why}",
-        evidence=(seen.of_actor("prompts.0", admitted=admitted, dropped=dropped),),
-        remedy="raise staleness.max or use fewer rollout actors"
-        if old > dropped / 2
-        else "use tasks that the model solves sometimes, or larger groups",
-        settings=("staleness.max",) if old > dropped / 2 else ("rollout.group_size", "data.path"),
+        f"{dropped:.0f} of {admitted:.0f} rows were dropped untrained{by_reason}",
+        is_problem=not is_wanted,
+        evidence=(seen.of_actor("prompts.0", admitted=admitted, dropped=dropped), seen.of_events("row_dropped")),
+        remedy=remedy,
+        settings=tuple(settings),
     )
