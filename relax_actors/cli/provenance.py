@@ -15,11 +15,19 @@ if TYPE_CHECKING:
     from relax_actors.replay.origin import Origin
 
 
+UNKNOWN_SIGNER = 3
+"""Exit code of a check that found no change, but knows no account that must have signed."""
+
+
 def provenance(
     model: Annotated[str, typer.Argument(help="Folder of a model that a run exported, or a run.", metavar="MODEL")],
     json: AsJson = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Check the signature and every file; exit code 1 if anything was changed.")
+        bool,
+        typer.Option(
+            "--check",
+            help="Check the signature and every file. Exit code 1: something was changed; 3: the signer is unknown.",
+        ),
     ] = False,
     key: Annotated[
         str | None, typer.Option(help="Public key of the account that must have signed it, A...", metavar="KEY")
@@ -29,26 +37,32 @@ def provenance(
 
     The statement lies beside the model, in `provenance.json` (in-toto, SLSA), signed with a key of the run.
     """
-    from relax_actors.replay.origin import problems_of, read_origin
+    from relax_actors.replay.origin import problems_of, read_origin, signers_of, wanted_key
 
     folder = Path(model)
     if not folder.is_dir() and (Path("runs") / model).is_dir():
         folder = Path("runs") / model
     origin = read_origin(folder)
     problems = problems_of(origin, key) if check else []
+    is_known = not check or wanted_key(origin, key) is not None
     if json:
         body = (
             origin.statement
             if not check
-            else {"model": str(origin.folder), "valid": not problems, "problems": problems}
+            else {
+                "model": str(origin.folder),
+                "valid": False if problems else True if is_known else None,
+                "problems": problems,
+                "signers": [] if problems else [{"user": user, "account": key} for user, key in signers_of(origin)],
+            }
         )
         sys.stdout.write(json_module.dumps(body) + "\n")
     else:
-        _show(origin, problems, check=check)
-    raise typer.Exit(1 if problems else 0)
+        _show(origin, problems, check=check, is_known=is_known)
+    raise typer.Exit(1 if problems else 0 if is_known else UNKNOWN_SIGNER)
 
 
-def _show(origin: Origin, problems: list[str], *, check: bool) -> None:
+def _show(origin: Origin, problems: list[str], *, check: bool, is_known: bool) -> None:
     from relax_actors.monitoring.screen import Screen
     from relax_actors.printable import printable
     from relax_actors.replay.origin import signers_of
@@ -64,11 +78,15 @@ def _show(origin: Origin, problems: list[str], *, check: bool) -> None:
     screen.show(f"  {rows} rows, {tokens} trained tokens; each step in {STEPS}")
     for each in origin.dependencies:
         digests = ", ".join(f"{name} {value}" for name, value in each.get("digest", {}).items())
-        screen.show(printable(f"  {each['name']}: {' '.join(filter(None, [each.get('uri', ''), digests]))}"))
+        reason = each.get("annotations", {}).get("notHashed")
+        parts = [each.get("uri", ""), digests, f"(not hashed: {reason})" if reason else ""]
+        screen.show(printable(f"  {each['name']}: {' '.join(filter(None, parts))}"))
     if not problems:
         for name, issuer in signers_of(origin) if check else ():
             screen.show(printable(f"  signed by {name}, account {issuer}"))
     for problem in problems:
         screen.show(printable(f"problem: {problem}"))
-    if check:
+    if check and not problems and not is_known:
+        screen.show("the model is what the statement says, but any key could have signed it: give --key ACCOUNT")
+    elif check:
         screen.show("the model is what the statement says" if not problems else "the model is not what was exported")

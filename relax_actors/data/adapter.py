@@ -33,8 +33,18 @@ _PLAIN: dict[str, Any] = {
     "alpha_pattern": {},
     "target_parameters": None,
     "trainable_token_indices": None,
+    "alora_invocation_tokens": None,
+    "layer_replication": None,
+    "use_qalora": False,
+    "use_bdlora": None,
+    "arrow_config": None,
+    "kasa_config": None,
+    "monteclora_config": None,
+    "velora_config": None,
 }
 """Settings of adapter_config.json with the only value that an adapter of this package has."""
+_DRAWN = (None, True, False, "gaussian", "eva", "orthogonal")
+"""Values of init_lora_weights that leave the base as it is; others, such as "pissa", also change its weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +97,9 @@ def form_of(section: LoraSection) -> AdapterForm:
     if fixed := sorted({"targets", "modules_to_save"} & section.model_fields_set):
         msg = f"lora.{fixed[0]} follows from the adapter in lora.path {section.path}; leave lora.{fixed[0]} out"
         raise ConfigError(msg)
+    if not given.targets and not given.saved:
+        msg = f"lora.path {section.path}: {WEIGHTS} has no tensors {PREFIX}*; save it with PEFT's save_pretrained"
+        raise ConfigError(msg)
     dropout = own.dropout if "dropout" in section.model_fields_set else given.dropout
     return AdapterForm(given.rank, given.alpha, given.rslora, dropout, given.targets, given.saved, section.path)
 
@@ -106,6 +119,12 @@ def _read_form(folder: Path) -> AdapterForm:
         if (body.get(setting) or value) != value:
             msg = f"lora.path {folder}: {CONFIG} has {setting} = {body[setting]!r}; only {value!r} can be trained"
             raise ConfigError(msg)
+    if (drawn := body.get("init_lora_weights")) not in _DRAWN:
+        msg = (
+            f"lora.path {folder}: {CONFIG} has init_lora_weights = {drawn!r}, which also changed the weights of the "
+            "base; convert the adapter by save_pretrained(..., path_initial_model_for_weight_conversion=...) of PEFT"
+        )
+        raise ConfigError(msg)
     if not (folder / WEIGHTS).is_file():
         msg = f"lora.path {folder} has no {WEIGHTS}; save the adapter with PEFT's save_pretrained"
         raise ConfigError(msg)
@@ -130,10 +149,17 @@ def match_targets(linear: Collection[str], modules: Collection[str], targets: st
         targets: see [lora].
 
     Raises:
-        ConfigError: an entry matches no linear layer, or an output head; the error has the nearest names.
+        ConfigError: an entry matches no linear layer, or an output head; the error has the nearest names. Or the model
+            has no linear layer.
     """
     if targets == ALL_LINEAR:
-        return sorted(name for name in linear if name.rpartition(".")[2] not in HEADS)
+        if all_layers := sorted(name for name in linear if name.rpartition(".")[2] not in HEADS):
+            return all_layers
+        msg = (
+            'lora.targets = "all-linear" matches nothing: the model has no linear layer besides its output head; '
+            "choose another model, or remove [lora]"
+        )
+        raise ConfigError(msg)
     found: set[str] = set()
     for target in targets:
         matched = {name for name in linear if _matches(name, target)}

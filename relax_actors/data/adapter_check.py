@@ -28,6 +28,8 @@ MATRIX = 2
 """Dimensions of the weight of a linear layer."""
 _ROUTERS = ("gate", "router")
 """Last parts of the names of routers, which are no linear layers of transformers."""
+_CONV1D = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
+"""Types of models whose layers are Conv1D of transformers, with transposed weights."""
 _EXPERT = ".experts."
 """Part of the names of experts, whose layers transformers joins to one tensor of a layer."""
 
@@ -40,8 +42,8 @@ def check_adapter(config: Config, folder: Path) -> Iterator[str]:
         folder: model folder.
 
     Raises:
-        ConfigError: the folder has no weights, or quantised ones; a target matches nothing; the adapter to start from
-            is of another model; or a setting has no meaning with [lora].
+        ConfigError: the folder has no weights, quantised ones or no linear layers; a target matches nothing; the
+            adapter to start from is of another model; or a setting has no meaning with [lora].
     """
     if config.lora is None:
         return
@@ -101,6 +103,12 @@ def _check_base(config: Config, folder: Path) -> None:
         )
         raise ConfigError(msg)
     fields = json.loads((folder / "config.json").read_text())
+    if (kind := fields.get("model_type")) in _CONV1D:
+        msg = (
+            f"model.path {folder} is of the type {kind}, whose layers are Conv1D and have no adapter here; choose a "
+            "model with linear layers, or remove [lora]"
+        )
+        raise ConfigError(msg)
     if (quantised := fields.get("quantization_config")) is not None:
         kind = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
         msg = (

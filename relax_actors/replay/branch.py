@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 FIXED = (
     "model.architecture",
     "model.tokenizer",
+    "lora",
     "trainer.prompts_per_step",
     "algorithm.rows",
     "run.rows",
@@ -86,7 +87,7 @@ class Branch:
         if self._folder.config.exists() or any(path.exists() for path in self._folder.contents):
             msg = f"{self._folder.root} holds a run already; choose another name for the branch, or remove the folder"
             raise ConfigError(msg)
-        if fixed := sorted(key for key in self._changed if key.startswith(FIXED)):
+        if fixed := fixed_of(self._changed):
             msg = f"{fixed[0]} cannot differ in a branch: the rows and the weights of run {self._recording.run} have it"
             raise ConfigError(msg)
         if self._step >= self.config.run.steps:
@@ -202,6 +203,11 @@ class Branch:
             role = make_role(self.config, name)
             if not isinstance(role, StatefulRole | ServiceRole) and role.writes in columns:
                 table.connection.call(_acknowledge_all(table, name, overflows=role.spec.may_be_spot), CALL_DEADLINE)
+
+
+def fixed_of(keys: Iterable[str]) -> list[str]:
+    """Return those of some changed settings that a branch cannot change."""
+    return sorted(key for key in keys if key.startswith(FIXED))
 
 
 def _link(source: str, target: str) -> str:

@@ -16,6 +16,7 @@ from relax_actors.weights.statement import (
     PAYLOAD_TYPE,
     STATEMENT,
     files_of,
+    others_of,
     pre_authentication_encoding,
     sha256_of,
     tensors_of,
@@ -97,6 +98,14 @@ def problems_of(origin: Origin, key: str | None = None) -> list[str]:
     return [*_of_signatures(origin, key), *_of_files(origin)]
 
 
+def wanted_key(origin: Origin, key: str | None = None) -> str | None:
+    """Return the account that must have signed: `key`, or that of the run's broker; None if neither is known.
+
+    Any key can sign a statement: without a known account a valid signature says nothing about its author.
+    """
+    return key or _own_key(origin)
+
+
 def signers_of(origin: Origin) -> list[tuple[str, str]]:
     """Return the user of each signature, and the public key of the account that vouches for the user.
 
@@ -115,7 +124,7 @@ def _of_signatures(origin: Origin, key: str | None) -> list[str]:
         signers = signers_of(origin)
     except BrokerError as error:
         return [f"{path} was changed after it was signed: {error}"]
-    wanted = key or _own_key(origin)
+    wanted = wanted_key(origin, key)
     if wanted is None or any(issuer == wanted for _, issuer in signers):
         return []
     return [f"{path} is signed by account {signers[0][1]}, not by {wanted}"]
@@ -137,6 +146,9 @@ def _of_files(origin: Origin) -> list[str]:
     present = {str(path.relative_to(origin.folder)): path for path in files_of(origin.folder)}
     problems = [f"file {name} is missing" for name in sorted(stated.keys() - present.keys())]
     problems += [f"file {name} was added" for name in sorted(present.keys() - stated.keys())]
+    for path in others_of(origin.folder):
+        what = "a symbolic link" if path.is_symlink() else "no regular file"
+        problems.append(f"{path.relative_to(origin.folder)} was added: it is {what}")
     for name in sorted(stated.keys() & present.keys()):
         if sha256_of(present[name]) != stated[name]:
             problems.append(f"file {name} was changed{_changed_part(origin, name, present[name])}")

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from broker.credentials import Signature
+from relax_actors.config import Config
 from relax_actors.config.masking import masked
-from relax_actors.errors import CodecError
+from relax_actors.config.sources import SourceSection
+from relax_actors.data.files import data_files, files_at
+from relax_actors.data.source import SourceSettings
+from relax_actors.errors import CodecError, ConfigError
 from relax_actors.messages import Batch, Weights
 from relax_actors.runtime import Context
 from relax_actors.runtime.code_version import LIBRARIES, git_commit, package_version, source_version
@@ -98,7 +102,7 @@ def _statement(context: Context, folder: Path, first: Batch | None, last: Batch 
                 "buildType": BUILD_TYPE,
                 "externalParameters": {"settings": masked(config.model_dump(mode="json"))},
                 "internalParameters": {"python": platform.python_version(), "machine": platform.machine()},
-                "resolvedDependencies": list(_dependencies(context)),
+                "resolvedDependencies": list(dependencies_of(config, progress)),
             },
             "runDetails": {
                 "builder": {"id": f"relax-actors {package_version('relax-actors')}"},
@@ -121,8 +125,13 @@ def _fingerprint(context: Context, version: int) -> str | None:
     return None if cell is None else cell.fingerprint
 
 
-def _dependencies(context: Context) -> Iterator[dict[str, Any]]:
-    """Yield code, packages, the model that was trained, and data, each with a digest where it has files."""
+def dependencies_of(config: Config, progress: Callable[[], None]) -> Iterator[dict[str, Any]]:
+    """Yield code, packages, the models to start from, and data, each with a digest where it has files.
+
+    Args:
+        config: configuration of the run.
+        progress: called every 16 MiB.
+    """
     code: dict[str, Any] = {"name": "code", "digest": {"xxh3_64": source_version()}}
     if commit := git_commit():
         code["digest"]["gitCommit"] = commit.removesuffix("+")
@@ -130,38 +139,52 @@ def _dependencies(context: Context) -> Iterator[dict[str, Any]]:
     yield code
     for name in PACKAGES:
         yield {"name": "package", "uri": f"pkg:pypi/{name}@{package_version(name)}"}
-    config = context.config
-    if config.model.path is not None:
-        yield from _files("model", config.model.path, context)
-    for name, value in _leaves(config.data.model_dump(mode="json")):
-        if value and name == "path":
-            yield from _files("data", Path(str(value)), context)
-        elif value and name == "function":
-            yield {"name": "data", "uri": f"python:{value}", **_module_digest(str(value), context)}
+    folders = {
+        "model": config.model.path,
+        "critic": None if config.critic is None else config.critic.path,
+        "adapter": None if config.lora is None else config.lora.path,
+    }
+    for name, path in folders.items():
+        if path is not None:
+            yield from _files(name, path, progress)
+    sources: list[SourceSection] = [config.data, *config.data.mixture.values()]
+    for source in sources:
+        if source.path is not None:
+            yield from _files("data", source.path, progress, source.split)
+        if source.function:
+            uri = f"python:{source.function}"
+            yield {"name": "data", "uri": uri, **_module_digest(source.function, progress)}
 
 
-def _files(name: str, path: Path, context: Context) -> Iterator[dict[str, Any]]:
-    paths = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    for file in paths:
-        yield {"name": name, "uri": file.absolute().as_uri(), "digest": {"sha256": sha256_of(file, context.progress)}}
+def _files(name: str, path: Path, progress: Callable[[], None], split: str | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the files at a path or pattern; a reason stands in place of what cannot be read.
+
+    Args:
+        name: what the files are.
+        path: file, folder or pattern.
+        progress: called every 16 MiB.
+        split: split of a folder of data; None for all files.
+    """
+    unread = {"name": name, "uri": str(path)}
+    try:
+        files = files_at(path) if split is None else data_files(SourceSettings(path=path, split=split), name, ("",))
+    except (OSError, ConfigError) as error:
+        yield unread | {"annotations": {"notHashed": str(error)}}
+        return
+    if not files:
+        yield unread | {"annotations": {"notHashed": f"{path} has no files"}}
+    for file in files:
+        entry = {"name": name, "uri": file.absolute().as_uri()}
+        try:
+            yield entry | {"digest": {"sha256": sha256_of(file, progress)}}
+        except OSError as error:
+            yield entry | {"annotations": {"notHashed": str(error)}}
 
 
-def _module_digest(path: str, context: Context) -> dict[str, Any]:
+def _module_digest(path: str, progress: Callable[[], None]) -> dict[str, Any]:
     try:
         spec = find_spec(path.partition(":")[0] if ":" in path else path.rpartition(".")[0])
         origin = None if spec is None else spec.origin
-        return {} if origin is None else {"digest": {"sha256": sha256_of(Path(origin), context.progress)}}
+        return {} if origin is None else {"digest": {"sha256": sha256_of(Path(origin), progress)}}
     except (ImportError, ValueError, OSError, AttributeError):
         return {}
-
-
-def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(tree, dict):
-        for name, value in tree.items():
-            if isinstance(value, dict | list):
-                yield from _leaves(value)
-            else:
-                yield str(name), value
-    elif isinstance(tree, list):
-        for item in tree:
-            yield from _leaves(item)

@@ -43,8 +43,16 @@ def envelope(payload: bytes, signatures: list[dict[str, str]]) -> str:
 
 
 def files_of(folder: Path) -> Iterator[Path]:
-    """Yield the files that a statement is about: all of a folder but the statement."""
-    yield from (path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / STATEMENT)
+    """Yield the files that a statement is about: the regular files of a folder but the statement, no links."""
+    own = (path for path in sorted(folder.rglob("*")) if path != folder / STATEMENT)
+    yield from (path for path in own if path.is_file() and not path.is_symlink())
+
+
+def others_of(folder: Path) -> Iterator[Path]:
+    """Yield what a folder holds besides regular files and folders: links, sockets, devices."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            yield path
 
 
 def sha256_of(path: Path, progress: Callable[[], None] = lambda: None) -> str:

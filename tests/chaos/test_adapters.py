@@ -20,9 +20,11 @@ PPO = (
     *("algorithm.name=ppo", "algorithm.kl.place=none", "critic.learning_rate=1e-3"),
     *("trainer.minibatches=2", "trainer.epochs=2", "algorithm.proximal=trainer"),
 )
+OWN_REFERENCE = ("algorithm.kl.place=loss", "algorithm.kl.coefficient=0.1", 'lora.modules_to_save=["norm"]')
 KL = ("roles.reference.replicas=1", "algorithm.kl.place=reward", "algorithm.kl.coefficient=0.1")
 KINDS = {
     "grpo": ((*SAMPLED, *KL), ("trainer.0", "rollout.0", "reference.0")),
+    "saved modules": ((*SAMPLED, *OWN_REFERENCE), ("trainer.0", "rollout.0")),
     "ppo": ((*SAMPLED, *PPO), ("critic.0", "trainer.0", "rollout.0")),
     "dpo": (("algorithm.name=dpo", "data.function=tiny_tasks.pairs"), ("trainer.0", "examples.0")),
 }

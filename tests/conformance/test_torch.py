@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from relax_actors.data.adapter import PREFIX
 from relax_actors.engines.protocols import train
-from relax_actors.engines.torch.adapter import BASE
+from relax_actors.engines.torch.adapter import MARKS
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.torch.stored_weights import fingerprint_of
 from relax_actors.weights import files as weights
@@ -91,7 +91,7 @@ class TestTorchEngineWithAnAdapter(GradientConformance):
         engine.export(folder := folder_of(tmp_path / "model"))
         published = self.published(engine, tmp_path / "adapter")
         exported = weights.load([folder / "adapter" / "adapter_model.safetensors"])
-        own = {PREFIX + name: tensor for name, tensor in published.items() if name != BASE}
+        own = {PREFIX + name: tensor for name, tensor in published.items() if name not in MARKS}
         assert weights.fingerprint(exported) == weights.fingerprint(own)
         merged = AutoModelForCausalLM.from_pretrained(folder)
         assert {tensor.dtype for tensor in merged.parameters()} == {getattr(torch, precision)}

@@ -130,6 +130,7 @@ def test_row_is_sampled_again_with_the_recorded_version_and_seed(kept_run: Run) 
 @pytest.mark.slow
 def test_origin_of_the_model_is_signed_and_a_changed_byte_is_named(kept_run: Run, tmp_path: Path) -> None:
     valid = result_of(relax("provenance", "kept", "--check", "--json", cwd=kept_run.cwd, deadline=DEADLINE))
+    (signer,) = valid.pop("signers")
     assert valid == {"model": "runs/kept/model", "valid": True, "problems": []}
     statement = result_of(relax("provenance", "kept", "--json", cwd=kept_run.cwd, deadline=DEADLINE))
     products = statement["predicate"]["runDetails"]["byproducts"]
@@ -137,12 +138,15 @@ def test_origin_of_the_model_is_signed_and_a_changed_byte_is_named(kept_run: Run
     names = {each["name"] for each in statement["predicate"]["buildDefinition"]["resolvedDependencies"]}
     assert names == {"code", "package", "data"}
     shutil.copytree(kept_run.folder.model, tmp_path / "model")
+    moved = ("provenance", str(tmp_path / "model"), "--check", "--json")
+    unknown = result_of(relax(*moved, cwd=tmp_path, deadline=DEADLINE), 3)
+    assert (unknown["valid"], unknown["problems"], unknown["signers"]) == (None, [], [signer])
+    known = result_of(relax(*moved, "--key", signer["account"], cwd=tmp_path, deadline=DEADLINE))
+    assert known["valid"] is True
     with (tmp_path / "model" / "model.safetensors").open("r+b") as file:
         file.seek(-5, os.SEEK_END)
         file.write(b"\x55")
-    changed = result_of(
-        relax("provenance", str(tmp_path / "model"), "--check", "--json", cwd=tmp_path, deadline=DEADLINE), 1
-    )
+    changed = result_of(relax(*moved, cwd=tmp_path, deadline=DEADLINE), 1)
     assert len(changed["problems"]) == 1
     assert changed["problems"][0].startswith("file model.safetensors was changed: model.")
     body = (tmp_path / "model" / STATEMENT).read_text()

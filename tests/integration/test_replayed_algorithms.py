@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from broker.table import Table
+from relax_actors.algorithms.named_functions import needs_whole_step
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.config.sampled_presets import SAMPLED
 from relax_actors.config.saved import SavedSettings
+from relax_actors.messages import Trajectory
 from relax_actors.monitoring.connection import Connected
 from relax_actors.replay.recording import Recording
 from relax_actors.replay.steps import Replayer
@@ -33,14 +36,20 @@ def presets() -> list[str]:
     return found
 
 
+def finished(trajectory: Trajectory) -> Trajectory:
+    """Samples that are not cut off: DAPO masks those."""
+    return replace(trajectory, finish_reasons=["stop"] * len(trajectory.lengths))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", presets())
 def test_steps_of_an_algorithm_give_the_recorded_bits(
     make_trainer: MakeTrainer, table: Table, tmp_path: Path, name: str
 ) -> None:
     trainer = make_trainer(f"algorithm.name={name}", "algorithm.kl.place=none", "run.keep_steps=9")
+    with_rewards = needs_whole_step(trainer.context.config.algorithm)
     for step in range(2):
-        put_step(table, step, version=step)
+        put_step(table, step, version=step, rewards=with_rewards, change=finished)
         read_all(table, trainer)
     context = trainer.context
     settings = SavedSettings(context.config.model_dump(mode="json"))

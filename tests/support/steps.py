@@ -28,9 +28,13 @@ def put_rows(
     version: int = 0,
     change: Callable[[Trajectory], Trajectory] = lambda trajectory: trajectory,
     returns: Callable[[Trajectory], Any] = lambda _: None,
+    rewards: bool = False,
     **columns: Any,
 ) -> None:
-    """Write rows of a step: prompt, trajectory, advantage, and what `returns` and `columns` make of the trajectory."""
+    """Write rows of a step: prompt, trajectory, advantage, and what `returns` and `columns` make of the trajectory.
+
+    With `rewards` the advantages hold the rewards of the samples, which are their values.
+    """
     for index in indices:
         source = np.random.default_rng((step, index))
         total = SAMPLES * TOKENS
@@ -50,8 +54,14 @@ def put_rows(
         table.put(table.subject(row, "trajectory"), trajectory)
         for name, make in columns.items():
             table.put(table.subject(row, name), make(trajectory))
-        values = source.normal(size=SAMPLES).astype(np.float32)
-        advantage = Advantage(values, 0.5, returns(trajectory), components={"style": index / 4, "answer": 1.0})
+        values = source.normal(size=SAMPLES).astype(np.float64 if rewards else np.float32)
+        advantage = Advantage(
+            values,
+            0.5,
+            returns(trajectory),
+            components={"style": index / 4, "answer": 1.0},
+            rewards=values if rewards else None,
+        )
         table.put(table.subject(row, "advantage"), advantage)
 
 

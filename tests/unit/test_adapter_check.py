@@ -82,6 +82,12 @@ def test_settings_that_an_adapter_leaves_without_meaning_are_refused(tmp_path: P
     assert "embed_tokens shares its weights" in refusal(tied, base)
 
 
+def test_model_of_another_kind_of_layers_is_refused_by_name(tmp_path: Path) -> None:
+    fields = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64}
+    folder = base_folder(tmp_path, fields)
+    assert "type gpt2, whose layers are Conv1D" in refusal(adapter_config(tmp_path / "run", folder), folder)
+
+
 def test_base_without_weights_and_a_quantised_one_are_refused(tmp_path: Path, base: Path) -> None:
     random = config_of(tmp_path / "random", QWEN3, lora={"rank": 2})
     assert "this run's model starts from random weights" in refusal(random, random.model_path)
@@ -101,6 +107,11 @@ def test_base_without_weights_and_a_quantised_one_are_refused(tmp_path: Path, ba
         ({"peft_type": "LOHA"}, "type LOHA"),
         ({"use_dora": True}, "use_dora"),
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
+        ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens"),
+        ({"use_qalora": True}, "use_qalora"),
+        ({"layer_replication": [[0, 1]]}, "layer_replication"),
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights = 'pissa_niter_4', which also changed the weights"),
+        ({"init_lora_weights": "gaussian"}, "has no adapter_model.safetensors"),
         ({"r": 8}, "lora.rank = 4, but the adapter"),
         ({}, "has no adapter_model.safetensors"),
     ],

@@ -16,19 +16,22 @@ from relax_actors.config.training import CriticSection
 from relax_actors.data.adapter import form_of
 from relax_actors.engines.protocols import train
 from relax_actors.engines.sglang.merged_adapter import MergedAdapter
-from relax_actors.engines.torch.adapter import BASE, run_weights
+from relax_actors.engines.torch.adapter import MARKS, Adapter, run_weights
 from relax_actors.engines.torch.critic import TorchCritic
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.torch.model import build, copy_into, read_folder
 from relax_actors.engines.torch.scorer import TorchScorer
 from relax_actors.engines.transformers.engine import TransformersEngine
 from relax_actors.errors import ConfigError
+from relax_actors.replay.branch import fixed_of
+from relax_actors.supervision.resume import compare
 from relax_actors.weights import files as weights
 from tests.conformance.base.training_engine import begun, folder_of, silent
 from tests.support.adapters import adapter_config, base_folder
 from tests.support.batches import batch_of, batch_of_generations, valued
 from tests.support.models import ReferenceModel, request_of
 
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64}
 KL = {"algorithm": {"kl": {"place": "loss", "coefficient": 0.1}}}
 
 
@@ -110,6 +113,63 @@ def test_adapter_is_not_loaded_over_another_base(tmp_path: Path, base: Path) -> 
         TorchEngine(other).load(folder)
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("form", [{"alpha": 16.0}, {"rslora": True}], ids=["alpha", "rslora"])
+def test_adapter_is_not_loaded_with_another_scale(
+    tmp_path: Path, base: Path, form: dict[str, Any], precision: str
+) -> None:
+    trainer, path = {"precision": precision}, tmp_path / "1.safetensors"
+    engine = stepped(adapter_config(tmp_path / "run", base, {"rank": 5}, trainer=trainer))
+    fingerprint = engine.publish(path)
+    rollout_of(adapter_config(tmp_path / "same", base, {"rank": 5}, trainer=trainer)).load(1, fingerprint, [path])
+    other = adapter_config(tmp_path / "other", base, {"rank": 5} | form, trainer=trainer)
+    with pytest.raises(ConfigError, match=r"version 1 was trained with scale 6\.4, the settings here give .*; restore"):
+        rollout_of(other).load(1, fingerprint, [path])
+    assert other.lora is not None
+    with pytest.raises(ConfigError, match="version 1 was trained with scale"):
+        MergedAdapter(base, form_of(other.lora), torch.float32).full_set(1, weights.load([path]))
+    engine.save(folder := folder_of(tmp_path / "checkpoint"))
+    with pytest.raises(ConfigError, match="was trained with scale"):
+        TorchEngine(other).load(folder)
+
+
+def test_branch_cannot_change_the_adapter(tmp_path: Path, base: Path) -> None:
+    config = adapter_config(tmp_path, base)
+    for form in ({"alpha": 16.0}, {"rank": 2}, {"rslora": True}):
+        assert fixed_of(change.key for change in compare(config, adapter_config(tmp_path, base, form)))
+    without = config.model_copy(update={"lora": None})
+    assert fixed_of(change.key for change in compare(config, without)) == ["lora"]
+    assert not fixed_of(["trainer.learning_rate"])
+
+
+def test_weights_in_training_are_published_while_the_model_computes_the_reference(tmp_path: Path, base: Path) -> None:
+    config = adapter_config(tmp_path / "run", base, {"modules_to_save": ["norm"]})
+    model = build(base)
+    adapter = run_weights(config, model)
+    assert isinstance(adapter, Adapter)
+    adapter.initialise(1)
+    adapter.keep_first()
+    tokens = torch.tensor([[1, 2, 3]])
+    with torch.no_grad():
+        first = model(tokens).logits
+        for parameter in adapter.parameters().values():
+            parameter.add_(0.25)
+        trained, published = model(tokens).logits, {name: t.clone() for name, t in adapter.tensors().items()}
+        with adapter.as_reference():
+            torch.testing.assert_close(model(tokens).logits, first, rtol=0, atol=0)
+            during = adapter.tensors()
+        torch.testing.assert_close(model(tokens).logits, trained, rtol=0, atol=0)
+    assert not torch.equal(first, trained)
+    assert all(torch.equal(during[name], tensor) for name, tensor in published.items())
+
+
+def test_model_without_linear_layers_has_no_adapter(tmp_path: Path) -> None:
+    folder = base_folder(tmp_path, GPT2)
+    config = adapter_config(tmp_path / "run", folder)
+    with pytest.raises(ConfigError, match=r'lora.targets = "all-linear" matches nothing'):
+        run_weights(config, build(folder))
+
+
 def test_adapter_of_another_rank_is_not_loaded(tmp_path: Path, base: Path) -> None:
     path = tmp_path / "1.safetensors"
     fingerprint = stepped(adapter_config(tmp_path / "run", base)).publish(path)
@@ -121,8 +181,8 @@ def test_checkpoint_holds_the_adapter_alone(tmp_path: Path, base: Path) -> None:
     engine = stepped(adapter_config(tmp_path / "run", base, **KL))
     engine.save(folder := folder_of(tmp_path / "checkpoint"))
     saved = weights.load([folder / "model.safetensors"])
-    assert BASE in saved
-    assert all("lora_" in name for name in saved.keys() - {BASE})
+    assert saved.keys() >= MARKS
+    assert all("lora_" in name for name in saved.keys() - MARKS)
     assert not (folder / "reference.safetensors").exists()  # the reference is the base alone
     assert sum(file.stat().st_size for file in folder.iterdir()) < (base / "model.safetensors").stat().st_size * 3
 
@@ -189,7 +249,7 @@ def test_critic_has_an_adapter_of_its_own(tmp_path: Path, base: Path) -> None:
     assert losses[-1] < losses[0]
     critic.save(folder := folder_of(tmp_path / "checkpoint"))
     saved = weights.load([folder / "model.safetensors"])
-    assert {name for name in saved if "lora_" not in name} == {BASE, "score.weight", "score.bias"}
+    assert {name for name in saved if "lora_" not in name} == {*MARKS, "score.weight", "score.bias"}
     again = TorchCritic(config, settings)
     again.load(folder)
     assert again.fingerprint() == critic.fingerprint()

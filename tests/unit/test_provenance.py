@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from typer.testing import CliRunner
 
 from broker.credentials import OperatorKeys, Signature
 from broker.errors import BrokerError
 from broker.permissions import Permissions
 from broker.server_keys import secret_of
+from relax_actors.cli.main import build as build_cli
 from relax_actors.errors import ConfigError
 from relax_actors.replay.origin import problems_of, read_origin, signers_of
+from relax_actors.weights.provenance import dependencies_of
 from relax_actors.weights.statement import STATEMENT, envelope, files_of, sha256_of, tensors_of
 from relax_actors.weights.statement import pre_authentication_encoding as encoding
+from tests.support.models import QWEN3, config_of
 
 KEYS = OperatorKeys.new()
 
@@ -89,11 +95,63 @@ def change_head(folder: Path) -> None:
         (lambda folder: (folder / "config.json").write_text("{ }"), "file config.json was changed"),
         (lambda folder: (folder / "config.json").unlink(), "file config.json is missing"),
         (lambda folder: (folder / "extra.py").write_text(""), "file extra.py was added"),
+        (lambda folder: (folder / "link").symlink_to(folder.parent), "link was added: it is a symbolic link"),
+        (lambda folder: (folder / "gone").symlink_to("nothing"), "gone was added: it is a symbolic link"),
+        (lambda folder: os.mkfifo(folder / "pipe"), "pipe was added: it is no regular file"),
     ],
 )
 def test_changed_file_is_named(model: Path, change: Callable[[Path], object], problem: str) -> None:
     change(model)
     assert problems_of(read_origin(model)) == [problem]
+
+
+def checked(model: Path, *options: str) -> tuple[int, dict[str, Any]]:
+    """Exit code and JSON of `relax provenance --check`."""
+    done = CliRunner().invoke(build_cli(["provenance"]), ["provenance", str(model), "--check", "--json", *options])
+    return done.exit_code, json.loads(done.stdout)
+
+
+def test_signer_that_no_known_key_confirms_is_unknown(model: Path) -> None:
+    account = KEYS.account_of("demo", "trainer").public
+    code, unknown = checked(model)
+    assert (code, unknown["valid"], unknown["problems"]) == (3, None, [])
+    assert unknown["signers"] == [{"user": "demo.trainer", "account": account}]
+    code, known = checked(model, "--key", account)
+    assert (code, known["valid"]) == (0, True)
+    code, other = checked(model, "--key", OperatorKeys.new().account_of("demo", "trainer").public)
+    assert (code, other["valid"]) == (1, False)
+
+
+def test_digests_are_those_of_the_files_that_a_run_reads_or_have_a_reason(tmp_path: Path) -> None:
+    for name in ("train-1.jsonl", "train-2.jsonl", "test.jsonl", "adapter/weights", "critic/weights"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    sources = {
+        "pattern": {"kind": "jsonl", "path": str(tmp_path / "train-*.jsonl")},
+        "split": {"kind": "jsonl", "path": str(tmp_path), "split": "test"},
+        "gone": {"kind": "jsonl", "path": str(tmp_path / "gone.jsonl")},
+    }
+    sections: dict[str, Any] = {
+        "data": {"kind": "mixture", "function": None, "mixture": sources},
+        "lora": {"path": str(tmp_path / "adapter")},
+        "critic": {"path": str(tmp_path / "critic")},
+        "algorithm": {"name": "ppo"},
+    }
+    config = config_of(tmp_path / "run", QWEN3, **sections)
+    stated = [
+        each for each in dependencies_of(config, lambda: None) if each["name"] not in ("code", "package", "model")
+    ]
+    hashed = [(each["name"], Path(each["uri"]).name) for each in stated if "digest" in each]
+    assert hashed == [
+        ("critic", "weights"),
+        ("adapter", "weights"),
+        ("data", "train-1.jsonl"),
+        ("data", "train-2.jsonl"),
+        ("data", "test.jsonl"),
+    ]
+    assert stated[2]["digest"] == {"sha256": sha256_of(tmp_path / "train-1.jsonl")}
+    (missing,) = [each for each in stated if "digest" not in each]
+    assert "has no files" in missing["annotations"]["notHashed"]
 
 
 def test_changed_statement_does_not_match_its_signature(model: Path) -> None:

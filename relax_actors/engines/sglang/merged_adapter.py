@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from relax_actors.data.adapter import DOWN, UP, AdapterForm
-from relax_actors.engines.torch.adapter import BASE, check_base, digest_of
+from relax_actors.engines.torch.adapter import BASE, SCALE, check_base, check_scale, digest_of
 from relax_actors.engines.torch.lora_linear import merge
 from relax_actors.weights import files as weights
 
@@ -39,9 +39,10 @@ class MergedAdapter:
             tensors: published tensors of the adapter.
 
         Raises:
-            ConfigError: it is an adapter of another base.
+            ConfigError: it is an adapter of another base, or has another scale.
         """
         check_base(tensors.get(BASE), self._digest, f"version {version}")
+        check_scale(tensors.get(SCALE), self._form.scale, f"version {version}")
         whole = {name: t for name, t in tensors.items() if name in self._base}
         found = self._base | whole
         for name in (name.removesuffix(DOWN) for name in tensors if name.endswith(DOWN)):

@@ -1,12 +1,14 @@
 """The adapter of a model: its layers, its weights, and what is published of it.
 
-Published are A and B of each layer, modules that are trained as a whole, and the fingerprint of the base as 16 numbers,
-one for each byte. So the fingerprint of a version covers base and adapter, and an adapter is loaded only over its base.
+Published are A and B of each layer, modules that are trained as a whole, and two marks: the fingerprint of the base and
+the scale of the adapter, one number for each byte. So the fingerprint of a version covers base, adapter and scale, and
+an adapter is loaded only over its base and with its scale.
 """
 
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -36,8 +38,12 @@ from relax_actors.errors import ConfigError
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.weights import files as weights
 
-BASE = "base.fingerprint"
-"""Name of the published tensor with the fingerprint of the base, `[16]`; every precision represents its numbers."""
+BASE, SCALE = "base.fingerprint", "adapter.scale"
+"""Names of the published marks: fingerprint of the base, `[16]`, and scale of the adapter (a double), `[8]`.
+
+Their numbers are bytes, which every precision represents.
+"""
+MARKS = frozenset({BASE, SCALE})
 
 
 class Adapter:
@@ -64,7 +70,7 @@ class Adapter:
         self, model: PreTrainedModel, form: AdapterForm, base: str, seed: int, heads: Collection[str] = ()
     ) -> None:
         self.model, self.form, self._seed, self._switch = model, form, seed, Switch()
-        self._base = digest_of(base)
+        self._marks = {BASE: digest_of(base), SCALE: scale_mark(form.scale)}
         linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
         modules = [name.rpartition(".")[0] for name, _ in model.named_parameters()]
         # A model of scores or values has no head for tokens.
@@ -83,7 +89,7 @@ class Adapter:
         self.model.set_submodule(name, found)
         return found
 
-    def _unfreeze(self) -> dict[str, Tensor]:
+    def _unfreeze(self) -> dict[str, nn.Parameter]:
         """Let the weights of saved modules be trained; return them by name."""
         names = {f"{module}." for module in self.saved}
         found = {n: p for n, p in self.model.named_parameters() if n.startswith(tuple(names))} if names else {}
@@ -107,7 +113,7 @@ class Adapter:
         tensors = {name.removeprefix(PREFIX): tensor for name, tensor in stored.items()}
         # A folder of a policy has no head of a reward model.
         heads = {name: tensor for name, tensor in self._whole.items() if name not in tensors}
-        self.copy(heads | tensors | {BASE: self._base}, f"lora.path {self.form.path}")
+        self.copy(heads | tensors | self._marks, f"lora.path {self.form.path}")
 
     def draw(self, seed: int) -> None:
         """Draw A from a seed, and set B to 0, as PEFT does."""
@@ -131,12 +137,14 @@ class Adapter:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what is published; see `TrainedWeights`."""
-        return {name: tensor.detach() for name, tensor in self.parameters().items()} | {BASE: self._base}
+        return {name: tensor.detach() for name, tensor in self.parameters().items()} | self._marks
 
     def fitted(self, tensors: Mapping[str, Tensor], source: str) -> Iterable[tuple[str, Tensor]]:
-        """Return the tensors without the fingerprint of the base; see `TrainedWeights`."""
-        check_base(tensors.get(BASE), self._base, source)
-        return self._checked({name: t for name, t in tensors.items() if name != BASE}, self.parameters(), source)
+        """Return the tensors without the marks; see `TrainedWeights`."""
+        check_base(tensors.get(BASE), self._marks[BASE], source)
+        fitted = self._checked({name: t for name, t in tensors.items() if name not in MARKS}, self.parameters(), source)
+        check_scale(tensors.get(SCALE), self.form.scale, source)
+        return fitted
 
     @staticmethod
     def _checked(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], source: str) -> Iterable[tuple[str, Tensor]]:
@@ -190,7 +198,11 @@ class Adapter:
     @torch.no_grad()
     def set_first(self, tensors: Mapping[str, Tensor]) -> None:
         """Set the adapter of version 0; see `first`."""
-        self._first = {name: tensor.clone() for name, tensor in tensors.items()}
+        own = self.parameters()
+        self._first = {
+            name: tensor.to(own[name].device, copy=True) if name in own else tensor.clone()
+            for name, tensor in tensors.items()
+        }
         for name, layer in self.layers.items():
             slot = LowRank(self.form.rank, layer, torch.float32).requires_grad_(False)
             slot.down.copy_(tensors[name + DOWN])
@@ -199,20 +211,27 @@ class Adapter:
 
     @contextmanager
     def as_reference(self) -> Iterator[None]:
-        """Compute with the weights of version 0."""
+        """Compute with the weights of version 0.
+
+        The parameters in training leave the model, but keep their numbers: a thread that publishes reads them.
+        """
         if self._first is None:
             with self._switch.using(None):
                 yield
             return
-        current = {name: parameter.data for name, parameter in self._whole.items()}
         try:
-            for name, parameter in self._whole.items():
-                parameter.data = self._first[name]
+            for name in self._whole:
+                self._place(name, nn.Parameter(self._first[name], requires_grad=False))
             with self._switch.using(REFERENCE):
                 yield
         finally:
             for name, parameter in self._whole.items():
-                parameter.data = current[name]
+                self._place(name, parameter)
+
+    def _place(self, name: str, parameter: nn.Parameter) -> None:
+        """Let the module that owns a parameter compute with another one."""
+        module, _, own = name.rpartition(".")
+        setattr(self.model.get_submodule(module), own, parameter)
 
 
 def digest_of(fingerprint: str) -> Tensor:
@@ -235,6 +254,31 @@ def check_base(given: Tensor | None, own: Tensor, source: str) -> None:
         msg = (
             f"the adapter of {source} belongs to the base with fingerprint {'none' if given is None else _hex(given)}, "
             f"the model folder here holds {_hex(own)}; restore the folder that model.path names"
+        )
+        raise ConfigError(msg)
+
+
+def scale_mark(scale: float) -> Tensor:
+    """Return the bytes of a scale as `[8] float32`."""
+    return torch.tensor(list(struct.pack("<d", scale)), dtype=torch.float32)
+
+
+def check_scale(given: Tensor | None, own: float, source: str) -> None:
+    """Check that an adapter was trained with the scale of this process.
+
+    Args:
+        given: published tensor `SCALE` of the adapter; None if it has none.
+        own: scale of the adapter here.
+        source: origin of the adapter, for errors.
+
+    Raises:
+        ConfigError: it was trained with another scale.
+    """
+    if given is None or not torch.equal(given.float().cpu(), scale_mark(own)):
+        theirs = "none" if given is None else f"{struct.unpack('<d', bytes(map(int, given.tolist())))[0]:g}"
+        msg = (
+            f"the adapter of {source} was trained with scale {theirs}, the settings here give {own:g}; restore "
+            "lora.alpha and lora.rslora"
         )
         raise ConfigError(msg)
 

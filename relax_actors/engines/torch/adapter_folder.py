@@ -9,7 +9,7 @@ import torch
 
 from relax_actors.config import Config
 from relax_actors.data.adapter import CONFIG, PREFIX, WEIGHTS
-from relax_actors.engines.torch.adapter import BASE, Adapter
+from relax_actors.engines.torch.adapter import MARKS, Adapter
 from relax_actors.engines.torch.model import copy_into
 from relax_actors.engines.torch.score_model import complete_config, model_maker
 from relax_actors.weights import files as weights
@@ -43,7 +43,7 @@ def export_adapter(adapter: Adapter, folder: Path, config: Config) -> None:
 def write_adapter(adapter: Adapter, folder: Path, config: Config, dtype: torch.dtype) -> None:
     """Write the adapter as `PeftModel.from_pretrained` reads it, in a dtype; errors as `export_adapter`."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {PREFIX + name: t.to(dtype) for name, t in adapter.tensors().items() if name != BASE}
+    tensors = {PREFIX + name: t.to(dtype) for name, t in adapter.tensors().items() if name not in MARKS}
     weights.save(tensors, folder / WEIGHTS)
     (folder / CONFIG).write_text(json.dumps(_peft_config(adapter, config), indent=1, sort_keys=True))
 

@@ -22,7 +22,7 @@ from relax_actors.config.training import CriticSection
 from relax_actors.engines.protocols.samples import MicroBatchPlan, TrainSample
 from relax_actors.engines.protocols.training import StepResult
 from relax_actors.engines.ranks.model_folder import write_shared
-from relax_actors.engines.torch.adapter import BASE, Adapter, run_adapter
+from relax_actors.engines.torch.adapter import MARKS, Adapter, run_adapter
 from relax_actors.engines.torch.background import run_in_background
 from relax_actors.engines.torch.devices import sharding_of
 from relax_actors.engines.torch.forward import Forward
@@ -91,7 +91,7 @@ class TorchCritic:
         """Initialise the weights and the optimizer; see `CriticEngine`."""
         own = self._trained.weights.tensors()
         if policy is not None:
-            heads = {name: torch.zeros(t.shape) for name, t in own.items() if self._is_head(name) and name != BASE}
+            heads = {name: torch.zeros(t.shape) for name, t in own.items() if self._is_head(name) and name not in MARKS}
             tensors = {name: tensor for name, tensor in weights.load(policy).items() if name in own} | heads
             self._trained.weights.copy(tensors, "version 0 of the policy")
         elif self._adapter is not None:
