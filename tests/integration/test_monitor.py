@@ -162,7 +162,7 @@ def test_python_example_prints_steps(watched: Guarded) -> None:
 
 def test_javascript_example_prints_steps(watched: Guarded, tmp_path: Path) -> None:
     npm = shutil.which("npm")
-    if npm is None:
+    if npm is None or shutil.which("node") is None:
         pytest.skip("node and npm are not installed")
     for name in ("watch.mjs", "package.json"):
         shutil.copy(EXAMPLE / name, tmp_path)

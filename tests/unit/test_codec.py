@@ -33,6 +33,7 @@ from broker.schema import SCHEMA
 from broker.store import Store
 from broker.subjects import RowId
 from relax_actors import messages
+from relax_actors.messages.cells import SetResult
 
 DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 ARRAYS = arrays.arrays(st.sampled_from(DTYPES), arrays.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
@@ -274,7 +275,13 @@ OTHERS: dict[type, st.SearchStrategy[Any]] = {
     messages.Redelivery: st.builds(messages.Redelivery, st.text(), INTEGERS),
     messages.CriticVersion: st.builds(messages.CriticVersion, INTEGERS, st.text(), INTEGERS),
     messages.TeacherScores: teacher_scores(),
-    messages.Evaluation: st.builds(messages.Evaluation, INTEGERS, st.floats(), INTEGERS),
+    messages.Evaluation: st.builds(
+        messages.Evaluation,
+        INTEGERS,
+        st.floats(),
+        INTEGERS,
+        st.dictionaries(st.text(), st.builds(SetResult, INTEGERS, st.floats(), st.none() | st.floats()), max_size=2),
+    ),
     messages.Turn: turns(),
     messages.SessionTurn: SESSION_TURNS,
     messages.SessionStep: SESSION_STEPS,
