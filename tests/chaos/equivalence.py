@@ -27,7 +27,7 @@ from relax_actors.runtime import logs
 from relax_actors.weights import files as weights
 from tests.chaos.kill_plan import CHECKPOINT_EVERY, SERVER, Kill, plan, steps_for
 from tests.support.clusters import Cluster
-from tests.support.faults import Story, aimed, box, hit, is_over, process, story_of, wait_for_path
+from tests.support.faults import Story, aimed, box, held, hit, is_over, process, story_of, wait_for_path
 from tests.support.running import IMAGES, TINY, Run, wait_until
 from tests.support.turn_counter import TurnCounter
 
@@ -60,6 +60,8 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
 }
 """Settings by name of the algorithm."""
 WHILE = "in the middle of"
+AIMS = 2
+"""Checkpoints in a row that a kill aims at."""
 
 
 @dataclass
@@ -81,16 +83,7 @@ def strike(run: Run, kill: Kill, tally: Tally, cluster: Cluster | None = None) -
         strike_server(run, kill, tally, cluster)
         return
     if kill.point.endswith("checkpoint"):
-        folder = _checkpoints(run, kill)
-        wait_until(lambda: run.table.get(f"relax.{run.name}.batch.{kill.step - 1}"), f"batch.{kill.step - 1}", 180)
-        with aimed(run, kill.victim) as strike_now:
-            # A checkpoint is written within milliseconds, so its writer is looked up beforehand.
-            wait_for_path(
-                lambda: next(folder.glob(f".{kill.step}.*"), None) or (folder if _passed(run, kill.step) else None),
-                f"checkpoint {kill.step}",
-                180,
-            )
-            pid = strike_now()
+        pid = _strike_at_checkpoint(run, kill)
     elif kill.victim == "trainer.0" and kill.point.startswith("batch"):
         subject = f"relax.{run.name}.{kill.point}"
         with aimed(run, kill.victim) as strike_now:
@@ -109,6 +102,23 @@ def strike(run: Run, kill: Kill, tally: Tally, cluster: Cluster | None = None) -
         hit(run, kill.victim, other_than=pid)
         tally.by_victim[kill.victim] += 1
         tally.met[f"{kill.victim} while it recovered"] += 1
+
+
+def _strike_at_checkpoint(run: Run, kill: Kill) -> int:
+    """Kill a writer of checkpoints while it writes one: that of the kill's step, or of a later one if it was missed."""
+    folder = _checkpoints(run, kill)
+    wait_until(lambda: run.table.get(f"relax.{run.name}.batch.{kill.step - 1}"), f"batch.{kill.step - 1}", 180)
+    with held(run, kill.victim) as aim:
+        for step in range(kill.step, kill.step + AIMS * CHECKPOINT_EVERY, CHECKPOINT_EVERY):
+            # A checkpoint is written within milliseconds, so its writer is looked up beforehand.
+            wait_for_path(
+                lambda step=step: next(folder.glob(f".{step}.*"), None) or (folder if _passed(run, step) else None),
+                f"checkpoint {step}",
+                180,
+            )
+            if aim.strike_while(lambda step=step: any(folder.glob(f".{step}.*.tmp"))):
+                return aim.pid
+        return aim.strike()
 
 
 def strike_server(run: Run, kill: Kill, tally: Tally, cluster: Cluster) -> None:

@@ -79,5 +79,5 @@ def plan(kills: int, seed: int, algorithm: str = "grpo", *, cluster: bool = Fals
 
 
 def steps_for(kills: list[Kill]) -> int:
-    """Number of steps that leaves room for all kills."""
-    return kills[-1].step + FIRST
+    """Number of steps that leaves room for all kills, also for one that misses its checkpoint and aims at the next."""
+    return kills[-1].step + FIRST + CHECKPOINT_EVERY

@@ -75,20 +75,54 @@ def hit(run: Run, target: str, number: signal.Signals = signal.SIGKILL, other_th
 @contextmanager
 def aimed(run: Run, target: str) -> Iterator[Callable[[], int]]:
     """Look up a process beforehand; the yielded function kills it, or its successor if it has exited."""
+    with held(run, target) as aim:
+        yield aim.strike
+
+
+@contextmanager
+def held(run: Run, target: str) -> Iterator[Aim]:
+    """Look up a process beforehand, to stop it and to kill it without delay."""
     pid = int(wait_until(lambda: process(run, target), f"process of {target}", 60))
     descriptor = os.pidfd_open(pid)
-
-    def strike() -> int:
-        try:
-            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        except ProcessLookupError:
-            return hit(run, target, other_than=pid)
-        return pid
-
     try:
-        yield strike
+        yield Aim(run, target, pid, descriptor)
     finally:
         os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class Aim:
+    """A process that was looked up.
+
+    Attributes:
+        run: its run.
+        target: what it is, such as "trainer.0".
+        pid: its number.
+        descriptor: its pidfd.
+    """
+
+    run: Run
+    target: str
+    pid: int
+    descriptor: int
+
+    def strike(self) -> int:
+        """Kill it, or its successor if it has exited; return the number of the killed process."""
+        try:
+            signal.pidfd_send_signal(self.descriptor, signal.SIGKILL)
+        except ProcessLookupError:
+            return hit(self.run, self.target, other_than=self.pid)
+        return self.pid
+
+    def strike_while(self, is_at_it: Callable[[], bool]) -> bool:
+        """Kill it if a condition holds while it is stopped; else let it go on. Return whether it was killed."""
+        try:
+            signal.pidfd_send_signal(self.descriptor, signal.SIGSTOP)
+            met = is_at_it()
+            signal.pidfd_send_signal(self.descriptor, signal.SIGKILL if met else signal.SIGCONT)
+        except ProcessLookupError:
+            return False
+        return met
 
 
 def box(run: Run, actor: str) -> Snapshot:
