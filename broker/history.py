@@ -45,7 +45,7 @@ class History:
         await self._read({"last_by_subj": self._subject})
 
     async def last(self) -> Cell | None:
-        """Return the newest message that is stored now; None if there is none. The pages go on as before.
+        """Return the newest stored message, or None. The position of `page` does not change.
 
         Raises:
             BrokerError: the broker refuses the request.

@@ -236,12 +236,13 @@ def depth_metrics(logprobs: Tensor, rollout: Tensor, mask: Tensor) -> dict[str, 
     position = mask.cumsum(-1)
     early = mask & (2 * position <= mask.sum(-1, keepdim=True))
     delta = (logprobs - rollout).detach().abs().masked_fill(~mask, 0.0).double()
-    of_early, tokens_early = float((delta * early).sum()), float(early.sum())
+    # One transfer from the device for all.
+    sums = torch.stack([early.sum().double(), mask.sum().double(), (delta * early).sum(), delta.sum()]).tolist()
     return {
-        "tokens_early": tokens_early,
-        "tokens_late": float(mask.sum()) - tokens_early,
-        "abs_delta_early": of_early,
-        "abs_delta_late": float(delta.sum()) - of_early,
+        "tokens_early": sums[0],
+        "tokens_late": sums[1] - sums[0],
+        "abs_delta_early": sums[2],
+        "abs_delta_late": sums[3] - sums[2],
     }
 
 

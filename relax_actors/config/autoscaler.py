@@ -24,24 +24,24 @@ class AutoscalerSection(PoolSection):
     out_for: NonNegative = 30.0
     """Seconds for which more rollouts must be needed before some are added."""
     in_for: NonNegative = 300.0
-    """Seconds for which fewer rollouts must be needed before those that are too many are taken away."""
+    """Seconds during which fewer rollouts are needed before a rollout is removed."""
     out_cooldown: NonNegative = 60.0
     """Seconds after a change, or after the start of the actor, before rollouts are added."""
     in_cooldown: NonNegative = 300.0
-    """Seconds after a change, or after the start of the actor, before rollouts are taken away."""
+    """Seconds after a change, or after the start of the actor, before a rollout is removed."""
     changes_an_hour: Annotated[int, Field(ge=2)] = 3
-    """No rollout is taken away if that and the addition that may follow would be more changes than this within an hour.
+    """No rollout is removed if that and the addition that may follow would be more changes than this within an hour.
     Rollouts that starve the trainer are added in any case."""
     most_out: Positive = 4
     """Rollouts added at once, at most."""
     waiting_seconds: NonNegative = 10.0
-    """Age in seconds of the oldest waiting row from which rows that wait call for more rollouts."""
+    """Rollouts are added once the oldest waiting row has waited this many seconds."""
     starved: Fraction = 0.1
-    """Share of the trainer's time without rows from which rows that wait call for more rollouts, however short they
-    wait; and above which no rollout is taken away while rows wait or are in hand."""
+    """If the trainer waits for rows for this share of its time, rollouts are added as soon as a row waits, and none is
+    removed while rows wait or are in hand."""
     restarts: NonNegativeInt = 5
-    """Restarts of rollouts within `restart_period`, at most. After more of them none is added: new ones would fail,
-    too."""
+    """Restarts of rollouts within `restart_period`, at most. After more restarts no rollout is added, since it would
+    fail, too."""
     restart_period: PositiveFloat = 600.0
     """Seconds in which `restarts` are counted."""
     dry_run: bool = False

@@ -25,26 +25,7 @@ from relax_actors.algorithms.policy_functions import PolicyFunctions
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.engines.torch.loss_inputs import LossInputs
 from relax_actors.engines.torch.replay_metrics import with_replay_shares
-
-PER_TOKEN = (
-    "abs_delta",
-    "k3",
-    "ratio",
-    "ratio_squared",
-    "clipped",
-    "kl",
-    "entropy",
-    "entropy_proxy",
-    "weight",
-    "bounded",
-    "distil",
-    "positive_nll",
-)
-"""Metrics that a micro-batch measures as sums over tokens and a step reports as means."""
-
-
-OF_SAMPLES = "sample_"
-"""Begins the names of metrics that a micro-batch measures as sums over samples and a step reports as means."""
+from relax_actors.engines.torch.step_means import OF_SAMPLES, other_measurements, step_means
 
 
 class StepObjective:
@@ -333,25 +314,10 @@ class StepObjective:
         Args:
             measured: combined measurements of all micro-batches.
         """
-        means = {name: measured[name] / measured["tokens"] for name in PER_TOKEN if name in measured}
-        means |= _means_by_depth(measured)
-        of_samples = [name for name in measured if name.startswith(OF_SAMPLES)]
-        means |= {name.removeprefix(OF_SAMPLES): measured[name] / measured["samples"] for name in of_samples}
-        counts = ("trained", "samples", "prompts", "tokens_early", "tokens_late", "abs_delta_early", "abs_delta_late")
-        rest = {n: v for n, v in measured.items() if n not in counts and not n.startswith(OF_SAMPLES)}
         loss = {"loss": measured["loss"] * self.gradient_scale(measured)}
         if self._algorithm.kl.target is not None and "kl" in measured:
             loss["kl_coefficient"] = self._coefficients.kl
         if self._algorithm.entropy.target is not None:
             loss["entropy_coefficient"] = self._coefficients.entropy
         ratios = ratio_quantiles(self.log_ratios) if self._algorithm.rows == "sampled" else {}
-        return with_replay_shares(rest) | means | loss | ratios
-
-
-def _means_by_depth(measured: dict[str, float]) -> dict[str, float]:
-    """Return `abs_delta_early` and `abs_delta_late` as means over tokens; without the ones that have no tokens."""
-    found = {}
-    for part in ("early", "late"):
-        if tokens := measured.get(f"tokens_{part}", 0.0):
-            found[f"abs_delta_{part}"] = measured[f"abs_delta_{part}"] / tokens
-    return found
+        return with_replay_shares(other_measurements(measured)) | step_means(measured) | loss | ratios
