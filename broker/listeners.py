@@ -96,13 +96,13 @@ class Settings:
         Args:
             folder: folder with the server's certificate.
         """
-        found = [] if self.http is None else [f"http: {json.dumps(f'{self.host}:{self.http}')}"]
+        lines = [] if self.http is None else [f"http: {json.dumps(f'{self.host}:{self.http}')}"]
         if self.websocket is not None:
             origins = f"allowed_origins: {json.dumps(self.origins)}" if self.origins else "same_origin: true"
             inner = ["  tls {", tls_block(folder, mutual=self.mutual), "  }"] if self.tls else ["  no_tls: true"]
             listen = json.dumps(f"{self.host}:{self.websocket}")
-            found += ["websocket {", f"  listen: {listen}", f"  {origins}", *inner, "}"]
-        return found
+            lines += ["websocket {", f"  listen: {listen}", f"  {origins}", *inner, "}"]
+        return lines
 
     def cluster_block(self, name: str, folder: Path, password: str) -> str:
         """Return the block `cluster` of one server: the routes to all servers."""
