@@ -19,6 +19,7 @@ from broker.subjects import RowId, Subjects
 from broker.table import Cell
 from relax_actors.errors import CodecError, RecordError, SubjectError
 from relax_actors.record.groups import groups_of
+from relax_actors.record.position import Position
 from relax_actors.record.record import Record, StepRecord
 from relax_actors.record.row_cells import RowCell, pack_row
 from relax_actors.record.rules import kept_groups, kept_held_out, shelf_of
@@ -83,6 +84,11 @@ class Recorder:
     def size(self) -> int:
         """Bytes of the record."""
         return self._writer.size
+
+    @property
+    def position(self) -> Position:
+        """How far the record is."""
+        return Position(self._step, self._version)
 
     def catch_up(self) -> None:
         """Record the steps and evaluated versions that have ended meanwhile.
