@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import structlog
 
@@ -29,9 +29,13 @@ if TYPE_CHECKING:
     from relax_actors.config.record import RecordSection
 
 CALL_SECONDS = 60.0
+MANY_ROWS = 4
+"""Kept rows of a step from which on all of its rows are read at once."""
 RESERVE_BYTES = 256 << 20
 """Free space of the disk that is left to the run: with less, nothing is kept."""
 log = structlog.get_logger()
+Cells: TypeAlias = dict[int, dict[str, RowCell]]
+"""Cells of the rows of one step: index -> column -> cell."""
 
 
 class Recorder:
@@ -115,9 +119,15 @@ class Recorder:
 
     def _record_step(self, step: int, batch: dict[str, Any]) -> None:
         trained = [index for index in batch.get("rows", ()) if isinstance(index, int)]
-        cells = self._cells(f"{self._subjects.prefix}.group.{step}.>")
+        cells, is_whole = self._deciding_cells(step)
+        kept = self._kept(step, cells, trained)
+        if not is_whole and len(kept) > MANY_ROWS:
+            cells = self._cells(f"{self._subjects.prefix}.group.{step}.>")
+        elif not is_whole:
+            for index in kept:
+                cells |= self._cells(f"{self._subjects.prefix}.{RowId(step, index)}.>")
         groups = groups_of(step, cells, trained, self._store.reader())
-        for index, why in kept_groups(self._section, self._seed, step, groups).items():
+        for index, why in kept.items():
             self._keep(RowId(step, index), why, cells.get(index, {}))
         # Cells of a step are removed together.
         collected = bool(trained) and not cells
@@ -129,6 +139,20 @@ class Recorder:
         self._step = step
         self._written = {row for row in self._written if row.kind != "group"}
 
+    def _kept(self, step: int, cells: Cells, trained: list[int]) -> dict[int, list[str]]:
+        """Return the rows of a step that the rules keep, and why."""
+        groups = groups_of(step, cells, trained, self._store.reader())
+        return kept_groups(self._section, self._seed, step, groups)
+
+    def _deciding_cells(self, step: int) -> tuple[Cells, bool]:
+        """Return the cells that decide which rows of a step are kept, and whether these are all cells of the step.
+
+        These are the rewards, unless rows have failed, whose successors may have no reward, or rows are not scored.
+        """
+        names = (f"{self._subjects.prefix}.group.{step}.*.{column}" for column in ("dropped", "quarantined"))
+        rewards = {} if any(map(self._cells, names)) else self._cells(self._subjects.column("reward", "group", step))
+        return (rewards, False) if rewards else (self._cells(f"{self._subjects.prefix}.group.{step}.>"), True)
+
     def _record_evaluation(self, version: int) -> None:
         if self._section.evaluation:
             cells = self._pages(self._history(self._subjects.column("reward", "eval", version)))
@@ -139,8 +163,8 @@ class Recorder:
         self._version = version
         self._written = {row for row in self._written if row.kind != "eval"}
 
-    def _cells(self, subject: str) -> dict[int, dict[str, RowCell]]:
-        """Return the cells of rows of one step: index -> column -> cell."""
+    def _cells(self, subject: str) -> Cells:
+        """Return the cells of rows of one step."""
         found: defaultdict[int, dict[str, RowCell]] = defaultdict(dict)
         for cell in self._pages(self._history(subject)):
             place = self._subjects.parse(cell.subject)
@@ -171,11 +195,10 @@ class Recorder:
 
     def _take_new(self, history: History, due: dict[int, dict[str, Any]]) -> None:
         """Add the new cells of a history: number -> fields. Those that their owner did not write are left out."""
-        while page := self._connection.call(history.page(), CALL_SECONDS):
-            for cell in page:
-                with suppress(CodecError, SubjectError):
-                    fields = open_envelope(cell.data, subject=cell.subject).fields
-                    due[self._subjects.parse(cell.subject).step] = fields
+        for cell in self._pages(history):
+            with suppress(CodecError):
+                fields = open_envelope(cell.data, subject=cell.subject).fields
+                due[self._subjects.parse(cell.subject).step] = fields
 
     def _history(self, subject: str) -> History:
         return History(self._connection, self._subjects.table_stream, subject)
@@ -183,9 +206,10 @@ class Recorder:
     def _pages(self, history: History) -> list[Cell]:
         """Return the cells of a history that were not read yet; subjects that name no cell are left out."""
         found: list[Cell] = []
-        while page := self._connection.call(history.page(), CALL_SECONDS):
-            for cell in page:
+        while True:
+            for cell in self._connection.call(history.page(), CALL_SECONDS):
                 with suppress(SubjectError):
                     self._subjects.parse(cell.subject)
                     found.append(cell)
-        return found
+            if not history.has_more:
+                return found

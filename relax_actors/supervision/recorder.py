@@ -29,7 +29,7 @@ from relax_actors.runtime.exit_codes import EXIT_BLAMELESS
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.outcome import StatusPipe
 
-POLL_SECONDS = 0.25
+POLL_SECONDS = 1.0
 REACH_SECONDS = 10.0
 NICENESS = 10
 """The recorder yields the processor to actors, once it has started: the collector keeps rows for it meanwhile."""
