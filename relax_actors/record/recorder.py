@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from relax_actors.config.record import RecordSection
 
 CALL_SECONDS = 60.0
+ENDS = ("dropped", "quarantined")
+"""Columns that end a row that is not trained."""
 MANY_ROWS = 4
 """Kept rows of a step from which on all of its rows are read at once."""
 RESERVE_BYTES = 256 << 20
@@ -124,8 +128,7 @@ class Recorder:
         if not is_whole and len(kept) > MANY_ROWS:
             cells = self._cells(f"{self._subjects.prefix}.group.{step}.>")
         elif not is_whole:
-            for index in kept:
-                cells |= self._cells(f"{self._subjects.prefix}.{RowId(step, index)}.>")
+            cells |= self._cells(*(f"{self._subjects.prefix}.{RowId(step, index)}.>" for index in kept))
         groups = groups_of(step, cells, trained, self._store.reader())
         for index, why in kept.items():
             self._keep(RowId(step, index), why, cells.get(index, {}))
@@ -149,9 +152,10 @@ class Recorder:
 
         These are the rewards, unless rows have failed, whose successors may have no reward, or rows are not scored.
         """
-        names = (f"{self._subjects.prefix}.group.{step}.*.{column}" for column in ("dropped", "quarantined"))
-        rewards = {} if any(map(self._cells, names)) else self._cells(self._subjects.column("reward", "group", step))
-        return (rewards, False) if rewards else (self._cells(f"{self._subjects.prefix}.group.{step}.>"), True)
+        columns = ("reward", *ENDS)
+        cells = self._cells(*(self._subjects.column(column, "group", step) for column in columns))
+        is_enough = bool(cells) and not any(name in ENDS for row in cells.values() for name in row)
+        return (cells, False) if is_enough else (self._cells(f"{self._subjects.prefix}.group.{step}.>"), True)
 
     def _record_evaluation(self, version: int) -> None:
         if self._section.evaluation:
@@ -163,10 +167,10 @@ class Recorder:
         self._version = version
         self._written = {row for row in self._written if row.kind != "eval"}
 
-    def _cells(self, subject: str) -> Cells:
-        """Return the cells of rows of one step."""
+    def _cells(self, *subjects: str) -> Cells:
+        """Return the cells of rows of one step with these subjects, which may have wildcards."""
         found: defaultdict[int, dict[str, RowCell]] = defaultdict(dict)
-        for cell in self._pages(self._history(subject)):
+        for cell in self._pages(*map(self._history, subjects)):
             place = self._subjects.parse(cell.subject)
             found[place.index][place.field] = RowCell(place.field, cell.sequence, cell.stored, cell.data)
         return dict(found)
@@ -203,13 +207,23 @@ class Recorder:
     def _history(self, subject: str) -> History:
         return History(self._connection, self._subjects.table_stream, subject)
 
-    def _pages(self, history: History) -> list[Cell]:
-        """Return the cells of a history that were not read yet; subjects that name no cell are left out."""
+    def _pages(self, *histories: History) -> list[Cell]:
+        """Return the cells of histories that were not read yet; subjects that name no cell are left out."""
         found: list[Cell] = []
-        while True:
-            for cell in self._connection.call(history.page(), CALL_SECONDS):
-                with suppress(SubjectError):
-                    self._subjects.parse(cell.subject)
-                    found.append(cell)
-            if not history.has_more:
-                return found
+        for cell in self._connection.call(_read_together(histories), CALL_SECONDS) if histories else ():
+            with suppress(SubjectError):
+                self._subjects.parse(cell.subject)
+                found.append(cell)
+        return found
+
+
+async def _read_together(histories: Iterable[History]) -> list[Cell]:
+    return [cell for cells in await asyncio.gather(*map(_read, histories)) for cell in cells]
+
+
+async def _read(history: History) -> list[Cell]:
+    """Return the cells of a history that were not read yet."""
+    cells = await history.page()
+    while history.has_more:
+        cells += await history.page()
+    return cells
