@@ -194,6 +194,8 @@ class Root:
                 port=broker.port,
                 max_store=broker.max_bytes + broker.log_bytes + (1 << 30),
                 sync_interval=broker.sync_interval,
+                websocket=broker.websocket,
+                origins=tuple(broker.origins),
             )
             granted = {user: permissions(self.config, user) for user in users(self.config)}
             self._server = Server(self.folder.broker, limits, Users(self.config.run.name, granted))
