@@ -159,6 +159,12 @@ def slow_share_of_sevens(completion: str, prompt: Prompt) -> float:
     return share_of_sevens(completion, prompt)
 
 
+def slower_share_of_sevens(completion: str, prompt: Prompt) -> float:
+    """`share_of_sevens` after a tenth of a second, so that a run which lasts a minute makes few steps."""
+    threading.Event().wait(0.1)
+    return share_of_sevens(completion, prompt)
+
+
 def gated_share_of_sevens(completion: str, prompt: Prompt) -> float:
     """`share_of_sevens`, as soon as the file named by the environment variable GATE exists."""
     while not Path(os.environ["GATE"]).exists():
