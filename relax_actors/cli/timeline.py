@@ -24,18 +24,21 @@ def timeline(
     """
     import json
     import sys
+    from contextlib import suppress
 
     from relax_actors.errors import ConfigError
     from relax_actors.monitoring.access import Access
-    from relax_actors.monitoring.connection import observed
+    from relax_actors.monitoring.connection import find, observed
     from relax_actors.monitoring.row_reader import RowReader
     from relax_actors.monitoring.timeline import chrome_trace
+    from relax_actors.monitoring.timeline.profiles import profiles_of
     from relax_actors.monitoring.timeline.reader import read_row, read_step, read_timeline
     from relax_actors.runtime.row import parse_row
 
     if step is not None and row is not None:
         msg = "give --step or --row, not both"
         raise ConfigError(msg)
+    profiles: list[Path] = []
     wanted = None if row is None else parse_row(row)
     with observed(run, Access(broker, credentials)) as at:
         rows = RowReader(at.run, run)
@@ -46,9 +49,14 @@ def timeline(
         else:
             work = read_timeline(at.connection, rows)
         found = at.connection.call(work, 600)
+    # The folder of a run elsewhere is not on this machine.
+    with suppress(ConfigError):
+        profiles = profiles_of(find(run))
     try:
-        out.write_text(json.dumps(chrome_trace(found)))
+        out.write_text(json.dumps(chrome_trace(found, [path.name for path in profiles])))
     except OSError as error:
         msg = f"{out} cannot be written: {error}; give another file"
         raise ConfigError(msg) from error
     sys.stdout.write(f"{len(found.spans)} spans and {len(found.instants)} events in {out}\n")
+    for path in profiles:
+        sys.stdout.write(f"profile {path}\n")

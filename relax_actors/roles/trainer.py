@@ -25,6 +25,7 @@ from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.roles.registry import numbered_cells, role_names
 from relax_actors.runtime import StatefulRole
 from relax_actors.runtime.cells import is_oversized, observe, put_own
+from relax_actors.runtime.profiles import ProfileRequests, request_kind
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.training.checkpointer import Checkpointer
 from relax_actors.training.ledger import ledger_of
@@ -51,6 +52,7 @@ class Trainer(StatefulRole):
         writes=("dropped", "quarantined"),
         numbered={"batch": Batch, "weights": Weights, "checkpoint": Checkpoint},
         requests=("trainer_rank",),
+        serves=(request_kind("trainer"),),
         removes=True,
         device=True,
         single=True,
@@ -90,6 +92,8 @@ class Trainer(StatefulRole):
         self._metrics: dict[str, float] = {}
         self._endings = RowEndings(self.context)
         self._idle_since = time.monotonic()
+        self._profiles = ProfileRequests(self.context, self._engine)
+        self._profiles.start()
         # Unix time when the last required column of a step was stored.
         self._last_arrival: dict[int, float] = {}
 
@@ -196,6 +200,8 @@ class Trainer(StatefulRole):
             if self._version in self._ledger.batches:
                 self._replay(self._version, self._ledger.batches[self._version])
                 continue
+            if not self._feed.has_begun:
+                self._profiles.begin()
             rows = self._rows_of(self._version)
             if rows is None:
                 break
@@ -268,6 +274,7 @@ class Trainer(StatefulRole):
 
     def _publish(self, step: int) -> None:
         """Publish the weights of a step, and write or start a checkpoint if one is due."""
+        self._profiles.end_step()
         self._version = step + 1
         self._arrived.pop(step, None)
         self._last_arrival.pop(step, None)

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 from numpy.typing import NDArray
 
 from relax_actors.engines.protocols.samples import TrainSample
+from relax_actors.runtime.profiles import SupportsProfile
 from relax_actors.weights.protocols import SupportsPrefixes, WeightProducer
 
 
@@ -107,7 +108,7 @@ class SupportsAsyncSave(Protocol):
         """
 
 
-class RankEngine(TrainingEngine, SupportsScore, SupportsAsyncSave, SupportsPrefixes, Protocol):
+class RankEngine(TrainingEngine, SupportsScore, SupportsAsyncSave, SupportsPrefixes, SupportsProfile, Protocol):
     """Engine of one rank of several.
 
     Methods are collective: all ranks must call them in the same order with the same arguments. Metrics and log-probs

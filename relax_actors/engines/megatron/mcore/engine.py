@@ -29,11 +29,12 @@ from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.training import StepResult
 from relax_actors.engines.ranks.model_folder import write_shared
 from relax_actors.engines.torch.model import build, has_weights, tensors_of
+from relax_actors.engines.torch.profile import Profiled
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.weights.encoder import WeightEncoder
 
 
-class MegatronEngine:
+class MegatronEngine(Profiled):
     """One rank with its part of the model.
 
     Methods are collective: all ranks must call them in the same order with the same arguments. Step metrics are the
