@@ -15,6 +15,9 @@ def timeline(
     out: Annotated[Path, typer.Argument(help="File to write, e.g. trace.json.", metavar="OUT")],
     step: Annotated[int | None, typer.Option(help="Only this step: its rows and the trainer.")] = None,
     row: Annotated[str | None, typer.Option(help="Only this row, e.g. group.12.3.")] = None,
+    session: Annotated[
+        str | None, typer.Option(help="Only the turns of this sample of a row, e.g. group.12.3.0.")
+    ] = None,
     broker: Broker = None,
     credentials: Credentials = None,
 ) -> None:
@@ -35,15 +38,22 @@ def timeline(
     from relax_actors.monitoring.timeline.reader import read_row, read_step, read_timeline
     from relax_actors.runtime.row import parse_row
 
-    if step is not None and row is not None:
-        msg = "give --step or --row, not both"
+    if sum(given is not None for given in (step, row, session)) > 1:
+        msg = "give one of --step, --row and --session"
         raise ConfigError(msg)
-    profiles: list[Path] = []
+    sample = None
+    if session is not None:
+        row, _, number = session.rpartition(".")
+        if not (number.isascii() and number.isdigit()):
+            msg = f"--session {session} names no sample; give row and number of the sample, such as group.12.3.0"
+            raise ConfigError(msg)
+        sample = int(number)
     wanted = None if row is None else parse_row(row)
+    profiles: list[Path] = []
     with observed(run, Access(broker, credentials)) as at:
         rows = RowReader(at.run, run)
         if wanted is not None:
-            work = read_row(at.connection, rows, wanted)
+            work = read_row(at.connection, rows, wanted, sample)
         elif step is not None:
             work = read_step(at.connection, rows, step)
         else:

@@ -277,7 +277,8 @@ def combine_updates(results: Sequence[StepResult]) -> StepResult:
             combined[name] = values[-1]
         else:
             combined[name] = max(values) if name.startswith("max_") else sum(values) / len(values)
-    return StepResult(combined | {"updates": float(len(results))})
+    micro_batches = [one for result in results for one in result.micro_batches]
+    return StepResult(combined | {"updates": float(len(results))}, micro_batches)
 
 
 Section = Literal["trainer", "critic", "trainer.warm_start"]

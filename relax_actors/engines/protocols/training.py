@@ -20,9 +20,16 @@ from relax_actors.weights.protocols import SupportsPrefixes, WeightProducer
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Metrics of a step by name: `loss`, `grad_norm` (norm of the gradients before clipping), `clipped`, `kl`, ..."""
+    """Result of a step.
+
+    Attributes:
+        metrics: by name: `loss`, `grad_norm` (norm of the gradients before clipping), `clipped`, `kl`, ...
+        micro_batches: measurements of each micro-batch, as sums over its tokens, in the order of the computation; those
+            of data-parallel ranks follow each other. Empty if the engine gives none.
+    """
 
     metrics: Mapping[str, float]
+    micro_batches: Sequence[Mapping[str, float]] = ()
 
 
 class AccumulatesSteps(Protocol):
@@ -106,6 +113,14 @@ class SupportsAsyncSave(Protocol):
         The returned function raises the error of the write, if any. It is called in the same thread, between two steps,
         before the next `begin_save`.
         """
+
+
+@runtime_checkable
+class MeasuresGradients(Protocol):
+    """Engine that can measure the gradients of each micro-batch, for a replay; training does not pay for it."""
+
+    def measure_gradients(self) -> None:
+        """Add `gradient` to the measurements of micro-batches: the norm of what has been accumulated up to it."""
 
 
 class RankEngine(TrainingEngine, SupportsScore, SupportsAsyncSave, SupportsPrefixes, SupportsProfile, Protocol):

@@ -24,7 +24,7 @@ from relax_actors.config.load import validate
 from relax_actors.devices.binding import own_device
 from relax_actors.engines.backends import critic_backend, critic_section, training_backend
 from relax_actors.engines.protocols.critic import RankCritic
-from relax_actors.engines.protocols.training import RankEngine
+from relax_actors.engines.protocols.training import RankEngine, StepResult
 from relax_actors.engines.ranks.collectives import use_gpu, use_network
 from relax_actors.engines.ranks.group import profile_of_rank
 from relax_actors.engines.ranks.rpc import pack_error, unpack_samples
@@ -100,12 +100,16 @@ def _critic_methods(engine: RankCritic, progress: Callable[[], None], path_of: T
     }
 
 
+def _plain(result: StepResult) -> dict[str, Any]:
+    return {"metrics": dict(result.metrics), "micro_batches": [dict(one) for one in result.micro_batches]}
+
+
 def _shared_methods(engine: RankEngine | RankCritic, progress: Callable[[], None], path_of: ToPath) -> Methods:
     saving = _SaveCalls(engine)
     return {
         "accumulate": lambda samples: engine.accumulate(unpack_samples(samples), progress),
         "discard": engine.discard,
-        "step": lambda step: dict(engine.step(step, progress).metrics),
+        "step": lambda step: _plain(engine.step(step, progress)),
         "fingerprint": engine.fingerprint,
         "save": lambda folder: engine.save(path_of(folder)),
         "begin_save": lambda folder: saving.begin(path_of(folder)),

@@ -203,7 +203,11 @@ class TorchEngine(Profiled):
         self._coefficients.record(measured)
         self._passes.end_step()
         progress()
-        return StepResult(objective.metrics(measured) | {"learning_rate": rate})
+        return StepResult(objective.metrics(measured) | {"learning_rate": rate}, self._trained.micro_batches)
+
+    def measure_gradients(self) -> None:
+        """Measure the gradients of each micro-batch; see `MeasuresGradients`."""
+        self._trained.measures_gradients = True
 
     def _with_reference(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> Sequence[TrainSample]:
         """Add reference log-probs if this engine computes them; in a deterministic run row by row, as actors do."""

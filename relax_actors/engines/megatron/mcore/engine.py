@@ -132,7 +132,8 @@ class MegatronEngine(Profiled):
         of_update = self._step(rate, objective.gradient_scale(measured), measured)
         self._coefficients.record(measured)
         progress()
-        return StepResult(objective.metrics(measured) | of_update | {"micro_batches": count, "learning_rate": rate})
+        metrics = objective.metrics(measured) | of_update | {"micro_batches": count, "learning_rate": rate}
+        return StepResult(metrics, self._update.measured)
 
     def _step(self, rate: float, factor: float, measured: Mapping[str, float]) -> dict[str, float]:
         of_update = self._optimizer.step(rate, factor, measured)
