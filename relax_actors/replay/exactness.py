@@ -29,8 +29,8 @@ def why_inexact(config: Config, gpus: int) -> str:
     on_gpu = [name for name, device in devices if device.startswith("cuda") or (device == "auto" and gpus)]
     if on_gpu and not config.run.deterministic:
         return (
-            f"{' and '.join(on_gpu)} is a GPU, and kernels of GPUs add up in any order: a difference in the last bits "
-            "is no fault; runs with run.deterministic = true replay exactly"
+            f"{' and '.join(on_gpu)}: kernels of GPUs add up in any order, so a difference in the last bits is no "
+            "fault; runs with run.deterministic = true replay exactly"
         )
     return ""
 
