@@ -143,6 +143,11 @@ class StepFeed:
     def _parts(self) -> list[range]:
         return split_rows(self._rows.lengths, max_tokens=self._max_tokens)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the engine has computed on rows of a step that is not complete."""
+        return self._fed > 0
+
     def complete(self, rows: int) -> StepRows | None:
         """Return the step's rows if all `rows` of them have been read."""
         return self._rows if len(self._rows) == rows else None
@@ -272,7 +277,8 @@ def combine_updates(results: Sequence[StepResult]) -> StepResult:
             combined[name] = values[-1]
         else:
             combined[name] = max(values) if name.startswith("max_") else sum(values) / len(values)
-    return StepResult(combined | {"updates": float(len(results))})
+    micro_batches = [one for result in results for one in result.micro_batches]
+    return StepResult(combined | {"updates": float(len(results))}, micro_batches)
 
 
 Section = Literal["trainer", "critic", "trainer.warm_start"]

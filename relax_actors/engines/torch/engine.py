@@ -35,6 +35,7 @@ from relax_actors.engines.torch.model import copy_into, has_weights, read_folder
 from relax_actors.engines.torch.objective import StepObjective
 from relax_actors.engines.torch.optimized_model import AdamW, OptimizedModel
 from relax_actors.engines.torch.passes import Passes
+from relax_actors.engines.torch.profile import Profiled
 from relax_actors.engines.torch.recompute import recompute_layers
 from relax_actors.engines.torch.reference import AdapterReference, Reference, ReferenceModel
 from relax_actors.engines.torch.score_model import complete_config, model_maker, stored_scores
@@ -46,7 +47,7 @@ from relax_actors.weights.encoder import WeightEncoder
 REFERENCE = "reference.safetensors"
 
 
-class TorchEngine:
+class TorchEngine(Profiled):
     """One rank, alone or with others that share the model with it; implements `TrainingEngine` and `RankEngine`.
 
     Args:
@@ -202,7 +203,11 @@ class TorchEngine:
         self._coefficients.record(measured)
         self._passes.end_step()
         progress()
-        return StepResult(objective.metrics(measured) | {"learning_rate": rate})
+        return StepResult(objective.metrics(measured) | {"learning_rate": rate}, self._trained.micro_batches)
+
+    def measure_gradients(self) -> None:
+        """Measure the gradients of each micro-batch; see `MeasuresGradients`."""
+        self._trained.measures_gradients = True
 
     def _with_reference(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> Sequence[TrainSample]:
         """Add reference log-probs if this engine computes them; in a deterministic run row by row, as actors do."""

@@ -69,12 +69,17 @@ class OptimizedModel:
     Attributes:
         weights: which weights of the model are trained.
         measured: measurements of each micro-batch of this rank since the last update.
+        micro_batches: measurements of each micro-batch of the last update, of all ranks.
+        measures_gradients: whether `micro_batches` have the norm of the gradients so far; for models that are whole.
         moving: held while tensors move between device and host, and by other threads that read them.
     """
 
     def __init__(self, model: PreTrainedModel, weights: TrainedWeights, settings: AdamW, sharding: Whole) -> None:
         self.model, self.weights, self._settings, self._sharding = model, weights, settings, sharding
         self.measured: list[dict[str, float]] = []
+        self.micro_batches: list[dict[str, float]] = []
+        self.measures_gradients = False
+        self._gradients: list[float] = []
         self.moving = threading.Lock()
         self.reset()
 
@@ -93,6 +98,7 @@ class OptimizedModel:
     def discard(self) -> None:
         """Discard the accumulated gradients."""
         self.measured.clear()
+        self._gradients.clear()
         self._optimizer.zero_grad(set_to_none=True)
 
     def backward(self, plans: Iterable[MicroBatchPlan], loss_of: LossOf, progress: Callable[[], None]) -> None:
@@ -105,7 +111,14 @@ class OptimizedModel:
                 finally:
                     end_strict_backward()
             self.measured.append(measured)
+            if self.measures_gradients and self._sharding.is_whole:
+                self._gradients.append(self._gradient_norm())
             progress()
+
+    def _gradient_norm(self) -> float:
+        """Return the norm of the accumulated gradients, in float64."""
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        return float(sum(float(g.detach().double().square().sum()) for g in gradients) ** 0.5)
 
     def dropping(self, part: int) -> AbstractContextManager[None]:
         """Return the context in which a micro-batch of the next update is computed; see `TrainedWeights`."""
@@ -126,7 +139,10 @@ class OptimizedModel:
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         everyone = self._sharding.all_gather(self.measured)
-        measured, count = add_metrics(one for rank in everyone for one in rank), float(len(self.measured))
+        self.micro_batches = [dict(one) for rank in everyone for one in rank]
+        measured, count = add_metrics(self.micro_batches), float(len(self.measured))
+        for one, gradient in zip(self.micro_batches, self._gradients, strict=False):
+            one["gradient"] = gradient
         if (scale := scale_of(measured) / self._scale.value) != 1.0:
             for parameter in self.model.parameters():
                 if parameter.grad is not None:

@@ -29,11 +29,12 @@ from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.training import StepResult
 from relax_actors.engines.ranks.model_folder import write_shared
 from relax_actors.engines.torch.model import build, has_weights, tensors_of
+from relax_actors.engines.torch.profile import Profiled
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.weights.encoder import WeightEncoder
 
 
-class MegatronEngine:
+class MegatronEngine(Profiled):
     """One rank with its part of the model.
 
     Methods are collective: all ranks must call them in the same order with the same arguments. Step metrics are the
@@ -131,7 +132,8 @@ class MegatronEngine:
         of_update = self._step(rate, objective.gradient_scale(measured), measured)
         self._coefficients.record(measured)
         progress()
-        return StepResult(objective.metrics(measured) | of_update | {"micro_batches": count, "learning_rate": rate})
+        metrics = objective.metrics(measured) | of_update | {"micro_batches": count, "learning_rate": rate}
+        return StepResult(metrics, self._update.measured)
 
     def _step(self, rate: float, factor: float, measured: Mapping[str, float]) -> dict[str, float]:
         of_update = self._optimizer.step(rate, factor, measured)

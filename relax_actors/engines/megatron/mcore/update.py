@@ -61,6 +61,7 @@ class Update:
         reference: model whose log-probs the KL needs, if this engine computes them.
         objective: loss of the current update; None before its first part.
         micro_batches: of the current update on this rank so far.
+        measured: measurements of each micro-batch of the last finished update, of all ranks.
     """
 
     def __init__(self, config: Config, models: Sequence[Any], schedule: Schedule, replay: Replay | None) -> None:
@@ -69,6 +70,7 @@ class Update:
         self._models, self._schedule, self._replay = models, schedule, replay
         self._device = process_groups.device()
         self._steps_to_comparison = 0
+        self.measured: list[dict[str, float]] = []
         self.reference: ModelChunks | None = None
         self.discard()
 
@@ -232,6 +234,7 @@ class Update:
         """
         shared = (self._shared, log_ratios) if reports_metrics() else ([], [])
         gathered = all_gather_messages([*shared, self._local])
+        self.measured = [part for shared, _, _ in gathered for part in shared]
         metrics = add_metrics(part for shared, _, local in gathered for part in [*shared, *local])
         return metrics, [array for _, log_ratios, _ in gathered for array in log_ratios]
 
