@@ -134,6 +134,20 @@ class Server:
             raise BrokerError(msg)
         write_keys(self.keys, self._users)
 
+    def set_users(self, users: Users) -> None:
+        """Write the credentials and accounts of other users; a running server reads them when it gets SIGHUP.
+
+        Credentials that were written before stay valid, except those of users who are gone: their folders are removed.
+
+        Raises:
+            UnsafePathError: another user could write to the folder.
+        """
+        gone = set(self._users.granted) - set(users.granted)
+        self._users = users
+        write_keys(self.keys, users)
+        for name in gone:
+            shutil.rmtree(self.keys / name, ignore_errors=True)
+
     @property
     def keys(self) -> Path:
         """Folder of the credentials, see `broker.server_keys`."""

@@ -98,6 +98,7 @@ COMMANDS: Registry[Any] = Registry(
         "timeline": "relax_actors.cli.timeline:timeline",
         "scale": "relax_actors.cli.scale:scale",
         "operations": "relax_actors.cli.operations:operations",
+        "roles": "relax_actors.cli.roles:roles",
         "quarantine": "relax_actors.cli.quarantine:quarantine",
         "chaos": "relax_actors.cli.chaos:chaos",
         "keys": "relax_actors.cli.keys:keys",
