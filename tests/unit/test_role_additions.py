@@ -33,7 +33,7 @@ def test_settings_of_a_role_of_the_file_are_those_of_its_section() -> None:
     [
         ("rollout", [], "has a role rollout already"),
         ("lengths", [], r"no section \[roles.lengths\]; its roles are none"),
-        ("lengths", [LENGTHS, "trainer.learning_rate=0.1"], r"trainer.learning_rate: .*restore these settings"),
+        ("lengths", [LENGTHS, "trainer.learning_rate=0.1"], r"(?s)trainer.learning_rate: .*restore these settings"),
         ("lengths", ["roles.lengths.actor=nowhere.Lengths"], "nowhere"),
         ("shaped", ["roles.shaped.actor=tiny_tasks.Shaped", "roles.shaped.replicas=0"], "replicas"),
         ("reference", ["roles.reference.replicas=1"], "log-probs that no role reads"),

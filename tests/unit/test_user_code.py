@@ -61,11 +61,12 @@ def test_copy_is_imported_instead_of_the_edited_file(config: Config, tmp_path: P
     assert copy is not None
     (tmp_path / "own_late.py").write_text("x = 2\n")
     program = (
-        "from relax_actors.runtime.user_code import import_copy; import_copy(); import own_late; print(own_late.x)"
+        "import sys; from relax_actors.runtime.user_code import import_copy; import_copy(); "
+        f"sys.path.append({str(tmp_path)!r}); import own_late; print(own_late.x)"
     )
-    command = [sys.executable, "-c", program]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path.cwd())]), VARIABLE: str(copy)}
-    assert subprocess.run(command, env=environment, capture_output=True, check=True).stdout.strip() == b"1"
+    environment = {**os.environ, VARIABLE: str(copy)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True)
+    assert done.stdout.strip() == b"1"
 
 
 def test_incomplete_or_foreign_copy_is_none(config: Config, tmp_path: Path) -> None:
