@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.address import Address
+from broker.address import CREDENTIALS_FILE, Address
 from broker.credentials import sign_in
 from broker.errors import BrokerError, UnsafePathError
 from broker.files import make_private_folder, write_private
@@ -149,13 +149,14 @@ class Server:
         Credentials that were written before stay valid, except those of users who are gone: their folders are removed.
 
         Raises:
+            BrokerError: as `prepare`.
             UnsafePathError: another user could write to the folder.
         """
-        gone = set(self._users.granted) - set(users.granted)
         self._users = users
-        write_keys(self.keys, users)
-        for name in gone:
-            shutil.rmtree(self.keys / name, ignore_errors=True)
+        self._write_keys()
+        for path in self.keys.iterdir():
+            if path.is_dir() and path.name not in users.granted and (path / CREDENTIALS_FILE).exists():
+                shutil.rmtree(path, ignore_errors=True)
 
     @property
     def keys(self) -> Path:
