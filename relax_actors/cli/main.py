@@ -99,6 +99,7 @@ COMMANDS: Registry[Any] = Registry(
         "profile": "relax_actors.cli.profile:profile",
         "scale": "relax_actors.cli.scale:scale",
         "operations": "relax_actors.cli.operations:operations",
+        "roles": "relax_actors.cli.roles:roles",
         "quarantine": "relax_actors.cli.quarantine:quarantine",
         "chaos": "relax_actors.cli.chaos:chaos",
         "keys": "relax_actors.cli.keys:keys",
