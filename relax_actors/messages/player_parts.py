@@ -37,13 +37,13 @@ class PlayerPart:
 
 def parts_of(trajectory: Trajectory) -> list[PlayerPart]:
     """Return the parts of the players that have trained tokens, in the order in which they appear."""
-    found = []
+    parts = []
     for player in dict.fromkeys(trajectory.players):
         of_player = np.array([name == player for name in trajectory.players])
         part = _part(trajectory, player, of_player)
         if part is not None:
-            found.append(part)
-    return found
+            parts.append(part)
+    return parts
 
 
 def _part(trajectory: Trajectory, player: str, of_player: Array) -> PlayerPart | None:
