@@ -37,6 +37,7 @@ from relax_actors.engines.torch.trained_weights import AllWeights, TrainedWeight
 from relax_actors.errors import ConfigError
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.weights import files as weights
+from relax_actors.weights.encoder import published_dtype
 
 BASE, SCALE = "base.fingerprint", "adapter.scale"
 """Names of the published marks: fingerprint of the base, `[16]`, and scale of the adapter (a double), `[8]`.
@@ -307,7 +308,7 @@ def run_adapter(
         ConfigError: the base does not fit the model, or the model cannot have the adapter.
     """
     (folder, stored), precision = base, getattr(torch, config.trainer.precision)
-    rounded = {name: t.to(precision) if t.is_floating_point() else t for name, t in stored.items()}
+    rounded = {n: t.to(published_dtype(n, precision)) if t.is_floating_point() else t for n, t in stored.items()}
     copy_into(model, rounded, str(folder))
     fingerprint = weights.fingerprint_of_files(sorted(folder.glob("*.safetensors")))
     return Adapter(model, form_of(section), fingerprint, config.run.seed, heads)

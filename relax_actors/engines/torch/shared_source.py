@@ -10,7 +10,7 @@ from torch import Tensor
 from relax_actors.engines.ranks.dealing import Entry, deal
 from relax_actors.engines.torch.sharding import Whole
 from relax_actors.weights import files as weights
-from relax_actors.weights.encoder import Take
+from relax_actors.weights.encoder import Take, published_dtype
 
 
 class SharedSource:
@@ -46,7 +46,7 @@ class SharedSource:
         """Return the forms of the tensors that this rank owns; see `WeightSource`."""
         owners = self._owners(files)
         return {
-            name: weights.TensorForm(self._dtype, tuple(tensor.shape))
+            name: weights.TensorForm(published_dtype(name, self._dtype), tuple(tensor.shape))
             for name, tensor in self._tensors.items()
             if owners[name] == self.rank
         }
@@ -57,7 +57,7 @@ class SharedSource:
         owners, digest = self._owners(files), weights.Fingerprint()
         failure: Exception | None = None
         for name, tensor in self._tensors.items():
-            whole = self._gather(tensor, self._dtype)
+            whole = self._gather(tensor, published_dtype(name, self._dtype))
             if self.rank == 0:
                 digest.add(name, whole)
             if self.rank == owners[name] and failure is None:
