@@ -130,11 +130,9 @@ def test_folder_of_an_adapter_that_cannot_be_trained_is_refused(
 
 def test_engines_without_adapters_are_refused_by_name(tmp_path: Path, base: Path) -> None:
     data = {"kind": "python", "function": "tests.support.tiny_tasks.make", "size": 8}
-    ranks: dict[str, Any] = {"torch": {"ranks": 2}}
-    config = adapter_config(tmp_path, base, data=data, rollout={"backend": "sglang"}, trainer=ranks)
+    config = adapter_config(tmp_path, base, data=data, rollout={"backend": "sglang"})
     errors = "\n".join(examine(config).errors)
     assert "set rollout.sglang.merge_adapter = true" in errors
-    assert "trainer.torch.ranks = 2: an adapter is trained in one process" in errors
     scored = adapter_config(tmp_path, base, data=data, roles={"reference": {"backend": "megatron"}})
     assert any("roles.reference.backend" in error for error in examine(scored).errors)
 
