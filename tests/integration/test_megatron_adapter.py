@@ -128,7 +128,7 @@ def test_adapter_is_not_resumed_over_another_base_or_scale(tmp_path: Path) -> No
 def test_dropped_inputs_follow_from_seed_and_update(tmp_path: Path) -> None:
     base, folder = base_folder(tmp_path, DENSE), folder_of(tmp_path / "checkpoint")
 
-    def fingerprint(dropout: float, recompute: str = "none", *, resumes: bool = False) -> str:
+    def trained(dropout: float, recompute: str = "none", *, resumes: bool = False) -> tuple[str, dict[str, Tensor]]:
         config = config_of(tmp_path / "run", base, {"dropout": dropout}, "megatron", recompute=recompute)
         engine = begun(MegatronEngine(config))
         train(engine, batch_of(0), 0, silent)
@@ -137,12 +137,13 @@ def test_dropped_inputs_follow_from_seed_and_update(tmp_path: Path) -> None:
             engine = MegatronEngine(config)
             engine.load(folder)
         train(engine, batch_of(1), 1, silent)
-        return engine.fingerprint()
+        return engine.fingerprint(), weights_of(engine, tmp_path / "weights.safetensors")
 
-    dropped = fingerprint(0.3)
-    assert dropped == fingerprint(0.3, resumes=True)
-    assert dropped == fingerprint(0.3, "full")
-    assert dropped != fingerprint(0.0)
+    dropped = trained(0.3)
+    assert dropped[0] == trained(0.3, resumes=True)[0]
+    # megatron-core sums gradients in another order where layers are computed again.
+    assert max_difference(dropped[1], trained(0.3, "full")[1]) < 1e-5
+    assert max_difference(dropped[1], trained(0.0)[1]) > 1e-3
 
 
 def test_critic_trains_the_adapter_and_the_head_of_the_torch_critic(tmp_path: Path) -> None:
