@@ -26,6 +26,7 @@ from tests.conformance.base.training_engine import begun, folder_of, silent
 from tests.support.adapters import adapter_config, base_folder
 from tests.support.batches import batch_of, batch_of_generations
 from tests.support.models import request_of
+from tests.support.text_families import MEGATRON
 from tests.support.tiny_megatron import DENSE, LLAMA, MOE, ranks_of, skip_if_missing
 from tests.support.trained_engines import max_difference, weights_of
 
@@ -43,6 +44,7 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "all layers": (DENSE, {}),
     "untied": (LLAMA, {"rslora": True}),
     "experts": (MOE, {}),
+    "latent attention": (MEGATRON["deepseek_v3"], {}),
     "parts of fused layers": (DENSE, {"targets": ["q_proj", "v_proj", "up_proj"], "modules_to_save": ["norm"]}),
 }
 

@@ -199,12 +199,17 @@ class Adapter:
             slot.down.copy_(tensors[name + DOWN])
             slot.up.copy_(tensors[name + UP])
 
+    @property
+    def changes_for_reference(self) -> bool:
+        """Whether parameters in training have other numbers within `as_reference`."""
+        return self._first is not None and any(map(is_shared, self._whole.values()))
+
     @contextmanager
     def as_reference(self) -> Iterator[None]:
         """Compute with the weights of version 0.
 
         The parameters in training leave the model, but keep their numbers: a thread that publishes reads them. Those
-        that ranks share get other numbers meanwhile: FSDP2 knows their objects, and ranks publish between passes.
+        that ranks share get other numbers meanwhile, since FSDP2 knows their objects; see `changes_for_reference`.
         """
         if self._first is None:
             with self._switch.using(None):

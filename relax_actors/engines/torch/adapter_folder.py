@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def merged_source(adapter: Adapter, dtype: torch.dtype, sharding: Whole) -> Shar
         whole, layer = sharding.gather(tensor, dtype), layers.get(id(tensor))
         return whole if layer is None else layer.merged(whole)
 
-    return SharedSource(tensors, dtype, sharding, gather)
+    return SharedSource(tensors, dtype, sharding, gather, nullcontext())
 
 
 def write_adapter(tensors: Mapping[str, Tensor], modules: AdapterModules, folder: Path, config: Config) -> None:

@@ -159,7 +159,7 @@ class TorchEngine:
     def _made_reference(self) -> Reference:
         """Return the reference, with any weights."""
         if self._adapter is not None:
-            return AdapterReference(self._adapter)
+            return AdapterReference(self._adapter, self._trained.moving)
 
         def build() -> PreTrainedModel:
             return self._forward.prepare(self._sharding.build(partial(self._built, None), self._family))

@@ -230,8 +230,7 @@ class FullySharded(Whole):
         self, read: Callable[[], Mapping[str, Tensor]], dtype: torch.dtype, lock: AbstractContextManager[Any]
     ) -> WeightSource:
         """Return the weights that are published, each rank its share; see `Whole`."""
-        del lock  # what is shared moves nowhere between passes
-        return SharedSource(read(), dtype, self, self.gather)
+        return SharedSource(read(), dtype, self, self.gather, lock)
 
     def gather(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         """Return a whole tensor in a dtype; collective."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 from transformers import PreTrainedModel
 
 from relax_actors.config import Config
@@ -29,7 +29,7 @@ from relax_actors.engines.ranks.model_folder import write_shared
 from relax_actors.engines.torch.adapter import BASE, MARKS, SCALE, check_base, check_scale, digest_of, scale_mark
 from relax_actors.engines.torch.adapter_folder import FOLDER, write_adapter
 from relax_actors.engines.torch.adapter_modules import drawn_down, modules_of
-from relax_actors.engines.torch.lora_linear import Switch
+from relax_actors.engines.torch.lora_linear import REFERENCE, Switch
 from relax_actors.engines.torch.model import build, build_critic
 from relax_actors.engines.torch.module_memory import without_memory
 from relax_actors.errors import ConfigError
@@ -94,6 +94,15 @@ class MegatronAdapter:
         dtype = chunks.config.params_dtype
         marks = {name: LocalShard(mark.to(device(), dtype, copy=True), 1, 0) for name, mark in self._marks.items()}
         self.weights = RankWeights(own | marks, conversion.of(published))
+        whole = {id(local.parameter) for key, local in own.items() if ADAPTER not in key}
+        self._saved = [
+            (module, name, parameter)
+            for model in chunks.bare
+            for module in model.modules()
+            for name, parameter in module.named_parameters(recurse=False)
+            if id(parameter) in whole
+        ]
+        self._saved_first: list[Tensor] = []
         self.first: dict[str, LocalShard] = {}
 
     @property
@@ -183,28 +192,35 @@ class MegatronAdapter:
 
     def keep_first(self) -> None:
         """Make the current weights those of the reference, unless the adapter is zero."""
-        if self.modules.form.path is not None or self.modules.saved:
-            self.first = {
-                key: LocalShard(local.parameter.detach().clone(), local.shards, local.shard)
-                for key, local in self.weights.local.items()
-                if key not in MARKS
-            }
+        if self.modules.form.path is None and not self.modules.saved:
+            return
+        for layer in self._layers:
+            layer.keep_first()
+        self._saved_first = [parameter.detach().clone() for _, _, parameter in self._saved]
+        copies = {id(own): first for layer in self._layers for own, first in layer.first()}
+        copies |= {id(own): first for (_, _, own), first in zip(self._saved, self._saved_first, strict=True)}
+        self.first = {
+            key: LocalShard(copies[id(local.parameter)], local.shards, local.shard)
+            for key, local in self.weights.local.items()
+            if key not in MARKS
+        }
 
     @contextmanager
     def as_reference(self) -> Iterator[None]:
-        """Compute with the weights of version 0, which take the place of those in training meanwhile."""
-        if not self.first:
-            with ExitStack() as stack:
-                for switch in self._switches:
-                    stack.enter_context(switch.using(None))
+        """Compute with the weights of version 0.
+
+        The parameters in training keep their numbers: a thread that publishes reads them.
+        """
+        with ExitStack() as stack:
+            for switch in self._switches:
+                stack.enter_context(switch.using(REFERENCE if self.first else None))
+            try:
+                for (module, name, _), first in zip(self._saved, self._saved_first, strict=True):
+                    setattr(module, name, nn.Parameter(first, requires_grad=False))
                 yield
-            return
-        trained = {key: tensor.detach().clone() for key, tensor in self.parameters.items()}
-        try:
-            self._copy((key, local.parameter) for key, local in self.first.items())
-            yield
-        finally:
-            self._copy(trained.items())
+            finally:
+                for module, name, parameter in self._saved:
+                    setattr(module, name, parameter)
 
     def export(self, folder: Path, config: Config, make: Callable[..., PreTrainedModel], *, merged: bool) -> None:
         """Write the adapter as a PEFT folder, and the whole model beside it where asked.

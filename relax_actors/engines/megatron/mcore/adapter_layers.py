@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch.nn import functional
 
 from relax_actors.data.adapter import AdapterForm
 from relax_actors.engines.megatron.adapter_parts import LayerParts
-from relax_actors.engines.torch.lora_linear import LowRank, Switch, dropped
+from relax_actors.engines.torch.lora_linear import POLICY, REFERENCE, LowRank, Switch, dropped
 
 
 class LayerAdapter:
@@ -41,8 +42,9 @@ class LayerAdapter:
         self.layer, self._parts, self._form, self._switch = layer, parts, form, switch
         self._splits_inputs = isinstance(layer, RowParallelLinear)
         self._shards = parallel_state.get_tensor_model_parallel_world_size()
-        self._matrices = {name: self._made(outputs) for name, outputs in parts.parts if name in parts.targets}
-        layer.adapter = nn.ModuleDict({name.rpartition(".")[2]: low for name, low in self._matrices.items()})
+        own = {name: self._made(outputs) for name, outputs in parts.parts if name in parts.targets}
+        self._slots = {POLICY: own}
+        layer.adapter = nn.ModuleDict({name.rpartition(".")[2]: matrices for name, matrices in own.items()})
         layer.register_forward_hook(self._add)
 
     def _made(self, outputs: int) -> LowRank:
@@ -58,16 +60,29 @@ class LayerAdapter:
         whole.sequence_parallel = self.layer.sequence_parallel  # type: ignore[attr-defined]
         return found
 
+    @torch.no_grad()
+    def keep_first(self) -> None:
+        """Copy A and B to the slot of the reference, which no optimizer and no version knows."""
+        self._slots[REFERENCE] = deepcopy(self._slots[POLICY])
+        for matrices in self._slots[REFERENCE].values():
+            matrices.requires_grad_(requires_grad=False)
+
+    def first(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield each trained matrix with that of the reference."""
+        for name, matrices in self._slots[POLICY].items():
+            yield from zip(matrices.parameters(), self._slots[REFERENCE][name].parameters(), strict=True)
+
     def _add(self, _: nn.Module, inputs: tuple[Any, ...], output: tuple[Tensor, Any]) -> tuple[Tensor, Any] | None:
         """Add the adapters to the output of the layer; a forward hook."""
         if self._switch.slot is None:
             return None
-        computed = {name: self._computed(name, inputs[0]) for name in self._matrices}
-        return output[0] + self._joined(computed.__getitem__, output[0]) * self._form.scale, output[1]
+        slot = self._slots[self._switch.slot]
+        computed = {name: self._computed(name, matrices, inputs[0]) for name, matrices in slot.items()}
+        return output[0] + self._joined(computed, output[0]) * self._form.scale, output[1]
 
-    def _computed(self, name: str, x: Tensor) -> Tensor:
+    def _computed(self, name: str, matrices: LowRank, x: Tensor) -> Tensor:
         """Return B A drop(x) of a part, `[seq, rows, out]`."""
-        matrices, by_sequence = self._matrices[name], self.layer.sequence_parallel
+        by_sequence = self.layer.sequence_parallel
         # Ranks that have the same inputs drop the same ones.
         rank = parallel_state.get_tensor_model_parallel_rank() if self._splits_inputs or by_sequence else 0
         x = dropped(x, share=self._form.dropout, seed=self._switch.seed, name=f"{name}|{rank}")
@@ -80,16 +95,16 @@ class LayerAdapter:
             exchange = gather_from_sequence_parallel_region if by_sequence else copy_to_tensor_model_parallel_region
         return functional.linear(exchange(low), matrices.up)
 
-    def _joined(self, of: Callable[[str], Tensor], like: Tensor) -> Tensor:
-        """Join numbers of the parts, which are 0 for parts without an adapter, along the last axis.
+    def _joined(self, given: Mapping[str, Tensor], like: Tensor) -> Tensor:
+        """Join numbers of the parts along the last axis.
 
         Args:
-            of: returns the numbers of a part.
+            given: numbers by the name of the part; those of parts that are missing are 0.
             like: tensor with the other axes.
         """
         shards = 1 if self._splits_inputs else self._shards
         found = [
-            of(name) if name in self._matrices else like.new_zeros(*like.shape[:-1], outputs // shards)
+            given[name] if name in given else like.new_zeros(*like.shape[:-1], outputs // shards)
             for name, outputs in self._parts.parts
         ]
         return found[0] if len(found) == 1 else self._parts.joined(found, shards)
@@ -97,11 +112,7 @@ class LayerAdapter:
     @torch.no_grad()
     def merged(self) -> Tensor:
         """Return this rank's shard of W + s B A, in the dtype of W; computed in float32."""
-        weight = self.layer.weight
-
-        def added(name: str) -> Tensor:
-            matrices = self._matrices[name]
-            return (matrices.up.float() @ matrices.down.float()).T
-
+        weight, slot = self.layer.weight, self._slots[POLICY]
+        added = {name: (matrices.up.float() @ matrices.down.float()).T for name, matrices in slot.items()}
         joined = self._joined(added, weight.T.float()).T
         return (weight.float() + self._form.scale * joined).to(weight.dtype)
