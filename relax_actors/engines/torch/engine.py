@@ -93,10 +93,10 @@ class TorchEngine(Profiled):
         self._make = model_maker(config)
         self._model = self._sharding.build(partial(self._built, config.run.seed), family)
         freeze(self._model, settings.freeze)
-        own = run_weights(config, self._model)
+        own = run_weights(config, self._model, self._device)
         self._adapter = own if isinstance(own, Adapter) else None
         self._forward.prepare(self._model)
-        if self._adapter is not None and self._dtype != torch.float32:
+        if self._adapter is not None and self._dtype != torch.float32 and self._sharding.is_whole:
             self._adapter.cast(self._dtype)
         self._routers = Routers(self._model) if settings.router_replay else None
         if settings.recompute == "full":
@@ -160,7 +160,7 @@ class TorchEngine(Profiled):
     def _made_reference(self) -> Reference:
         """Return the reference, with any weights."""
         if self._adapter is not None:
-            return AdapterReference(self._adapter)
+            return AdapterReference(self._adapter, self._trained.moving)
 
         def build() -> PreTrainedModel:
             return self._forward.prepare(self._sharding.build(partial(self._built, None), self._family))
@@ -306,7 +306,7 @@ class TorchEngine(Profiled):
         """Write a model folder, or that of an adapter; see `WeightProducer`."""
         if self._adapter is not None:
             with self._trained.moving:
-                export_adapter(self._adapter, folder, self._config)
+                export_adapter(self._adapter, folder, self._config, self._sharding)
             return
         if not self._sharding.is_whole:
             write_shared(folder, self._stored_form, self._source, self._config.trainer.precision)
