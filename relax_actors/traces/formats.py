@@ -54,13 +54,13 @@ def format_of(record: Mapping[str, Any], origin: str) -> str:
             f"read, and of OpenEnv's TrainingTrace version {openenv.VERSION}"
         )
         raise TraceError(msg)
-    if "branches" in record:
+    if "nodes" in record:
         if record.get("version") == verifiers.VERSION:
             return "verifiers"
         msg = f"{origin}: version is {record.get('version')!r:.40}; traces of verifiers are read in version 1"
         raise TraceError(msg)
     msg = (
-        f"{origin}: no trace that is known; it needs schema_version (ATIF, OpenEnv), version and branches "
+        f"{origin}: no trace that is known; it needs schema_version (ATIF, OpenEnv), version and nodes "
         "(verifiers), or the columns of `relax traces export --format parquet`"
     )
     raise TraceError(msg)
