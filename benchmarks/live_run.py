@@ -36,7 +36,13 @@ T = TypeVar("T")
 DEMO = Path(__file__).parents[1] / "examples" / "demo" / "demo.toml"
 DEADLINE = 120.0
 RECORD_OVERHEAD = 30
-PROGRAMS = {"nats-server": "broker", "supervision.node": "node", "supervision.zygote": "zygote", "cli.main": "root"}
+PROGRAMS = {
+    "nats-server": "broker",
+    "supervision.node": "node",
+    "supervision.zygote": "zygote",
+    "supervision.recorder": "recorder",
+    "cli.main": "root",
+}
 
 
 def name_of(pid: int) -> str | None:
@@ -93,8 +99,10 @@ class Seen:
     """Rollout incarnations that tried to write the trajectory, by training row."""
     authors: dict[tuple[int, int], set[str]] = field(default_factory=lambda: defaultdict(set))
     """Authors that tried to write the trajectory, by training row: `<role>.<n>#<incarnation>`."""
+    tokens: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Tokens of the trajectory, by training row."""
     written: list[tuple[float, str]] = field(default_factory=list)
-    """Time and actor of each stored trajectory of a training row."""
+    """Time and author of each stored trajectory of a training row: `<role>.<n>#<incarnation>`."""
     ended: set[tuple[int, int]] = field(default_factory=set)
     """Training rows that were dropped or quarantined."""
     batches: list[tuple[float, int]] = field(default_factory=list)
@@ -151,7 +159,9 @@ class LiveRun:
         """Receive every attempt to write a trajectory, including refused ones."""
 
         async def take(message: Msg) -> None:
-            cell, author = self.subjects.parse(message.subject), open_envelope(message.data).author
+            cell, envelope = self.subjects.parse(message.subject), open_envelope(message.data)
+            author = envelope.author
+            self.seen.tokens[cell.step, cell.index] = int(envelope.fields["token_ids"].shape[0])
             self.seen.attempts[cell.step, cell.index].add(int(author.rpartition("#")[2]))
             self.seen.authors[cell.step, cell.index].add(author)
 
@@ -169,7 +179,8 @@ class LiveRun:
         except SubjectError:
             return
         seen, known = self.seen, message.metadata
-        actor, _, incarnation = open_envelope(message.data).author.partition("#")
+        author = open_envelope(message.data).author
+        actor, _, incarnation = author.partition("#")
         written = Written(cell, actor.rpartition(".")[0], int(incarnation or 0), known.timestamp.timestamp())
         seen.last[written.role] = written
         seen.first.setdefault((written.role, written.incarnation), written)
@@ -179,7 +190,7 @@ class LiveRun:
             seen.record += len(message.subject) + len(message.data) + RECORD_OVERHEAD
         if cell.kind == "group" and cell.field == "trajectory" and known.sequence is not None:
             seen.trajectories[row].append((known.sequence.stream, written.incarnation))
-            seen.written.append((written.stored, actor))
+            seen.written.append((written.stored, author))
         elif cell.kind == "group" and cell.field in ("dropped", "quarantined"):
             seen.ended.add(row)
         elif cell.kind == "batch":

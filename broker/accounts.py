@@ -98,8 +98,8 @@ def _subscribed(user: Permissions) -> list[str]:
 
 def _widest(subjects: Iterable[str]) -> list[str]:
     """Leave out the subjects that others contain: an account may not export or import a subject twice."""
-    found = list(dict.fromkeys(subjects))
-    return [subject for subject in found if not any(other != subject and matches(other, subject) for other in found)]
+    unique = list(dict.fromkeys(subjects))
+    return [subject for subject in unique if not any(other != subject and matches(other, subject) for other in unique)]
 
 
 def _numbered_wildcards(subject: str) -> str:

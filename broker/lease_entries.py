@@ -105,8 +105,8 @@ def lease_of(key: str, data: bytes, headers: dict[str, str] | None) -> dict[str,
         body = None
     if not isinstance(body, dict):
         return "it is not a JSON object"
-    found = body.pop(CHECKSUM, None)
-    if found != _checksum(key, body):
+    checksum = body.pop(CHECKSUM, None)
+    if checksum != _checksum(key, body):
         return "its checksum does not match its key and content"
     required, optional = _KINDS.get(kind, (_ACTOR, _MORE_OF_ACTOR))
     known = required | optional

@@ -92,11 +92,11 @@ def _overridden(tree: dict[str, Any], overrides: list[str], path: Path) -> dict[
     run = tree.get("run")
     if not names and not (isinstance(run, dict) and "stage" in run):
         return tree
-    found = copy.deepcopy(tree_of_stage(tree, str(path)))
+    changed = copy.deepcopy(tree_of_stage(tree, str(path)))
     named = ("run.name", "run.folder", "run.stage")
-    for override in [o for o in common if not o.startswith(named)] + own.get(found["run"]["stage"], []):
-        _apply(found, override)
-    return found
+    for override in [o for o in common if not o.startswith(named)] + own.get(changed["run"]["stage"], []):
+        _apply(changed, override)
+    return changed
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -49,10 +49,10 @@ def parts_of(trajectory: Trajectory, rivals: Collection[str] = ()) -> list[Playe
         rivals: players that are compared with each other in the same sample instead.
     """
     samples = np.repeat(np.arange(len(trajectory.counts)), trajectory.counts)
-    found = []
+    parts = []
     for player in dict.fromkeys(name for name in trajectory.players if name not in rivals):
         own = np.flatnonzero([name == player for name in trajectory.players])
-        found.append(_part(trajectory, f"player {player}", own, samples[own], [player] * len(trajectory.counts)))
+        parts.append(_part(trajectory, f"player {player}", own, samples[own], [player] * len(trajectory.counts)))
     for sample in range(len(trajectory.counts)) if rivals else ():
         names = [name for name, i in zip(trajectory.players, samples, strict=True) if i == sample and name in rivals]
         numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
@@ -60,8 +60,8 @@ def parts_of(trajectory: Trajectory, rivals: Collection[str] = ()) -> list[Playe
         attempts = np.array([numbers[trajectory.players[i]] for i in own], np.int64)
         order = np.argsort(attempts, kind="stable")
         title = f"players {', '.join(numbers)} of sample {sample}"
-        found.append(_part(trajectory, title, own[order], attempts[order], [*numbers]))
-    return [part for part in found if part is not None]
+        parts.append(_part(trajectory, title, own[order], attempts[order], [*numbers]))
+    return [part for part in parts if part is not None]
 
 
 def _part(trajectory: Trajectory, title: str, sequences: Array, groups: Array, names: list[str]) -> PlayerPart | None:

@@ -218,8 +218,8 @@ class Autoscaler(ServiceRole):
         table, delivered = self.context.table, info.delivered
         after = 1 + (0 if delivered is None else delivered.stream_seq)
         filters = info.config.filter_subjects or [str(info.config.filter_subject)]
-        found = await asyncio.gather(*(table.find_next_async(name, after) for name in filters))
-        times = [message.time.timestamp() for message in found if message is not None and message.time is not None]
+        messages = await asyncio.gather(*(table.find_next_async(name, after) for name in filters))
+        times = [message.time.timestamp() for message in messages if message is not None and message.time is not None]
         return max(0.0, time.time() - min(times)) if times else None
 
     async def _carry_out(self, decision: Decision, figures: Figures, pool: Pool | None) -> None:

@@ -66,8 +66,8 @@ class Teacher(CheckedTeacher):
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         """Return the columns to read: those of every scorer, and with a hint also the prompt."""
-        found = super().inputs(config)
-        return (*found, "prompt") if self.hint or self.models else found
+        names = super().inputs(config)
+        return (*names, "prompt") if self.hint or self.models else names
 
     def start_engine(self) -> None:
         """Load the teachers, or connect to one."""
@@ -108,21 +108,21 @@ class Teacher(CheckedTeacher):
 
     def trajectory(self, row: Row) -> Trajectory:
         """Return the trajectory of a row without the samples that the trainer leaves out."""
-        found = super().trajectory(row)
+        trajectory = super().trajectory(row)
         if not self.context.config.algorithm.shaping.mask_truncated:
-            return found
-        kept = without_truncated(found)
+            return trajectory
+        kept = without_truncated(trajectory)
         if isinstance(kept, RelaxError):
             raise kept
         return kept
 
     def samples(self, rows: Sequence[Row]) -> list[TrainSample]:
         """Return the sequences to score, with the hint in place of the prompt."""
-        found = super().samples(rows)
+        samples = super().samples(rows)
         if not self.hint:
-            return found
+            return samples
         hints = [self._hinted(row) for row in rows]
-        return [self._with_prompt(sample, hints[sample.row]) for sample in found]
+        return [self._with_prompt(sample, hints[sample.row]) for sample in samples]
 
     def _problem_of(self, row: Row) -> RelaxError | None:
         """Return why a row cannot be scored; a hint can make it too long, and the teacher's context may be shorter."""
@@ -155,12 +155,12 @@ class Teacher(CheckedTeacher):
         """Score rows together, those of each teacher on their own."""
         if not self._frozen:
             return super()._score(rows)
-        found: dict[int, Any] = {}
+        columns: dict[int, Any] = {}
         for source, teacher in self._frozen.items():
             own = [number for number, row in enumerate(rows) if self._source(row) == source]
             self._teacher = teacher
-            found |= zip(own, super()._score([rows[number] for number in own]) if own else [], strict=True)
-        return [found[number] for number in range(len(rows))]
+            columns |= zip(own, super()._score([rows[number] for number in own]) if own else [], strict=True)
+        return [columns[number] for number in range(len(rows))]
 
     def _hinted(self, row: Row) -> Hinted:
         """Return what the teacher reads in place of a prompt."""

@@ -130,7 +130,7 @@ class PoolPump(Pump[list[Msg]]):
 
     async def _give_back_row(self, message: Msg) -> None:
         """Return a row, counted as returned so that nobody suspects it of having killed this actor."""
-        with suppress(SubjectError, RelaxError, nats.errors.Error):
+        with suppress(SubjectError, RelaxError, nats.errors.Error, TimeoutError):
             row = self.table.subjects.parse(message.subject).row
             await asyncio.wait_for(self.context.state.count_return(self.context.role, row), FINISH_SECONDS)
         await ignore_errors(message.nak())
@@ -167,8 +167,7 @@ class PoolPump(Pump[list[Msg]]):
     async def _return_prefetched(self) -> None:
         if (pull := self._pull) is not None:
             await pull.close()
-            for message in pull.drain():
-                await ignore_errors(message.nak())
+            await asyncio.gather(*map(self._give_back_row, pull.drain()))
 
     async def _renew(self) -> None:
         """Extend the deadline of every message in hand."""

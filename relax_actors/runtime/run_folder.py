@@ -195,8 +195,8 @@ class RunFolder:
 
     def config_fingerprint(self) -> tuple[int, ...]:
         """Return a value that changes whenever the saved configuration or the node's assignment changes."""
-        found = [path.stat() for path in (self.config, self.node) if path.exists()]
-        return tuple(number for stat in found for number in (stat.st_mtime_ns, stat.st_ino))
+        states = [path.stat() for path in (self.config, self.node) if path.exists()]
+        return tuple(number for stat in states for number in (stat.st_mtime_ns, stat.st_ino))
 
     def replace_config(self, config: Config) -> None:
         """Replace the saved configuration; the import path stays."""
@@ -251,9 +251,9 @@ class RunFolder:
         except ValueError as error:
             msg = f"{self.config} cannot be read: {error}; restore it, or set another run.name"
             raise ConfigError(msg) from error
-        if (found := body.get("schema", 1)) != SCHEMA:
+        if (schema := body.get("schema", 1)) != SCHEMA:
             msg = (
-                f"run folder {self.root} was written with cell schema {found}; this version reads schema {SCHEMA}. "
+                f"run folder {self.root} was written with cell schema {schema}; this version reads schema {SCHEMA}. "
                 "Finish that run with the version that began it, or set another run.name"
             )
             raise ConfigError(msg)

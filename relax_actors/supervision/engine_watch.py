@@ -13,8 +13,7 @@ from relax_actors.operations.engines import normal_url, read_key
 from relax_actors.operations.states import Operation
 
 WATCH_SECONDS = 2.0
-PATIENCE_SECONDS = 10.0
-"""Time without an answer after which an engine counts as lost."""
+"""Seconds between two questions to an engine."""
 
 
 class EngineWatch:
@@ -48,7 +47,7 @@ class EngineWatch:
         return True
 
     def lost(self, config: Config, engines: Sequence[Operation]) -> Iterator[tuple[Operation, str]]:
-        """Yield the engines that have not answered for `PATIENCE_SECONDS`, each with the reason."""
+        """Yield the engines that have not answered for `supervision.heartbeat` seconds, each with the reason."""
         now = self._clock()
         if now < self._due:
             return
@@ -62,5 +61,5 @@ class EngineWatch:
                 why = str(error)
             if not why:
                 self._answered[operation.id] = self._clock()
-            elif self._clock() - self._answered[operation.id] > PATIENCE_SECONDS:
+            elif self._clock() - self._answered[operation.id] > config.supervision.heartbeat:
                 yield operation, why

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -39,7 +40,8 @@ class GpuLeases:
         config: configuration of the run.
         node: the node.
         inventory: its GPUs.
-        children: returns the names of the node's present children; what others hold is free again.
+        children: returns the names of the node's present children; what others hold is free again. Callable from any
+            thread.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class GpuLeases:
         self._by_number = {gpu.number: gpu for gpu in inventory.gpus}
         self._held: dict[str, Gpus] = {}
         self._locks: dict[int, int] = {}
+        self._changing = threading.Lock()
 
     def environment(self, actor: str) -> dict[str, str]:
         """Return the environment variables with which an actor, or its server, starts on its GPUs.
@@ -64,14 +67,24 @@ class GpuLeases:
         return lease_environment([self._by_number[n] for n in self._lease(actor)])
 
     def held(self) -> dict[str, list[int]]:
-        """Return the GPUs that each actor holds, by its name; callable from any thread."""
-        return {actor: list(gpus) for actor, gpus in list(self._held.items())}
+        """Return the GPUs that each actor holds, by its name, and free those of actors that are gone.
+
+        Callable from any thread. Called regularly: else the GPU of a rollout that was taken away would stay locked
+        against other runs until an actor of this node starts.
+        """
+        with self._changing:
+            self._free_unused(self._children())
+            return {actor: list(gpus) for actor, gpus in self._held.items()}
 
     def _lease(self, actor: str) -> Gpus:
         if split_child_id(actor)[0] not in self._node.needs or is_client(actor):
             return ()
+        with self._changing:
+            return self._lease_alone(actor)
+
+    def _lease_alone(self, actor: str) -> Gpus:
         present = {*self._children(), actor}
-        self._held = {other: gpus for other, gpus in self._held.items() if other in present}
+        self._free_unused(present)
         try:
             placement, taken = self._place(present, actor)
             if problem := placement.problems.get(actor):
@@ -82,10 +95,15 @@ class GpuLeases:
             if actor in placement.gpus:
                 self._held[actor] = placement.gpus[actor]
         finally:
-            held = {n for gpus in self._held.values() for n in gpus}
-            for n in self._locks.keys() - held:
-                os.close(self._locks.pop(n))
+            self._free_unused(present)
         return self._held.get(actor, ())
+
+    def _free_unused(self, present: Collection[str]) -> None:
+        """Free the GPUs that no present actor holds."""
+        self._held = {actor: gpus for actor, gpus in self._held.items() if actor in present}
+        held = {n for gpus in self._held.values() for n in gpus}
+        for n in self._locks.keys() - held:
+            os.close(self._locks.pop(n))
 
     def _place(self, present: Collection[str], actor: str) -> tuple[Placement, dict[int, str]]:
         """Place all present actors, and lock the GPUs of one; also return GPUs that others have, and who."""

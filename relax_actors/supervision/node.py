@@ -145,7 +145,7 @@ class Node:
             config,
             node,
             node.gpus.inventory(),
-            lambda: {_computes_as(child) for pool in self._tree.pools.values() for child in pool.children},
+            lambda: {_computes_as(child) for pool in self._tree.pools.values() for child in list(pool.children)},
         )
         self._zygote_name = f"zygote of node {node.number}" if node.number else "zygote"
         self._watcher = ConfigWatcher(folder, fingerprint, self._tree)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from relax_actors.config import Config
 from relax_actors.engines.backends import inference_backend
+from relax_actors.record.position import RECORDER
 from relax_actors.roles import section_of
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.assignment import Assignment
@@ -18,6 +19,8 @@ from relax_actors.supervision.supervisor import Supervisor
 
 SERVER = "server"
 """Pool of the inference servers, and the first part of their children's names."""
+LATE_START = 3.0
+"""Seconds that the recorder has to stop, in those of an actor: a short run may end before the recorder has started."""
 KEEPER_MODULE = "relax_actors.supervision.inference_server"
 
 
@@ -57,6 +60,16 @@ def pools_of(config: Config, node: Assignment, source: random.Random) -> dict[st
         )
         for pool in pool_names(config, node)
     }
+
+
+def observers_of(config: Config) -> dict[str, Supervisor]:
+    """Supervisors of processes beside the node that the run does not depend on: they fail as often as they like."""
+    if config.record.max_mib == 0 or config.simulate is not None:
+        return {}
+    settings = config.supervision
+    specs = [ChildSpec(RECORDER, shutdown=LATE_START * settings.shutdown, start_deadline=settings.longest_start)]
+    limits, backoff = Limits(sys.maxsize, settings.period), Backoff(settings.backoff, settings.backoff_max)
+    return {RECORDER: Supervisor(specs, limits, backoff, random.Random(0))}  # noqa: S311 jitter
 
 
 def secrets_of(config: Config, roles: Iterable[str]) -> set[str]:

@@ -25,7 +25,7 @@ from relax_actors.isolation.orphans import kill_orphans
 from relax_actors.runtime.blackbox import Snapshot
 from relax_actors.runtime.logs import rotate
 from relax_actors.runtime.pauses import PauseDetector, tolerated_delay
-from relax_actors.supervision.child import CHECK_SECONDS, ChildProcess, launch_child
+from relax_actors.supervision.child import CHECK_SECONDS, NO_PROCESS, ChildProcess, launch_child
 from relax_actors.supervision.launch import Launch, Observer, StartError
 from relax_actors.supervision.outcome import Verdict
 from relax_actors.supervision.spec import ChildSpec, Exit
@@ -108,7 +108,7 @@ class ProcessTree:
         return True
 
     def states(self) -> dict[str, dict[str, Any]]:
-        """Return each child's `phase`, `since` (seconds since 1970), `restarts`, `pid` and whether it `works`.
+        """Return each child's `phase`, `since` (seconds since 1970), `restarts`, and the `facts` of its process.
 
         Callable from any thread. A process that is not ready works until it has ended. What a ready one does is read
         now, since the loop may take long for an iteration.
@@ -119,8 +119,7 @@ class ProcessTree:
                 "phase": c.phase.value,
                 "since": round(epoch + c.since, 3),
                 "restarts": max(0, c.starts - 1),
-                "pid": running.process.pid if (running := self._running.get(name)) else None,
-                "works": running is not None and (c.phase is not Phase.READY or running.works()),
+                **(running.facts(c.phase) if (running := self._running.get(name)) else NO_PROCESS),
             }
             for pool in self.pools.values()
             for name, c in list(pool.children.items())

@@ -24,6 +24,7 @@ from relax_actors.data.model_folder import prepare
 from relax_actors.devices.inventory import NO_REQUEST, GpuRequest
 from relax_actors.errors import BrokerError, BrokerUnreachableError, ConfigError
 from relax_actors.isolation.janitor import Janitor
+from relax_actors.record.position import RECORDER
 from relax_actors.roles.permissions import permissions, users
 from relax_actors.runtime.blackbox import Snapshot
 from relax_actors.runtime.logs import maintain_root_files, rotate
@@ -36,7 +37,7 @@ from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.lost_rows import lost_rows_of
 from relax_actors.supervision.operation_times import OperationTimes
 from relax_actors.supervision.operations import operations_of
-from relax_actors.supervision.pools import children_of, secrets_of
+from relax_actors.supervision.pools import children_of, observers_of, secrets_of
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.resume import MAY_CHANGE, Effect, absolute, compare, listed, needs_new_start
 from relax_actors.supervision.root_status import RootStatusPublisher
@@ -50,8 +51,6 @@ REPAIR_SECONDS, OPERATION_SECONDS = 1.0, 0.2
 """Seconds between two looks at lost rows, and at operations."""
 GPU_SECONDS = 15.0
 """Seconds to wait for GPUs that ending processes of an earlier start still use."""
-RECORDER = "recorder"
-"""Child that writes the record; see `supervision/recorder.py`."""
 STOPPING = "actors finish what they do and stop; a second Ctrl-C ends them at once"
 
 
@@ -145,7 +144,7 @@ class Root:
             raise
         self._observer = SupervisionLog()
         # Pools stop in reverse order: the recorder reads what has ended while the broker is still there.
-        pools = {"run": self._supervisor(), **self._observers()}
+        pools = {"run": self._supervisor(), **observers_of(config)}
         periodic = partial(maintain_root_files, self.folder)
         self.tree = ProcessTree(pools, self._launch, self._observer, config.supervision.heartbeat, periodic)
 
@@ -195,6 +194,8 @@ class Root:
                 port=broker.port,
                 max_store=broker.max_bytes + broker.log_bytes + (1 << 30),
                 sync_interval=broker.sync_interval,
+                websocket=broker.websocket,
+                origins=tuple(broker.origins),
             )
             granted = {user: permissions(self.config, user) for user in users(self.config)}
             self._server = Server(self.folder.broker, limits, Users(self.config.run.name, granted))
@@ -263,16 +264,6 @@ class Root:
         backoff = Backoff(settings.backoff, settings.backoff_max)
         return Supervisor(specs, limits, backoff, random.Random(0))  # noqa: S311 jitter
 
-    def _observers(self) -> dict[str, Supervisor]:
-        """Return the supervisors of processes that the run does not depend on: they fail as often as they like."""
-        if self.config.record.max_mib == 0 or self.config.simulate is not None:
-            return {}
-        settings = self.config.supervision
-        specs = [ChildSpec(RECORDER, shutdown=settings.shutdown, start_deadline=settings.longest_start)]
-        backoff = Backoff(settings.backoff, settings.backoff_max)
-        limits = Limits(sys.maxsize, settings.period)
-        return {RECORDER: Supervisor(specs, limits, backoff, random.Random(0))}  # noqa: S311 jitter
-
     def _is_node_ready(self) -> bool:
         """Whether the node is ready: until then an observer would find no streams, and delay the start."""
         return self.tree.pools["run"].children["node"].phase is Phase.READY
@@ -293,7 +284,8 @@ class Root:
         if child == RECORDER:
             command = [sys.executable, "-m", "relax_actors.supervision.recorder", str(self.folder.root)]
             environment = self._janitor.environment
-            return Launch(command, self.folder.log(child), None, environment, can_start=self._is_node_ready)
+            can_start = self._is_node_ready
+            return Launch(command, self.folder.log(child), None, environment, can_start=can_start, hold_stop=True)
         command = [sys.executable, "-m", "relax_actors.supervision.node", str(self.folder.root)]
         log, box = self.folder.log("node"), self.folder.black_box("node")
         return Launch(command, log, box, self._janitor.environment, secrets_of(self.config, self._node.roles))

@@ -31,7 +31,7 @@ def laid_out(layout: object, turns: Sequence[Turn], origin: str) -> list[tuple[A
     Raises:
         TraceError: the turns are not those of the layout, or a turn does not continue the one before.
     """
-    left, found = list(turns), []
+    left, sequences = list(turns), []
     for own in layout if isinstance(layout, list) else []:
         count = own["turns"] if isinstance(own, dict) and type(own.get("turns")) is int else 0
         chain, left = left[:count], left[count:]
@@ -46,8 +46,8 @@ def laid_out(layout: object, turns: Sequence[Turn], origin: str) -> list[tuple[A
                 )
                 raise TraceError(msg)
             logprobs[len(turn.context) : len(turn.whole)] = turn.logprobs
-        found.append((ids, logprobs))
-    if left or not found:
+        sequences.append((ids, logprobs))
+    if left or not sequences:
         msg = f"{origin}: it has {len(turns)} turns, and its masks are for others; export the trace again"
         raise TraceError(msg)
-    return found
+    return sequences

@@ -173,7 +173,7 @@ def _branches(nodes: Sequence[Mapping[str, Any]], origin: str) -> list[Read]:
     leaves = [number for number in range(len(nodes)) if number not in {*parents}]
     check_branches(len(leaves), origin)
     rejected = _rejected(nodes)
-    found = []
+    branches = []
     for leaf in leaves:
         path = [leaf]
         while (before := parents[path[-1]]) is not None:
@@ -181,8 +181,8 @@ def _branches(nodes: Sequence[Mapping[str, Any]], origin: str) -> list[Read]:
         ids, mask, logprobs = (np.concatenate(arrays) for arrays in zip(*(own[i] for i in reversed(path)), strict=True))
         if leaf in rejected:
             mask, logprobs = np.zeros_like(mask), np.zeros_like(logprobs)
-        found.append((ids, mask, logprobs))
-    return found
+        branches.append((ids, mask, logprobs))
+    return branches
 
 
 def _rejected(nodes: Sequence[Mapping[str, Any]]) -> set[int]:

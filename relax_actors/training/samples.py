@@ -48,9 +48,9 @@ def sign_of_samples(trajectory: Trajectory | RelaxError) -> Advantage | RelaxErr
 
 def teacher_fields(teacher: TeacherScores, trajectory: Trajectory) -> dict[str, Array]:
     """Return the fields of a `TrainSample` that hold a teacher's log-probs, over all own tokens of a row."""
-    found = {"teacher_logprobs": teacher.logprobs}
+    fields = {"teacher_logprobs": teacher.logprobs}
     top = teacher.expanded(trajectory.trained)
-    return found if top is None else found | {"teacher_top_ids": top[0], "teacher_top_logprobs": top[1]}
+    return fields if top is None else fields | {"teacher_top_ids": top[0], "teacher_top_logprobs": top[1]}
 
 
 def without_truncated(trajectory: Trajectory) -> Trajectory | RelaxError:
@@ -90,15 +90,15 @@ def computed_lengths(trajectory: Trajectory, *, share_prefixes: bool) -> list[in
 
     With `share_prefixes` the prompt counts once. Branches of a sample may share more than the prompt.
     """
-    found: list[int] = []
+    lengths: list[int] = []
     longest, lag = 0, int(trajectory.targets is None)
     for length, prompt_tokens in zip(trajectory.sequence_lengths, trajectory.shared.tolist(), strict=True):
         known = min(prompt_tokens, longest) if share_prefixes else 0
         # Where a model is read before a token, a sequence's last one is no input. Behind a shared prefix every trained
         # token counts, because of its logits.
-        found.append(length - known if known >= LEAST_TOKENS else max(length - lag, 1))
+        lengths.append(length - known if known >= LEAST_TOKENS else max(length - lag, 1))
         longest = max(longest, prompt_tokens)
-    return found
+    return lengths
 
 
 def samples_of(
@@ -152,11 +152,11 @@ def samples_of(
     arrays["versions"] = layout.spread(trajectory.versions, NOT_SAMPLED)
     sample_tokens, counts = trajectory.trained_lengths.tolist(), trajectory.counts.tolist()
     numbers = [sample for sample, count in enumerate(counts) for _ in range(count)]
-    found = []
+    samples = []
     for i, (part, own) in enumerate(zip(layout.parts, layout.own_parts, strict=True)):
         if not layout.is_trained[i]:
             continue
-        found.append(
+        samples.append(
             TrainSample(
                 tokens[part],
                 mask[part],
@@ -169,7 +169,7 @@ def samples_of(
                 row_tokens=sum(sample_tokens),
             )
         )
-    return found
+    return samples
 
 
 class _Layout:
@@ -214,11 +214,11 @@ def in_layout(trajectory: Trajectory, scored: Iterator[Array]) -> Array:
         trajectory: samples of the row.
         scored: an array for each sequence with trained tokens, prompt included.
     """
-    found, trained = np.zeros(len(trajectory.token_ids), np.float32), trajectory.trained
+    placed, trained = np.zeros(len(trajectory.token_ids), np.float32), trajectory.trained
     start = 0
     for own in trajectory.lengths.tolist():
         part = slice(start, start + own)
         if trained[part].any():
-            found[part] = next(scored)[-own:]
+            placed[part] = next(scored)[-own:]
         start += own
-    return found
+    return placed

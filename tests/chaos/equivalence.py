@@ -2,11 +2,12 @@
 
 `python -m tests.chaos.equivalence --kills 100` prints what was killed, what it cost, and both fingerprints, and exits
 with 1 if they differ. Victims, moments and pauses come from `--seed`; the moments are cells and files of the
-run that is killed, so that each kill meets it in the middle of something. `--algorithm updates` makes several optimizer
-updates with each batch, `--algorithm ppo` trains a critic, too, whose weights are compared as well, and
-`--algorithm images` trains a model that looks at pictures, and `--algorithm turns` trains with an environment, whose
-actor is killed, too, and counts turns that were generated again although they were written; `--algorithm players` does
-so with two players. `--cluster` gives the killed run three servers with accounts, which are killed in turn.
+run that is killed, so that each kill meets it in the middle of something. `--algorithm` chooses the kind of run
+(`run_kinds.py`): `updates` makes several optimizer updates with each batch; `ppo` trains a critic, too, whose weights
+are compared as well; `images` trains a model that looks at pictures; `turns` trains with an environment, whose actor
+is killed, too, and counts turns that were generated again although they were written; `players` does so with two
+players; `sft`, `dpo` and `reward_model` train rows of the data, and `lora` an adapter. `--cluster` gives the killed
+run three servers with accounts, which are killed in turn.
 """
 
 from __future__ import annotations
@@ -26,40 +27,14 @@ from typing import Any
 from relax_actors.runtime import logs
 from relax_actors.weights import files as weights
 from tests.chaos.kill_plan import CHECKPOINT_EVERY, SERVER, Kill, plan, steps_for
+from tests.chaos.run_kinds import KINDS, settings_of
 from tests.support.clusters import Cluster
 from tests.support.faults import Story, aimed, box, held, hit, is_over, process, story_of, wait_for_path
-from tests.support.running import IMAGES, TINY, Run, wait_until
+from tests.support.running import Run, wait_until
 from tests.support.turn_counter import TurnCounter
 
-SETTINGS = (
-    "staleness.max=0",
-    "run.deterministic=true",
-    "rollout.max_tokens=24",
-    "reward.function=tiny_tasks.slow_share_of_sevens",
-    "trainer.max_tokens_per_microbatch=64",
-    f"trainer.checkpoint_every={CHECKPOINT_EVERY}",
-    "supervision.intensity=100000",
-    "supervision.backoff_max=0.3",
-    "supervision.ack_wait=1",
-)
-UPDATES = ("trainer.minibatches=2", "trainer.epochs=2", "algorithm.proximal=trainer")
-TURNS = (
-    "environment.options.pause=0.05",
-    "data.function=tiny_pick.make",
-    "rollout.max_tokens=2",
-    "rollout.turn_log_after=0",
-    "reward.function=environment",
-)
-ALGORITHMS: dict[str, tuple[str, ...]] = {
-    "grpo": (),
-    "updates": UPDATES,
-    "turns": ("environment.name=tiny_pick.Pick", *TURNS),
-    "players": ("environment.name=tiny_duel.Duel", "environment.players=['solver', 'critic']", *TURNS),
-    "images": ("trainer.max_tokens_per_microbatch=128",),
-    "ppo": (*UPDATES, "algorithm.name=ppo", "algorithm.kl.place=none", "critic.learning_rate=1e-3"),
-}
-"""Settings by name of the algorithm."""
 WHILE = "in the middle of"
+POOLS = ("media.0", "rollout.0", "reward.0", "advantages.0", "examples.0", "reference.0")
 AIMS = 2
 """Checkpoints in a row that a kill aims at."""
 
@@ -152,7 +127,7 @@ def _at(run: Run, kill: Kill) -> str | None:
         kind = "critic" if kill.victim == "critic.0" else "weights"
         done = run.table.get(f"relax.{run.name}.{kind}.{step + 1}") is not None
         return None if step < 0 or done else "a step"
-    if kill.victim in ("media.0", "rollout.0", "reward.0", "advantages.0") and box(run, kill.victim).rows:
+    if kill.victim in POOLS and box(run, kill.victim).rows:
         return {"rollout.0": "a generation"}.get(kill.victim, "a row")
     return None
 
@@ -225,7 +200,7 @@ def compare(
         kills: number of kills.
         seed: of the kills.
         say: called with a line for each kill.
-        algorithm: key of `ALGORITHMS`.
+        algorithm: key of `KINDS`.
         settings: settings of both runs besides `SETTINGS`.
         cluster: servers of the killed run, whose name is `killed`; None for the embedded broker.
 
@@ -233,9 +208,8 @@ def compare(
         AssertionError: a run failed, or a moment did not come in time.
     """
     plans = plan(kills, seed, algorithm, cluster=cluster is not None)
-    settings = [*SETTINGS, *ALGORITHMS[algorithm], *settings, f"run.steps={steps_for(plans)}"]
+    settings, config = [*settings_of(algorithm, steps_for(plans), folder), *settings], KINDS[algorithm].config
     say(f"an undisturbed run of {steps_for(plans)} steps")
-    config = IMAGES if algorithm == "images" else TINY
     calm = Run(folder, "calm", settings, config)
     alone = calm.complete(900)
     say(f"done in {alone['seconds']:.0f} s; the same with {kills} kills")
@@ -267,7 +241,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--algorithm", choices=ALGORITHMS, default="grpo")
+    parser.add_argument("--algorithm", choices=KINDS, default="grpo")
     parser.add_argument("--cluster", action="store_true")
     arguments = parser.parse_args()
 

@@ -28,6 +28,17 @@ BROKER_POINTS = ("group.{k}.0.turns.0.1", "group.{k}.2.turns.0.0", "group.{k}.0.
 """Moments of the broker in runs with episodes."""
 TURN_POINTS = ("group.{k}.0.prompt", "group.{k}.0.turns.0.0", "group.{k}.1.turns.0.2", "group.{k}.3.turns.0.1")
 MEDIA_POINTS = ("weights.{k}", "group.{k}.0.prompt", "group.{k}.2.prompt", "group.{k}.0.media")
+ROWS_OF_DATA = ("sft", "dpo", "reward_model")
+"""Runs without a rollout."""
+EXAMPLE_POINTS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "trainer.0": (6, ("batch.{k}", "batch.{k}", "checkpoint", "group.{k}.3.trajectory")),
+    "examples.0": (4, ("group.{k}.0.prompt", "group.{k}.1.trajectory")),
+    "prompts.0": POINTS["prompts.0"],
+    "node": (2, ("batch.{k}", "group.{k}.1.trajectory")),
+    "zygote": POINTS["zygote"],
+    "broker": POINTS["broker"],
+}
+REFERENCE_POINTS = ("group.{k}.0.trajectory", "group.{k}.1.reference", "batch.{k}")
 AGAIN = 0.2  # share of kills whose next incarnation is killed too, as soon as it has a process
 
 
@@ -44,6 +55,8 @@ class Kill:
 
 def points_of(algorithm: str, *, cluster: bool = False) -> dict[str, tuple[int, tuple[str, ...]]]:
     """Victims and moments of the runs of an algorithm."""
+    if algorithm in ROWS_OF_DATA:
+        return EXAMPLE_POINTS | ({"reference.0": (5, REFERENCE_POINTS)} if algorithm == "dpo" else {})
     found = dict(POINTS) | ({"critic.0": (6, CRITIC_POINTS)} if algorithm == "ppo" else {})
     if algorithm == "images":
         found["media.0"] = (8, MEDIA_POINTS)

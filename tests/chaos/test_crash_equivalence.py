@@ -10,6 +10,7 @@ import pytest
 from relax_actors.messages import Trajectory
 from tests.chaos.equivalence import cluster_for, compare
 from tests.chaos.kill_plan import SERVER, points_of
+from tests.chaos.run_kinds import DATA_ROWS, rows_of_data
 from tests.support.faults import hit, story_of
 from tests.support.running import ON_POLICY, Run, wait_until
 
@@ -90,7 +91,7 @@ def test_killing_the_node_restarts_its_actors_and_ends_with_the_same_weights(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize(("algorithm", "seed"), [("grpo", 3), ("updates", 3), ("ppo", 26), ("turns", 9)])
+@pytest.mark.parametrize(("algorithm", "seed"), [("grpo", 3), ("updates", 3), ("ppo", 26), ("turns", 9), ("lora", 5)])
 def test_thirty_random_kills_over_all_roles_end_with_the_same_weights(
     tmp_path: Path, algorithm: str, seed: int
 ) -> None:
@@ -107,6 +108,22 @@ def test_thirty_random_kills_over_all_roles_end_with_the_same_weights(
     assert story.of("replay_diverged") == []
     assert (result["dropped"], result["quarantined"], result["in_flight"]) == (0, 0, 0)
     assert result["trained"] == result["admitted"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("algorithm", "seed"), [("sft", 0), ("dpo", 47), ("reward_model", 0)])
+def test_random_kills_of_runs_on_rows_of_data_end_with_the_same_weights(
+    tmp_path: Path, algorithm: str, seed: int
+) -> None:
+    text, tally, result, story = compare(tmp_path, kills=12, seed=seed, algorithm=algorithm)
+    assert result["alone"] == result["weights_fingerprint"], text
+    assert tally.kills >= 12, text
+    assert set(tally.by_victim) == set(points_of(algorithm)), text
+    assert story.of("replay_diverged") == []
+    assert (result["dropped"], result["quarantined"], result["in_flight"]) == (0, 0, 0)
+    epochs = result["trained"] // DATA_ROWS
+    assert rows_of_data(story) == dict.fromkeys(range(DATA_ROWS), epochs), text
 
 
 @pytest.mark.slow

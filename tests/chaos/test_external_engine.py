@@ -13,8 +13,8 @@ from relax_actors.messages.operations import OperationRequest
 from relax_actors.operations import OperationLog, State
 from relax_actors.operations.engines import KEYS, save_key
 from relax_actors.runtime.run_folder import RunFolder
-from tests.chaos.test_operations import actors_of, ended
 from tests.support.faults import process, story_of, wait_for_cell
+from tests.support.operation_kills import actors_of, ended
 from tests.support.running import Run, wait_until
 from tests.support.sglang_servers import Kept, skip_if_missing
 

@@ -15,8 +15,9 @@ from broker.address import Address
 from broker.connection import Connection
 from broker.ordered_consumer import OrderedConsumer
 from broker.subjects import Subjects
-from tests.chaos.equivalence import SETTINGS, killed_run
+from tests.chaos.equivalence import killed_run
 from tests.chaos.kill_plan import plan, steps_for
+from tests.chaos.run_kinds import SETTINGS
 from tests.support.faults import story_of
 from tests.support.running import Run, wait_until
 

@@ -2,70 +2,44 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import httpx
 import pytest
 
-from broker.errors import BrokerError
-from broker.leases import RunState
-from broker.streams import open_bucket
-from broker.subjects import Subjects
 from relax_actors.messages.operations import OperationRequest
-from relax_actors.operations import Operation, OperationLog, State
+from relax_actors.operations import OperationLog, State
 from relax_actors.operations.states import IN, OUT
-from tests.support.faults import hit, kill_root, leftovers, port_of, process, story_of, wait_for_cell
+from tests.support.faults import hit, leftovers, port_of, process, story_of, wait_for_cell
 from tests.support.gateways import AGENTS, address_of
+from tests.support.operation_kills import (
+    ROOT,
+    Met,
+    Plan,
+    actors_of,
+    ended,
+    has_entered,
+    holdings,
+    latin,
+    struck,
+    wait_for_holdings,
+)
 from tests.support.running import ON_POLICY, Run, wait_until
 
 MakeRun = Callable[..., Run]
-ENDLESS = ("run.steps=100000", "reward.function=tiny_tasks.slow_share_of_sevens", "supervision.heartbeat=4")
+ENDLESS = ("run.steps=100000", "reward.function=tiny_tasks.slower_share_of_sevens", "supervision.heartbeat=4")
 OUT_STATES, IN_STATES = OUT[:-1], IN[:-1]
-
-
-def strike_in(run: Run, request: OperationRequest, state: State, strike: Callable[[], object]) -> Operation:
-    """Request an operation, strike when it enters a state, and return it when it has ended."""
-    number = OperationLog(run.table).request(request).id
-    wait_until(lambda: has_entered(run, number, state), f"operation in {state}", 90)
-    strike()
-    return ended(run, number)
-
-
-def has_entered(run: Run, number: int, state: State) -> bool:
-    """Whether an operation has entered a state, or has ended."""
-    operation = OperationLog(run.table).read().operations[number]
-    return state in operation.times or operation.is_over
-
-
-def ended(run: Run, number: int) -> Operation:
-    """Wait for the end of an operation, over restarts of the broker."""
-
-    def find() -> Operation | None:
-        try:
-            operation = OperationLog(run.table).read().operations[number]
-        except BrokerError:
-            return None
-        return operation if operation.is_over else None
-
-    operation: Operation = wait_until(find, f"end of operation {number}", 120)
-    return operation
-
-
-def actors_of(run: Run) -> list[str]:
-    """Rollout actors with a lease."""
-    state = RunState(run.connection, run.connection.call(open_bucket(run.connection, Subjects(run.name)), 20))
-    return sorted(run.connection.call(state.leases("rollout"), 10))
-
-
-def rounds(victim: str) -> Iterator[tuple[State, State]]:
-    """States of a scale-out and of a scale-in in which to strike; all of them, in as few operations as possible.
-
-    A node imports for seconds before it is back: it is killed in every other state.
-    """
-    for n, state in enumerate(OUT_STATES):
-        if victim != "node" or n % 2:
-            yield state, IN_STATES[n // (2 if victim == "node" else 1) % len(IN_STATES)]
+STATES = OUT_STATES + IN_STATES
+ACTORS = ("trainer.0", "rollout.0", "gateway.0", "prompts.0", "reward.0", "advantages.0")
+TABLE: dict[str, tuple[tuple[str, ...], int]] = {
+    "actors": (ACTORS, 2),
+    "broker": (("broker", "rollout.1", "zygote"), 1),
+    "node": (("node",), 1),
+    "root": ((ROOT,), 1),
+}
+"""Processes that a run loses in each state of a scale-out and of a scale-in, and how many of them at once."""
+SCALED = ("autoscaler.min=2", "autoscaler.max=2", "autoscaler.interval=0.2", "autoscaler.changes_an_hour=1000")
+COOLDOWNS = ("autoscaler.out_cooldown=0", "autoscaler.in_cooldown=0")
 
 
 def ends_well(run: Run, calm: Run) -> None:
@@ -84,48 +58,65 @@ def ends_well(run: Run, calm: Run) -> None:
     assert last > 0
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("victim", ["rollout.1", "broker", "node"])
-def test_a_kill_in_any_state_loses_nothing(make_run: MakeRun, victim: str) -> None:
-    run = make_run("elastic", *ON_POLICY, *ENDLESS).start()
-    wait_for_cell(run, "batch.0")
+def scaled(run: Run, target: int, *, force: bool = False) -> int:
+    """Request a number of rollouts, and return the number of the operation."""
+    return OperationLog(run.table).request(OperationRequest("scale", target=target, force=force)).id
 
-    def strike() -> None:
-        # A rollout that has not begun, or has left, cannot be killed.
-        if victim != "rollout.1":
-            hit(run, victim)
-        elif (pid := process(run, victim)) is not None:
-            os.kill(pid, 9)
 
-    for out, in_ in rounds(victim):
-        assert strike_in(run, OperationRequest("scale", target=2), out, strike).state is State.ACTIVE
-        wait_until(lambda: actors_of(run) == ["rollout.0", "rollout.1"], "two rollouts", 60)
-        assert (
-            strike_in(run, OperationRequest("scale", target=1, force=in_ is State.REMOVING), in_, strike).state
-            is State.REMOVED
-        )
-        wait_until(lambda: actors_of(run) == ["rollout.0"], "one rollout", 60)
-    ends_well(run, make_run("calm", *ON_POLICY))
+def plans(victims: tuple[str, ...], together: int) -> list[tuple[Plan, Plan]]:
+    """Return pairs of plans, for a scale-out and a scale-in, that kill each process in each state."""
+    every = latin(victims, STATES, together)
+    return [({s: plan[s] for s in OUT_STATES}, {s: plan[s] for s in IN_STATES}) for plan in every]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("state", [State.CREATING, State.WEIGHT_SYNCING, State.DRAINING])
-def test_an_operation_goes_on_after_the_run_resumes(make_run: MakeRun, state: State) -> None:
-    more = ["rollout.replicas=2"] if state in IN else []
-    run = make_run("resumed", *ON_POLICY, *ENDLESS, *more).start()
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("group", TABLE)
+def test_every_process_is_killed_in_every_state(make_run: MakeRun, group: str) -> None:
+    victims, together = TABLE[group]
+    run = make_run("elastic", *ON_POLICY, *ENDLESS, config=AGENTS).start("--simulate-gpus", "4x16GiB")
     wait_for_cell(run, "batch.0")
-    log = OperationLog(run.table)
-    number = log.request(OperationRequest("scale", target=1 if state in IN else 2)).id
-    wait_until(lambda: has_entered(run, number, state), state, 90)
-    kill_root(run)
-    run.start()
-    wait_until(run.folder.address.exists, "broker.json")
-    operation = ended(run, number)
-    assert operation.state is (State.REMOVED if state in IN else State.ACTIVE)
-    wanted = ["rollout.0"] if state in IN else ["rollout.0", "rollout.1"]
-    wait_until(lambda: actors_of(run) == wanted, f"{len(wanted)} rollouts", 60)
+    address_of(run)
+    before, met = holdings(run), Met()
+    for out, into in plans(victims, together):
+        operation, there = struck(run, lambda: scaled(run, 2), out)
+        assert operation.state is State.ACTIVE, operation.reason
+        wait_until(lambda: actors_of(run) == ["rollout.0", "rollout.1"], "two rollouts")
+        # A rollout that has to leave at once returns its rows.
+        force = "rollout.0" in into[State.DRAINING]
+        operation, here = struck(run, lambda force=force: scaled(run, 1, force=force), into)
+        assert operation.state is State.REMOVED, operation.reason
+        wait_for_holdings(run, before)
+        met |= there | here
+    assert {(victim, State.PENDING) for victim in victims if victim != "rollout.1"} <= met
+    assert len({state for _, state in met}) > 1, sorted(met)
+    ends_well(run, make_run("calm", *ON_POLICY, config=AGENTS))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_killed_autoscaler_does_not_stop_its_operations(make_run: MakeRun) -> None:
+    run = make_run("scaled", *ON_POLICY, *ENDLESS, *SCALED, *COOLDOWNS).start()
+    wait_for_cell(run, "batch.0")
+    log, victim = OperationLog(run.table), ("autoscaler.0",)
+
+    def requested(after: int) -> int | None:
+        """Return the number of an operation of the autoscaler after another operation."""
+        of_it = (o.id for o in log.read().operations.values() if o.request.author == "autoscaler.0" and o.id > after)
+        return next(of_it, None)
+
+    # One rollout is below the bound, three are above it.
+    number = wait_until(lambda: requested(0), "an operation of the autoscaler")
+    out, _ = struck(run, lambda: number, dict.fromkeys(OUT_STATES, victim))
+    assert out.state is State.ACTIVE, out.reason
+    wait_until(lambda: actors_of(run) == ["rollout.0", "rollout.1"], "two rollouts")
+    hit(run, "autoscaler.0")
+    above = scaled(run, 3)
+    assert ended(run, above).state is State.ACTIVE
+    number = wait_until(lambda: requested(above), "an operation of the autoscaler")
+    into, _ = struck(run, lambda: number, dict.fromkeys(IN_STATES, victim))
+    assert into.state is State.REMOVED, into.reason
+    wait_until(lambda: actors_of(run) == ["rollout.0", "rollout.1"], "two rollouts")
     ends_well(run, make_run("calm", *ON_POLICY))
 
 

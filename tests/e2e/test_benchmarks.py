@@ -45,7 +45,10 @@ PROGRAMS = {
     "data.py": Program(
         "--rows 2000 --read 200", (r"jsonl +2000 rows: first row", r"parquet +2000", r"arrow +2000", r"mixture +4000")
     ),
-    "elastic.py": Program("--most 2 --seconds 2", (r"first row after +\d", r"rows lost 0")),
+    "elastic.py": Program(
+        "--parts scale spot --most 2 --seconds 2 --spot-seconds 8",
+        (r"scale: first row after +\d", r"spot: .*'vanished': [2-9]", r"rows lost 0"),
+    ),
     "engines.py": Program("--tokens 4 --repeats 1", (r"sglang",), ("sglang",)),
     "gpu_check.py": Program("--short --only inventory attention", (r"pass +attention", r"2 pass, 0 fail")),
     "generation.py": Program("--repeats 1", (r"ratio \d",)),

@@ -11,6 +11,7 @@ from broker.table import Table
 from relax_actors.errors import ConfigError
 from relax_actors.messages.operations import OPERATION, OperationRequest
 from relax_actors.operations import ConflictError, OperationLog, State
+from relax_actors.operations.states import IN, OUT
 
 SCALE = OperationRequest("scale", "rollout", target=3, key="one", author="test")
 
@@ -87,6 +88,18 @@ def test_cancelling_again_is_no_error_and_an_unknown_operation_is(table: Table) 
     assert log.cancel(number, "again").reason == "enough"
     with pytest.raises(ConfigError, match="no operation 99"):
         log.cancel(99, "")
+
+
+@pytest.mark.parametrize("path", [OUT, IN])
+def test_cancelling_what_is_done_is_refused_and_changes_nothing(table: Table, path: tuple[State, ...]) -> None:
+    log = OperationLog(table)
+    number = log.request(SCALE).id
+    for state in path[1:]:
+        log.advance(number, state)
+    with pytest.raises(ConflictError, match=f"operation {number} is {path[-1]}.*PENDING.*can be cancelled"):
+        log.cancel(number, "too late")
+    operation = log.read().operations[number]
+    assert (operation.state, operation.reason) == (path[-1], "")
 
 
 def test_a_malformed_cell_neither_stops_the_log_nor_is_obeyed(table: Table) -> None:

@@ -16,22 +16,24 @@ from broker.streams import ensure_bucket
 from broker.subjects import Subjects
 from broker.table import Table
 from relax_actors.config import load_config
+from relax_actors.data.model_folder import prepare
 from relax_actors.messages.operations import OperationPlan, OperationRequest
 from relax_actors.operations import Operation, OperationLog, State
 from relax_actors.operations.engines import KEYS, save_key
 from relax_actors.operations.plan import FIRST_ENGINE
 from relax_actors.operations.states import OUT
 from relax_actors.runtime.run_folder import RunFolder
-from relax_actors.supervision.assignment import whole
-from relax_actors.supervision.engine_watch import PATIENCE_SECONDS
+from relax_actors.supervision.assignment import Assignment, whole
 from relax_actors.supervision.operation_times import OperationTimes
 from relax_actors.supervision.operations import LOST_SECONDS, START_SECONDS, Operations
 from relax_actors.supervision.streams import fetch_run_record, publish_run
+from tests.support.engine_servers import KEY, answers_of, server
 from tests.support.running import SUPPORT, TINY
 
 LATE = 1e5
 LEASE = {"pid": 5, "incarnation": 1, "since": 1.0, "rows": [], "waits_for": None, "doing_since": None}
 PLAN = OperationPlan(0, "main", 1, 2, ["rollout.1"])
+ENGINE_PLAN = OperationPlan(0, "main", 0, 1, [f"rollout.{FIRST_ENGINE}"])
 
 
 @dataclass
@@ -225,7 +227,7 @@ def test_engine_needs_rollouts_on_the_node_of_relax_up(start: Start) -> None:
 
 
 def test_removal_of_a_lost_engine_is_tried_again(start: Start) -> None:
-    run = start("rollout.backend=sglang")
+    run = start("rollout.backend=sglang", "supervision.heartbeat=7")
     client = f"rollout.{FIRST_ENGINE}"
     run.node(0, "main", client)  # the last rollout, which is not removed
     log, request = OperationLog(run.table), OperationRequest("add_engine", url="http://127.0.0.1:9")
@@ -234,9 +236,13 @@ def test_removal_of_a_lost_engine_is_tried_again(start: Start) -> None:
     for state in OUT[OUT.index(State.HEALTH_CHECKING) :]:
         log.advance(engine, state, plan=OperationPlan(0, "main", 0, 1, [client]))
     root = run.root()
-    for _ in range(3):
+    for _ in range(2):  # at the second look it has not answered for 6 seconds
         root.step()
-        run.seconds += PATIENCE_SECONDS + 1
+        run.seconds += 6
+    assert [o for o in log.read().operations.values() if o.request.engine == engine] == []
+    for _ in range(2):
+        root.step()
+        run.seconds += 6
     removals = [o for o in log.read().operations.values() if o.request.engine == engine]
     assert [o.state for o in removals] == [State.FAILED]
     assert "last rollout" in removals[0].reason
@@ -246,6 +252,50 @@ def test_removal_of_a_lost_engine_is_tried_again(start: Start) -> None:
         root.step()
     removals = [o for o in log.read().operations.values() if o.request.engine == engine]
     assert [o.state for o in removals] == [State.FAILED, State.DRAINING]
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "said"),
+    [
+        ("/model_info", {"model_type": "llama"}, "model_type llama"),
+        ("/server_info", {"version": "0.4.1"}, "SGLang 0.4.1"),
+        ("/tokenize", {"tokens": [1, 2, 3]}, "another tokenizer"),
+    ],
+)
+def test_engine_of_something_else_is_refused_and_starts_nothing(
+    start: Start, path: str, change: dict[str, Any], said: str
+) -> None:
+    run = start("rollout.backend=sglang")
+    config = run.folder.load_config()
+    prepare(config, config.model_path)
+    run.node(0, "main", "rollout.0")
+    log, root, answers = OperationLog(run.table), run.root(), answers_of(config)
+    with server(answers | {path: answers[path] | change}) as url:
+        request = OperationRequest("add_engine", url=url, key_file=save_key(config.store_path, KEY))
+        number = log.request(request).id
+        root.step()
+        operation = run.operation(number)
+    assert (operation.state, operation.plan, said in operation.reason) == (State.FAILED, None, True), operation.reason
+    root.step()
+    assert not run.folder.engines.exists()
+    assert Assignment.load(run.folder, config).engines == []
+    assert log.read().engines() == []
+
+
+def test_removal_of_the_last_rollout_is_refused_and_changes_nothing(start: Start) -> None:
+    run = start("rollout.backend=sglang")
+    client = f"rollout.{FIRST_ENGINE}"
+    run.node(0, "main", client)
+    engine = begun(run, OperationRequest("add_engine", url="http://127.0.0.1:9"), State.CONNECTING, ENGINE_PLAN)
+    log = OperationLog(run.table)
+    for state in OUT[OUT.index(State.HEALTH_CHECKING) :]:
+        log.advance(engine, state)
+    removal = log.request(OperationRequest("remove_engine", engine=engine)).id
+    run.root().step()
+    operation = run.operation(removal)
+    assert (operation.state, operation.plan) == (State.FAILED, None)
+    assert f"engine {engine} is the last rollout of the run; add another" in operation.reason
+    assert [o.id for o in log.read().engines()] == [engine]
 
 
 def test_unused_key_is_removed_although_no_operation_runs(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,13 @@ class Batches(Role):
         return [len(row.prompt.tokens) for row in rows]
 
 
+class Prefetching(Batches):
+    """Handles two rows together while it fetches the next ones."""
+
+    max_concurrent_rows: ClassVar = 2
+    prefetch: ClassVar = True
+
+
 def actor(context: Context) -> Batches:
     role = Batches()
     role.context = context
@@ -93,6 +100,36 @@ def test_another_actor_has_returned_rows_in_a_second_and_handles_them_together(
     assert stays.batches == [ROWS], "nobody suspects the rows of having killed the first actor"
     assert seconds < 1.0 + Batches.batch_wait + 5.0
     assert second.handled == ROWS
+
+
+def test_prefetched_rows_of_an_actor_that_stops_count_as_returned(make_context: MakeContext, tmp_path: Path) -> None:
+    context = make_context("counts", "supervision.ack_wait=3600")
+    table, loop, failed = context.table, context.table.connection.loop, []
+    leaves, stays = Prefetching(), actor(make_context("counts", incarnation=2))
+    leaves.context = context
+    stays.gate.set()
+    create_consumer(context, leaves)
+    prompt = Prompt("1>", np.array([1], np.int32), "", {}, seed=0, min_version=0)
+    table.put_all((f"{table.subjects.prefix}.group.0.{index}.prompt", prompt) for index in range(ROWS))
+    stopping = [asyncio.Event(), asyncio.Event()]
+    boxes = [BlackBox(tmp_path / f"{n}.box") for n in range(2)]
+    with pool_pump(leaves, boxes[0], failed) as first, pool_pump(stays, boxes[1], failed) as second:
+        pumping = [asyncio.run_coroutine_threadsafe(first.run(stopping[0]), loop)]
+        wait_until(lambda: leaves.batches == [2] and pending(table) == ROWS, "rows that wait in the first actor", 10)
+        pumping.append(asyncio.run_coroutine_threadsafe(second.run(stopping[1]), loop))
+        loop.call_soon_threadsafe(stopping[0].set)
+        loop.call_soon_threadsafe(first.wake)
+        wait_until(lambda: stays.batches, "its rows in the hands of the second", 10)
+        leaves.gate.set()
+        wait_until(lambda: pending(table) == 0, "acknowledgement of all rows", 10)
+        loop.call_soon_threadsafe(stopping[1].set)
+        loop.call_soon_threadsafe(second.wake)
+        for task in pumping:
+            task.result(20)
+    assert failed == []
+    assert stays.batches == [ROWS - 2], "nobody suspects the rows of having killed the first actor"
+    returns = [table.call(context.state.failures("counts", RowId(0, index))).returns for index in range(ROWS)]
+    assert sorted(returns) == [0, 0, *[1] * (ROWS - 2)]
 
 
 @pytest.mark.parametrize("ends", ["in order", "killed after its return", "killed"])

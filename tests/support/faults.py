@@ -108,11 +108,15 @@ class Aim:
 
     def strike(self) -> int:
         """Kill it, or its successor if it has exited; return the number of the killed process."""
+        return self.pid if self.is_struck() else hit(self.run, self.target, other_than=self.pid)
+
+    def is_struck(self) -> bool:
+        """Kill it; return False if it had exited."""
         try:
             signal.pidfd_send_signal(self.descriptor, signal.SIGKILL)
         except ProcessLookupError:
-            return hit(self.run, self.target, other_than=self.pid)
-        return self.pid
+            return False
+        return True
 
     def strike_while(self, is_at_it: Callable[[], bool]) -> bool:
         """Kill it if a condition holds while it is stopped; else let it go on. Return whether it was killed."""
