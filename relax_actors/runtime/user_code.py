@@ -19,12 +19,11 @@ import xxhash
 
 from broker.files import make_private_folder, write_private
 from relax_actors.config import Config
+from relax_actors.config.load import CODE_VARIABLE
 from relax_actors.errors import ConfigError
 
 CODE = "code"
 """Folder of the store with copies of users' code, by version."""
-VARIABLE = "RELAX_CODE"
-"""Environment variable of an actor's process: the copy of the code that it imports."""
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 _SAFE_VERSION = re.compile(r"[0-9a-f]{16}")
 
@@ -71,7 +70,7 @@ def version_of(files: dict[str, Path]) -> str:
 
 def running_version(config: Config, role: str, import_path: Path) -> str:
     """Return the version of the code that this process imports for a role; empty if it runs no code of the user."""
-    if copy := os.environ.get(VARIABLE):
+    if copy := os.environ.get(CODE_VARIABLE):
         return Path(copy).name
     try:
         return version_of(code_files(config, role, import_path))
@@ -109,15 +108,6 @@ def kept_code(store: Path, version: str) -> Path | None:
     if not _SAFE_VERSION.fullmatch(version) or not folder.is_dir():
         return None
     return folder if version_of(_copied(folder)) == version else None
-
-
-def import_copy() -> None:
-    """Have this process import the user's modules from the copy that its environment names, before all others.
-
-    Only modules that no installed package has are copied, so that nothing else is replaced.
-    """
-    if copy := os.environ.get(VARIABLE):
-        sys.path.insert(0, copy)
 
 
 def forget_modules(files: Iterable[Path]) -> None:
