@@ -21,6 +21,7 @@ from broker.files import make_private_folder, write_private
 from relax_actors.config import Config
 from relax_actors.config.load import CODE_VARIABLE
 from relax_actors.errors import ConfigError
+from relax_actors.runtime.code_version import PACKAGES
 
 CODE = "code"
 """Folder of the store with copies of users' code, by version."""
@@ -151,7 +152,8 @@ def _files_of(module: str, import_path: Path) -> Iterator[tuple[Path, str]]:
 
 def _is_own(name: str, import_path: Path) -> bool:
     """Whether a top-level module is in the folder and in no installed package, which would be found before."""
-    if name in sys.stdlib_module_names or not any((import_path / part).exists() for part in (name, f"{name}.py")):
+    exists = any((import_path / part).exists() for part in (name, f"{name}.py"))
+    if not exists or name in PACKAGES or name in sys.stdlib_module_names:
         return False
     others = [path for path in sys.path if path and Path(path).resolve() not in (import_path.resolve(), Path.cwd())]
     return PathFinder.find_spec(name, others) is None

@@ -132,7 +132,9 @@ class RoleChanges:
             self._open(after)
             kept = keep_code(after.store_path, code_files(after, role, Path(self._folder.import_path)))
             node = node if role in node.roles else node.with_role(after, role)
-            node = replace(node, kept={**node.kept, role: kept})
+            trial = () if operation.plan is None or operation.is_over else operation.plan.actors
+            on_probation = sorted({*node.on_probation, *trial})
+            node = replace(node, kept={**node.kept, role: kept}, on_probation=on_probation)
         else:
             # Consumers and credentials go when the actors have ended; see `clean_up`.
             after = without_role(config, role) if role in config.roles else config
