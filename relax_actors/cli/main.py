@@ -96,6 +96,7 @@ COMMANDS: Registry[Any] = Registry(
         "notify": "relax_actors.cli.notify:notify",
         "tail": "relax_actors.cli.tail:tail",
         "timeline": "relax_actors.cli.timeline:timeline",
+        "profile": "relax_actors.cli.profile:profile",
         "scale": "relax_actors.cli.scale:scale",
         "operations": "relax_actors.cli.operations:operations",
         "roles": "relax_actors.cli.roles:roles",
