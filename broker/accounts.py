@@ -79,6 +79,15 @@ def imports(user: Permissions, owner: str, served: Mapping[str, str]) -> list[di
     ]
 
 
+def requests_to(served: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Imports of requests that other accounts answer, as claims.
+
+    Args:
+        served: public key of the account that answers, by the subject of the requests.
+    """
+    return [{"name": subject, "subject": subject, "account": key, "type": "service"} for subject, key in served.items()]
+
+
 def _service(subject: str) -> dict[str, Any]:
     claims: dict[str, Any] = {"name": subject, "subject": subject, "type": "service"}
     if _SEVERAL_ANSWERS.fullmatch(subject):

@@ -64,7 +64,7 @@ _ACTOR: dict[str, Check] = {
     "waits_for": _or_none(_is_text),
     "doing_since": _or_none(_is_number),
 }
-_MORE_OF_ACTOR: dict[str, Check] = {"weights": _is_version}
+_MORE_OF_ACTOR: dict[str, Check] = {"weights": _is_version, "handled": _is_count, "code": _is_text}
 _NODE: dict[str, Check] = {"name": _is_text, "where": _is_text}
 _MORE_OF_NODE: dict[str, Check] = {
     "since": _is_number,
@@ -72,6 +72,7 @@ _MORE_OF_NODE: dict[str, Check] = {
     "children": _is_map,
     "zygote": _or_none(_is_map),
     "gpus": _is_map,
+    "room": _is_map,
     "spot": _is_flag,
 }
 _ROOT: dict[str, Check] = {"pid": _is_count, "since": _is_number, "children": _is_map}

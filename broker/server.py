@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.address import Address
+from broker.address import CREDENTIALS_FILE, Address
 from broker.credentials import sign_in
 from broker.errors import BrokerError, UnsafePathError
 from broker.files import make_private_folder, write_private
@@ -142,6 +142,21 @@ class Server:
             raise BrokerError(msg)
         browsers = (OBSERVER,) if self.settings.websocket is not None else ()
         write_keys(self.keys, self._users, browsers)
+
+    def set_users(self, users: Users) -> None:
+        """Write the credentials and accounts of other users; a running server reads them when it gets SIGHUP.
+
+        Credentials that were written before stay valid, except those of users who are gone: their folders are removed.
+
+        Raises:
+            BrokerError: as `prepare`.
+            UnsafePathError: another user could write to the folder.
+        """
+        self._users = users
+        self._write_keys()
+        for path in self.keys.iterdir():
+            if path.is_dir() and path.name not in users.granted and (path / CREDENTIALS_FILE).exists():
+                shutil.rmtree(path, ignore_errors=True)
 
     @property
     def keys(self) -> Path:

@@ -307,3 +307,13 @@ async def ensure_consumer(connection: Connection, stream: str, spec: ConsumerCon
     except APIError as error:
         msg = f"broker {connection.address.url} refuses consumer {spec.durable_name} of {stream}: {error.description}"
         raise BrokerError(msg) from error
+
+
+async def remove_consumer(connection: Connection, stream: str, name: str) -> None:
+    """Remove a durable consumer; one that does not exist is as good as removed."""
+
+    async def remove() -> None:
+        with suppress(NotFoundError):
+            await connection.js.delete_consumer(stream, name)
+
+    await connection.retry(remove, f"remove consumer {name} of {stream}")

@@ -106,6 +106,11 @@ class RunFolder:
         """Folder of the rows that are kept for people; see `relax_actors.record`."""
         return self.root / "record"
 
+    @property
+    def profiles(self) -> Path:
+        """Folder of the traces that `relax profile` has actors write."""
+        return self.root / "profiles"
+
     def evaluation(self, version: int) -> Path:
         """File with the answers of a version to held-out prompts."""
         return self.evaluations / f"{version}.jsonl"
@@ -121,7 +126,8 @@ class RunFolder:
         files = [self.address, self.node, self.engines, self.report, self.summary, self.reward_plot]
         names = ("actors", "devices", "logs", "model-config", "notified", "sandboxes", "servers", "simulated", "store")
         models = [self.checkpoints, self.reference, self.references, self.model, self.critic_checkpoints, self.critic]
-        return [*files, self.broker, self.evaluations, self.record, *models, *(self.root / n for n in names)]
+        kept = [self.broker, self.evaluations, self.record, self.profiles]
+        return [*files, *kept, *models, *(self.root / n for n in names)]
 
     @property
     def last_checkpoint(self) -> int | None:

@@ -38,7 +38,14 @@ def specs_of(config: Config, node: Assignment, pool: str) -> list[ChildSpec]:
         return [ChildSpec(f"{SERVER}.{n}", start_deadline=settings.start_deadline) for n in numbers]
     drain = section_of(config, pool).deadline + settings.shutdown
     return [
-        ChildSpec(name, settings.shutdown, settings.start_deadline, drain, returns_rows=True)
+        ChildSpec(
+            name,
+            settings.shutdown,
+            settings.start_deadline,
+            drain,
+            returns_rows=True,
+            on_probation=name in node.on_probation,
+        )
         for name in [*node.actors(config, pool), *node.clients(pool)]
     ]
 
@@ -50,16 +57,14 @@ def children_of(config: Config, node: Assignment) -> list[str]:
 
 def pools_of(config: Config, node: Assignment, source: random.Random) -> dict[str, Supervisor]:
     """A supervisor for each pool of a node, in their start order."""
+    return {pool: make_pool(config, specs_of(config, node, pool), source) for pool in pool_names(config, node)}
+
+
+def make_pool(config: Config, specs: list[ChildSpec], source: random.Random) -> Supervisor:
+    """A supervisor with the limits of the run."""
     settings = config.supervision
-    return {
-        pool: Supervisor(
-            specs_of(config, node, pool),
-            Limits(settings.intensity, settings.period),
-            Backoff(settings.backoff, settings.backoff_max),
-            source,
-        )
-        for pool in pool_names(config, node)
-    }
+    limits, backoff = Limits(settings.intensity, settings.period), Backoff(settings.backoff, settings.backoff_max)
+    return Supervisor(specs, limits, backoff, source)
 
 
 def observers_of(config: Config) -> dict[str, Supervisor]:

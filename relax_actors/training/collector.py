@@ -297,9 +297,16 @@ class Collector(Actor):
 
     def _remove_keys(self) -> None:
         """Remove the keys of the bucket that the run has not, and those that are too large or too many."""
-        enforced = self.context.state.enforce(lambda key: allowed_bytes(key, self._roles))
+        roles = {*self._roles, *self._table.call(self._added_roles())}
+        enforced = self.context.state.enforce(lambda key: allowed_bytes(key, roles))
         if forgotten := self._table.call(enforced):
             self.context.journal.event("keys_removed", keys=forgotten)
+
+    async def _added_roles(self) -> list[str]:
+        """Return the roles that the run is published with now: some may have been added since this process started."""
+        body = await self.context.state.get("run")
+        consumers = body.get("consumers") if isinstance(body, dict) else None
+        return [str(name) for name in consumers] if isinstance(consumers, dict) else []
 
     def _report(self, todo: Removal, before: Fill, culprits: dict[str, int]) -> None:
         """Publish what was removed, and what fills the table if it is nearly full."""

@@ -62,6 +62,17 @@ def without_truncated(trajectory: Trajectory) -> Trajectory | RelaxError:
     return replace(trajectory, loss_mask=mask) if cut.any() else trajectory
 
 
+def observed_tokens(trajectory: Trajectory) -> Array:
+    """Return the tokens of observations that follow a trained token of their sequence, `[total] bool`.
+
+    Earlier ones are the context of a branch, which another sequence has, too.
+    """
+    trained, lengths = np.cumsum(trajectory.trained), trajectory.lengths
+    before = np.append(0, trained)[np.cumsum(lengths) - lengths]
+    observed: Array = (trajectory.versions < 0) & (trained > np.repeat(before, lengths))
+    return observed
+
+
 def has_pair(trajectory: Trajectory, advantage: Advantage) -> bool:
     """Whether a chosen and a rejected answer both have trained tokens; their advantages are above and below 0."""
     tokens = token_advantages(advantage, trajectory)[trajectory.trained]
@@ -99,6 +110,7 @@ def samples_of(
     replays: bool = False,
     distil: DistilSection | None = None,
     imitation: float = 0.0,
+    observation: float = 0.0,
     media: Sequence[PromptMedia] | None = None,
 ) -> list[TrainSample]:
     """Convert a row to samples: one for each sequence with trained tokens.
@@ -110,7 +122,8 @@ def samples_of(
         scores: log-probs and values of the row, `[total] float32`, and `TeacherScores`, by column.
         replays: whether engines compute with the recorded experts.
         distil: section [algorithm.distil] of a run with a teacher.
-        imitation: factor of -log-prob of each token of a correct sample; see `StepRows.imitating`.
+        imitation: factor of -log-prob of each token of a correct sample; see `auxiliary_terms`.
+        observation: factor of -log-prob of each token of an observation, as `imitation`.
         media: media and positions of each sequence; None for a model that reads text only.
     """
     scores = dict(scores or {})
@@ -125,10 +138,16 @@ def samples_of(
             flat["returns"] = advantage.returns
         if imitation and advantage.correct is not None:
             flat["imitated"] = np.repeat(advantage.correct.astype(np.float32) * imitation, trajectory.sample_lengths)
+    trained = trajectory.trained
+    if observation:
+        observed = observed_tokens(trajectory)
+        factors = flat.get("imitated", np.zeros(len(observed), np.float32))
+        trained = trained | observed
+        flat |= {"observed": observed, "imitated": np.where(observed, np.float32(observation), factors)}
     if teacher is not None and distil is not None and distil.place == "loss":
         flat |= teacher_fields(teacher, trajectory)
     layout, recorded = _Layout(trajectory), trajectory.expanded_experts() if replays else None
-    tokens, mask = layout.tokens(trajectory), layout.spread(trajectory.trained)
+    tokens, mask = layout.tokens(trajectory), layout.spread(trained)
     arrays = {name: layout.spread(array) for name, array in flat.items()}
     arrays["versions"] = layout.spread(trajectory.versions, NOT_SAMPLED)
     sample_tokens, counts = trajectory.trained_lengths.tolist(), trajectory.counts.tolist()

@@ -58,6 +58,7 @@ class StepRows:
         distil: section [algorithm.distil]; None without a teacher.
         only_pairs: whether only the best and the worst sample of a row are trained.
         imitation: factor of -log-prob of each token of a correct sample, in the sum of the losses of all tokens.
+        observation: factor of -log-prob of each token of an observation, as `imitation`.
         digests: digest of each row's cell by column, see `row_digests`.
     """
 
@@ -71,6 +72,7 @@ class StepRows:
     distil: DistilSection | None = None
     only_pairs: bool = False
     imitation: float = 0.0
+    observation: float = 0.0
     digests: dict[str, list[int]] = field(default_factory=dict)
 
     def add(self, index: int, columns: Columns) -> None:
@@ -121,21 +123,6 @@ class StepRows:
         proximal = [in_layout(trajectory, scored) for trajectory in self.trajectories]
         return replace(self, scores=self.scores | {PROXIMAL: proximal})
 
-    def imitating(self, coefficient: float) -> StepRows:
-        """Return a copy for an update whose loss has a mean over tokens and a mean over those of correct samples.
-
-        The loss is divided by all trained tokens of the update, so the factor of a correct token is the coefficient
-        times all of them over those of correct samples.
-
-        Args:
-            coefficient: factor of the mean -log-prob of the tokens of correct samples.
-        """
-        correct = 0
-        for trajectory, advantage in zip(self.trajectories, self.advantages, strict=True):
-            if coefficient and advantage.correct is not None:
-                correct += int(trajectory.trained_lengths[advantage.correct].sum())
-        return replace(self, imitation=coefficient * self.tokens / correct if correct else 0.0)
-
     @property
     def lengths(self) -> list[list[int]]:
         """Number of tokens that are computed of each sequence of each row; also of its media, for their towers."""
@@ -156,7 +143,7 @@ class StepRows:
             scores = {name: arrays[i] for name, arrays in self.scores.items()}
             advantage, media = self.advantages[i], self.media[i] if self.media else None
             settings: dict[str, Any] = {"replays": self.replays, "distil": self.distil, "media": media}
-            settings["imitation"] = self.imitation
+            settings |= {"imitation": self.imitation, "observation": self.observation}
             samples += samples_of(index, trajectory, advantage, scores, **settings)
         return samples
 

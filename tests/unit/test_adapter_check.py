@@ -168,11 +168,7 @@ def test_check_names_the_arguments_of_external_servers_for_an_adapter(tmp_path: 
     assert note.endswith("--lora-target-modules k_proj q_proj v_proj"), "SGLang joins the three"
 
 
-def test_engines_without_adapters_are_refused_by_name(tmp_path: Path, base: Path) -> None:
-    ranks: dict[str, Any] = {"torch": {"ranks": 2}}
-    config = adapter_config(tmp_path, base, data=DATA, trainer=ranks)
-    errors = "\n".join(examine(config).errors)
-    assert "trainer.torch.ranks = 2: an adapter is trained in one process" in errors
+def test_reference_by_another_backend_is_refused_by_name(tmp_path: Path, base: Path) -> None:
     scored = adapter_config(tmp_path, base, data=DATA, roles={"reference": {"backend": "megatron"}})
     assert any("roles.reference.backend" in error for error in examine(scored).errors)
 

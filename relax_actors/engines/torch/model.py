@@ -176,11 +176,21 @@ def copy_into(model: PreTrainedModel, tensors: Mapping[str, Tensor], source: str
     known = _check_names(model, tensors, source)
     for name, tensor in tensors.items():
         _check_shape(name, tensor, known[name], source)
-        own: Any = known[name]
-        if hasattr(own, "device_mesh"):  # ranks share it; its class is not imported, which takes long
-            own.to_local().copy_(tensor[own_rows(own)])
-        else:
-            own.copy_(tensor)
+        copy_tensor(known[name], tensor)
+
+
+def is_shared(tensor: Tensor) -> bool:
+    """Return whether ranks share a tensor; its class is not imported, which takes long."""
+    return hasattr(tensor, "device_mesh")
+
+
+@torch.no_grad()
+def copy_tensor(own: Any, tensor: Any) -> None:
+    """Copy a tensor into another one, of which this rank may have some rows only."""
+    if not is_shared(own):
+        own.copy_(tensor)
+    else:
+        own.to_local().copy_(tensor.to_local() if is_shared(tensor) else tensor[own_rows(own)])
 
 
 def own_rows(tensor: Any) -> slice:

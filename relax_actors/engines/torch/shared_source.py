@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +26,7 @@ class SharedSource:
         dtype: in which they are published.
         ranks: who shares them.
         gather: returns a whole tensor in a dtype; collective.
+        lock: held while they are read.
     """
 
     def __init__(
@@ -32,9 +35,10 @@ class SharedSource:
         dtype: torch.dtype,
         ranks: Whole,
         gather: Callable[[Tensor, torch.dtype], Tensor],
+        lock: AbstractContextManager[Any],
     ) -> None:
         self._tensors, self._dtype = dict(sorted(tensors.items())), dtype
-        self._sharding, self._gather = ranks, gather
+        self._sharding, self._gather, self._lock = ranks, gather, lock
         self.rank, self.ranks = ranks.rank, ranks.count
         self.prefixes = b""
 
@@ -54,6 +58,10 @@ class SharedSource:
     @torch.no_grad()
     def visit(self, take: Take, files: int) -> str:
         """Gather each tensor, and pass it to `take` of the rank that owns it; see `WeightSource`."""
+        with self._lock:
+            return self._visit(take, files)
+
+    def _visit(self, take: Take, files: int) -> str:
         owners, digest = self._owners(files), weights.Fingerprint()
         failure: Exception | None = None
         for name, tensor in self._tensors.items():

@@ -1,6 +1,7 @@
 // What each actor did when: a lane an actor, or several where its work overlaps, on one canvas.
 import { useAnswer } from "../lib/answer.js";
-import { saveJson, savePng } from "../lib/export.js";
+import { blob } from "../lib/api.js";
+import { save, saveJson, savePng } from "../lib/export.js";
 import { clock, counted, figure } from "../lib/format.js";
 import { html, useEffect, useMemo, useRef, useState } from "../lib/html.js";
 import { choose, Pick } from "../lib/pick.js";
@@ -196,6 +197,13 @@ function Picked({ data, picked }) {
   return html`<p role="status">${picked.actor}: <strong>${data.names[name]}</strong> for ${figure(Number(seconds.toFixed(4)))} s from ${clock(data.begin + begin)}${id && html`, <a href=${link("sample", { row: id })}>${id}</a>`}</p>`;
 }
 
+/** Traces that `relax profile` has written, to save. */
+function Profiles({ run, names }) {
+  const [failed, setFailed] = useState("");
+  const fetched = (name) => blob("profile", { run, name }).then((content) => save(name, content), (error) => setFailed(error.message));
+  return html`${names.map((name) => html`<button key=${name} onClick=${() => fetched(name)}>${name}</button> `)}${failed}`;
+}
+
 /** What a lane is picked by; an outlier is busy for long. */
 function factsOf(actors) {
   const nodes = new Map((actors?.nodes || []).flatMap((node) => node.actors.map((actor) => [actor.name, node.name])));
@@ -244,6 +252,6 @@ export default function TimelineView({ run, parameters, theme }) {
       <div class="panel" ref=${place}><${Canvas} data=${data} lanes=${lanes} view=${view} setView=${setOwn} theme=${theme} onPick=${setPicked} /></div>
       <${Picked} data=${data} picked=${picked} />
       <${Table} title="Time by actor" columns=${COLUMNS} rows=${sums} id=${(each) => each.key} parameters=${parameters} cards />
-      ${data.instants.length > 0 && html`<section class="panel"><h3>Events</h3><ul>${data.instants.slice(-50).map((each, i) => html`<li key=${i}>${clock(each.time)} ${each.actor} ${each.name}${each.detail ? `: ${each.detail}` : ""}</li>`)}</ul></section>`}`}
+      ${data.instants.length > 0 && html`<section class="panel"><h3>Events</h3><ul>${data.instants.slice(-50).map((each, i) => html`<li key=${i}>${clock(each.time)} ${each.actor} ${each.name}${each.name === "profiled" ? html`: <${Profiles} run=${run} names=${each.detail.split(", ")} />` : each.detail ? `: ${each.detail}` : ""}</li>`)}</ul></section>`}`}
   </div>`;
 }
