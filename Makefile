@@ -9,6 +9,7 @@
 #   docs            build the documentation site into site/; a broken link or reference fails
 #   gpu-check       check and time everything that computes on a GPU; 25 minutes on one GPU, 5 on a CPU with SHORT=1
 #   screenshots     picture the console for the documentation; needs Chromium
+#   console-demo    record the run that `relax console --demo` shows; a minute on two cores
 #   bench           compare with TRL
 #   bench-recovery  measure the recovery of every part of a run, then a soak test of a quarter of an hour
 #   chaos           kill a run a hundred times and compare its weights; then the slow tests of faults
@@ -35,7 +36,7 @@ export OMP_NUM_THREADS = 1
 # Runs and tests start many processes; without cached byte code each compiles the code anew, for up to a second.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: screenshots gpu-check demo install media megatron sglang test test-all chaos fuzz compose-test lint lock audit docs bench bench-recovery omni agents sequence smollm2 clean
+.PHONY: screenshots console-demo gpu-check demo install media megatron sglang test test-all chaos fuzz compose-test lint lock audit docs bench bench-recovery omni agents sequence smollm2 clean
 .DELETE_ON_ERROR:
 
 # Written by deploy/install.py, which removes it while it changes the environment.
@@ -122,6 +123,9 @@ gpu-check: $(VENV)/.base
 # Trains a short demo; needs Chromium (apt install chromium).
 screenshots: $(VENV)/.base $(VENV)/.browser
 	$(BIN)/python docs/make_screenshots.py
+
+console-demo: $(VENV)/.base
+	$(BIN)/python docs/make_console_demo.py
 
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks/grpo_vs_trl.py

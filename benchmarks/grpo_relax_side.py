@@ -66,6 +66,13 @@ colocate = {colocate}
 {algorithm}
 """
 
+LORA = """
+[lora]
+rank = {rank}
+alpha = {alpha}
+"""
+"""Section of an adapter."""
+
 GRPO = """
 [algorithm]
 # The ratio of a step's only update is 1, as in TRL: tokens are not clipped for being a step old.
@@ -82,7 +89,7 @@ def write_toml(work: Workload, name: str, staleness: int, algorithm: str = GRPO)
         model=json.dumps(str(work.model)),
         prompts=json.dumps(str(work.prompts)),
         staleness=staleness,
-        algorithm=algorithm,
+        algorithm=algorithm + (LORA.format(rank=work.lora_rank, alpha=2 * work.lora_rank) if work.lora_rank else ""),
         colocate='[["rollout", "trainer"]]' if work.device == "cuda" else "[]",
         **{
             field: getattr(work, field)

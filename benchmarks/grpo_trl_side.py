@@ -33,6 +33,16 @@ class Ends(TrainerCallback):
         self.times.append(time.time())
 
 
+def adapter_of(work: Workload) -> Any:
+    """Return PEFT's settings of the adapter; None to train all weights."""
+    if not work.lora_rank:
+        return None
+    from peft import LoraConfig  # noqa: PLC0415 an environment without it can train all weights
+
+    rank = work.lora_rank
+    return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+
+
 def main() -> None:
     """Train for the workload's steps; write the end times of the steps, the rewards and the lengths."""
     work, result = Workload.load(Path(sys.argv[1])), Path(sys.argv[2])
@@ -71,6 +81,7 @@ def main() -> None:
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
         callbacks=[ends],
+        peft_config=adapter_of(work),
     )
     trainer.train()
     logged = [entry for entry in trainer.state.log_history if "reward" in entry]

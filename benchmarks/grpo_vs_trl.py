@@ -2,6 +2,7 @@
 
     python benchmarks/grpo_vs_trl.py                          # creates TRL's environment first, 2 GB
     python benchmarks/grpo_vs_trl.py --repeats 1 --json       # one turn, about three minutes
+    python benchmarks/grpo_vs_trl.py --lora 16                # both train an adapter of this rank, TRL's by PEFT
 
 Runs `relax up` as a user does (broker, supervisor and five actor processes) and TRL's trainer in one process,
 interleaved. Both get the same model (Qwen3, hidden 128, 4 layers, 0.8 M parameters, float32, the same random weights),
@@ -53,7 +54,7 @@ RUN_SECONDS = 420.0
 LOAD_SECONDS = 3.0
 QUIET_SHARE = 0.1
 """Largest share of the processors that other programs may keep busy before and after a run."""
-REQUIREMENTS = ("torch==2.13.0", "trl==1.16.*")
+REQUIREMENTS = ("torch==2.13.0", "trl==1.16.*", "peft==0.21.*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +238,7 @@ def main() -> None:
     """Run both sides interleaved and report."""
     arguments = parse((__doc__ or "").split("\n", 1)[0], "trl-venv")
     python = arguments.trl_python or trl_python(arguments.venv)
-    work = Workload(tempfile.mkdtemp(prefix="grpo-vs-trl-"), arguments.steps)
+    work = Workload(tempfile.mkdtemp(prefix="grpo-vs-trl-"), arguments.steps, lora_rank=arguments.lora)
     compare(
         arguments,
         work,
@@ -259,6 +260,7 @@ def parse(description: str, environment: str, staleness: int = 1) -> argparse.Na
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--warm-up", type=int, default=5, help="steps left out at the start of each run")
     parser.add_argument("--staleness", type=int, default=staleness, help="staleness.max of relax-actors")
+    parser.add_argument("--lora", type=int, default=0, metavar="RANK", help="train an adapter instead of all weights")
     parser.add_argument("--venv", type=Path, default=HERE.parent / ".bench" / environment)
     parser.add_argument("--trl-python", type=Path, help="interpreter of an environment with TRL, instead of --venv")
     parser.add_argument("--any-load", action="store_true", help="exit with 0 although other programs were busy")

@@ -36,7 +36,13 @@ T = TypeVar("T")
 DEMO = Path(__file__).parents[1] / "examples" / "demo" / "demo.toml"
 DEADLINE = 120.0
 RECORD_OVERHEAD = 30
-PROGRAMS = {"nats-server": "broker", "supervision.node": "node", "supervision.zygote": "zygote", "cli.main": "root"}
+PROGRAMS = {
+    "nats-server": "broker",
+    "supervision.node": "node",
+    "supervision.zygote": "zygote",
+    "supervision.recorder": "recorder",
+    "cli.main": "root",
+}
 
 
 def name_of(pid: int) -> str | None:

@@ -6,12 +6,17 @@ The size is counted for Qwen2.5-0.5B, of which only shapes are built: bytes of a
 full set in the same precision. Both sides then train the same adapter of one small model on the same sequences:
 forward, backward and AdamW. "peft" pads them to the longest and computes logits of completions only; "relax" is the
 torch engine, with and without `trainer.share_prefixes`. The losses must agree.
+
+The error of merging is that of `rollout.sglang.merge_adapter`: after 20 steps the trained adapter is added to the base
+in each precision, once exactly and once rounded to the precision. Both sets compute log-probs in float32, so the
+difference is that of the rounding alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -24,18 +29,20 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from relax_actors.config import Config, validate
-from relax_actors.data.adapter import AdapterForm
+from relax_actors.config.lora import LoraSection
+from relax_actors.data.adapter import DOWN, UP, AdapterForm, form_of
 from relax_actors.data.model_folder import prepare
 from relax_actors.engines.protocols import TrainSample, train
 from relax_actors.engines.torch.adapter import Adapter
 from relax_actors.engines.torch.engine import TorchEngine
-from relax_actors.engines.torch.model import build, tensors_of
+from relax_actors.engines.torch.model import build, copy_into, tensors_of
 
 RANK = 16
+MERGE_STEPS = 20
 QWEN_HALF = Qwen2Config(
     vocab_size=151936,
     hidden_size=896,
@@ -152,6 +159,55 @@ def peft_step(base: Path, adapter: Path, batch: Sequence[TrainSample]) -> Callab
     return step
 
 
+@torch.no_grad()
+def merging(folder: Path, base: Path, batch: Sequence[TrainSample]) -> dict[str, dict[str, float]]:
+    """Measure the error of merging by precision.
+
+    Returns:
+        `lost`, the norm of the error of the weights as a share of the norm of s B A; `error`, the mean absolute
+        difference of a token's log-prob; `effect`, that between the base and the base with the adapter.
+    """
+    engine = TorchEngine(config_of(folder, base, shares=True))
+    engine.initialise(5)
+    engine.finish_warm_start()
+    with torch.enable_grad():
+        for step in range(MERGE_STEPS):
+            train(engine, batch, step, lambda: None)
+    folder.mkdir()
+    path = folder / "adapter.safetensors"
+    engine.publish(path)
+    published, scale = load_file(path), form_of(config_of(folder, base, shares=True).lora or LoraSection()).scale
+    stored = {name: t for file in sorted(base.glob("*.safetensors")) for name, t in load_file(file).items()}
+    added = {
+        f"{name.removesuffix(DOWN)}.weight": scale * (published[name.removesuffix(DOWN) + UP] @ published[name])
+        for name in published
+        if name.endswith(DOWN)
+    }
+    norm = math.sqrt(sum(float(update.square().sum()) for update in added.values()))
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        rounded = {name: tensor.to(dtype).float() for name, tensor in stored.items()}
+        exact = rounded | {name: rounded[name] + update for name, update in added.items()}
+        merged = exact | {name: exact[name].to(dtype).float() for name in added}
+        lost = math.sqrt(sum(float((merged[name] - exact[name]).square().sum()) for name in added)) / norm
+        alone, beside, together = (logprobs(base, weights, batch) for weights in (rounded, exact, merged))
+        error, effect = (float((other - beside).abs().mean()) for other in (together, alone))
+        found[str(dtype).removeprefix("torch.")] = {"lost": lost, "error": error, "effect": effect}
+    return found
+
+
+def logprobs(base: Path, weights: dict[str, torch.Tensor], batch: Sequence[TrainSample]) -> torch.Tensor:
+    """Return the log-probs of the trained tokens, in float32."""
+    model = build(base)
+    copy_into(model, weights, "benchmark")
+    found = []
+    for sample in batch:
+        tokens = torch.from_numpy(sample.token_ids).long()
+        scores = model(input_ids=tokens[None]).logits[0, :-1].log_softmax(-1)
+        found.append(scores.gather(-1, tokens[1:, None])[:, 0][torch.from_numpy(sample.loss_mask)[1:]])
+    return torch.cat(found)
+
+
 def measure(steps: dict[str, Callable[[], float]], repeats: int) -> dict[str, float]:
     """Return the median CPU seconds of a step by side.
 
@@ -187,8 +243,9 @@ def main() -> int:
             "peft": peft_step(base, folder / "shared" / "model" / "adapter", batch),
         }
         seconds = measure(steps, arguments.repeats)
+        errors = merging(folder / "merged", base, batch)
     if arguments.json:
-        sys.stdout.write(json.dumps(found | {"seconds": seconds}) + "\n")
+        sys.stdout.write(json.dumps(found | {"seconds": seconds, "merging": errors}) + "\n")
         return 0
     console = Console()
     full, own = found["full_bytes"] / 1e6, found["adapter_bytes"] / 1e6
@@ -198,6 +255,10 @@ def main() -> int:
     table = Table("step", "CPU s", "peft takes")
     for name, value in seconds.items():
         table.add_row(name, f"{value:.3f}", f"{seconds['peft'] / value:.2f}x")
+    console.print(table)
+    table = Table("merged in", "update lost", "error of a log-prob", "effect of the adapter on it")
+    for name, figures in errors.items():
+        table.add_row(name, f"{figures['lost']:.2%}", f"{figures['error']:.1e}", f"{figures['effect']:.1e}")
     console.print(table)
     return 0
 

@@ -2,9 +2,9 @@
 
 Runs the demo and takes two readings after the start-up. "Model" is the time of the rollout's thread in the inference
 engine and of the trainer's thread in the training engine. Everything else is overhead: broker, supervisors, encoding,
-rewards, publishing weights.
+rewards, publishing weights, and the record of rows.
 
-    python benchmarks/overhead.py [--steps 300] [--json]
+    python benchmarks/overhead.py [--steps 300] [--json] [--set record.max_mib=0 ...]
 """
 
 from __future__ import annotations
@@ -99,10 +99,12 @@ class Listener:
         self._connection.close()
 
 
-def measure(steps: int, folder: Path) -> dict[str, object]:
-    """Run the demo and compare two readings, `steps` steps apart."""
+def measure(steps: int, folder: Path, settings: list[str]) -> dict[str, object]:
+    """Run the demo with some settings and compare two readings, `steps` steps apart."""
     command = [sys.executable, "-m", "relax_actors.cli.main", "up", str(DEMO), "run.name=overhead", "--quiet"]
-    process = subprocess.Popen([*command, f"run.folder={folder}", "run.steps=100000"], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [*command, f"run.folder={folder}", "run.steps=100000", *settings], stdout=subprocess.DEVNULL
+    )
     try:
         address = wait_for_address(folder)
         listener = Listener(address)
@@ -141,9 +143,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--set", nargs="*", default=[], help="settings of the run, e.g. record.max_mib=0")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        result = measure(options.steps, Path(scratch) / "run")
+        result = measure(options.steps, Path(scratch) / "run", options.set)
     print(f"{'process':12} CPU ms per row")
     for name, value in result["by_process"].items():  # type: ignore[attr-defined]
         print(f"{name:12} {value:8.2f}")

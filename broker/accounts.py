@@ -79,6 +79,15 @@ def imports(user: Permissions, owner: str, served: Mapping[str, str]) -> list[di
     ]
 
 
+def requests_to(served: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Imports of requests that other accounts answer, as claims.
+
+    Args:
+        served: public key of the account that answers, by the subject of the requests.
+    """
+    return [{"name": subject, "subject": subject, "account": key, "type": "service"} for subject, key in served.items()]
+
+
 def _service(subject: str) -> dict[str, Any]:
     claims: dict[str, Any] = {"name": subject, "subject": subject, "type": "service"}
     if _SEVERAL_ANSWERS.fullmatch(subject):
@@ -98,8 +107,8 @@ def _subscribed(user: Permissions) -> list[str]:
 
 def _widest(subjects: Iterable[str]) -> list[str]:
     """Leave out the subjects that others contain: an account may not export or import a subject twice."""
-    found = list(dict.fromkeys(subjects))
-    return [subject for subject in found if not any(other != subject and matches(other, subject) for other in found)]
+    unique = list(dict.fromkeys(subjects))
+    return [subject for subject in unique if not any(other != subject and matches(other, subject) for other in unique)]
 
 
 def _numbered_wildcards(subject: str) -> str:

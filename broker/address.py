@@ -114,9 +114,9 @@ class Address:
             BrokerError: the file is missing or holds no address.
         """
         try:
-            found = cls(**json.loads(path.read_text()))
-            own = found.credentials
-            return found if own is None else replace(found, credentials=str(path.parent / own))
+            address = cls(**json.loads(path.read_text()))
+            own = address.credentials
+            return address if own is None else replace(address, credentials=str(path.parent / own))
         except (OSError, ValueError, TypeError) as error:
             msg = f"no broker address in {path}: {error}; is the run up?"
             raise BrokerError(msg) from error

@@ -237,12 +237,12 @@ def plain_value(envelope: Envelope) -> Any:
 def _plain_fields(value: Any) -> dict[str, Any]:
     """Return the fields by name, without fields that have their default value."""
     required, optional = _fields_of(typing.cast("Any", type(value)))
-    found = {name: getattr(value, name) for name in required}
+    fields = {name: getattr(value, name) for name in required}
     for name, default in optional:
         item = getattr(value, name)
         if item is not default and (isinstance(item, np.ndarray) or item != default):
-            found[name] = item
-    return found
+            fields[name] = item
+    return fields
 
 
 @cache
@@ -317,13 +317,13 @@ def _bad_shape(shape: Any) -> CodecError:
 def _decode_array(payload: bytes) -> Array:
     if len(payload) > _MAX_HEAD_BYTES:
         check_items(payload, MAX_DIMENSIONS + 4)
-    found = msgpack.unpackb(payload, strict_map_key=True)
-    if type(found) is list and len(found) == _ARRAY_ITEMS and type(found[2]) is bytes:
-        name, sizes, nbytes = _sizes(found[0], found[1])
-        if nbytes != len(found[2]):
-            msg = f"array {name}{list(sizes)} needs {nbytes} bytes, the cell has {len(found[2])}"
+    packed = msgpack.unpackb(payload, strict_map_key=True)
+    if type(packed) is list and len(packed) == _ARRAY_ITEMS and type(packed[2]) is bytes:
+        name, sizes, nbytes = _sizes(packed[0], packed[1])
+        if nbytes != len(packed[2]):
+            msg = f"array {name}{list(sizes)} needs {nbytes} bytes, the cell has {len(packed[2])}"
             raise CodecError(msg)
-        return np.frombuffer(found[2], dtype=name).reshape(sizes)
+        return np.frombuffer(packed[2], dtype=name).reshape(sizes)
     msg = "malformed array"
     raise CodecError(msg)
 
@@ -332,9 +332,9 @@ def _decode_reference(payload: bytes) -> TensorRef:
     if len(payload) > _MAX_REFERENCE_BYTES:
         msg = f"tensor reference of {len(payload)} bytes is over the limit of {_MAX_REFERENCE_BYTES}"
         raise CodecError(msg)
-    found = msgpack.unpackb(payload, strict_map_key=True)
-    if type(found) is list and len(found) == len(TensorRef.__slots__):
-        uri, offset, nbytes, dtype, shape, digest = found
+    packed = msgpack.unpackb(payload, strict_map_key=True)
+    if type(packed) is list and len(packed) == len(TensorRef.__slots__):
+        uri, offset, nbytes, dtype, shape, digest = packed
         if type(uri) is str and type(offset) is int and offset >= 0 and type(digest) is str:
             name, sizes, expected = _sizes(dtype, shape)
             if expected == nbytes:

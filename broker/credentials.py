@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from broker.accounts import exports, imports, own_exports
+from broker.accounts import exports, imports, own_exports, requests_to
 from broker.errors import AddressError, BrokerError
 from broker.files import write_private
 from broker.permissions import Permissions
@@ -152,9 +152,11 @@ class OperatorKeys:
         # The server's monitoring reports accounts by the name in their claims and looks them up by key.
         owner = self.account_of(run.run).public
         limits = _ACCOUNT | _JETSTREAM | {"disk_storage": run.max_bytes}
-        accounts = {owner: (owner, {"limits": limits, "exports": exports(run.users.values())})}
         keys = {name: self.account_of(run.run, name).public for name in run.users}
         served = {subject: keys[name] for name, granted in run.users.items() for subject in granted.serves}
+        # The operator, who is in this account, may send requests to actors.
+        own = {"limits": limits, "exports": exports(run.users.values()), "imports": requests_to(served)}
+        accounts = {owner: (owner, own)}
         for name, granted in run.users.items():
             limits = _ACCOUNT | {"conn": MAX_CONNECTIONS, "subs": MAX_SUBSCRIPTIONS, "leaf": 0}
             claims = {"limits": limits, "imports": imports(granted, owner, served), "exports": own_exports(granted)}

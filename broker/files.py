@@ -57,16 +57,16 @@ def check_private_folder(path: Path) -> None:
     if path.is_symlink():
         msg = f"{path} is a link to {os.readlink(path)}; give the path of the folder itself"  # noqa: PTH115
         raise UnsafePathError(msg)
-    found = path.stat()
-    if not stat.S_ISDIR(found.st_mode):
+    state = path.stat()
+    if not stat.S_ISDIR(state.st_mode):
         msg = f"{path} is not a folder; give another path"
         raise UnsafePathError(msg)
-    if found.st_uid != os.geteuid():
-        msg = f"{path} belongs to user {found.st_uid}, and this is user {os.geteuid()}; give another path"
+    if state.st_uid != os.geteuid():
+        msg = f"{path} belongs to user {state.st_uid}, and this is user {os.geteuid()}; give another path"
         raise UnsafePathError(msg)
-    if found.st_mode & _OTHERS_WRITE:
+    if state.st_mode & _OTHERS_WRITE:
         msg = (
-            f"other users may write to {path} (mode {found.st_mode & 0o7777:04o}); if its content is yours: "
+            f"other users may write to {path} (mode {state.st_mode & 0o7777:04o}); if its content is yours: "
             f"chmod 700 {path}"
         )
         raise UnsafePathError(msg)
@@ -84,12 +84,12 @@ def check_parents(path: Path) -> None:
     for parent in dict.fromkeys((*path.absolute().parents, *path.resolve().parents)):
         if not os.path.lexists(parent):
             continue
-        found = parent.lstat()
+        state = parent.lstat()
         unsafe = ""
-        if found.st_uid not in (_ROOT, os.geteuid()):
-            unsafe = f"belongs to user {found.st_uid}"
-        elif stat.S_ISDIR(found.st_mode) and found.st_mode & _OTHERS_WRITE and not found.st_mode & stat.S_ISVTX:
-            unsafe = f"can be written by other users (mode {found.st_mode & 0o7777:04o})"
+        if state.st_uid not in (_ROOT, os.geteuid()):
+            unsafe = f"belongs to user {state.st_uid}"
+        elif stat.S_ISDIR(state.st_mode) and state.st_mode & _OTHERS_WRITE and not state.st_mode & stat.S_ISVTX:
+            unsafe = f"can be written by other users (mode {state.st_mode & 0o7777:04o})"
         if unsafe:
             msg = f"{path} is not safe: {parent} {unsafe}, who could put another folder in its place"
             raise UnsafePathError(msg)
@@ -107,10 +107,10 @@ def open_lock(path: Path) -> int:
         raise UnsafePathError(msg)
     # O_NOFOLLOW also refuses a link that was planted since; O_NONBLOCK does not wait for the writer of a planted FIFO.
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
-    found = os.fstat(lock)
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+    state = os.fstat(lock)
+    if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid():
         os.close(lock)
-        whose = f"belongs to user {found.st_uid}" if stat.S_ISREG(found.st_mode) else "is not a file"
+        whose = f"belongs to user {state.st_uid}" if stat.S_ISREG(state.st_mode) else "is not a file"
         msg = f"lock {path} {whose}, and this is user {os.geteuid()}; remove it"
         raise UnsafePathError(msg)
     return lock

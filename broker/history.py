@@ -50,8 +50,8 @@ class History:
         Raises:
             BrokerError: the broker refuses the request.
         """
-        found = [_cell(answer) for answer in await self._answers({"last_by_subj": self._subject}) if _is_stored(answer)]
-        return found[-1] if found else None
+        cells = [_cell(answer) for answer in await self._answers({"last_by_subj": self._subject}) if _is_stored(answer)]
+        return cells[-1] if cells else None
 
     async def page(self) -> list[Cell]:
         """Return the next messages; empty if there are none now.
@@ -62,11 +62,11 @@ class History:
             BrokerError: the broker refuses the request.
         """
         page = {"seq": self._next, "next_by_subj": self._subject, "batch": PAGE_MESSAGES, "max_bytes": PAGE_BYTES}
-        found = await self._read(page)
-        if not found and await self._is_created_again():
+        cells = await self._read(page)
+        if not cells and await self._is_created_again():
             self._next, self._newest = 1, None
-            found = await self._read({**page, "seq": 1})
-        return found
+            cells = await self._read({**page, "seq": 1})
+        return cells
 
     async def _is_created_again(self) -> bool:
         """Whether the stream's last message is newer than the newest one read, although its sequence is lower."""
@@ -86,21 +86,21 @@ class History:
     async def _read(self, wanted: dict[str, Any]) -> list[Cell]:
         answers = await self._answers(wanted)
         self._newest = max(filter(None, [self._newest, *map(_position, answers)]), default=None)
-        found = [_cell(answer) for answer in answers if _is_stored(answer)]
+        cells = [_cell(answer) for answer in answers if _is_stored(answer)]
         # The end of a page names its last message, also where the headers of that are too long to be read.
         ends = [int((answer.headers or {}).get("Nats-Last-Sequence", 0)) for answer in answers[-1:]]
         self.has_more = any(int((answer.headers or {}).get("Nats-Num-Pending", 0)) > 0 for answer in answers[-1:])
-        self._next = max([self._next - 1, *ends, *(cell.sequence for cell in found)]) + 1
-        return found
+        self._next = max([self._next - 1, *ends, *(cell.sequence for cell in cells)]) + 1
+        return cells
 
     async def _ask(self, request: bytes) -> list[Msg]:
         """Return all answers to a request, the end of the page included."""
-        found: list[Msg] = []
+        messages: list[Msg] = []
         is_page = b"batch" in request
 
         def take(answer: Msg) -> list[Msg] | None:
-            found.append(answer)
-            return found if self._is_end(answer) or not is_page else None
+            messages.append(answer)
+            return messages if self._is_end(answer) or not is_page else None
 
         return await (await self._connection.requests.send(f"{API}.DIRECT.GET.{self._stream}", request, take))
 

@@ -165,9 +165,9 @@ class KeyedServer:
         try:
             known: dict[str, Any] = json.loads(path.read_text())
             known |= {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
-            found = Settings(**known)
-            found = replace(found, store=None if found.store is None else Path(found.store))
-            return {name: getattr(found, name) for name in OF_SERVER}
+            settings = Settings(**known)
+            settings = replace(settings, store=None if settings.store is None else Path(settings.store))
+            return {name: getattr(settings, name) for name in OF_SERVER}
         except (OSError, ValueError, TypeError, AttributeError) as error:
             msg = f"{path} cannot be read: {error}; run `relax keys` for the first run of the server again"
             raise ConfigError(msg) from error

@@ -64,7 +64,7 @@ _ACTOR: dict[str, Check] = {
     "waits_for": _or_none(_is_text),
     "doing_since": _or_none(_is_number),
 }
-_MORE_OF_ACTOR: dict[str, Check] = {"weights": _is_version}
+_MORE_OF_ACTOR: dict[str, Check] = {"weights": _is_version, "handled": _is_count, "code": _is_text}
 _NODE: dict[str, Check] = {"name": _is_text, "where": _is_text}
 _MORE_OF_NODE: dict[str, Check] = {
     "since": _is_number,
@@ -72,6 +72,7 @@ _MORE_OF_NODE: dict[str, Check] = {
     "children": _is_map,
     "zygote": _or_none(_is_map),
     "gpus": _is_map,
+    "room": _is_map,
     "spot": _is_flag,
 }
 _ROOT: dict[str, Check] = {"pid": _is_count, "since": _is_number, "children": _is_map}
@@ -105,8 +106,8 @@ def lease_of(key: str, data: bytes, headers: dict[str, str] | None) -> dict[str,
         body = None
     if not isinstance(body, dict):
         return "it is not a JSON object"
-    found = body.pop(CHECKSUM, None)
-    if found != _checksum(key, body):
+    checksum = body.pop(CHECKSUM, None)
+    if checksum != _checksum(key, body):
         return "its checksum does not match its key and content"
     required, optional = _KINDS.get(kind, (_ACTOR, _MORE_OF_ACTOR))
     known = required | optional

@@ -165,13 +165,13 @@ class RunState:
         excess, left = [], {}
         for key in keys:
             with suppress(NotFoundError):
-                found = await self._connection.js.get_last_msg(f"KV_{self._bucket}", self._subject(key))
-                if found.subject != self._subject(key):
+                message = await self._connection.js.get_last_msg(f"KV_{self._bucket}", self._subject(key))
+                if message.subject != self._subject(key):
                     continue  # a key with a wildcard, whose purge would remove others
-                if len(found.data or b"") > allowed(key):
+                if len(message.data or b"") > allowed(key):
                     excess.append(key)
                 else:
-                    left[key] = len(found.data or b"")
+                    left[key] = len(message.data or b"")
         sizes: Counter[str] = Counter()
         for key, size in left.items():
             sizes[role_of(key)] += size
@@ -250,8 +250,8 @@ class RunState:
         The holder may be the caller itself: an earlier attempt may have succeeded although its reply was lost.
         """
         key = lease_key(role, n)
-        found, revision = await self._lease(key)
-        if isinstance(found, dict):
+        entry, revision = await self._lease(key)
+        if isinstance(entry, dict):
             return False
         data = signed(key, state)
 
@@ -283,8 +283,8 @@ class RunState:
 
     async def renew_held_lease(self, role: str, n: int | str, state: dict[str, Any], ttl: float) -> bool:
         """Renew a lease that was acquired with the same `state`; False if another holder has it now."""
-        found = await self.lease(role, n)
-        if found is not None and found != state:
+        lease = await self.lease(role, n)
+        if lease is not None and lease != state:
             return False
         await self.renew_lease(role, n, state, ttl)
         return True
@@ -295,18 +295,18 @@ class RunState:
 
     async def lease(self, role: str, n: int | str) -> dict[str, Any] | None:
         """Return the state of a current lease; None if nobody holds it."""
-        found, _ = await self._lease(lease_key(role, n))
-        return found if isinstance(found, dict) else None
+        entry, _ = await self._lease(lease_key(role, n))
+        return entry if isinstance(entry, dict) else None
 
     async def leases(self, role: str = "") -> dict[str, dict[str, Any]]:
         """Return the state of all current leases, or of those of one role, by `<role>.<n>`."""
-        found = await self._entries(role)
-        return {name: entry for name, entry in found.items() if isinstance(entry, dict)}
+        entries = await self._entries(role)
+        return {name: entry for name, entry in entries.items() if isinstance(entry, dict)}
 
     async def forged_leases(self) -> dict[str, str]:
         """Return why invalid entries under the keys of leases are ignored, by `<role>.<n>`."""
-        found = await self._entries()
-        return {name: entry for name, entry in found.items() if isinstance(entry, str)}
+        entries = await self._entries()
+        return {name: entry for name, entry in entries.items() if isinstance(entry, str)}
 
     async def _entries(self, role: str = "") -> dict[str, dict[str, Any] | str | None]:
         keys = await self._keys(f"lease.{role}" if role else "lease")
@@ -322,13 +322,13 @@ class RunState:
             except NotFoundError:
                 return None
 
-        found = await self._connection.retry(get, f"read {key}")
-        if found is None:
+        message = await self._connection.retry(get, f"read {key}")
+        if message is None:
             return None, 0
-        headers = found.headers or {}
+        headers = message.headers or {}
         if "KV-Operation" in headers or "Nats-Marker-Reason" in headers:
-            return None, found.seq or 0  # released or expired
-        return lease_of(key, found.data or b"", headers), found.seq or 0
+            return None, message.seq or 0  # released or expired
+        return lease_of(key, message.data or b"", headers), message.seq or 0
 
     def _subject(self, key: str) -> str:
         return f"$KV.{self._bucket}.{key}"

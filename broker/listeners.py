@@ -9,6 +9,7 @@ import ipaddress
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -70,7 +71,7 @@ class Settings:
             if wrong := [name for name in names if not _is_host(name)]:
                 msg = f"{option} {wrong[0]!r} is no host name or address; use letters, digits, '-' and '.'"
                 raise ConfigError(msg)
-        if wrong := [origin for origin in self.origins if not _is_origin(origin)]:
+        if wrong := [origin for origin in self.origins if not is_origin(origin)]:
             msg = f"--origin {wrong[0]!r} is no origin of a page; write https://HOST or https://HOST:PORT"
             raise ConfigError(msg)
         if self.days is not None and not (math.isfinite(self.days) and 0 < self.days <= 36500):  # noqa: PLR2004 a century
@@ -96,13 +97,11 @@ class Settings:
         Args:
             folder: folder with the server's certificate.
         """
-        found = [] if self.http is None else [f"http: {json.dumps(f'{self.host}:{self.http}')}"]
+        lines = [] if self.http is None else [f"http: {json.dumps(f'{self.host}:{self.http}')}"]
         if self.websocket is not None:
-            origins = f"allowed_origins: {json.dumps(self.origins)}" if self.origins else "same_origin: true"
-            inner = ["  tls {", tls_block(folder, mutual=self.mutual), "  }"] if self.tls else ["  no_tls: true"]
-            listen = json.dumps(f"{self.host}:{self.websocket}")
-            found += ["websocket {", f"  listen: {listen}", f"  {origins}", *inner, "}"]
-        return found
+            secure = ["  tls {", tls_block(folder, mutual=self.mutual), "  }"] if self.tls else ["  no_tls: true"]
+            lines += websocket_block(f"{self.host}:{self.websocket}", self.origins, secure)
+        return lines
 
     def cluster_block(self, name: str, folder: Path, password: str) -> str:
         """Return the block `cluster` of one server: the routes to all servers."""
@@ -119,6 +118,18 @@ class Settings:
             f"{secure}"
             "}\n"
         )
+
+
+def websocket_block(listen: str, origins: Sequence[str], secure: Sequence[str] = ("  no_tls: true",)) -> list[str]:
+    """Return the block `websocket` of a server.
+
+    Args:
+        listen: address, HOST:PORT.
+        origins: pages that may connect; only those of the same host and port if empty.
+        secure: its settings of TLS.
+    """
+    allowed = f"allowed_origins: {json.dumps(list(origins))}" if origins else "same_origin: true"
+    return ["websocket {", f"  listen: {json.dumps(listen)}", f"  {allowed}", *secure, "}"]
 
 
 def tls_block(folder: Path, *, mutual: bool) -> str:
@@ -140,7 +151,8 @@ def _is_host(name: str) -> bool:
     return True
 
 
-def _is_origin(text: str) -> bool:
+def is_origin(text: str) -> bool:
+    """Whether a text is the origin of a page, as browsers send it: https://HOST or https://HOST:PORT."""
     try:
         parts = urlsplit(text)
         port = parts.port

@@ -37,8 +37,8 @@ async def look_up(requests: Requests, stream: str, subject: str) -> Stored | Non
         UnreadableAnswerError: the answer cannot be read; ask the stream's leader.
         nats.errors.Error: no answer; see `Requests.send`.
     """
-    (found,) = await (await requests.send(f"{API}.DIRECT.GET.{stream}.{subject}", b"", lambda m: (_stored(m),)))
-    return found
+    (stored,) = await (await requests.send(f"{API}.DIRECT.GET.{stream}.{subject}", b"", lambda m: (_stored(m),)))
+    return stored
 
 
 async def look_up_all(requests: Requests, stream: str, subjects: list[str]) -> dict[str, Stored]:
@@ -50,21 +50,21 @@ async def look_up_all(requests: Requests, stream: str, subjects: list[str]) -> d
         UnreadableAnswerError: the server refuses the request.
         nats.errors.Error: no answer; see `Requests.send`.
     """
-    found: dict[str, Stored] = {}
+    stored: dict[str, Stored] = {}
     for begin in range(0, len(subjects), MAX_SUBJECTS):
         wanted = subjects[begin : begin + MAX_SUBJECTS]
         is_whole = False
         while wanted and not is_whole:
             answer, is_whole = await _look_up_some(requests, stream, wanted)
-            found |= answer
+            stored |= answer
             wanted = [subject for subject in wanted if subject not in answer]
             is_whole = is_whole or not answer
-    return found
+    return stored
 
 
 async def _look_up_some(requests: Requests, stream: str, subjects: list[str]) -> tuple[dict[str, Stored], bool]:
     """Return the messages of one answer, and whether the server left none out because it would be too long."""
-    found: dict[str, Stored] = {}
+    messages: dict[str, Stored] = {}
 
     def take(message: Msg) -> tuple[dict[str, Stored], bool] | None:
         headers = message.headers
@@ -73,11 +73,11 @@ async def _look_up_some(requests: Requests, stream: str, subjects: list[str]) ->
         if "Nats-Stream" in headers:
             stored = _stored(message)
             if stored is not None:
-                found[stored.subject] = stored
+                messages[stored.subject] = stored
             return None
         if headers.get("Status") not in _END:
             raise UnreadableAnswerError(headers.get("Description", "no status"))
-        return found, headers.get("Nats-Num-Pending", "0") == "0"
+        return messages, headers.get("Nats-Num-Pending", "0") == "0"
 
     wanted = json.dumps({"multi_last": subjects, "max_bytes": MAX_ANSWER_BYTES}).encode()
     return await (await requests.send(f"{API}.DIRECT.GET.{stream}", wanted, take))

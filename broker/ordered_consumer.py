@@ -164,16 +164,16 @@ class OrderedConsumer:
         Args:
             caught_up: also return messages that arrive during the read.
         """
-        found: list[Msg] = []
+        collected: list[Msg] = []
         try:
             async for messages in self.batches(tick=0.5):
-                found += messages
+                collected += messages
                 is_at_end = messages[-1].metadata.num_pending == 0 if messages else self.drained
-                if is_at_end or (len(found) >= (self.backlog or 0) and not caught_up):
+                if is_at_end or (len(collected) >= (self.backlog or 0) and not caught_up):
                     break
         finally:
             await self.close()
-        return found
+        return collected
 
     async def close(self) -> None:
         """End the subscription, and delete a consumer that was created, which the server would keep for a minute."""

@@ -35,6 +35,7 @@ def spawn(
     pass_fds: tuple[int, ...] = (),
     cwd: Path | None = None,
     session: bool = True,
+    hold_stop: bool = False,
 ) -> subprocess.Popen[bytes]:
     """Start `command`; the kernel kills it when the calling thread ends.
 
@@ -45,18 +46,24 @@ def spawn(
         pass_fds: file descriptors that the child inherits.
         cwd: working directory of the child.
         session: start a new session and process group, or stay in this process's.
+        hold_stop: start with SIGTERM blocked, so that a stop during the start is not lost: the child unblocks it once
+            it has a handler.
     """
     launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command]
-    return subprocess.Popen(  # noqa: S603
-        launcher,
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=subprocess.STDOUT if log != subprocess.DEVNULL else subprocess.DEVNULL,
-        env=environment,
-        pass_fds=pass_fds,
-        start_new_session=session,
-        cwd=cwd,
-    )
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM} if hold_stop else ())
+    try:
+        return subprocess.Popen(  # noqa: S603
+            launcher,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT if log != subprocess.DEVNULL else subprocess.DEVNULL,
+            env=environment,
+            pass_fds=pass_fds,
+            start_new_session=session,
+            cwd=cwd,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def kill_group(pid: int, number: signal.Signals = signal.SIGKILL) -> None:

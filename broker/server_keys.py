@@ -66,8 +66,13 @@ def accounts_of(folder: Path) -> Path:
     return folder / "server" / "auth.conf"
 
 
-def write_keys(folder: Path, users: Users) -> None:
+def write_keys(folder: Path, users: Users, browsers: Collection[str] = ()) -> None:
     """Write new credentials of all users and the accounts of the server; credentials written before stay valid.
+
+    Args:
+        folder: folder of the credentials.
+        users: the users.
+        browsers: those of them that may connect over WebSocket, too.
 
     Raises:
         BrokerError: the signing keys cannot be read.
@@ -81,5 +86,5 @@ def write_keys(folder: Path, users: Users) -> None:
     else:
         authority = OperatorKeys.new()
         authority.save(path)
-    users.write_credentials(folder, authority)
+    users.write_credentials(folder, authority, browsers=browsers)
     write_private(accounts_of(folder), authority.server_config([RunUsers(users.run, users.others)]))

@@ -85,9 +85,9 @@ class SharedFiles:
         with suppress(FileNotFoundError), os.scandir(self._store.root / FOLDER) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):
-                    found = entry.stat(follow_symlinks=False)
+                    state = entry.stat(follow_symlinks=False)
                     # The time of the last change of the link count.
-                    if found.st_nlink == 1 and now - found.st_ctime >= keep_seconds:
+                    if state.st_nlink == 1 and now - state.st_ctime >= keep_seconds:
                         os.unlink(entry.path)  # noqa: PTH108 of thousands
                         removed += 1
         return removed

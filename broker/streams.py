@@ -178,9 +178,9 @@ async def ensure_streams(connection: Connection, specs: list[StreamConfig], dead
 def _check_schema(spec: StreamConfig, info: StreamInfo) -> None:
     """Raise BrokerError if a table holds cells that another version of relax-actors wrote."""
     if spec.description and info.config.description != spec.description and info.state.messages:
-        found = info.config.description or "relax-actors table, cell schema 1"
+        description = info.config.description or "relax-actors table, cell schema 1"
         msg = (
-            f"stream {spec.name} is a {found}; this version reads cell schema {SCHEMA}. Finish that run with the "
+            f"stream {spec.name} is a {description}; this version reads cell schema {SCHEMA}. Finish that run with the "
             "version that began it, or start a run of another name"
         )
         raise BrokerError(msg)
@@ -283,13 +283,13 @@ async def wait_for_consumer(
         BrokerUnreachableError: no answer within `deadline` seconds.
     """
     end = time.monotonic() + deadline
-    while (found := await find_consumer(connection, stream, name, deadline)) is None:
+    while (info := await find_consumer(connection, stream, name, deadline)) is None:
         if time.monotonic() > end:
             msg = f"consumer {name} of stream {stream} was not created within {deadline:g} s; is the run up?"
             raise BrokerError(msg)
         connection.on_wait()
         await asyncio.sleep(0.1)
-    return found
+    return info
 
 
 async def ensure_consumer(connection: Connection, stream: str, spec: ConsumerConfig) -> None:
@@ -307,3 +307,13 @@ async def ensure_consumer(connection: Connection, stream: str, spec: ConsumerCon
     except APIError as error:
         msg = f"broker {connection.address.url} refuses consumer {spec.durable_name} of {stream}: {error.description}"
         raise BrokerError(msg) from error
+
+
+async def remove_consumer(connection: Connection, stream: str, name: str) -> None:
+    """Remove a durable consumer; one that does not exist is as good as removed."""
+
+    async def remove() -> None:
+        with suppress(NotFoundError):
+            await connection.js.delete_consumer(stream, name)
+
+    await connection.retry(remove, f"remove consumer {name} of {stream}")

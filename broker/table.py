@@ -180,8 +180,8 @@ class Table(TableReader):
             (wild if {"*", ">"} & set(subject.split(".")) else exact).append(subject)
         self.purge(exact, before)
         while wild:
-            found = self.call(self._find_all(wild[:_PURGE_CONCURRENCY]))
-            self.remove(cell for cell in found if cell is not None and cell.sequence < before)
+            cells = self.call(self._find_all(wild[:_PURGE_CONCURRENCY]))
+            self.remove(cell for cell in cells if cell is not None and cell.sequence < before)
             del wild[:_PURGE_CONCURRENCY]
 
     async def _find_all(self, subjects: list[str]) -> list[Cell | None]:
@@ -189,13 +189,13 @@ class Table(TableReader):
 
     async def _find(self, subject: str) -> Cell | None:
         """Find the message whose subject is exactly this one, which may contain wildcards."""
-        found = await self.get_async(subject, direct=False)
+        cell = await self.get_async(subject, direct=False)
         after = 0
-        while found is not None and found.subject != subject:
+        while cell is not None and cell.subject != subject:
             message = await self.find_next_async(subject, after + 1)
             after = 0 if message is None else message.seq or 0
-            found = None if message is None else Cell(message.subject or "", after, b"")
-        return found
+            cell = None if message is None else Cell(message.subject or "", after, b"")
+        return cell
 
     def purge(self, filters: Iterable[str], before: int | None = None) -> None:
         """Remove the cells that filters match; their subjects then accept writes again.

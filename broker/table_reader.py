@@ -90,8 +90,8 @@ class TableReader:
                     stored = await look_up(self.connection.requests, stream, subject)
                     return None if stored is None else Cell(*stored)
             with suppress(NotFoundError):
-                found = await self.connection.js.get_last_msg(stream, subject)
-                return Cell(found.subject or subject, found.seq or 0, found.data or b"")
+                message = await self.connection.js.get_last_msg(stream, subject)
+                return Cell(message.subject or subject, message.seq or 0, message.data or b"")
             return None
 
         return await self.connection.retry(attempt, f"look up {subject}")
@@ -114,8 +114,8 @@ class TableReader:
 
         known = await self.connection.retry(attempt, "look up cells") if self._direct and len(subjects) > 1 else {}
         others = [subject for subject in subjects if subject not in known]
-        found = dict(zip(others, await asyncio.gather(*map(self.get_async, others)), strict=True))
-        return [Cell(*known[subject]) if subject in known else found[subject] for subject in subjects]
+        looked_up = dict(zip(others, await asyncio.gather(*map(self.get_async, others)), strict=True))
+        return [Cell(*known[subject]) if subject in known else looked_up[subject] for subject in subjects]
 
     def read(self, data: bytes, expected: type[T], *, subject: str | None = None, resolve: Resolver | None = None) -> T:
         """Decode a cell, including its arrays in the store.
@@ -196,12 +196,12 @@ class TableReader:
             reply = await js._api_request(endpoint, wanted, timeout=LIST_TIMEOUT)  # noqa: SLF001
             return list(reply["state"].get("subjects") or {}), int(reply.get("total", 0))
 
-        found: list[str] = []
+        subjects: list[str] = []
         while True:
-            more, total = await self.connection.retry(partial(page, len(found)), f"list {filter_subject}")
-            found += more
-            if not more or len(found) >= (total if limit is None else min(limit, total)):
-                return found
+            more, total = await self.connection.retry(partial(page, len(subjects)), f"list {filter_subject}")
+            subjects += more
+            if not more or len(subjects) >= (total if limit is None else min(limit, total)):
+                return subjects
 
     def list_cells(self, filter_subject: str) -> list[CellId]:
         """Return the ids of the cells that a filter matches; other subjects are skipped."""
@@ -209,11 +209,11 @@ class TableReader:
 
     async def list_cells_async(self, filter_subject: str) -> list[CellId]:
         """Async variant of `list_cells`."""
-        found = []
+        cell_ids = []
         for subject in await self.list_subjects_async(filter_subject):
             with suppress(SubjectError):
-                found.append(self.subjects.parse(subject))
-        return found
+                cell_ids.append(self.subjects.parse(subject))
+        return cell_ids
 
     def count_cells(self, filter_subject: str) -> int:
         """Return the number of cells that a filter matches."""
@@ -238,13 +238,13 @@ class TableReader:
     ) -> list[tuple[CellId, Cell]]:
         """Async variant of `snapshot`."""
         consumer = OrderedConsumer(self.connection, self.subjects.table_stream, filters, headers_only=headers_only)
-        found: list[tuple[CellId, Cell]] = []
+        cells: list[tuple[CellId, Cell]] = []
         for message in await consumer.read_all(caught_up=caught_up):
             sequence = message.metadata.sequence
             cell = Cell(message.subject, sequence.stream if sequence else 0, message.data)
             with suppress(SubjectError):
-                found.append((self.subjects.parse(message.subject), cell))
-        return found
+                cells.append((self.subjects.parse(message.subject), cell))
+        return cells
 
     async def first_sequence_async(self, filter_subject: str) -> int | None:
         """Return the stream sequence of the first cell that a filter matches; None if it matches none."""

@@ -18,6 +18,7 @@ from relax_actors.config import Config
 from relax_actors.config.media import MediaSection
 from relax_actors.messages.cells import SetResult
 from relax_actors.messages.operations import OPERATION, OperationPlan, OperationStep
+from relax_actors.messages.profile import ProfileAnswer, ProfileCall
 from relax_actors.messages.ranks import RankAnswer, RankInvitation
 from relax_actors.monitoring.render import fields_of
 from relax_actors.registry.catalog import ROLES
@@ -42,6 +43,7 @@ INVITATIONS = (
     RankInvitation("5b3f09d2c1a87e64", 3, "torch 2.13.0", FINGERPRINT[:16], 1, "10.0.0.5", 40123, "8d1c"),
     RankAnswer("10.0.0.7"),
 )
+PROFILES = (ProfileCall(2), ProfileAnswer("written", host="gpu-1", files=["runs/demo/profiles/trainer.0-1-0.json.gz"]))
 # One example of each kind of cell.
 EXAMPLES: dict[str, Any] = {
     "prompt": messages.Prompt("53>", INTS, "35", {}, 77, 11),
@@ -249,6 +251,11 @@ def page() -> str:
         "of ranks, and its answer.",
         "",
         *exchanged(INVITATIONS),
+        "",
+        f"`{subjects.service('profile_trainer', '<n>')}`, `{subjects.service('profile_rollout', '<n>')}`: request of",
+        "an operator to profile the next steps of an actor, and the answers, one a second until its traces are there.",
+        "",
+        *exchanged(PROFILES),
         "",
     ]
     state = [

@@ -103,6 +103,18 @@ ALGORITHM = (
         "imitation beside rejected samples",
         ("algorithm.positive_nll=0.1", "algorithm.proximal=trainer", "algorithm.reject.kind=geometric"),
     ),
+    Case("observations of completions", ("algorithm.name=echo",)),
+    Case(
+        "observations beside ratios of samples",
+        (ECHO, "algorithm.name=gspo", "algorithm.observation_nll=0.05", "reward.function=environment"),
+    ),
+    Case(
+        "observations beside rejected samples",
+        (
+            *(ECHO, "algorithm.name=echo", "algorithm.proximal=trainer", "algorithm.reject.kind=geometric"),
+            "reward.function=environment",
+        ),
+    ),
     Case("lambda beside a length-adaptive one", ("algorithm.name=vapo", ON_POLICY, "algorithm.gae_lambda=0.9"), PPO),
     Case("pairs that a teacher would change", (*ONLINE_PAIRS, TAUGHT[1], TEACHER)),
     Case("settings of another loss of pairs", ("algorithm.name=simpo", "algorithm.pairs.tau=0.5"), SFT),
@@ -176,6 +188,11 @@ SAMPLES = (
     Case("credit of turns by a function", (ECHO, "environment.credit=turn", "reward.function=exact_match")),
     Case("an agent in an episode of players", (*AGENT, ECHO, PLAYERS)),
     Case("batch statistics of players", (ECHO, PLAYERS, "algorithm.scale=batch_std", "reward.function=environment")),
+    Case("nobody to compare with", (ECHO, PLAYERS, 'algorithm.rivals=["solver"]', "reward.function=environment")),
+    Case("rivals of another run", (ECHO, PLAYERS, 'algorithm.rivals=["a", "b"]', "reward.function=environment")),
+    Case(
+        "hierarchy without rivals", (ECHO, PLAYERS, "algorithm.name=hierarchical_grpo", "reward.function=environment")
+    ),
     Case("components of players", (ECHO, PLAYERS, "algorithm.signal_scale=true", "reward.function=environment")),
     Case("no trained player", (ECHO, PLAYERS, "environment.trained=[]", "reward.function=environment")),
     Case("updates within on-policy rows", (ON_POLICY, "rollout.in_flight_updates=true")),

@@ -10,6 +10,7 @@ import torch
 
 from gpu_checks.frame import Failed, Figures, Place, check
 from gpu_checks.workload import EXPERTS, TINY, batch, config_of, nothing, start
+from relax_actors.config.lora import LoraSection
 from relax_actors.engines.protocols import GenerationRequest, TrainSample, train
 from relax_actors.engines.torch.engine import TorchEngine
 from relax_actors.engines.transformers.engine import TransformersEngine
@@ -63,6 +64,27 @@ def steps_torch(place: Place) -> Figures:
 def steps_megatron(place: Place) -> Figures:
     """Steps of the Megatron-Core engine equal those of the torch engine on the CPU, in every precision."""
     return steps(place, "megatron")
+
+
+@check("steps_adapter", seconds=240)
+def steps_adapter(place: Place) -> Figures:
+    """Steps that train an adapter, on the device and with Megatron-Core, equal those of the torch engine on the CPU."""
+    base, figures, found = place.folder / "exported", Figures(), {}
+    start(config_of(place.folder / "base", TINY, "cpu")).export(base)
+    for name, device in (("cpu", "cpu"), ("torch", place.device), ("megatron", "auto")):
+        config = config_of(place.folder / name, TINY, device, backend="torch" if name == "cpu" else name)
+        model = config.model.model_copy(update={"path": base, "architecture": None})
+        engine = start(config.model_copy(update={"model": model, "lora": LoraSection(rank=8)}))
+        found[name] = [dict(train(engine, batch(step), step, nothing).metrics) for step in range(STEPS)]
+    for name in ("torch", "megatron"):
+        for key in ("loss", "grad_norm"):
+            sides = [np.array([step[key] for step in found[side]]) for side in (name, "cpu")]
+            worst = float(np.abs(sides[0] - sides[1]).max() / np.abs(sides[1]).max())
+            figures[f"{key}_difference_{name}"] = worst
+            if not worst < LIMITS["float32"]:
+                msg = f"{name}: {key} of an adapter differs by {worst:.2e} of its size from the CPU's"
+                raise Failed(msg)
+    return figures
 
 
 @check("ranks_torch", seconds=240)

@@ -164,6 +164,9 @@ def _losses(algorithm: AlgorithmSection) -> Iterator[Formula]:
     if algorithm.positive_nll:
         latex = r"- \frac{\mu}{\sum_{i \text{ correct}} |y_i|} \sum_{i \text{ correct}} \sum_t \ell_t"
         yield Formula("imitation", "+ positive_nll x mean of -lp over the tokens of correct samples", latex)
+    if algorithm.observation_nll:
+        latex = r"- \frac{\lambda}{|O|} \sum_{t \in O} \ell_t, \quad O \text{: tokens of observations}"
+        yield Formula("observations", "+ observation_nll x mean of -lp over the tokens of observations", latex)
     yield Formula("aggregate", *AGGREGATES[algorithm.aggregate])
     if algorithm.kl.place == "loss":
         plain, latex = KL[algorithm.kl.kind]

@@ -20,6 +20,7 @@ def loss_refusals(config: Config) -> Iterator[str]:
     yield from _correction(config)
     yield from _distillation(config)
     yield from _sampled_pairs(config)
+    yield from _observations(config)
 
 
 def _sampled_pairs(config: Config) -> Iterator[str]:
@@ -92,6 +93,44 @@ def _loss(config: Config) -> Iterator[str]:
             'algorithm.ratio = "token", or algorithm.surrogate = "score"'
         )
     yield from _stale_score(config)
+
+
+def _observations(config: Config) -> Iterator[str]:
+    """Refuse a loss of observations where there are none, or beside a policy loss of whole samples or steps."""
+    algorithm, spec = config.algorithm, spec_of_loss(config.algorithm)
+    if not algorithm.observation_nll:
+        return
+    setting = f"algorithm.observation_nll = {algorithm.observation_nll:g}"
+    if config.playing is None and config.data.kind != "traces" and config.rollout.actor == "rollout":
+        yield (
+            f"{setting} trains what an environment wrote, and samples of this run are completions without "
+            "observations; add [environment] or [agent], or set algorithm.observation_nll = 0"
+        )
+    if config.media is not None:
+        yield (
+            f"{setting} would train the placeholders of images, videos and sounds, which no model predicts; use a "
+            "model that reads text only, or set algorithm.observation_nll = 0"
+        )
+    whole = {
+        f'algorithm.surrogate = "{algorithm.surrogate}"': bool(
+            spec.needs_whole_step or spec.over_sample or spec.over_row
+        ),
+        f'algorithm.ratio = "{algorithm.ratio}"': algorithm.ratio.startswith("sequence"),
+        f"algorithm.entropy.quantile = {algorithm.entropy.quantile:g}": algorithm.entropy.quantile < 1,
+        f'algorithm.correction.normalise = "{algorithm.correction.normalise}"': (
+            algorithm.correction.normalise != "none"
+        ),
+    }
+    for other in (name for name, is_set in whole.items() if is_set):
+        yield (
+            f"{setting} needs a policy loss of single tokens, and {other} reads all tokens of a sample or a step, of "
+            'which observations are none; set for example algorithm.surrogate = "clip" with algorithm.ratio = "token"'
+        )
+    if algorithm.reject.kind != "none" and not algorithm.reject.counted:
+        yield (
+            f"{setting} is the factor of a mean beside a loss whose divisor algorithm.reject.kind = "
+            f'"{algorithm.reject.kind}" changes; set algorithm.reject.counted = true'
+        )
 
 
 def _stale_score(config: Config) -> Iterator[str]:

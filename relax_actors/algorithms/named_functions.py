@@ -55,7 +55,7 @@ def spec_of_loss(algorithm: AlgorithmSection) -> LossSpec:
 def needs_whole_step(algorithm: AlgorithmSection) -> bool:
     """Whether advantages need the whole step in order, so that its backward cannot start before."""
     wide = algorithm.whiten != "none" or algorithm.scale == "batch_std" or algorithm.signal_scale
-    wide = wide or algorithm.positive_nll > 0
+    wide = wide or algorithm.positive_nll > 0 or algorithm.observation_nll > 0
     return wide or spec_of_advantage(algorithm).running_mean
 
 

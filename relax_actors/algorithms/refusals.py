@@ -125,6 +125,7 @@ def _takes_one_sample(spec: AdvantageSpec) -> bool:
 def _players(config: Config) -> Iterator[str]:
     """Refuse statistics of whole samples where each player of a sample has rewards of its own."""
     algorithm, section = config.algorithm, config.playing
+    yield from _rivals(config)
     if section is None or not section.players:
         return
     if algorithm.trains_sampled_pairs:
@@ -146,6 +147,33 @@ def _players(config: Config) -> Iterator[str]:
                 f"algorithm.{setting} has one number for a whole sample, but each of {section.title}.players has "
                 f"advantages of its own; set for example algorithm.{other}"
             )
+
+
+def _rivals(config: Config) -> Iterator[str]:
+    """Refuse rivals that are no trained players, or that nothing is compared with."""
+    algorithm, section = config.algorithm, config.playing
+    rivals = algorithm.rivals
+    if not rivals:
+        if algorithm.name == "hierarchical_grpo":
+            yield (
+                'algorithm.name = "hierarchical_grpo" compares several players of a sample with each other; set '
+                'algorithm.rivals to their names, such as ["solver_1", "solver_2"]'
+            )
+        return
+    trained = () if section is None else section.trained_players
+    if unknown := [name for name in rivals if name not in trained]:
+        known = f"trained players are {', '.join(trained)}" if trained else "the run has no players"
+        yield f"algorithm.rivals names {unknown[0]!r}, but {known}; name trained players of [environment] or [agent]"
+    if len(set(rivals)) == 1:
+        yield (
+            f"algorithm.rivals = {json.dumps(rivals)} leaves {rivals[0]!r} nobody to compare with in its sample; name "
+            "two players or more, or leave it out"
+        )
+    if "greedy" in spec_of_advantage(algorithm).needs:
+        yield (
+            f'algorithm.advantage = "{algorithm.advantage}" compares with a greedy sample, and algorithm.rivals with '
+            'players of the same sample; set algorithm.advantage = "group"'
+        )
 
 
 def _negative_rewards(config: Config, setting: str) -> Iterator[str]:

@@ -30,6 +30,7 @@ class Idle:
 DECOUPLED = Idle('algorithm.components = "decoupled"', 'set algorithm.components = "sum"')
 
 CONDITIONS: tuple[tuple[tuple[str, ...], str, tuple[object, ...]], ...] = (
+    (("observation_nll", "rivals"), "rows", ("sampled",)),
     (("length",), "aggregate", ("constant",)),
     (("weights",), "components", ("decoupled",)),
     (("kl.",), "kl.place", ("loss", "reward")),

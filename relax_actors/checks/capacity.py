@@ -132,11 +132,12 @@ def on_cpu(device: str) -> bool:
 
 
 def own_parameters(config: Config, role: str) -> int:
-    """Parameters of the model folder that a role names, such as a teacher's; 0 without any."""
-    folder = config.roles[role].options.get("model")
-    if folder is None or not (Path(folder) / "config.json").exists():
-        return 0
-    return measure(Path(folder)).parameters
+    """Parameters of the model folders that a role names, such as a teacher's; 0 without any."""
+    options = config.roles[role].options
+    given, several = options.get("model"), options.get("models")
+    folders = [given, *(several.values() if isinstance(several, dict) else ())]
+    named = [Path(folder) for folder in folders if isinstance(folder, str | Path)]
+    return sum(measure(folder).parameters for folder in named if (folder / "config.json").exists())
 
 
 def _existing(path: Path) -> Path:

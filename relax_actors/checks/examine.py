@@ -170,6 +170,16 @@ def _node_checks(run: CheckedRun, nodes: Sequence[Inventory]) -> Iterator[Check]
         yield partial(check_nodes, run, nodes, run.model.facts)
 
 
+def check_role(config: Config, role: str) -> None:
+    """Run the role's own checks of its settings.
+
+    Raises:
+        ConfigError: it cannot work with these settings.
+    """
+    run = CheckedRun(config=config, here={role}, inventory=machine_inventory(), model=None)
+    list(_check_role(run, role))
+
+
 def _check_role(run: CheckedRun, name: str) -> Iterator[str]:
     role = make_role(run.config, name)
     try:

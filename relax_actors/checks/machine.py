@@ -153,7 +153,7 @@ def _folder_problem(folder: Path) -> str:
 
 
 def check_broker(config: Config) -> None:
-    """Check the port of the embedded broker, and the files that a run signs in with.
+    """Check the ports of the embedded broker, and the files that a run signs in with.
 
     Raises:
         ConfigError: the port is taken, or a file is missing.
@@ -163,6 +163,9 @@ def check_broker(config: Config) -> None:
     if embedded and (problem := port_problem(broker.port)) and not _is_own_broker(config):
         msg = f"{problem}; set broker.port to another, or to 0 for a free one"
         raise ConfigError(msg)
+    if broker.websocket is not None and (problem := port_problem(broker.websocket)) and not _is_up(config):
+        msg = f"{problem}; set broker.websocket to another, or leave it out for no WebSocket"
+        raise ConfigError(msg)
     for setting, path in (("broker.credentials", broker.credentials), ("broker.ca", broker.ca)):
         if path is not None and not path.exists():
             msg = f"{setting} {path} does not exist; create credentials with `relax keys`, or correct the path"
@@ -171,9 +174,18 @@ def check_broker(config: Config) -> None:
 
 def _is_own_broker(config: Config) -> bool:
     """Whether the run's own broker, of a run that is up, listens on its port."""
-    path = RunFolder(config.folder).broker / "address.json"
+    known = _own_address(config)
+    return known is not None and known.url.endswith(f":{config.broker.port}") and is_jetstream_ready(known)
+
+
+def _is_up(config: Config) -> bool:
+    """Whether the run's own broker answers."""
+    known = _own_address(config)
+    return known is not None and is_jetstream_ready(known)
+
+
+def _own_address(config: Config) -> Address | None:
     try:
-        known = Address.load(path).for_user(OPERATOR)
+        return Address.load(RunFolder(config.folder).broker / "address.json").for_user(OPERATOR)
     except BrokerError:
-        return False
-    return known.url.endswith(f":{config.broker.port}") and is_jetstream_ready(known)
+        return None

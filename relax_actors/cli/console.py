@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +25,7 @@ def console(
     allow_host: Annotated[
         list[str] | None, typer.Option(help="Further host name under which browsers reach it; may be repeated.")
     ] = None,
+    demo: Annotated[bool, typer.Option("--demo", help="Show a recorded run of the demo; needs no run.")] = False,
     operator: Annotated[bool, typer.Option("--operator", help="Print a link that permits operations.")] = False,
     no_open: Annotated[bool, typer.Option("--no-open", help="Open no browser.")] = False,
     listen_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
@@ -42,21 +44,41 @@ def console(
     from relax_actors.console.server import serve
     from relax_actors.monitoring.access import Access
 
-    name = run or _newest()
-    runs = ConsoleRuns(name, Access(broker, credentials))
-    folder = runs.folder.root
-    if listen_fd is not None:
-        os.nice(NICENESS)
-        link, listener = _inherited(listen_fd)
-    else:
-        known = load_link(folder) if port is None and host == HOST else None
-        if known is not None and is_console(known):
-            _show(folder, known.url(operator=operator), runs.first, no_open=no_open)
-            return
-        link, listener = open_link(folder, host, port)
-        _show(folder, link.url(operator=operator), runs.first, no_open=no_open)
-    operations = {"requeue": _requeue, "scale": _scale}
-    serve(Console(runs, operations), runs, Tokens(link.observer, link.operator), listener, tuple(allow_host or ()))
+    with ExitStack() as stack:
+        name = stack.enter_context(_recorded(run)) if demo else run or _newest()
+        runs = ConsoleRuns(name, Access(broker, credentials))
+        folder = runs.folder.root
+        if listen_fd is not None:
+            os.nice(NICENESS)
+            link, listener = _inherited(listen_fd)
+        else:
+            known = load_link(folder) if port is None and host == HOST else None
+            if known is not None and is_console(known):
+                _show(folder, known.url(operator=operator), runs.first, no_open=no_open)
+                return
+            link, listener = open_link(folder, host, port)
+            _show(folder, link.url(operator=operator), runs.first, no_open=no_open)
+        operations = {"requeue": _requeue, "scale": _scale}
+        serve(Console(runs, operations), runs, Tokens(link.observer, link.operator), listener, tuple(allow_host or ()))
+
+
+@contextmanager
+def _recorded(run: str | None) -> Iterator[str]:
+    """Unpack the recorded run into a folder of its own, which is removed at the end.
+
+    Raises:
+        ConfigError: a run is named, too.
+    """
+    from tempfile import TemporaryDirectory
+
+    from relax_actors.console.recording import unpack
+    from relax_actors.errors import ConfigError
+
+    if run is not None:
+        msg = f"--demo shows a recorded run, not {run!r}; leave out one of the two"
+        raise ConfigError(msg)
+    with TemporaryDirectory(prefix="relax-console-") as folder:
+        yield str(unpack(Path(folder)))
 
 
 def _newest() -> str:

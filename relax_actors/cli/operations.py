@@ -33,7 +33,7 @@ def list_operations(
     with connected(run, Access(broker, credentials)) as at:
         found = OperationLog(at.table).read().operations.values()
     for operation in found:
-        typer.echo(json.dumps(operation.shown()) if as_json else printable(_line(operation)))
+        typer.echo(json.dumps(operation.shown()) if as_json else printable(line_of(operation)))
     if not found and not as_json:
         typer.echo("the run has had no operation")
 
@@ -51,7 +51,7 @@ def cancel(
     from relax_actors.operations import OperationLog
 
     with connected(run, Access(broker, credentials)) as at:
-        typer.echo(_line(OperationLog(at.table).cancel(number, "cancelled by relax operations")))
+        typer.echo(line_of(OperationLog(at.table).cancel(number, "cancelled by relax operations")))
 
 
 @operations.command("add-engine")
@@ -117,10 +117,10 @@ def _carry_out(run: str, request: OperationRequest, key: str, access: Access, *,
             discard_key(store, request.key_file)
             raise
         (operation,) = wait_for(at, log, [begun], lambda text: typer.echo(text, err=True))
-    typer.echo(json.dumps(operation.shown()) if as_json else _line(operation))
+    typer.echo(json.dumps(operation.shown()) if as_json else line_of(operation))
 
 
-def _line(operation: Operation) -> str:
+def line_of(operation: Operation) -> str:
     """Describe an operation in one line."""
     times, plan, request = list(operation.times.values()), operation.plan, operation.request
     what = request.url or (f"engine {request.engine}" if request.engine is not None else request.role)

@@ -71,6 +71,9 @@ def _resampled(recording: Recording, name: str, settings: list[str], *, as_json:
 def _replayed(
     recording: Recording, step: int, settings: list[str], *, quiet: bool
 ) -> tuple[dict[str, Any], list[Replay]]:
+    import torch
+
+    from relax_actors.replay.exactness import check_devices, why_inexact
     from relax_actors.replay.steps import Replayer
     from relax_actors.runtime.code_version import source_version
 
@@ -80,6 +83,10 @@ def _replayed(
 
     recording.batch(step)
     config = recording.config_with(settings)
+    gpus = torch.cuda.device_count()
+    check_devices(config, gpus)
+    if (inexact := why_inexact(config, gpus)) and not quiet:
+        sys.stderr.write(f"{inexact}\n")
     results = []
     for name in ["policy", *(["critic"] if config.critic is not None else [])]:
         replayer = Replayer(recording, config, name, progress)
@@ -91,7 +98,7 @@ def _replayed(
     policy, *critic = results
     code = {"recorded": recording.code, "present": source_version()}
     body = {"run": recording.run, "step": step, **policy.json(), "critic": critic[0].json() if critic else None}
-    body |= {"equal": all(result.equal for result in results), "settings": settings}
+    body |= {"equal": all(result.equal for result in results), "settings": settings, "inexact": inexact}
     return body | {"code": code | {"equal": code["recorded"] == code["present"]}}, results
 
 

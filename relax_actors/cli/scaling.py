@@ -13,7 +13,7 @@ from relax_actors.messages.operations import OperationPlan, OperationRequest
 from relax_actors.monitoring.access import Access
 from relax_actors.monitoring.connection import Connected, connected
 from relax_actors.operations import Operation, OperationLog, State
-from relax_actors.operations.plan import SPAN, check_role, nodes_of, plan_scale
+from relax_actors.operations.plan import SPAN, check_role, nodes_of, plan_scale, wanted_by
 from relax_actors.roles import role_names, section_of, unscalable_roles
 
 WAIT_SECONDS = 180.0
@@ -131,8 +131,8 @@ def _planned(at: Connected, settings: list[str], options: ScaleOptions) -> list[
     if twice := [r.role for n, r in enumerate(requests) if r.role in {other.role for other in requests[:n]}]:
         msg = f"{twice[0]} is given twice; give each role once"
         raise ConfigError(msg)
-    nodes = nodes_of(at.table.call(at.state.leases()))
-    return [(request, plan_scale(request, nodes)) for request in requests]
+    nodes, history = nodes_of(at.table.call(at.state.leases())), OperationLog(at.table).read()
+    return [(request, plan_scale(request, nodes, wanted_by(history, request.role))) for request in requests]
 
 
 def _request(config: Config, setting: str, options: ScaleOptions) -> OperationRequest:

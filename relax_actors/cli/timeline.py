@@ -15,6 +15,9 @@ def timeline(
     out: Annotated[Path, typer.Argument(help="File to write, e.g. trace.json.", metavar="OUT")],
     step: Annotated[int | None, typer.Option(help="Only this step: its rows and the trainer.")] = None,
     row: Annotated[str | None, typer.Option(help="Only this row, e.g. group.12.3.")] = None,
+    session: Annotated[
+        str | None, typer.Option(help="Only the turns of this sample of a row, e.g. group.12.3.0.")
+    ] = None,
     broker: Broker = None,
     credentials: Credentials = None,
 ) -> None:
@@ -24,31 +27,46 @@ def timeline(
     """
     import json
     import sys
+    from contextlib import suppress
 
     from relax_actors.errors import ConfigError
     from relax_actors.monitoring.access import Access
-    from relax_actors.monitoring.connection import observed
+    from relax_actors.monitoring.connection import find, observed
     from relax_actors.monitoring.row_reader import RowReader
     from relax_actors.monitoring.timeline import chrome_trace
+    from relax_actors.monitoring.timeline.profiles import profiles_of
     from relax_actors.monitoring.timeline.reader import read_row, read_step, read_timeline
     from relax_actors.runtime.row import parse_row
 
-    if step is not None and row is not None:
-        msg = "give --step or --row, not both"
+    if sum(given is not None for given in (step, row, session)) > 1:
+        msg = "give one of --step, --row and --session"
         raise ConfigError(msg)
+    sample = None
+    if session is not None:
+        row, _, number = session.rpartition(".")
+        if not (number.isascii() and number.isdigit()):
+            msg = f"--session {session} names no sample; give row and number of the sample, such as group.12.3.0"
+            raise ConfigError(msg)
+        sample = int(number)
     wanted = None if row is None else parse_row(row)
+    profiles: list[Path] = []
     with observed(run, Access(broker, credentials)) as at:
         rows = RowReader(at.run, run)
         if wanted is not None:
-            work = read_row(at.connection, rows, wanted)
+            work = read_row(at.connection, rows, wanted, sample)
         elif step is not None:
             work = read_step(at.connection, rows, step)
         else:
             work = read_timeline(at.connection, rows)
         found = at.connection.call(work, 600)
+    # The folder of a run elsewhere is not on this machine.
+    with suppress(ConfigError):
+        profiles = profiles_of(find(run))
     try:
-        out.write_text(json.dumps(chrome_trace(found)))
+        out.write_text(json.dumps(chrome_trace(found, [path.name for path in profiles])))
     except OSError as error:
         msg = f"{out} cannot be written: {error}; give another file"
         raise ConfigError(msg) from error
     sys.stdout.write(f"{len(found.spans)} spans and {len(found.instants)} events in {out}\n")
+    for path in profiles:
+        sys.stdout.write(f"profile {path}\n")

@@ -24,7 +24,7 @@ def export(
         Path,
         typer.Argument(help="New file *.parquet or *.jsonl, or for JSON a new folder of documents.", metavar="OUT"),
     ],
-    kind: Annotated[str, typer.Option("--format", help="atif, verifiers or parquet.")] = "parquet",
+    kind: Annotated[str, typer.Option("--format", help="atif, verifiers, openenv or parquet.")] = "parquet",
     step: Annotated[list[int] | None, typer.Option(help="Rows of this step; may be repeated. Default: all.")] = None,
     json: AsJson = False,
     broker: Broker = None,

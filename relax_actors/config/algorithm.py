@@ -73,6 +73,13 @@ class AlgorithmSection(Section):
     positive_nll: NonNegative = 0.0
     """Factor of the mean -log-prob over the tokens of correct samples, those with a reward of `correct_reward` or more,
     added to the loss (arXiv 2504.05118). Needs `aggregate = "token_mean"`."""
+    rivals: tuple[str, ...] = ()
+    """Players of [environment] or [agent] that are compared with each other in the same sample, such as several solvers
+    of a task that a proposer made for this sample alone (hierarchical GRPO). Any other player is compared with itself
+    in the other samples of the group."""
+    observation_nll: NonNegative = 0.0
+    """Factor of the mean -log-prob over the tokens of observations, added to the loss (ECHO, arXiv 2605.24517): what an
+    environment, a tool or a user wrote behind the first trained token of a sequence."""
     ema_decay: Fraction = 0.95
     """Decay of the running mean reward that is subtracted (arXiv 2506.24119)."""
 

@@ -17,8 +17,8 @@ class AutoscalerSection(PoolSection):
     max: Positive
     """Largest number of rollouts, those of nodes marked as spot not counted."""
     node: str = ""
-    """Number or name of the node whose rollouts are scaled. Default: the node of `relax up` if it has rollouts, else
-    the only node that has some."""
+    """Number or name of the only node whose rollouts are scaled. Default: rollouts are added on the node with most free
+    GPUs, or without GPUs on the node with fewest actors, and taken away where most are."""
     interval: PositiveFloat = 5.0
     """Seconds between two looks at the run."""
     out_for: NonNegative = 30.0

@@ -168,13 +168,13 @@ class EvalSection(EvalSet):
 
         A mark names the set, the number of the row in it, and a digest of the settings; files may move.
         """
-        found = []
+        marks = []
         for name, each in self.named.items():
             settings = each.model_dump(mode="json", include={"reward", "temperature", "top_p", "max_tokens", "samples"})
             settings["data"] = _without_paths(each.source.model_dump(mode="json"))
             digest = xxhash.xxh3_64_hexdigest(json.dumps(settings, sort_keys=True).encode())
-            found += [f"{name}/{number}/{digest}" for number in range(each.rows)]
-        return found
+            marks += [f"{name}/{number}/{digest}" for number in range(each.rows)]
+        return marks
 
     def check_lengths(self, most: int) -> None:
         """Check that no set allows longer answers than `rollout.max_tokens`.

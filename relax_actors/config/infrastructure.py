@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
+from broker.listeners import is_origin
 from relax_actors.config.sections import NonNegativeInt, Positive, PositiveFloat, Section
 
 _SERVER = re.compile(r"(nats|tls)://(.*@)?[^@/,\s]+(:\d+)?/?")
@@ -29,6 +30,12 @@ class BrokerSection(Section):
     """CA certificate of a server with TLS; `ca.pem` beside the credentials if not set."""
     port: Annotated[int, Field(ge=0, lt=65536)] = 0
     """Port of the embedded server; 0 takes a free port."""
+    websocket: Annotated[int, Field(gt=0, lt=65536)] | None = None
+    """Port on which the embedded server takes observers over WebSocket, on the loopback address; no WebSocket if not
+    set."""
+    origins: list[str] = Field(default_factory=list)
+    """Pages that may use `websocket`, e.g. `"http://127.0.0.1:8000"`; only those of its own host and port if empty.
+    Programs that are no browsers send no origin and are not limited."""
     max_bytes: Positive = 2 << 30
     """Size limit of the table's stream, in bytes."""
     log_bytes: Positive = 64 << 20
@@ -46,6 +53,24 @@ class BrokerSection(Section):
             msg = "write nats://[user:password@]host:port, or tls://..., several separated by commas"
             raise ValueError(msg)
         return value
+
+    @field_validator("origins")
+    @classmethod
+    def _origins(cls, value: list[str]) -> list[str]:
+        if wrong := [origin for origin in value if not is_origin(origin)]:
+            msg = f"{wrong[0]!r} is no origin of a page; write https://HOST or https://HOST:PORT"
+            raise ValueError(msg)
+        return value
+
+    @model_validator(mode="after")
+    def _websocket(self) -> Self:
+        if self.websocket is not None and self.url is not None:
+            msg = "websocket is of the embedded server; `relax keys --websocket PORT` configures a server at `url`"
+            raise ValueError(msg)
+        if self.origins and self.websocket is None:
+            msg = "origins needs `websocket`, the port that pages of these origins connect to"
+            raise ValueError(msg)
+        return self
 
     @field_validator("sync_interval")
     @classmethod

@@ -92,11 +92,11 @@ def _overridden(tree: dict[str, Any], overrides: list[str], path: Path) -> dict[
     run = tree.get("run")
     if not names and not (isinstance(run, dict) and "stage" in run):
         return tree
-    found = copy.deepcopy(tree_of_stage(tree, str(path)))
+    changed = copy.deepcopy(tree_of_stage(tree, str(path)))
     named = ("run.name", "run.folder", "run.stage")
-    for override in [o for o in common if not o.startswith(named)] + own.get(found["run"]["stage"], []):
-        _apply(found, override)
-    return found
+    for override in [o for o in common if not o.startswith(named)] + own.get(changed["run"]["stage"], []):
+        _apply(changed, override)
+    return changed
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -232,6 +232,7 @@ _PATHS = (
     ("gateway", "certificate"),
     ("gateway", "certificate_key"),
     ("roles", "teacher", "model"),
+    ("roles", "teacher", "models", "*"),
     ("roles", "teacher", "api_key_file"),
     ("roles", "reward_model", "model"),
     ("roles", "judge", "model"),
@@ -242,8 +243,9 @@ _PATHS = (
 def _resolve_paths(tree: dict[str, Any], base: Path) -> None:
     for *sections, key in _PATHS:
         for table in _tables(tree, sections):
-            if isinstance(table.get(key), str):
-                table[key] = str(base / table[key])
+            for name in [*table] if key == "*" else [key]:
+                if isinstance(table.get(name), str):
+                    table[name] = str(base / table[name])
     agent = tree.get("agent")
     command = agent.get("command") if isinstance(agent, dict) else None
     if isinstance(command, list) and command and isinstance(command[0], str) and "/" in command[0]:

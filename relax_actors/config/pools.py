@@ -44,8 +44,9 @@ class SglangSection(Section):
     memory_fraction: Fraction | None = None
     """Share of a GPU's memory for weights and key-value cache; default: SGLang's own choice."""
     merge_adapter: bool = False
-    """Serve the adapter of [lora] added to the weights of the model, as full sets of weights in the run's precision.
-    Required with [lora]: servers do not compute with an adapter beside the weights."""
+    """Serve the adapter of [lora] added to the weights of the model, as full sets of weights in the run's precision,
+    where servers cannot compute with it beside the weights: `lora.modules_to_save`, experts, and layers other than
+    those of attention and MLP. In half precision the sum is rounded."""
     arguments: list[str] = Field(default_factory=list)
     """Additional arguments of `sglang.launch_server`."""
 

@@ -52,8 +52,8 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 def _merged(defaults: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return a tree whose missing settings are taken from defaults, section by section."""
-    found = dict(defaults) | dict(tree)
+    merged = dict(defaults) | dict(tree)
     for name, value in defaults.items():
         if isinstance(value, Mapping) and isinstance(tree.get(name), Mapping) and name != "losses":  # replaced whole
-            found[name] = _merged(value, tree[name])
-    return found
+            merged[name] = _merged(value, tree[name])
+    return merged

@@ -254,6 +254,21 @@ SAMPLED: dict[str, Preset] = {
         {"advantage": "mean_ratio", "scale": "none", **CLIP, **TOKENS},
         figures="The paper has no further figures; clip of PPO.",
     ),
+    "echo": Preset(
+        "ECHO",
+        "2605.24517",
+        {**GROUP, **CLIP, **TOKENS, "observation_nll": 0.05},
+        "Samples need observations: [environment], [agent], or recorded traces of them. prime-rl's default is 0.1; "
+        "Prime Intellect reports a collapse of GLM-4.5-Air at 0.05.",
+        figures="Factor 0.05 of the authors' configuration of Qwen3-8B; GRPO with the mean over tokens.",
+    ),
+    "hierarchical_grpo": Preset(
+        "Hierarchical GRPO",
+        "https://github.com/PrimeIntellect-ai/prime-rl/blob/main/docs/algorithms.md",
+        {"advantage": "group", "scale": "none", **CLIP, **TOKENS},
+        "`rivals` names the players that are compared within a sample. No paper is known: the rule is prime-rl's.",
+        figures="No standard deviation, as in prime-rl; clip of PPO.",
+    ),
     "rae": Preset(
         "Role-conditioned advantage (SPIRAL)",
         "2506.24119",

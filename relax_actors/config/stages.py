@@ -73,16 +73,16 @@ def tree_of_stage(tree: dict[str, Any], source: str) -> dict[str, Any]:
         raise ConfigError(msg)
     whole, models = tree, dict[str, str]()
     for k, name in enumerate(names):
-        found = _merged(tree, tree[STAGES][k], name)
+        merged = _merged(tree, tree[STAGES][k], name)
         if k and "model" not in tree[STAGES][k]:
             # A policy cannot start from a reward model; it starts from the same model as the reward model.
             if not _trains_scores(whole):
                 _refuse_adapter_alone(whole, names[k - 1], f"{source}: stages")
-                found["model"] = {"path": models[names[k - 1]]}
+                merged["model"] = {"path": models[names[k - 1]]}
             elif "model" in whole:
-                found["model"] = whole["model"]
-        found = _with_models(found, models, f"{source}: stages.{name}")
-        whole, models[name] = found, str(_model_of(found))
+                merged["model"] = whole["model"]
+        merged = _with_models(merged, models, f"{source}: stages.{name}")
+        whole, models[name] = merged, str(_model_of(merged))
         if name == chosen:
             break
     return whole
@@ -119,7 +119,7 @@ def _with_models(tree: dict[str, Any], models: dict[str, str], where: str) -> di
     roles = tree.get("roles")
     if not isinstance(roles, dict):
         return tree
-    found = dict(roles)
+    changed = dict(roles)
     for name, section in roles.items():
         model = section.get("model") if isinstance(section, dict) else None
         if not isinstance(model, dict):
@@ -129,21 +129,21 @@ def _with_models(tree: dict[str, Any], models: dict[str, str], where: str) -> di
             known = ", ".join(models) or "none"
             msg = f"{where}.roles.{name}.model: {model} names no earlier stage; write {{ stage = NAME }} of: {known}"
             raise ConfigError(msg)
-        found[name] = section | {"model": models[stage]}
-    return tree | {"roles": found}
+        changed[name] = section | {"model": models[stage]}
+    return tree | {"roles": changed}
 
 
 def _merged(tree: dict[str, Any], stage: dict[str, Any], name: str) -> dict[str, Any]:
     """Return the sections of a stage, with the model that the file names."""
-    found = {section: body for section, body in tree.items() if section != STAGES}
+    merged = {section: body for section, body in tree.items() if section != STAGES}
     for section, body in stage.items():
         if section != "name":
-            own = found.get(section)
-            found[section] = body if section in WHOLE or not isinstance(own, dict) else own | body
-    run = dict(found.get("run", {}))
+            own = merged.get(section)
+            merged[section] = body if section in WHOLE or not isinstance(own, dict) else own | body
+    run = dict(merged.get("run", {}))
     folder = run.get("folder")
     run |= {"stage": name, "name": f"{run.get('name', 'run')}-{name}"}
-    return found | {"run": run | ({} if folder is None else {"folder": str(Path(folder) / name)})}
+    return merged | {"run": run | ({} if folder is None else {"folder": str(Path(folder) / name)})}
 
 
 def _model_of(tree: dict[str, Any]) -> Path:

@@ -23,7 +23,7 @@ from relax_actors.monitoring.failures import sentence
 from relax_actors.monitoring.log_message import LogMessage
 from relax_actors.operations import History
 from relax_actors.runtime.cells import is_oversized
-from relax_actors.training.ledger import ledger_of
+from relax_actors.training.ledger import RowState, ledger_of
 
 T = TypeVar("T")
 NUMBERED: dict[str, type[Any]] = {
@@ -74,8 +74,8 @@ class Picture:
         self.checkpoints: dict[int, tuple[Checkpoint, float]] = {}
         self.evaluations: dict[int, tuple[Evaluation, float]] = {}
         self.quarantined: dict[RowId, Quarantined] = {}
-        self.dropped: Counter[str] = Counter()
-        """Dropped rows by reason; those that the table has deleted since they were read are counted, too."""
+        self._dropped: dict[RowId, str] = {}
+        """Reasons of dropped rows whose steps are not below the floor."""
         self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self.restarts: Counter[str] = Counter()
         """Restarts of each actor since the start of the run, as far as the log goes back."""
@@ -122,11 +122,18 @@ class Picture:
         }
         if (kept := known.get(type(value))) is not None:
             kept[value.version] = (value, cell.stored)
+        if isinstance(value, Checkpoint):
+            self._dropped = {row: why for row, why in self._dropped.items() if row.step >= self.ledger.floor}
         with suppress(CodecError):
             if cell_id.field == "quarantined":
                 self.quarantined[cell_id.row] = _decode(cell, Quarantined)
-            elif cell_id.field == "dropped":
-                self.dropped[_decode(cell, Dropped).reason[:40]] += 1
+            elif cell_id.field == "dropped" and cell_id.kind == "group" and cell_id.step >= self.ledger.floor:
+                self._dropped[cell_id.row] = _decode(cell, Dropped).reason[:40]
+
+    def dropped(self) -> Counter[str]:
+        """Return the dropped rows whose steps are not below the floor, by reason, as the ledger counts them."""
+        counted = self.ledger.state
+        return Counter(reason for row, reason in self._dropped.items() if counted(row) is RowState.DROPPED)
 
     def take_message(self, cell: Cell) -> None:
         """Record a message of the log; a malformed one, and one that claims to come from another role, is ignored."""

@@ -75,6 +75,23 @@ class AdapterForm:
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterModules:
+    """Modules of a model that an adapter concerns, by the names of transformers.
+
+    Attributes:
+        form: form of the adapter.
+        targets: linear layers with an adapter.
+        saved: modules that are trained as a whole.
+        linear: all linear layers.
+    """
+
+    form: AdapterForm
+    targets: tuple[str, ...]
+    saved: tuple[str, ...]
+    linear: tuple[str, ...]
+
+
 def form_of(section: LoraSection) -> AdapterForm:
     """Return the form of the adapter of a run, from its settings or from the folder that it starts from.
 

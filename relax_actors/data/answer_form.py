@@ -249,8 +249,8 @@ def _parameters(function: Schema) -> Schema:
     Raises:
         RowError: it describes no object.
     """
-    found = function.get("parameters") or _NO_ARGUMENTS
-    if not isinstance(found, Mapping) or found.get("type", "object") != "object":
+    schema = function.get("parameters") or _NO_ARGUMENTS
+    if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
         msg = f"the parameters of tool {str(function['name'])[:80]!r} are no JSON schema of type object; correct them"
         raise RowError(msg)
-    return {"type": "object", **found}
+    return {"type": "object", **schema}

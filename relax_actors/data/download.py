@@ -65,9 +65,9 @@ class Downloads:
         except (httpx.InvalidURL, ValueError) as error:  # of the row, or of a redirection
             msg = f"{where}: no address that can be asked ({error}); correct the URL, or remove the row"
             raise RowError(msg) from error
-        found = xxhash.xxh3_128_hexdigest(data) if source.xxh3_128 else hashlib.sha256(data).hexdigest()
-        if found != source.digest:
-            msg = f"{where} has hash {found}, not {source.digest}; correct the row, or restore the file on its server"
+        digest = xxhash.xxh3_128_hexdigest(data) if source.xxh3_128 else hashlib.sha256(data).hexdigest()
+        if digest != source.digest:
+            msg = f"{where} has hash {digest}, not {source.digest}; correct the row, or restore the file on its server"
             raise RowError(msg)
         self.count += 1
         return data
@@ -95,10 +95,10 @@ def download(url: str, settings: UrlSection, progress: Callable[[], None] = lamb
 
 def _follow(url: str, settings: UrlSection, progress: Callable[[], None]) -> bytes:
     for _ in range(_REDIRECTS):
-        found = _ask(url, settings, progress)
-        if isinstance(found, bytes):
-            return found
-        url = urljoin(url, found)
+        answer = _ask(url, settings, progress)
+        if isinstance(answer, bytes):
+            return answer
+        url = urljoin(url, answer)
     msg = f"more than {_REDIRECTS} redirections, the last to {url[:200]}"
     raise RowError(msg)
 
@@ -152,12 +152,12 @@ def _address(host: str, port: int, *, private: bool) -> str:
     Raises:
         RowError: one of its addresses may not.
     """
-    found = [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
-    for text in found:
+    addresses = [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    for text in addresses:
         if not private and not _is_public(ipaddress.ip_address(text.partition("%")[0])):
             msg = f"host {host} has the address {text}, which is not public; set media.urls.private = true to allow it"
             raise RowError(msg)
-    return found[0]
+    return addresses[0]
 
 
 def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:

@@ -55,14 +55,14 @@ def note_duplicates(config: Config, held_out: DataSection, where: str) -> Iterat
         held_out: section of the held-out source.
         where: its name, for the note.
     """
-    found = compare(open_data(config.data, config.media), open_data(held_out, config.media))
-    of = f"{found.trained} compared rows of the training data"
-    if not found.pairs:
-        yield f"{where}: none of {found.held_out} rows is nearly equal to one of {of}"
+    duplicates = compare(open_data(config.data, config.media), open_data(held_out, config.media))
+    of = f"{duplicates.trained} compared rows of the training data"
+    if not duplicates.pairs:
+        yield f"{where}: none of {duplicates.held_out} rows is nearly equal to one of {of}"
         return
-    first = max(found.pairs, key=lambda pair: pair.index)
+    first = max(duplicates.pairs, key=lambda pair: pair.index)
     yield (
-        f"{where}: {len(found.pairs)} of {found.held_out} rows are nearly equal to one of {of}, so that "
+        f"{where}: {len(duplicates.pairs)} of {duplicates.held_out} rows are nearly equal to one of {of}, so that "
         f"held-out scores are too good; the nearest: {first.held_out} and {first.trained}, which share "
         f"{first.index:.0%} of their sequences of {WORDS} words"
     )

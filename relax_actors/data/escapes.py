@@ -50,10 +50,10 @@ class Escapes(dict[int, str]):
     def __missing__(self, point: int) -> str:
         character = chr(point)
         spellings = (character, escape(character), "?")
-        found = next((text for text in spellings if self._encodes(text)), "")
+        spelling = next((text for text in spellings if self._encodes(text)), "")
         if len(self) < MAX_KNOWN:
-            self[point] = found
-        return found
+            self[point] = spelling
+        return spelling
 
     def lacking(self, text: str) -> str:
         """Return the distinct characters of a text that the tokenizer cannot encode, in order."""
@@ -94,7 +94,7 @@ class PlainTexts:
         if self._begins is None:
             return text
         forms = text if text.isascii() else [unicodedata.normalize("NFKC", character) for character in text]
-        begins = {found.start() for found in self._begins.finditer("".join(forms))}
+        begins = {match.start() for match in self._begins.finditer("".join(forms))}
         if not begins:
             return text
         origins = [at for at, form in enumerate(forms) for _ in form]

@@ -77,15 +77,15 @@ class Example:
         Raises:
             RowError: the example has media.
         """
-        found = []
+        examples = []
         for begin in range(0, len(self.ids) - 1, most - 1):
             piece = self.since(begin)
             trained = piece.trained[:most].copy()
             trained[0] = False
             if trained.any():
                 end = int(np.flatnonzero(trained)[-1]) + 1
-                found.append(replace(piece.until(end, is_cut=False), trained=trained[:end]))
-        return found
+                examples.append(replace(piece.until(end, is_cut=False), trained=trained[:end]))
+        return examples
 
     def until(self, end: int, *, is_cut: bool) -> Example:
         """Return the first `end` tokens, which end within no medium."""

@@ -126,8 +126,8 @@ def _message(message: object, folder: Path | None, media: list[Medium], where: s
         content = present.get("content")
         parts = content if isinstance(content, list) and all(isinstance(part, dict) for part in content) else []
         if parts and isinstance(present.get("role"), str):
-            parts, found = content_parts(parts, folder, where)
-            media += found
+            parts, part_media = content_parts(parts, folder, where)
+            media += part_media
             only_text = all(part["type"] == "text" for part in parts)
             return present | {"content": "".join(_texts(parts)) if only_text else parts}
         if {"role", "content"} <= present.keys() and all(

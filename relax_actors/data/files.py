@@ -42,14 +42,14 @@ def data_files(settings: SourceSettings, kind: str, endings: Sequence[str]) -> l
     if path.is_file():
         chosen = [path] if settings.split is None else _of_split([path], path.parent, settings.split, where)
     elif path.is_dir():
-        found = [file for file in files_at(path) if file.name.endswith(tuple(endings))]
-        if not found:
+        matching = [file for file in files_at(path) if file.name.endswith(tuple(endings))]
+        if not matching:
             msg = (
                 f"{where} is a folder without files {', '.join(f'*{ending}' for ending in endings)}; it has "
                 f"{listed(sorted(file.name for file in path.iterdir()))}; correct data.path or data.kind"
             )
             raise ConfigError(msg)
-        chosen = _of_split(found, path, settings.split, where)
+        chosen = _of_split(matching, path, settings.split, where)
     elif glob.has_magic(str(path)):
         chosen = files_at(path)
         chosen = _of_split(chosen, folder_of(path), settings.split, where) if settings.split else chosen
@@ -78,8 +78,8 @@ def files_at(path: Path) -> list[Path]:
     if path.is_dir():
         shown = (file for file in path.rglob("*") if not any(name.startswith(".") for name in _below(file, path)))
         return sorted(file for file in shown if file.is_file())
-    found = map(Path, glob.glob(str(path), recursive=True))  # noqa: PTH207 an absolute pattern
-    return sorted(file for file in found if file.is_file())
+    paths = map(Path, glob.glob(str(path), recursive=True))  # noqa: PTH207 an absolute pattern
+    return sorted(file for file in paths if file.is_file())
 
 
 def folder_of(path: Path) -> Path:

@@ -123,10 +123,10 @@ class GrammarState:
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
             raise GrammarError(_reason(self._matcher.get_error()))
-        found = np.unpackbits(bits, bitorder="little").astype(np.bool_)
-        if not found.any():
+        mask = np.unpackbits(bits, bitorder="little").astype(np.bool_)
+        if not mask.any():
             raise GrammarError(_NOTHING)
-        return found
+        return mask
 
     def advance(self, token: int) -> None:
         """Add a token.

@@ -97,8 +97,9 @@ class LineIndex:
                 count += len(own) - int(spaces.sum())
                 base += len(data)
             self._blank = _blank(file.fileno(), np.concatenate([*doubtful, np.zeros(0, np.int64)]))
-        found = np.concatenate([*starts, np.zeros(0, np.int64)])
-        self.starts: NDArray[np.int64] = found[~np.isin(found, self._blank)] if len(self._blank) else found
+        starts_of_lines = np.concatenate([*starts, np.zeros(0, np.int64)])
+        is_row = ~np.isin(starts_of_lines, self._blank) if len(self._blank) else slice(None)
+        self.starts: NDArray[np.int64] = starts_of_lines[is_row]
         self.starts = self.starts[:most]
 
     def line(self, number: int) -> int:
@@ -108,15 +109,15 @@ class LineIndex:
 
 def _blank(file: int, starts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return which lines that begin with white space have nothing else."""
-    found = []
+    blank = []
     with open(file, "rb", closefd=False) as lines:
         for start in starts.tolist():
             lines.seek(start)
             while (part := lines.readline(_CHUNK_BYTES)).isspace() and not part.endswith(b"\n"):
                 pass
             if not part or part.isspace():
-                found.append(start)
-    return np.array(found, np.int64)
+                blank.append(start)
+    return np.array(blank, np.int64)
 
 
 def _parsed(line: bytes, where: str) -> object:

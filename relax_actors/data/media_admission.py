@@ -105,7 +105,7 @@ class MediaAdmission:
             return {}
         section = getattr(self._media, medium.kind)
         try:
-            found = type(section).model_validate(section.model_dump() | medium.options)
+            changed = type(section).model_validate(section.model_dump() | medium.options)
         except ValidationError as error:
             first = error.errors()[0]
             msg = f"{where}: {'.'.join(map(str, first['loc']))} of {medium.kind}: {first['msg']}; correct the row"
@@ -113,7 +113,7 @@ class MediaAdmission:
         if medium.options.get("audio") and self.family.audio is None:
             msg = f"{where}: a {self.family.model_type} model does not hear; remove `audio` from the video"
             raise RowError(msg)
-        return {name: getattr(found, name) for name in medium.options}
+        return {name: getattr(changed, name) for name in medium.options}
 
     def _download(self, medium: Medium, row: RowId | None, where: str) -> dict[str, Any]:
         if not self._media.urls.allow:
@@ -147,17 +147,17 @@ class MediaAdmission:
             )
             raise RowError(msg)
         try:
-            found = path.stat()
-            if not stat.S_ISREG(found.st_mode):
+            state = path.stat()
+            if not stat.S_ISREG(state.st_mode):
                 msg = f"{where}: {medium.kind} {str(path)!r} is no regular file; correct the path"
                 raise RowError(msg)
-            self._check_size(found.st_size, f"{medium.kind} {str(path)!r}", where)
-            digest = _hash_of(path, found.st_mtime_ns, found.st_size, found.st_ino)
+            self._check_size(state.st_size, f"{medium.kind} {str(path)!r}", where)
+            digest = _hash_of(path, state.st_mtime_ns, state.st_size, state.st_ino)
         except OSError as error:
             msg = f"{where}: {medium.kind} {str(path)[:200]!r} cannot be read ({error.strerror}); correct the path"
             raise RowError(msg) from error
         self._check_digest(medium, f"{medium.kind} {str(path)!r}", digest, lambda: path.open("rb"), where)
-        return {"path": str(path), "xxh3_128": digest, "size": found.st_size}
+        return {"path": str(path), "xxh3_128": digest, "size": state.st_size}
 
     def _check_size(self, size: int, what: str, where: str) -> None:
         limit = self._media.limits.max_bytes
@@ -176,12 +176,12 @@ class MediaAdmission:
         """Compare a file with the hash that the data gives for it, if it does."""
         if not medium.digest:
             return
-        found = f"xxh3:{digest}"
+        own = f"xxh3:{digest}"
         if medium.digest.startswith("sha256:"):
             with read() as file:
-                found = f"sha256:{hashlib.sha256(file.read()).hexdigest()}"
-        if found != medium.digest:
-            msg = f"{where}: {what} has hash {found}, not {medium.digest}; restore the file, or correct the row"
+                own = f"sha256:{hashlib.sha256(file.read()).hexdigest()}"
+        if own != medium.digest:
+            msg = f"{where}: {what} has hash {own}, not {medium.digest}; restore the file, or correct the row"
             raise RowError(msg)
 
 

@@ -41,13 +41,13 @@ def side_media(row: dict[str, Any], folder: Path, where: str) -> tuple[dict[str,
     Raises:
         RowError: one is no medium.
     """
-    rest, found = dict(row), []
+    rest, media = dict(row), []
     for name, kind in SIDE_FIELDS.items():
         value = rest.pop(name, None)
         items = value if isinstance(value, list) else [] if value is None else [value]
         for number, item in enumerate(items, 1):
-            found.append(medium_of(kind, item, folder, f"{where}, field {name!r}, item {number}"))
-    return rest, tuple(found)
+            media.append(medium_of(kind, item, folder, f"{where}, field {name!r}, item {number}"))
+    return rest, tuple(media)
 
 
 def content_parts(
@@ -63,8 +63,8 @@ def content_parts(
     Raises:
         RowError: a part is neither a text nor a medium.
     """
-    found = [content_part(part, folder, f"{where}, part {number}") for number, part in enumerate(parts, 1)]
-    return [part for part, _ in found], [medium for _, medium in found if medium is not None]
+    pairs = [content_part(part, folder, f"{where}, part {number}") for number, part in enumerate(parts, 1)]
+    return [part for part, _ in pairs], [medium for _, medium in pairs if medium is not None]
 
 
 def content_part(part: dict[str, Any], folder: Path | None, at: str) -> tuple[dict[str, str], Medium | None]:
@@ -96,15 +96,15 @@ def content_part(part: dict[str, Any], folder: Path | None, at: str) -> tuple[di
 
 def plain_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return messages whose media are parts `{"type": <kind>}`, as `content_parts` makes them."""
-    found = []
+    plain = []
     for message in messages:
         content = message.get("content")
         if isinstance(content, list):
             kinds = [PART_TYPES.get(part.get("type", "")) for part in content]
             parts = [{"type": kind} if kind else part for kind, part in zip(kinds, content, strict=True)]
             message = {**message, "content": parts}  # noqa: PLW2901
-        found.append(message)
-    return found
+        plain.append(message)
+    return plain
 
 
 def medium_of(kind: str, value: Any, folder: Path | None, where: str) -> Medium:
@@ -120,7 +120,7 @@ def medium_of(kind: str, value: Any, folder: Path | None, where: str) -> Medium:
     if not given:
         msg = f"{where}: {kind} without a file; give a path, url, data or bytes"
         raise RowError(msg)
-    found = Medium(kind, folder=folder, **_place(kind, given[0], where, has_paths=folder is not None))
+    medium = Medium(kind, folder=folder, **_place(kind, given[0], where, has_paths=folder is not None))
     taken: dict[str, Any] = {}
     for name, item in fields.items():
         if name in OPTIONS[kind]:
@@ -133,7 +133,7 @@ def medium_of(kind: str, value: Any, folder: Path | None, where: str) -> Medium:
             known = ", ".join((*_PLACES, *_HASHES, *(() if kind == IMAGE else ("start", "end")), *OPTIONS[kind]))
             msg = f"{where}: {kind} has an unknown field {name[:40]!r}; known: {known}"
             raise RowError(msg)
-    return replace(found, **taken)
+    return replace(medium, **taken)
 
 
 def _place(kind: str, value: Any, where: str, *, has_paths: bool) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from relax_actors.media.families import FamilySpec
 def text_fields(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the decoder, over those of the whole model; `model_type` stays that of the whole."""
     thinker = body.get("thinker_config", {})
-    found = {**body, **thinker, **thinker.get("text_config", {}), **body.get("text_config", {})}
-    return found | {name: body[name] for name in ("model_type",) if name in body}
+    fields = {**body, **thinker, **thinker.get("text_config", {}), **body.get("text_config", {})}
+    return fields | {name: body[name] for name in ("model_type",) if name in body}
 
 
 def complete(

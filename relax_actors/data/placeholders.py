@@ -68,12 +68,12 @@ def arranged_numbers(kinds: Sequence[str], media: Sequence[Medium | MediaSource]
         RowError: there are more placeholders of a kind than media, or fewer.
     """
     for kind in KINDS_OF_MEDIA:
-        found, given = list(kinds).count(kind), sum(medium.kind == kind for medium in media)
-        if found != given:
+        written, given = list(kinds).count(kind), sum(medium.kind == kind for medium in media)
+        if written != given:
             remedy = (
-                f"add the {kind}, or remove the placeholder" if found > given else f"write <{kind}> where it belongs"
+                f"add the {kind}, or remove the placeholder" if written > given else f"write <{kind}> where it belongs"
             )
-            msg = f"{found} placeholders of kind {kind}, but {given} media of it; {remedy}"
+            msg = f"{written} placeholders of kind {kind}, but {given} media of it; {remedy}"
             raise RowError(msg)
     rest: dict[str, Iterator[int]] = {
         kind: iter([n for n, medium in enumerate(media) if medium.kind == kind]) for kind in KINDS_OF_MEDIA

@@ -229,16 +229,16 @@ class PromptMaker:
         if self._admission is None:
             return []
         ids = {self._admission.family.ids[kind]: kind for kind in self._admission.family.kinds}
-        found = [ids[token] for token in tokens[np.isin(tokens, list(ids))].tolist()]
+        placeholders = [ids[token] for token in tokens[np.isin(tokens, list(ids))].tolist()]
         wanted = kinds_of(self._messages(task)) if task.media else []
-        if found != wanted:
-            what = f"{len(found)} placeholders ({', '.join(found[:8]) or 'none'})"
+        if placeholders != wanted:
+            what = f"{len(placeholders)} placeholders ({', '.join(placeholders[:8]) or 'none'})"
             msg = (
                 f"{_origin(task)}the prompt has {what} for media after tokenization, but its row has {len(wanted)} "
                 f"({', '.join(wanted[:8]) or 'none'}); write each as <image>, <video>, <audio> or a content part"
             )
             raise RowError(msg)
-        return [self._with_options(medium) for medium in arrange(found, task.media)]
+        return [self._with_options(medium) for medium in arrange(placeholders, task.media)]
 
     def _with_options(self, medium: Medium) -> Medium:
         """Add the settings of the data set to those of a medium."""

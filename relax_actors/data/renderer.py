@@ -132,8 +132,8 @@ class Renderer:
             ConfigError: no stop token follows the answer.
         """
         text = self._render([*history, {"role": "assistant", "content": _ANSWER}, *new])
-        _, found, rest = text.partition(_ANSWER)
-        if not found or _ANSWER in rest:
+        _, mark, rest = text.partition(_ANSWER)
+        if not mark or _ANSWER in rest:
             msg = f"the chat template writes an answer {text.count(_ANSWER)} times; it must write it once"
             raise RowError(msg)
         stop = next((stop for stop in self._stops if rest.startswith(stop)), None)
@@ -147,15 +147,15 @@ class Renderer:
 
     def _prove(self) -> None:
         try:
-            found = [self._behind_answer(history, [_PROBE]) for history in _HISTORIES]
-            for (_, one), (_, other) in pairwise(found):
+            framings = [self._behind_answer(history, [_PROBE]) for history in _HISTORIES]
+            for (_, one), (_, other) in pairwise(framings):
                 if one != other:
                     msg = (
                         f"the chat template writes {one[:60]!r} behind an answer, but {other[:60]!r} in a longer "
                         "conversation, so that new messages cannot be added to sampled tokens; use another template"
                     )
                     raise ConfigError(msg)
-            self._prove_tokens(*found[0])
+            self._prove_tokens(*framings[0])
         except RowError as error:
             msg = f"a conversation of several turns cannot be rendered: {error}"
             raise ConfigError(msg) from error

@@ -71,11 +71,11 @@ class ScoredAnswers:
         if prompt.messages or messages:
             self._tokenizer.formatter  # noqa: B018 loads transformers, which takes longer than a row
         try:
-            found = call_within(MAX_SECONDS, lambda: self._of(prompt, text, list(messages)))
+            answer = call_within(MAX_SECONDS, lambda: self._of(prompt, text, list(messages)))
         except TimeoutError as error:
             msg = f"the reward model's template and tokenizer did not end within {MAX_SECONDS:g} s for a sample"
             raise SlowRowError(msg) from error
-        return self._limited(found)
+        return self._limited(answer)
 
     def _of(self, prompt: Prompt, text: str, messages: list[dict[str, Any]]) -> ScoredAnswer:
         if (prompt.messages or messages) and not self._tokenizer.has_chat_template:

@@ -32,7 +32,7 @@ def tagged_spans(tokenizer: Tokenizer, messages: Sequence[Message], tools: objec
 
     formatter = tokenizer.formatter
     try:
-        texts, found = cast("Any", render_jinja_template)(
+        texts, spans = cast("Any", render_jinja_template)(
             conversations=[list(messages)],
             tools=tools,
             chat_template=formatter.get_chat_template(None, tools),
@@ -43,7 +43,7 @@ def tagged_spans(tokenizer: Tokenizer, messages: Sequence[Message], tools: objec
         reason = f"{type(error).__name__}: {str(error)[:300]}"
         msg = f"the chat template raised {reason}; correct the messages"
         raise TemplateError(msg, reason) from error
-    marks = _joined(found[0])
+    marks = _joined(spans[0])
     marked = iter(marks)
     answers = sum(message["role"] == "assistant" for message in messages)
     if len(marks) != answers:
@@ -57,13 +57,13 @@ def tagged_spans(tokenizer: Tokenizer, messages: Sequence[Message], tools: objec
 
 def _joined(marks: Sequence[Span]) -> list[Span]:
     """Join marks without text between them: some templates mark the end of the text apart from the last answer."""
-    found: list[Span] = []
+    joined: list[Span] = []
     for begin, end in marks:
-        if found and found[-1][1] == begin:
-            found[-1] = found[-1][0], end
+        if joined and joined[-1][1] == begin:
+            joined[-1] = joined[-1][0], end
         else:
-            found.append((begin, end))
-    return found
+            joined.append((begin, end))
+    return joined
 
 
 def message_spans(

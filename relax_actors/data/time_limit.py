@@ -74,5 +74,5 @@ def call_within(seconds: float, function: Callable[[], T]) -> T:
     if error is not None:
         msg = f"{type(error).__name__}: {error}"
         raise RuntimeError(msg) from error
-    found: T = result
-    return found
+    value: T = result
+    return value

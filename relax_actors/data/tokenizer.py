@@ -105,7 +105,7 @@ class Tokenizer:
         if own == theirs:
             return ""
         token = min(own.keys() ^ theirs.keys() or (t for t in own if own[t] != theirs[t]))
-        ids = [f"id {found[token]}" if token in found else "missing" for found in (own, theirs)]
+        ids = [f"id {known[token]}" if token in known else "missing" for known in (own, theirs)]
         return f"token {token!r} is {ids[0]} here, {ids[1]} there"
 
     def token_id(self, text: str) -> int | None:
@@ -127,8 +127,8 @@ class Tokenizer:
     @cached_property
     def context_length(self) -> int | None:
         """Largest number of tokens that the model reads, from config.json; None if that does not say it."""
-        found = text_fields(_json_object(self._folder / "config.json")).get("max_position_embeddings")
-        return found if type(found) is int and found > 0 else None
+        length = text_fields(_json_object(self._folder / "config.json")).get("max_position_embeddings")
+        return length if type(length) is int and length > 0 else None
 
     @cached_property
     def max_bytes(self) -> int | None:
@@ -157,11 +157,11 @@ class Tokenizer:
         with self._turn_of(size):
             try:
                 # `encode` of one text holds the GIL until it is done, and with it all signs of life of the process.
-                (found,) = self._inner.encode_batch_fast([text], add_special_tokens=special)
+                (encoding,) = self._inner.encode_batch_fast([text], add_special_tokens=special)
             except Exception as error:  # the Rust library raises bare Exception
                 why = self._unknown_character(text) or f"{text[:80]!r} cannot be tokenized: {error}"
                 raise RowError(why) from error
-        return np.asarray(found.ids, np.int32)
+        return np.asarray(encoding.ids, np.int32)
 
     @contextmanager
     def _turn_of(self, size: int) -> Iterator[None]:
@@ -201,10 +201,10 @@ class Tokenizer:
             raise
         except RowError:
             spelled = self.escapes.spell(text)
-            found = self.encode(spelled.text, special=special)
+            ids = self.encode(spelled.text, special=special)
             with self._counting:
                 self.replaced.update(characters_escaped=spelled.escaped, characters_dropped=spelled.dropped)
-            return found
+            return ids
 
     @cached_property
     def escapes(self) -> Escapes:
@@ -250,8 +250,8 @@ class Tokenizer:
         path = self._folder / "chat_template.jinja"
         if path.exists():
             return path.read_text()
-        found = _json_object(self._folder / "tokenizer_config.json").get("chat_template", "")
-        return found if isinstance(found, str) else json.dumps(found)
+        template = _json_object(self._folder / "tokenizer_config.json").get("chat_template", "")
+        return template if isinstance(template, str) else json.dumps(template)
 
     def spell(self, tokens: Sequence[int] | NDArray[Any]) -> str:
         """Text of token ids with its special tokens, but without the stop token at its end."""

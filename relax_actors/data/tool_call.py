@@ -91,11 +91,11 @@ def call_ids(calls: Sequence[ToolCall], answer: str) -> list[str]:
 
 def _call_id(answer: str, n: int) -> str:
     number = int.from_bytes(hashlib.sha256(f"{answer}.{n}".encode()).digest()[:16])
-    alphabet, found = string.ascii_letters + string.digits, ""
-    while len(found) < CALL_ID_LENGTH:
+    alphabet, call_id = string.ascii_letters + string.digits, ""
+    while len(call_id) < CALL_ID_LENGTH:
         number, digit = divmod(number, len(alphabet))
-        found += alphabet[digit]
-    return found
+        call_id += alphabet[digit]
+    return call_id
 
 
 def format_of(template: str) -> ToolFormat | None:

@@ -30,11 +30,11 @@ def _loads(text: str, at: int = 0) -> tuple[Any, int]:
 
     at += len(text[at:]) - len(text[at:].lstrip())
     try:
-        found: tuple[Any, int] = json.JSONDecoder(parse_constant=refuse).raw_decode(text, at)
+        value: tuple[Any, int] = json.JSONDecoder(parse_constant=refuse).raw_decode(text, at)
     except RecursionError as error:
         msg = "it is nested too deeply"
         raise ValueError(msg) from error
-    return found
+    return value
 
 
 def _call_of(value: Any, text: str, tool_format: ToolFormat) -> ToolCall | MalformedCall:
@@ -103,7 +103,7 @@ def _hermes(text: str, types: dict[str, dict[str, Any]]) -> Parts:
 
 def _end_of(text: str, begin: int) -> int:
     """Return the end of a call that begins here: behind its closing tag, else at the next call or the end."""
-    ends = [found for tag in ("</tool_call>", "<tool_call>") if (found := text.find(tag, begin)) >= 0]
+    ends = [at for tag in ("</tool_call>", "<tool_call>") if (at := text.find(tag, begin)) >= 0]
     if not ends:
         return len(text)
     end = min(ends)
@@ -115,12 +115,12 @@ def _qwen_xml(text: str, types: dict[str, dict[str, Any]]) -> Parts:
         inside, closed, behind = body.partition("</tool_call>") if is_call else ("", "", body)
         if is_call:
             whole = f"<tool_call>{inside}{closed}"
-            found = _FUNCTION.fullmatch(inside) if closed else None
-            if found is None:
+            match = _FUNCTION.fullmatch(inside) if closed else None
+            if match is None:
                 why = "it is not one <function=...> closed by </function> and </tool_call>"
                 yield _malformed(whole, why, ToolFormat.QWEN_XML)
             else:
-                yield _xml_call(found[1].strip(), found[2], types, whole)
+                yield _xml_call(match[1].strip(), match[2], types, whole)
         yield behind
 
 

@@ -46,26 +46,26 @@ def parse_answer(
     reasoning, rest = split_reasoning(text, thinks=thinks)
     if tool_format is None:
         return ParsedAnswer(rest.strip(), reasoning)
-    content, found = "", []
+    content, all_calls = "", []
     for part in PARSERS[tool_format](rest, _types(tools)):
         if isinstance(part, str):
             content += part
         else:
-            found.append(part)
-    calls = tuple(part for part in found if isinstance(part, ToolCall))
-    return ParsedAnswer(content.strip(), reasoning, calls, tuple(p for p in found if isinstance(p, MalformedCall)))
+            all_calls.append(part)
+    calls = tuple(part for part in all_calls if isinstance(part, ToolCall))
+    return ParsedAnswer(content.strip(), reasoning, calls, tuple(p for p in all_calls if isinstance(p, MalformedCall)))
 
 
 def _types(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the types of the parameters of each tool; tools that are malformed have none."""
-    found: dict[str, dict[str, Any]] = {}
+    types: dict[str, dict[str, Any]] = {}
     for tool in tools:
         function = tool.get("function", tool)
         parameters = function.get("parameters") if isinstance(function, Mapping) else None
         properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
         if isinstance(properties, Mapping) and isinstance(function.get("name"), str):
-            found[function["name"]] = {
+            types[function["name"]] = {
                 str(name): schema.get("type") if isinstance(schema, Mapping) else None
                 for name, schema in properties.items()
             }
-    return found
+    return types

@@ -100,13 +100,13 @@ class EnvironmentClient:
 
     def take(self, timeout: float) -> list[EnvironmentAnswer]:
         """Return the answers that have arrived; waits at most `timeout` seconds for the first one."""
-        found: list[EnvironmentAnswer] = []
+        answers: list[EnvironmentAnswer] = []
         try:
-            found.append(self._answers.get(timeout=timeout) if timeout > 0 else self._answers.get_nowait())
+            answers.append(self._answers.get(timeout=timeout) if timeout > 0 else self._answers.get_nowait())
             while True:
-                found.append(self._answers.get_nowait())
+                answers.append(self._answers.get_nowait())
         except queue.Empty:
-            return found
+            return answers
 
     def close(self) -> None:
         """Close all sessions."""
@@ -240,7 +240,7 @@ class EnvironmentClient:
         if part is None:
             return
         try:
-            found = decode(message.data, EnvironmentAnswers)
+            received = decode(message.data, EnvironmentAnswers)
         except CodecError as error:
             log.warning("malformed_answer", error=str(error)[:500])
             return
@@ -248,11 +248,11 @@ class EnvironmentClient:
         waiting = {pending.operation.session: pending for pending in part}
         for pending in part:
             pending.heard = now
-        for answer in found.answers:
+        for answer in received.answers:
             pending_ = waiting.get(answer.session)
             if pending_ is not None and (answer.turn == pending_.turn or answer.error == Fault.REPLAY):
                 self._take_answer(pending_, answer)
-        if not found.remaining:
+        if not received.remaining:
             del self._requests[int(number)]
 
     def _take_answer(self, pending: Pending, answer: EnvironmentAnswer) -> None:

@@ -47,9 +47,9 @@ class Members:
     async def look(self) -> list[tuple[int, int]]:
         """Read which actors have a lease; return those with a new incarnation, and the one that has ended."""
         self._looked_at = time.monotonic()
-        found: dict[str, Any] = await self._state.leases(ROLE)
+        leases: dict[str, Any] = await self._state.leases(ROLE)
         now, replaced = time.monotonic(), []
-        for name, lease in found.items():
+        for name, lease in leases.items():
             number, incarnation = name.rpartition(".")[2], lease.get("incarnation")
             if number.isdigit() and isinstance(incarnation, int):
                 before = self._members.get(int(number))

@@ -167,7 +167,7 @@ def describe(error: BaseException) -> str:
     if isinstance(error, EnvironmentFaultError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
-    last = next((found for found in reversed(frames) if Path(found.filename).parent != _OWN), None)
+    last = next((frame for frame in reversed(frames) if Path(frame.filename).parent != _OWN), None)
     where = f" ({last.filename}, line {last.lineno})" if last else ""
     text = f"{type(error).__name__}: {error}{where}"
     return text.encode(errors="replace").decode()

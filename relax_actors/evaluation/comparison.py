@@ -91,18 +91,18 @@ def compare(first: Evaluated, second: Evaluated) -> dict[str, Comparison]:
     Raises:
         ConfigError: no set of the same name shares a prompt, or a set has another reward or other `passes`.
     """
-    found = {}
+    compared = {}
     for name in first.sets:
         if name in second.sets and (pairs := pairs_of(first, second, name)):
-            found[name] = _compared_set(pairs, first.sets[name], second.sets[name], name)
-    if not found:
+            compared[name] = _compared_set(pairs, first.sets[name], second.sets[name], name)
+    if not compared:
         msg = (
             f"evaluations {_shown(first)} and {_shown(second)} share no prompt that both have answered. Prompts "
             "are compared as the models read them: compare evaluations of sets with the same name and data, by models "
             "with the same chat template and with the same data.template and data.system"
         )
         raise ConfigError(msg)
-    return found
+    return compared
 
 
 def pairs_of(first: Evaluated, second: Evaluated, name: str) -> list[Pair]:
@@ -115,15 +115,15 @@ def pairs_of(first: Evaluated, second: Evaluated, name: str) -> list[Pair]:
 
 
 def _by_prompt(evaluated: Evaluated, name: str) -> dict[tuple[Any, ...], Record]:
-    found: dict[tuple[Any, ...], Record] = {}
+    by_prompt: dict[tuple[Any, ...], Record] = {}
     counts: dict[tuple[Any, ...], int] = {}
     for record in evaluated.records:
         if record.set == name:
             prompt = (record.prompt, tuple(record.messages), record.answer)
             counts[prompt] = counts.get(prompt, -1) + 1
             if record.answers:
-                found[*prompt, counts[prompt]] = record
-    return found
+                by_prompt[*prompt, counts[prompt]] = record
+    return by_prompt
 
 
 def _compared_set(pairs: list[Pair], first: SetFacts, second: SetFacts, name: str) -> Comparison:

@@ -63,13 +63,13 @@ class Figures:
 
 def figures_of(evaluated: Evaluated) -> dict[str, Figures]:
     """Return the figures of each set of an evaluation."""
-    found = {}
+    figures = {}
     for name, facts in evaluated.sets.items():
         records = [record for record in evaluated.records if record.set == name]
         categories = sorted({record.category for record in records}) if facts.category is not None else []
         by_category = {each: _figures([r for r in records if r.category == each], facts) for each in categories}
-        found[name] = _figures(records, facts, by_category)
-    return found
+        figures[name] = _figures(records, facts, by_category)
+    return figures
 
 
 def mean_reward(record: Record) -> float:
@@ -82,8 +82,8 @@ def passed(record: Record, facts: SetFacts) -> list[bool]:
     assert facts.passes is not None  # noqa: S101 figures of sets where nothing can pass do not ask
     # Rewards are float32: the one for 0.7 is a little below 0.7.
     least = float(np.float32(facts.passes))
-    found = [answer.reward >= least for answer in record.answers]
-    return found + [False] * (facts.samples - len(found))
+    answers = [answer.reward >= least for answer in record.answers]
+    return answers + [False] * (facts.samples - len(answers))
 
 
 def _figures(records: Sequence[Record], facts: SetFacts, categories: dict[str, Figures] | None = None) -> Figures:

@@ -143,8 +143,8 @@ def read_evaluation(path: Path) -> Evaluated:
 
 def _read(lines: Iterator[str]) -> Evaluated:
     head = json.loads(next(lines))
-    if (found := head.pop("format")) != FORMAT:
-        msg = f"it has format {found}, and this version reads format {FORMAT}"
+    if (version := head.pop("format")) != FORMAT:
+        msg = f"it has format {version}, and this version reads format {FORMAT}"
         raise ValueError(msg)
     sets = {name: SetFacts(**{**facts, "ks": tuple(facts["ks"])}) for name, facts in head.pop("sets").items()}
     return Evaluated(**head, sets=sets, records=[_record(json.loads(line)) for line in lines])

@@ -13,6 +13,7 @@ from relax_actors.engines.protocols.inference import Refresh, no_more_requests
 from relax_actors.errors import EngineError, RowError
 from relax_actors.generation.batch import GUESTS, Batch, Kind, Samples, Ticket
 from relax_actors.runtime import Context
+from relax_actors.runtime.profiles import ProfileRequests
 from relax_actors.weights.stager import Stager
 
 CACHE_SHARE = 0.9
@@ -39,6 +40,7 @@ class Policy:
     Attributes:
         engine: generates.
         stager: stages and swaps its weights.
+        profiles: profiles batches on demand, once it was started.
         model_seconds: CPU time of the engine in this thread.
     """
 
@@ -54,6 +56,7 @@ class Policy:
             context.shares_memory(self.engine)
         self.stager = Stager(context, self.engine)
         self.stager.start()
+        self.profiles = ProfileRequests(context, self.engine)
         self._updates_in_flight, self._has_barrier = config.updates_in_flight, has_barrier
         cached = self.engine.cache_tokens
         # Batches of a deterministic run do not depend on what an actor has generated before.
@@ -151,6 +154,7 @@ class Policy:
         if not (first := self._batch.begin(guests=invites())):
             return
         more = no_more_requests if self._has_barrier else join
+        self.profiles.begin()
         cpu_start = time.thread_time()
         try:
             for done in self.engine.stream(first, self._progress, self.refresh_of(version), more):
@@ -160,6 +164,7 @@ class Policy:
                 cpu_start = time.thread_time()
         finally:
             self._batch.dismiss()
+            self.profiles.end_step()
 
     def answer(self, requests: Sequence[GenerationRequest], version: int | None) -> list[Samples]:
         """Generate requests as one batch that nothing joins; return the samples of each.

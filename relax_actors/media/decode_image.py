@@ -38,8 +38,8 @@ def decode_image(source: Source) -> np.ndarray:
     if unread := unread_image(source.data):
         source.refuse(f"the image is {unread}, which is not read; convert it to PNG, JPEG or WebP")
     if header is None:
-        found = container_of(source.data[:1024])
-        what = f"a {found} file" if found else "no PNG, JPEG, GIF, WebP, TIFF or BMP"
+        container = container_of(source.data[:1024])
+        what = f"a {container} file" if container else "no PNG, JPEG, GIF, WebP, TIFF or BMP"
         source.refuse(f"an image is expected, and this is {what} or cut off in its header")
     source.check_pixels(header.width, header.height)
     source.check_time()

@@ -143,12 +143,12 @@ def _tiff(data: bytes) -> ImageHeader | None:
     order = "<" if data[:2] == b"II" else ">"
     (start,) = struct.unpack_from(order + "I", data, 4)
     (entries,) = struct.unpack_from(order + "H", data, start)
-    found: dict[int, int] = {}
+    tags: dict[int, int] = {}
     for at in range(start + 2, start + 2 + 12 * entries, 12):
         tag, kind = struct.unpack_from(order + "HH", data, at)
         value = struct.unpack_from(order + ("H" if kind == 3 else "I"), data, at + 8)[0]  # noqa: PLR2004 SHORT
-        found.setdefault(tag, value)  # libtiff ignores a tag that is repeated
-    width, height, extra = found.get(256), found.get(257), found.get(338)
+        tags.setdefault(tag, value)  # libtiff ignores a tag that is repeated
+    width, height, extra = tags.get(256), tags.get(257), tags.get(338)
     return None if width is None or height is None else ImageHeader("tiff", width, height, extra is not None)
 
 

@@ -52,8 +52,8 @@ def load_sound(path: Path | str, rate: int = 16_000) -> np.ndarray:
     from relax_actors.media.resample import resample  # noqa: PLC0415 loads torchaudio
 
     source = read_source(Path(path), "", LIMITS, math.inf)
-    found = decode_audio(source, AudioSection(), (0.0, None))
-    if found is None:
+    decoded = decode_audio(source, AudioSection(), (0.0, None))
+    if decoded is None:
         source.refuse("the file has no sound")
-    samples, own = found
+    samples, own = decoded
     return resample(samples, own, rate)

@@ -59,11 +59,11 @@ class ProcessorFiles:
         Raises:
             ConfigError: images and videos have different ones.
         """
-        found = [tuple(float(value) for value in part[name]) for part in (self.image, self.video) if name in part]
-        if len({*found}) > 1:
-            msg = f"{self.where}: {name} differs between images and videos: {found[0]} and {found[1]}"
+        values = [tuple(float(value) for value in part[name]) for part in (self.image, self.video) if name in part]
+        if len({*values}) > 1:
+            msg = f"{self.where}: {name} differs between images and videos: {values[0]} and {values[1]}"
             raise ConfigError(msg)
-        return cast("tuple[float, float, float]", found[0] if found else default)
+        return cast("tuple[float, float, float]", values[0] if values else default)
 
     def pixels(self, part: dict[str, Any], default: tuple[int, int]) -> tuple[int, int]:
         """Return the least and the most pixels."""

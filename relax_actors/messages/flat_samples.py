@@ -106,11 +106,11 @@ def _none_if_all(default: int, values: Sequence[int]) -> Array | None:
 
 def _stored_spans(own: Sequence[tuple[TokenSequence, int]]) -> Array | None:
     """Compute the spans among all own tokens; None if they equal the runs of sampled tokens."""
-    found, is_default, offset = [], True, 0
+    spans, is_default, offset = [], True, 0
     for sequence, shared in own:
         implied = runs(sequence.sampled[shared:]) + offset
         given = implied if sequence.spans is None else sequence.spans - shared + offset
         is_default = is_default and np.array_equal(given, implied)
-        found.append(given)
+        spans.append(given)
         offset += len(sequence.token_ids) - shared
-    return None if is_default else np.concatenate(found).astype(np.int32)
+    return None if is_default else np.concatenate(spans).astype(np.int32)

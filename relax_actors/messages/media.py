@@ -119,8 +119,8 @@ class Media:
         _check_kind(self.kind)
         expected = (_AXES,) if self.visual else (1,)
         if self.grid.shape != expected or self.grid.dtype != np.int32 or (self.grid < 1).any():
-            found = f"{self.grid.dtype}{list(self.grid.shape)}"
-            msg = f"grid of {self.kind} features is {found}, not {list(expected)} int32 above 0"
+            actual = f"{self.grid.dtype}{list(self.grid.shape)}"
+            msg = f"grid of {self.kind} features is {actual}, not {list(expected)} int32 above 0"
             raise ValueError(msg)
         if min(self.source, self.start, self.tokens) < 0 or not math.isfinite(self.seconds_per_grid + self.seconds):
             msg = f"source {self.source}, start {self.start} or tokens {self.tokens} of {self.kind} features is wrong"

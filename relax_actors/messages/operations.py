@@ -13,8 +13,8 @@ class OperationRequest:
     """What an operation is to do.
 
     Attributes:
-        kind: "scale", "add_engine" or "remove_engine".
-        role: role whose actors are scaled.
+        kind: "scale", "add_engine", "remove_engine", "add_role", "remove_role" or "replace_role".
+        role: role whose actors are scaled, or that is added, removed or gets other code.
         target: number of actors to have afterwards; None with `delta`.
         delta: number of actors to add, negative to remove; None with `target`.
         node: number or name of the node; empty for the node of `relax up` or the only one that has the role.
@@ -25,6 +25,7 @@ class OperationRequest:
         seconds: deadline of the whole operation; 0 for the default of its role.
         key: idempotency key of the client; empty without one.
         author: who requested it, e.g. "relax scale" or "autoscaler.0".
+        settings: table `[roles.<name>]` as JSON, for "add_role".
     """
 
     kind: str
@@ -39,6 +40,7 @@ class OperationRequest:
     seconds: float = 0.0
     key: str = ""
     author: str = ""
+    settings: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,9 @@ class OperationPlan:
         node_name: its name.
         before: actors of the role on the node before.
         after: actors of the role on the node afterwards.
-        actors: names of the actors that start or leave.
+        actors: names of the actors that start, leave or get other code.
+        code: version of the code that they get, for "replace_role".
+        old_code: version of the code that they had; they get it back if the new one fails.
     """
 
     node: int
@@ -58,6 +62,8 @@ class OperationPlan:
     before: int
     after: int
     actors: list[str] = field(default_factory=list)
+    code: str = ""
+    old_code: str = ""
 
 
 @dataclass(frozen=True, slots=True)

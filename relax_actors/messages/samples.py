@@ -111,8 +111,8 @@ class TokenSequence:
     @property
     def sampled(self) -> Array:
         """True for tokens that a policy sampled, `[len] bool`."""
-        found: Array = self.versions >= 0
-        return found
+        sampled: Array = self.versions >= 0
+        return sampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,15 +184,16 @@ def unpack_conversations(packed: NDArray[Any], samples: int) -> list[list[dict[s
     data = packed.astype(np.uint8).tobytes()
     try:
         check_items(data, MAX_ITEMS)
-        found: list[list[dict[str, Any]]] = msgpack.unpackb(data, raw=False, strict_map_key=True)
+        conversations: list[list[dict[str, Any]]] = msgpack.unpackb(data, raw=False, strict_map_key=True)
     except (CodecError, ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         msg = f"the conversations of a trajectory are malformed: {str(error)[:200]}"
         raise ValueError(msg) from error
-    is_list = isinstance(found, list) and len(found) == samples
-    if not is_list or not all(isinstance(m, dict) for c in found for m in (c if isinstance(c, list) else [c, None])):
+    is_list = isinstance(conversations, list) and len(conversations) == samples
+    messages = (m for c in conversations for m in (c if isinstance(c, list) else [c, None])) if is_list else ()
+    if not is_list or not all(isinstance(message, dict) for message in messages):
         msg = f"the conversations of a trajectory are not {samples} lists of messages"
         raise ValueError(msg)
-    return found
+    return conversations
 
 
 def sampling_versions(versions: Array) -> list[int]:
@@ -203,8 +204,8 @@ def sampling_versions(versions: Array) -> list[int]:
     """
     if len(versions) and versions[0] >= 0 and (versions == versions[0]).all():
         return [int(versions[0])]
-    found: list[int] = np.unique(versions[versions >= 0]).tolist()
-    return found
+    sampled_by: list[int] = np.unique(versions[versions >= 0]).tolist()
+    return sampled_by
 
 
 def fingerprints_of(versions: Array, known: Mapping[int, str]) -> list[str]:
@@ -214,5 +215,5 @@ def fingerprints_of(versions: Array, known: Mapping[int, str]) -> list[str]:
         versions: `[total]` integers, version that sampled each token, or -1.
         known: fingerprints by version; versions without one get an empty string.
     """
-    found = [known.get(version, "") for version in sampling_versions(versions)]
-    return found if any(found) else []
+    fingerprints = [known.get(version, "") for version in sampling_versions(versions)]
+    return fingerprints if any(fingerprints) else []

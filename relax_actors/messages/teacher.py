@@ -31,8 +31,8 @@ class TeacherScores:
 
     def __post_init__(self) -> None:
         if self.logprobs.ndim != 1 or self.logprobs.dtype != np.float32 or not np.isfinite(self.logprobs).all():
-            found = f"{self.logprobs.dtype}{list(self.logprobs.shape)}"
-            msg = f"log-probs of a teacher are {found}, not [total] float32, or not finite"
+            actual = f"{self.logprobs.dtype}{list(self.logprobs.shape)}"
+            msg = f"log-probs of a teacher are {actual}, not [total] float32, or not finite"
             raise ValueError(msg)
         ids, logprobs = self.top_ids, self.top_logprobs
         if (ids is None) != (logprobs is None):

@@ -130,8 +130,8 @@ class Trajectory:
             return self.sample_lengths
         so_far = np.concatenate([[0], np.cumsum(self.trained)])
         ends = np.concatenate([[0], np.cumsum(self.sample_lengths)])
-        found: Array = np.diff(so_far[ends])
-        return found
+        lengths: Array = np.diff(so_far[ends])
+        return lengths
 
     @property
     def shared(self) -> Array:
@@ -158,26 +158,26 @@ class Trajectory:
     @property
     def sequence_lengths(self) -> list[int]:
         """Number of tokens of each sequence, including prompt tokens."""
-        found: list[int] = (self.lengths.astype(np.int64) + self.shared).tolist()
-        return found
+        lengths: list[int] = (self.lengths.astype(np.int64) + self.shared).tolist()
+        return lengths
 
     @property
     def turn_spans(self) -> Array:
         """Begin and end of each generation among the `total` tokens, `[spans, 2] int32`."""
         if self.spans is not None:
             return self.spans
-        found: Array
+        spans: Array
         ends = np.cumsum(self.lengths, dtype=np.int64).tolist()
         parts = [runs(self.versions[end - n : end] >= 0) + end - n for end, n in zip(ends, self.lengths, strict=True)]
-        found = np.concatenate(parts).astype(np.int32)
-        return found
+        spans = np.concatenate(parts).astype(np.int32)
+        return spans
 
     @property
     def turn_counts(self) -> Array:
         """Number of generations of each sample, `[n] int64`."""
         bounds = np.concatenate([[0], np.cumsum(self.sample_lengths)])
-        found: Array = np.diff(np.searchsorted(self.turn_spans[:, 0], bounds))
-        return found
+        counts: Array = np.diff(np.searchsorted(self.turn_spans[:, 0], bounds))
+        return counts
 
     @property
     def turn_numbers(self) -> Array:
@@ -194,8 +194,8 @@ class Trajectory:
         """Number of each token's sequence in its sample, `[total] int64`."""
         counts = self.counts
         numbers = np.arange(len(self.lengths)) - np.repeat(np.cumsum(counts) - counts, counts)
-        found: Array = np.repeat(numbers, self.lengths)
-        return found
+        branches: Array = np.repeat(numbers, self.lengths)
+        return branches
 
     @property
     def is_sampled(self) -> bool:
@@ -226,7 +226,7 @@ class Trajectory:
     @property
     def samples(self) -> list[Sample]:
         """The samples, in order."""
-        sequences, found, turns = self.iter_sequences(), [], [0]
+        sequences, samples, turns = self.iter_sequences(), [], [0]
         said = None if self.conversations is None else unpack_conversations(self.conversations, len(self.texts))
         if self.turn_rewards is not None:
             turns = np.cumsum([0, *self.turn_counts]).tolist()
@@ -235,8 +235,8 @@ class Trajectory:
             own = tuple(next(sequences) for _ in range(count))
             rewards = None if self.turn_rewards is None else self.turn_rewards[turns[i] : turns[i + 1]]
             reason, messages = FinishReason(self.finish_reasons[i]), [] if said is None else said[i]
-            found.append(Sample(own, self.texts[i], reason, metrics, rewards, messages))
-        return found
+            samples.append(Sample(own, self.texts[i], reason, metrics, rewards, messages))
+        return samples
 
     def iter_sequences(self, *, spans: bool = True, experts: bool = True) -> Iterator[TokenSequence]:
         """Yield the sequences of all samples, in order.

@@ -107,13 +107,13 @@ def _samples(flat: Flat) -> None:
 
 def _tokens(flat: Flat) -> None:
     total, mask = sum(flat.lengths.tolist()), flat.loss_mask
-    found = {
+    sizes = {
         len(flat.token_ids),
         len(flat.logprobs),
         len(flat.versions),
         total if mask is None else len(mask),
     }
-    if found != {total}:
+    if sizes != {total}:
         masks = "" if mask is None else f", {len(mask)} loss_mask"
         msg = (
             f"arrays of {len(flat.token_ids)} token_ids, {len(flat.logprobs)} logprobs, {len(flat.versions)} "

@@ -11,6 +11,8 @@ from typing import Any
 
 MAX_NUMBER = 1e18
 MAX_ROWS = 3
+SHOWN_VERSION = 8
+"""Digits of a version of code that people see; versions have 16."""
 
 
 def children_of(lease: dict[str, Any]) -> dict[str, Any]:
@@ -27,6 +29,12 @@ def number(value: Any, default: float) -> float:
 def age(lease: dict[str, Any]) -> str:
     """Format the seconds since field `since`."""
     return f"{time.time() - number(lease.get('since'), 0.0):.0f} s"
+
+
+def code_of(lease: dict[str, Any]) -> str:
+    """Return the beginning of the version of the user's code that an actor runs; empty if it runs none."""
+    version = lease.get("code")
+    return version[:SHOWN_VERSION] if isinstance(version, str) else ""
 
 
 def activity(lease: dict[str, Any]) -> str:

@@ -13,6 +13,9 @@ from relax_actors.monitoring.progress import Progress
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 100
+"""Columns of the view; fewer on a narrower terminal."""
+BAR, CURVE = 20, 48
+"""Columns of the bar of steps and of the curve, with which both lines fit in 80 columns."""
 MAX_SHOWN = 5
 LABELS = {
     "loss": "loss",
@@ -38,22 +41,21 @@ class LiveView:
         grid.add_column()
         grid.add_row("steps", _steps(p))
         curve = [value for _, value in p.curve]
-        grid.add_row(f"mean {p.figure}", f"{sparkline(curve, 48)} {p.value:.3f}" if curve else "none yet")
+        grid.add_row(f"mean {p.figure}", f"{sparkline(curve, CURVE)} {p.value:.3f}" if curve else "none yet")
         if p.evals:
             shown = sorted(p.evals.items())[-MAX_SHOWN:]
             grid.add_row("held-out", "  ".join(f"version {version}: {value:.3f}" for version, value in shown))
         count = p.ledger.get
-        rows = f"{count('in_flight', 0)} in progress, {count('trained', 0)} trained, "
-        rows += f"{count('dropped', 0)} dropped unused, {count('quarantined', 0)} quarantined after errors"
-        grid.add_row("prompts", rows)
+        ends = ("trained", "in_flight", "dropped", "quarantined")
+        grid.add_row("rows", ", ".join(f"{name.replace('_', ' ')} {count(name, 0)}" for name in ends))
         if p.training:
             figures = (f"{label} {p.training[name]}" for name, label in LABELS.items() if name in p.training)
             grid.add_row("last step", ", ".join(figures))
-        age = f"sampled by weights up to {p.batch.get('staleness', 0)} steps old; "
-        grid.add_row("samples", f"{age}generation is up to {count('lead', 0)} steps ahead of training")
+        age, lead = _distance(p.batch.get("staleness", 0)), _distance(count("lead", 0))
+        grid.add_row("samples", f"sampled by weights up to {age} old; generation is up to {lead} ahead of training")
         worst = sorted(p.restarted.items(), key=lambda entry: -entry[1])[:MAX_SHOWN]
         names = ": " + ", ".join(f"{name} {n}" for name, n in worst) if worst else ""
-        grid.add_row("processes", Text(f"{p.alive} working, {counted(p.restarts, 'restart')}{names}"))
+        grid.add_row("actors", Text(f"{p.alive} up, {counted(p.restarts, 'restart')}{names}"))
         if failures := p.failures.lines()[-MAX_SHOWN:]:
             grid.add_row("failures", Text("\n".join(failures), style="red"))
         if waits := p.waits_for:
@@ -62,11 +64,16 @@ class LiveView:
         return Panel(Group(grid, events), title=f"relax {p.run}", width=WIDTH)
 
 
+def _distance(steps: object) -> str:
+    """Return a number of steps as an actor reported it, as words."""
+    return f"{steps} step" if str(steps) == "1" else f"{steps} steps"
+
+
 def _steps(p: Progress) -> Table:
     left, rate = p.seconds_left, f"{p.steps_per_second:.1f} steps/s"
     time_left = "time left unknown" if left is None else f"{left:.0f} s left"
     found = Table.grid(padding=(0, 1))
-    bar = ProgressBar(total=p.steps or None, completed=p.step, width=20)
+    bar = ProgressBar(total=p.steps or None, completed=p.step, width=BAR)
     found.add_row(bar, f"{p.step} of {p.steps or '?'}, {rate}, {time_left}")
     return found
 

@@ -10,7 +10,7 @@ from rich.tree import Tree
 from relax_actors.counted import counted
 from relax_actors.devices.placement import shown
 from relax_actors.monitoring.connection import Connected
-from relax_actors.monitoring.leases import activity, age, children_of, number
+from relax_actors.monitoring.leases import activity, age, children_of, code_of, number
 from relax_actors.printable import printable
 
 if TYPE_CHECKING:
@@ -109,4 +109,5 @@ def _incarnation(lease: dict[str, Any] | None) -> str:
     if lease is None:
         return ""
     incarnation = str(lease.get("incarnation"))[:20]
-    return printable(f", incarnation {incarnation}, up {age(lease)}: {activity(lease)}")
+    code = f", code {version}" if (version := code_of(lease)) else ""
+    return printable(f", incarnation {incarnation}{code}, up {age(lease)}: {activity(lease)}")

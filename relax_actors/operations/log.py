@@ -7,20 +7,33 @@ again. So no two clients start conflicting operations, and an operation is never
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
 from broker.errors import CodecError
+from broker.subjects import NAME
 from broker.table import Cell, Table
 from relax_actors.errors import ConfigError
 from relax_actors.messages.operations import OPERATION, OperationPlan, OperationRequest, OperationStep
 from relax_actors.operations.engines import is_url, normal_url
-from relax_actors.operations.states import CANCELLABLE, KINDS, History, Operation, State, may_follow, subject_of
+from relax_actors.operations.states import (
+    CANCELLABLE,
+    KINDS,
+    ROLE_KINDS,
+    History,
+    Operation,
+    State,
+    may_follow,
+    subject_of,
+)
 
 MAX_TEXT = 500
 """Longest text of a request, in characters."""
+MAX_SETTINGS = 64 << 10
+"""Longest settings of a role, in characters."""
 
 
 class ConflictError(ConfigError):
@@ -94,7 +107,7 @@ class OperationLog:
                     raise ConflictError(msg)
                 return known
             if busy := [o for o in history.running if o.subject == subject_of(request)]:
-                what = f"the {request.role} actors" if request.kind == "scale" else "this engine"
+                what = "this engine" if request.kind.endswith("engine") else f"the {request.role} actors"
                 msg = (
                     f"operation {busy[0].id} changes {what} and is {busy[0].state}; wait for its end, or cancel it "
                     f"before it is {State.HEALTH_CHECKING}"
@@ -158,6 +171,21 @@ class OperationLog:
         return cell is not None and cell.data == data
 
 
+def check_settings(text: str) -> None:
+    """Check the settings of a role that is added, without knowledge of the run.
+
+    Raises:
+        ConfigError: they are no JSON object, or too long.
+    """
+    try:
+        is_table = isinstance(json.loads(text), dict)
+    except ValueError:
+        is_table = False
+    if not is_table or len(text) > MAX_SETTINGS:
+        msg = f"the settings of a role are a table as a JSON object of at most {MAX_SETTINGS} characters"
+        raise ConfigError(msg)
+
+
 def check_request(request: OperationRequest) -> None:
     """Check a request by itself, without knowledge of the run.
 
@@ -176,6 +204,11 @@ def check_request(request: OperationRequest) -> None:
     if request.kind == "add_engine" and not is_url(request.url):
         msg = f"the engine's url {request.url!r} is no address of an HTTP server; give one such as http://host:30000"
         raise ConfigError(msg)
+    if request.kind in ROLE_KINDS and not NAME.fullmatch(request.role):
+        msg = f"{request.role!r} is no name of a role; use letters, digits, - and _"
+        raise ConfigError(msg)
+    if request.kind == "add_role":
+        check_settings(request.settings)
     if request.kind == "remove_engine" and request.engine is None:
         msg = "name the engine to remove by its id; GET /v1/rollouts lists the engines"
         raise ConfigError(msg)

@@ -8,6 +8,7 @@ from typing import Any
 
 from relax_actors.errors import ConfigError
 from relax_actors.messages.operations import OperationPlan, OperationRequest
+from relax_actors.operations.states import History, State
 
 SPAN = 1000
 """Actors of a role that a node may have; those on node k are numbered from `k * SPAN`."""
@@ -108,6 +109,28 @@ def plan_scale(
     changed = range(have, after) if after > have else range(after, have)
     actors = [f"{request.role}.{first + n}" for n in changed]
     return OperationPlan(node.number, node.name, have, after, actors)
+
+
+def wanted_by(history: History, role: str) -> Callable[[NodeView], int | None]:
+    """Return a function that says how many actors of a role a node should have after the operations so far.
+
+    It returns None if no operation says so: before the first, or after `relax up` has started the run again, whose
+    configuration then counts.
+    """
+    planned = [
+        o for o in history.operations.values() if o.request.kind == "scale" and o.request.role == role and o.plan
+    ]
+
+    def wanted(node: NodeView) -> int | None:
+        for operation in reversed(planned):
+            plan = operation.plan
+            is_own = plan is not None and (plan.node, plan.node_name) == (node.number, node.name)
+            if plan is None or not is_own or (node.number == 0 and max(operation.times.values()) < node.since):
+                continue
+            return plan.before if operation.state in (State.FAILED, State.CANCELLED) else plan.after
+        return None
+
+    return wanted
 
 
 def choose_node(nodes: Mapping[int, NodeView], role: str, wanted: str) -> NodeView:

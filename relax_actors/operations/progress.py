@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from relax_actors.messages.operations import OperationPlan
 from relax_actors.operations.plan import NodeView
 from relax_actors.operations.states import IN, OUT, Operation, State
+
+IDLE_SECONDS = 20.0
+"""Time that an actor with new code waits for a row, after which the operation goes on without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +23,14 @@ class Report:
         leases: leases of the actors by name.
         weights: version of the newest published weights; -1 before the first.
         with_weights: roles whose actors hold weights.
+        time: seconds since 1970.
     """
 
     nodes: Mapping[int, NodeView]
     leases: Mapping[str, Mapping[str, Any]]
     weights: int
     with_weights: frozenset[str] = frozenset({"rollout"})
+    time: float = 0.0
 
     def node_of(self, plan: OperationPlan) -> NodeView | None:
         """Return the node of a plan; None if it is gone, also if another node has taken its number.
@@ -60,7 +65,9 @@ def next_state(operation: Operation, report: Report) -> State | None:
         State.CONNECTING: is_ready,
         State.HEALTH_CHECKING: is_alive,
         State.WEIGHT_SYNCING: is_alive and _has_weights(operation.request.role, leases, report),
-        State.READY: is_alive and all(lease and _takes_rows(lease) for lease in leases),
+        State.READY: is_alive
+        and all(lease and _takes_rows(lease) for lease in leases)
+        and (operation.request.kind != "add_role" or has_proved(report, plan.actors)),
     }
     is_over = reached.get(operation.state, False)
     return OUT[OUT.index(operation.state) + 1] if is_over else None
@@ -90,6 +97,16 @@ def _has_weights(role: str, leases: list[Mapping[str, Any] | None], report: Repo
         return True
     held = [-1 if lease is None else lease.get("weights", -1) for lease in leases]
     return report.weights >= 0 and all(isinstance(version, int) and version >= 0 for version in held)
+
+
+def has_proved(report: Report, actors: Sequence[str]) -> bool:
+    """Whether new code has shown that it works: an actor has handled a row, or all have waited long for one."""
+    leases = [report.leases.get(name, {}) for name in actors]
+    handled = [lease.get("handled", 0) for lease in leases]
+    if any(isinstance(number, int) and number > 0 for number in handled):
+        return True
+    idle = [lease.get("doing_since") if lease.get("waits_for") else None for lease in leases]
+    return all(isinstance(since, int | float) and report.time - since > IDLE_SECONDS for since in idle)
 
 
 def _takes_rows(lease: Mapping[str, Any]) -> bool:

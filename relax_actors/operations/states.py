@@ -34,6 +34,10 @@ class State(StrEnum):
     """The processes have ended; what they held is released."""
     REMOVED = "REMOVED"
     """The end of an operation that removes actors."""
+    REPLACING = "REPLACING"
+    """The actors get other code, one after the other; each must finish a row before the next."""
+    RETURNING = "RETURNING"
+    """The new code failed; the actors that had it get the previous code back. The operation ends as FAILED."""
     FAILED = "FAILED"
     """The operation ended with a reason, and what it had started was removed."""
     CANCELLED = "CANCELLED"
@@ -52,12 +56,16 @@ OUT = (
 """States of an operation that adds actors, in order."""
 IN = (State.PENDING, State.DRAINING, State.REMOVING, State.REMOVED)
 """States of an operation that removes actors, in order."""
+CHANGE = (State.PENDING, State.REPLACING, State.ACTIVE)
+"""States of an operation that replaces code, in order."""
 ENDS = frozenset({State.ACTIVE, State.REMOVED, State.FAILED, State.CANCELLED})
 CANCELLABLE = frozenset({State.PENDING, State.CREATING, State.CONNECTING})
-KINDS = ("scale", "add_engine", "remove_engine")
+ROLE_KINDS = ("add_role", "remove_role", "replace_role")
+"""Kinds of operations that change the roles of a run or their code."""
+KINDS = ("scale", "add_engine", "remove_engine", *ROLE_KINDS)
 _STATES = frozenset(state.value for state in State)
 _NEXT: dict[State, set[State]] = {state: {State.FAILED} for state in State if state not in ENDS}
-for _path in (OUT, IN):
+for _path in (OUT, IN, CHANGE, (State.REPLACING, State.RETURNING)):
     for _before, _after in pairwise(_path):
         _NEXT[_before].add(_after)
 _NEXT[State.PENDING] |= {State.ACTIVE, State.CONNECTING}  # nothing to do; an external engine has no process to create
@@ -118,6 +126,7 @@ class Operation:
             "before": None if plan is None else plan.before,
             "after": None if plan is None else plan.after,
             "actors": [] if plan is None else list(plan.actors),
+            "code": None if plan is None or not plan.code else {"new": plan.code, "old": plan.old_code},
             "times": {state.value: round(seconds, 3) for state, seconds in self.times.items()},
         }
 

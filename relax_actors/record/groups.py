@@ -44,5 +44,5 @@ def _group(row: RowCells, end: End) -> Group:
         reason,
         tuple(rewards.astype(float).tolist()) if rewards is not None and scored else (),
         int(np.min(sampled)) if len(sampled) else None,
-        0 if versions is None else len(versions),
+        None if versions is None else len(versions),
     )

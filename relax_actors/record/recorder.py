@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import structlog
 
@@ -19,6 +21,7 @@ from broker.subjects import RowId, Subjects
 from broker.table import Cell
 from relax_actors.errors import CodecError, RecordError, SubjectError
 from relax_actors.record.groups import groups_of
+from relax_actors.record.position import Position
 from relax_actors.record.record import Record, StepRecord
 from relax_actors.record.row_cells import RowCell, pack_row
 from relax_actors.record.rules import kept_groups, kept_held_out, shelf_of
@@ -28,9 +31,15 @@ if TYPE_CHECKING:
     from relax_actors.config.record import RecordSection
 
 CALL_SECONDS = 60.0
+ENDS = ("dropped", "quarantined")
+"""Columns that end a row that is not trained."""
+MANY_ROWS = 4
+"""Kept rows of a step from which on all of its rows are read at once."""
 RESERVE_BYTES = 256 << 20
 """Free space of the disk that is left to the run: with less, nothing is kept."""
 log = structlog.get_logger()
+Cells: TypeAlias = dict[int, dict[str, RowCell]]
+"""Cells of the rows of one step: index -> column -> cell."""
 
 
 class Recorder:
@@ -84,6 +93,11 @@ class Recorder:
         """Bytes of the record."""
         return self._writer.size
 
+    @property
+    def position(self) -> Position:
+        """How far the record is."""
+        return Position(self._step, self._version)
+
     def catch_up(self) -> None:
         """Record the steps and evaluated versions that have ended meanwhile.
 
@@ -109,9 +123,14 @@ class Recorder:
 
     def _record_step(self, step: int, batch: dict[str, Any]) -> None:
         trained = [index for index in batch.get("rows", ()) if isinstance(index, int)]
-        cells = self._cells(f"{self._subjects.prefix}.group.{step}.>")
+        cells, is_whole = self._deciding_cells(step)
+        kept = self._kept(step, cells, trained)
+        if not is_whole and len(kept) > MANY_ROWS:
+            cells = self._cells(f"{self._subjects.prefix}.group.{step}.>")
+        elif not is_whole:
+            cells |= self._cells(*(f"{self._subjects.prefix}.{RowId(step, index)}.>" for index in kept))
         groups = groups_of(step, cells, trained, self._store.reader())
-        for index, why in kept_groups(self._section, self._seed, step, groups).items():
+        for index, why in kept.items():
             self._keep(RowId(step, index), why, cells.get(index, {}))
         # Cells of a step are removed together.
         collected = bool(trained) and not cells
@@ -123,6 +142,21 @@ class Recorder:
         self._step = step
         self._written = {row for row in self._written if row.kind != "group"}
 
+    def _kept(self, step: int, cells: Cells, trained: list[int]) -> dict[int, list[str]]:
+        """Return the rows of a step that the rules keep, and why."""
+        groups = groups_of(step, cells, trained, self._store.reader())
+        return kept_groups(self._section, self._seed, step, groups)
+
+    def _deciding_cells(self, step: int) -> tuple[Cells, bool]:
+        """Return the cells that decide which rows of a step are kept, and whether these are all cells of the step.
+
+        These are the rewards, unless rows have failed, whose successors may have no reward, or rows are not scored.
+        """
+        columns = ("reward", *ENDS)
+        cells = self._cells(*(self._subjects.column(column, "group", step) for column in columns))
+        is_enough = bool(cells) and not any(name in ENDS for row in cells.values() for name in row)
+        return (cells, False) if is_enough else (self._cells(f"{self._subjects.prefix}.group.{step}.>"), True)
+
     def _record_evaluation(self, version: int) -> None:
         if self._section.evaluation:
             cells = self._pages(self._history(self._subjects.column("reward", "eval", version)))
@@ -133,10 +167,10 @@ class Recorder:
         self._version = version
         self._written = {row for row in self._written if row.kind != "eval"}
 
-    def _cells(self, subject: str) -> dict[int, dict[str, RowCell]]:
-        """Return the cells of rows of one step: index -> column -> cell."""
+    def _cells(self, *subjects: str) -> Cells:
+        """Return the cells of rows of one step with these subjects, which may have wildcards."""
         found: defaultdict[int, dict[str, RowCell]] = defaultdict(dict)
-        for cell in self._pages(self._history(subject)):
+        for cell in self._pages(*map(self._history, subjects)):
             place = self._subjects.parse(cell.subject)
             found[place.index][place.field] = RowCell(place.field, cell.sequence, cell.stored, cell.data)
         return dict(found)
@@ -165,21 +199,31 @@ class Recorder:
 
     def _take_new(self, history: History, due: dict[int, dict[str, Any]]) -> None:
         """Add the new cells of a history: number -> fields. Those that their owner did not write are left out."""
-        while page := self._connection.call(history.page(), CALL_SECONDS):
-            for cell in page:
-                with suppress(CodecError, SubjectError):
-                    fields = open_envelope(cell.data, subject=cell.subject).fields
-                    due[self._subjects.parse(cell.subject).step] = fields
+        for cell in self._pages(history):
+            with suppress(CodecError):
+                fields = open_envelope(cell.data, subject=cell.subject).fields
+                due[self._subjects.parse(cell.subject).step] = fields
 
     def _history(self, subject: str) -> History:
         return History(self._connection, self._subjects.table_stream, subject)
 
-    def _pages(self, history: History) -> list[Cell]:
-        """Return the cells of a history that were not read yet; subjects that name no cell are left out."""
+    def _pages(self, *histories: History) -> list[Cell]:
+        """Return the cells of histories that were not read yet; subjects that name no cell are left out."""
         found: list[Cell] = []
-        while page := self._connection.call(history.page(), CALL_SECONDS):
-            for cell in page:
-                with suppress(SubjectError):
-                    self._subjects.parse(cell.subject)
-                    found.append(cell)
+        for cell in self._connection.call(_read_together(histories), CALL_SECONDS) if histories else ():
+            with suppress(SubjectError):
+                self._subjects.parse(cell.subject)
+                found.append(cell)
         return found
+
+
+async def _read_together(histories: Iterable[History]) -> list[Cell]:
+    return [cell for cells in await asyncio.gather(*map(_read, histories)) for cell in cells]
+
+
+async def _read(history: History) -> list[Cell]:
+    """Return the cells of a history that were not read yet."""
+    cells = await history.page()
+    while history.has_more:
+        cells += await history.page()
+    return cells

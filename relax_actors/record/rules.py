@@ -41,7 +41,7 @@ class Group:
         reason: reason of a dropped row, role that failed on a quarantined one; else empty.
         rewards: rewards of its samples; empty if it was not scored.
         oldest: oldest version of the weights that sampled a token; None if none did, or it is unknown.
-        tokens: own tokens of its samples.
+        tokens: own tokens of its samples; None if they are unknown, as of a recorded row that was not kept.
     """
 
     index: int
@@ -49,7 +49,7 @@ class Group:
     reason: str = ""
     rewards: tuple[float, ...] = ()
     oldest: int | None = None
-    tokens: int = 0
+    tokens: int | None = None
 
     @property
     def reward(self) -> float | None:

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from relax_actors.training.metric_of_step import is_time
+from relax_actors.training.metric_of_step import BY_MICRO_BATCH, is_time
 from relax_actors.weights.protocols import PREFIX_BYTES
 
-IDENTITY = ("time", "kind", "role", "n", "step", "rows")
+IDENTITY = ("time", "kind", "role", "n", "step", "rows", BY_MICRO_BATCH)
 """Fields of a published metric that are no figures of the computation."""
 
 
@@ -22,7 +22,8 @@ class Difference:
         what: what differs, and what that means.
         step: step at which it differs.
         model: "policy" or "critic".
-        micro_batch: number of the micro-batch within the step whose input differs.
+        micro_batch: number of the first micro-batch within the step whose input or figures differ.
+        rows: rows of the micro-batch whose figures differ.
         row: row whose cell differs, such as `group.4.2`.
         column: its column.
         figure: name of the figure.
@@ -41,6 +42,7 @@ class Difference:
     tensor: str | None = None
     recorded: float | None = None
     computed: float | None = None
+    rows: list[str] | None = None
 
     def json(self) -> dict[str, Any]:
         """Return the attributes that are set."""
@@ -74,6 +76,34 @@ def compare_figures(recorded: Mapping[str, Any], computed: Mapping[str, float]) 
         return float(value) if isinstance(value, int | float) else None
 
     return {name: Figure(number(recorded, name), number(computed, name)) for name in names}
+
+
+def micro_batches_of(recorded: Mapping[str, Any], computed: Mapping[str, Sequence[float]]) -> list[dict[str, Figure]]:
+    """Return the figures of each micro-batch of a step by name.
+
+    Args:
+        recorded: lists of figures as the trainer has published them; values of a metric, which may be anything.
+        computed: lists of figures, in the same order.
+    """
+    count = max((len(values) for values in computed.values()), default=0)
+
+    def value(lists: Mapping[str, Any], name: str, at: int) -> float | None:
+        values = lists.get(name)
+        known = values[at] if isinstance(values, list) and at < len(values) else None
+        return float(known) if isinstance(known, int | float) else None
+
+    return [
+        {name: Figure(value(recorded, name, at), value(computed, name, at)) for name in computed} for at in range(count)
+    ]
+
+
+def first_micro_batch(parts: Sequence[Mapping[str, Figure]]) -> tuple[int, str] | None:
+    """Return number and figure of the first micro-batch that differs from its record; None without a recorded one."""
+    for number, part in enumerate(parts):
+        for name, figure in part.items():
+            if figure.recorded is not None and not figure.equal:
+                return number, name
+    return None
 
 
 def changed_cell(

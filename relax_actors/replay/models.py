@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,13 @@ from safetensors import safe_open
 from relax_actors.algorithms.micro_batches import split_rows
 from relax_actors.config import Config
 from relax_actors.engines.backends import critic_backend, critic_section, training_backend
-from relax_actors.engines.protocols.training import TrainingEngine
+from relax_actors.engines.protocols.training import MeasuresGradients, TrainingEngine
 from relax_actors.errors import ConfigError, RelaxError
 from relax_actors.messages import Batch, Checkpoint
 from relax_actors.replay.recording import Recording
 from relax_actors.runtime import durable_folder
 from relax_actors.training.checkpointer import RoleState, load_checkpoint
-from relax_actors.training.metric_of_step import figures_of_step
+from relax_actors.training.metric_of_step import figures_of_step, micro_batch_figures
 from relax_actors.training.step_feed import StepFeed, proximal_score
 from relax_actors.training.step_rows import StepReader, StepRows
 from relax_actors.weights.protocols import SupportsPrefixes
@@ -32,11 +32,13 @@ class Computed:
         figures: its figures, as the role publishes them.
         fingerprint: fingerprint of the weights after it.
         prefixes: digests of their first tensors, see `Weights.tensors`; empty if the engine gives none.
+        micro_batches: figures of its micro-batches, a list by name.
     """
 
     figures: Mapping[str, Any]
     fingerprint: str
     prefixes: bytes = b""
+    micro_batches: Mapping[str, list[float]] = field(default_factory=dict)
 
 
 class Model:
@@ -58,6 +60,8 @@ class Model:
             self.engine: Any = training_backend(config).build(context)
             self._feed = StepFeed(context, self.engine, reader, proximal_score(config, self.engine))
             self._state = self._feed.statistics
+            if isinstance(self.engine, MeasuresGradients):
+                self.engine.measure_gradients()
         else:
             self.engine = critic_backend(critic_section(config)).build(context)
             self._feed = StepFeed(context, self.engine, reader, section="critic")
@@ -96,6 +100,12 @@ class Model:
         parts = split_rows(rows.lengths, max_tokens=self._max_tokens)
         return next(number for number, part in enumerate(parts) if position in part)
 
+    def rows_of_micro_batches(self, rows: StepRows, count: int) -> list[list[int]]:
+        """Return the positions of the rows of `count` micro-batches; empty where ranks or updates share the rows."""
+        parts = split_rows(rows.lengths, max_tokens=self._max_tokens)
+        alone = self._config.trainer.updates == 1 and training_backend(self._config).ranks(self._config).count == 1
+        return [list(part) for part in parts] if alone and len(parts) == count else []
+
     def compute(self, step: int, batch: Batch, rows: StepRows) -> Computed:
         """Compute a step on rows of `read`.
 
@@ -103,16 +113,18 @@ class Model:
             ConfigError: the numbers are not finite, or a row does not fit the model.
         """
         try:
+            parts: Mapping[str, list[float]] = {}
             if self.name == "policy":
-                measured = self._feed.finish_policy(lambda: None).metrics
-                figures = figures_of_step(self._config, step, batch, rows, measured)
+                result = self._feed.finish_policy(lambda: None)
+                figures = figures_of_step(self._config, step, batch, rows, result.metrics)
+                parts = micro_batch_figures(result.micro_batches)
             else:
                 measured = self._feed.finish(lambda: None).metrics
                 figures = {name: round(float(value), 6) for name, value in measured.items()}
         except (ValueError, FloatingPointError, RelaxError) as error:
             msg = f"step {step} cannot be computed: {error}"
             raise ConfigError(msg) from error
-        return Computed(figures, self.engine.fingerprint(), self.prefixes())
+        return Computed(figures, self.engine.fingerprint(), self.prefixes(), parts)
 
     def prefixes(self) -> bytes:
         """Return the digests of the first tensors of the present weights; empty if the engine gives none."""

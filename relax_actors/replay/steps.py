@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any
 
 from broker.subjects import RowId
 from relax_actors.config import Config
 from relax_actors.errors import ConfigError
 from relax_actors.messages import Batch, Checkpoint, CriticVersion
-from relax_actors.replay.difference import Difference, Figure, changed_cell, compare_figures, first_tensor
+from relax_actors.replay.difference import (
+    Difference,
+    Figure,
+    changed_cell,
+    compare_figures,
+    first_micro_batch,
+    first_tensor,
+    micro_batches_of,
+)
 from relax_actors.replay.models import Computed, Model
 from relax_actors.replay.recording import Recording
+from relax_actors.training.metric_of_step import BY_MICRO_BATCH
 from relax_actors.training.step_rows import StepRows
 
 Progress = Callable[[str], None]
@@ -30,6 +40,8 @@ class Replay:
         recorded: fingerprint that was published for the weights after the last one; None if there is none.
         computed: fingerprint of the weights after the last one; None if none was computed.
         figures: figures of the last one by name.
+        micro_batches: figures of its micro-batches by name; recorded ones are None where the log has none.
+        rows: rows of each of these micro-batches; empty where ranks or several updates share rows.
         difference: first difference; None if all is equal.
     """
 
@@ -39,6 +51,8 @@ class Replay:
     recorded: str | None = None
     computed: str | None = None
     figures: dict[str, Figure] = field(default_factory=dict)
+    micro_batches: list[dict[str, Figure]] = field(default_factory=list)
+    rows: list[list[str]] = field(default_factory=list)
     difference: Difference | None = None
 
     @property
@@ -55,6 +69,10 @@ class Replay:
             "computed": self.computed,
             "equal": self.equal,
             "figures": {name: figure.json() for name, figure in self.figures.items()},
+            "micro_batches": [
+                {"rows": rows, **{name: figure.json() for name, figure in part.items()}}
+                for part, rows in zip_longest(self.micro_batches, self.rows, fillvalue=[])
+            ],
             "difference": None if self.difference is None else self.difference.json(),
         }
 
@@ -148,6 +166,10 @@ class Replayer:
             return
         result.computed = computed.fingerprint
         result.figures = compare_figures(published, computed.figures) if published else {}
+        recorded = published.get(BY_MICRO_BATCH)
+        result.micro_batches = micro_batches_of(recorded if isinstance(recorded, dict) else {}, computed.micro_batches)
+        places = self.model.rows_of_micro_batches(rows, len(result.micro_batches))
+        result.rows = [[str(RowId(step, batch.rows[position])) for position in part] for part in places]
         result.difference = changed or self._changed_result(step, computed, result)
 
     def _changed_input(self, step: int, batch: Batch, rows: StepRows) -> Difference | None:
@@ -175,12 +197,20 @@ class Replayer:
         if result.recorded is None:
             what = f"no weights were published after step {step}: the run ended or was killed while it computed"
         shown = result.figures.get(figure or "", Figure(None, None))
-        return Difference(
-            what,
-            step,
-            self.model.name,
+        found = Difference(
+            what, step, self.model.name, None, None, None, figure, tensor, shown.recorded, shown.computed
+        )
+        place = first_micro_batch(result.micro_batches)
+        if place is None:
+            return found
+        number, figure = place
+        shown = result.micro_batches[number][figure]
+        rows = result.rows[number] if result.rows else None
+        return replace(
+            found,
+            micro_batch=number,
+            rows=rows,
             figure=figure,
-            tensor=tensor,
             recorded=shown.recorded,
             computed=shown.computed,
         )

@@ -55,10 +55,10 @@ class Advantages(Role):
         if why := estimation.without_signal(reward, columns):
             return Drop(DropReason.NO_SIGNAL, why)
         coefficient = self._kl_coefficient(columns["trajectory"], row) if estimation.adapts_kl else None
-        found = estimation.estimate(reward, columns, f"column {name} of {row.id}", coefficient)
-        if estimation.is_without_signal(found):
+        advantage = estimation.estimate(reward, columns, f"column {name} of {row.id}", coefficient)
+        if estimation.is_without_signal(advantage):
             return Drop(DropReason.NO_SIGNAL, "the advantages of all samples are 0")
-        return found
+        return advantage
 
     def _kl_coefficient(self, trajectory: Trajectory, row: Row) -> float | None:
         """Return the coefficient that was published with the weights that sampled the row's newest token.

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from relax_actors.autoscaling.decision import Action, Decision, Figures, Timers, decide
+from relax_actors.autoscaling.place import Place, place_for
 from relax_actors.config.autoscaler import AutoscalerSection
 from relax_actors.config.rows import admitted_rows
 from relax_actors.data.checked_run import CheckedRun
@@ -38,15 +39,18 @@ class Pool:
         engines: on nodes not marked as spot, those that stop excepted.
         spot: on nodes marked as spot, those that work.
         restarts: of all of them.
-        here: on the node that is scaled; None if there is no such node, or several.
-        node: number of this node.
+        places: nodes that may be scaled, by number.
     """
 
     engines: int
     spot: int
     restarts: int
-    here: int | None
-    node: str = ""
+    places: tuple[Place, ...] = ()
+
+    @property
+    def least(self) -> int:
+        """Number of rollouts that remain at least when one node is scaled, which keeps one."""
+        return self.engines - max((place.engines for place in self.places), default=1) + 1
 
 
 def pool_of(nodes: Mapping[str, Mapping[str, Any]], wanted: str) -> Pool:
@@ -54,9 +58,9 @@ def pool_of(nodes: Mapping[str, Mapping[str, Any]], wanted: str) -> Pool:
 
     Args:
         nodes: leases of the nodes, by `node.<number>`; their fields may be forged.
-        wanted: number or name of the node to scale; empty for node 0 or the only one with rollouts.
+        wanted: number or name of the node to scale; empty for all nodes with rollouts.
     """
-    counts: dict[str, int] = {}
+    places: dict[int, Place] = {}
     engines = spot = restarts = 0
     for key, node in nodes.items():
         children = node.get("children")
@@ -74,10 +78,16 @@ def pool_of(nodes: Mapping[str, Mapping[str, Any]], wanted: str) -> Pool:
             continue
         engines += len(living)
         number, own = key.rpartition(".")[2], sum(n < FIRST_ENGINE for n in living)
-        if own and wanted in ("", number, node.get("name")):
-            counts[number] = own
-    chosen = "0" if "0" in counts else next(iter(counts), "") if len(counts) == 1 else ""
-    return Pool(engines, spot, restarts, counts.get(chosen), chosen)
+        if own and number.isdecimal() and wanted in ("", number, node.get("name")):
+            places[int(number)] = Place(int(number), own, _room(node), len(actors))
+    return Pool(engines, spot, restarts, tuple(places[number] for number in sorted(places)))
+
+
+def _room(node: Mapping[str, Any]) -> int | None:
+    """Return for how many further rollouts a node has free GPUs; None if that does not limit them."""
+    room = node.get("room")
+    number = room.get(ROLE) if isinstance(room, dict) else None
+    return number if type(number) is int and number >= 0 else None
 
 
 def failures_of(operations: Iterable[Operation], author: str) -> int:
@@ -202,8 +212,8 @@ class Autoscaler(ServiceRole):
             waiting=waiting,
             in_hand=None if info is None else info.num_ack_pending,
             rows_per_engine=self._rows,
-            engines=pool.engines if pool.here is not None else None,
-            least=pool.engines - pool.here + 1 if pool.here else 0,
+            engines=pool.engines if pool.places else None,
+            least=pool.least if pool.places else 0,
             spot=pool.spot,
             oldest=await self._age_of_oldest(info) if info is not None and waiting else 0.0,
             starving=None if trainer is None else str(trainer.get("waits_for") or "").startswith(STARVES),
@@ -218,20 +228,25 @@ class Autoscaler(ServiceRole):
         table, delivered = self.context.table, info.delivered
         after = 1 + (0 if delivered is None else delivered.stream_seq)
         filters = info.config.filter_subjects or [str(info.config.filter_subject)]
-        found = await asyncio.gather(*(table.find_next_async(name, after) for name in filters))
-        times = [message.time.timestamp() for message in found if message is not None and message.time is not None]
+        messages = await asyncio.gather(*(table.find_next_async(name, after) for name in filters))
+        times = [message.time.timestamp() for message in messages if message is not None and message.time is not None]
         return max(0.0, time.time() - min(times)) if times else None
 
     async def _carry_out(self, decision: Decision, figures: Figures, pool: Pool | None) -> None:
         """Request an operation for a change, and publish the decision; a hold is published when its reason changes."""
         operation, refused = None, ""
-        if decision.action is not Action.HOLD and not self._section.dry_run and pool is not None and pool.here:
+        choice = None
+        if decision.action is not Action.HOLD and pool is not None:
+            choice = place_for(pool.places, decision.engines - pool.engines)
+            refused = "" if choice is not None else "no node has free GPUs for a further rollout"
+        if choice is not None and not self._section.dry_run:
+            place, target = choice
             self._requests += 1
             request = OperationRequest(
                 "scale",
                 ROLE,
-                target=pool.here + decision.engines - pool.engines,
-                node=pool.node,
+                target=target,
+                node=str(place.node),
                 key=f"{self._author}#{self.context.incarnation}-{self._requests}",
                 author=self._author,
             )
@@ -249,6 +264,7 @@ class Autoscaler(ServiceRole):
                 action=decision.action.value,
                 before=pool.engines if pool is not None else None,
                 after=decision.engines,
+                node=None if choice is None else choice[0].node,
                 needed=decision.needed,
                 reason=decision.reason,
                 operation=operation,

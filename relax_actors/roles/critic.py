@@ -106,10 +106,10 @@ class Critic(StatefulRole):
         """
         last: Checkpoint | None = None
         for cell_id, cell in cells:
-            found = self._observe(cell_id, cell)
-            if isinstance(found, Checkpoint):
-                last = found if last is None or found.version > last.version else last
-                self._checkpoints.published[found.version] = found.path
+            value = self._observe(cell_id, cell)
+            if isinstance(value, Checkpoint):
+                last = value if last is None or value.version > last.version else last
+                self._checkpoints.published[value.version] = value.path
         if last is None:
             self._checkpoints.raise_if_unknown()
         else:
@@ -177,8 +177,8 @@ class Critic(StatefulRole):
         from relax_actors.weights import files  # noqa: PLC0415 imports torch, for the critic's process only
 
         paths = [self.context.table.store.path(shard.path) for shard in cell.shards]
-        if (found := files.fingerprint(files.load(paths))) != cell.fingerprint:
-            msg = f"weights 0 in the store have fingerprint {found}, published was {cell.fingerprint}; restore them"
+        if (stored := files.fingerprint(files.load(paths))) != cell.fingerprint:
+            msg = f"weights 0 in the store have fingerprint {stored}, published was {cell.fingerprint}; restore them"
             raise ConfigError(msg)
         return paths
 
@@ -221,10 +221,10 @@ class Critic(StatefulRole):
         if known.incarnation > context.incarnation:
             msg = f"critic {version} was published by a later incarnation; this one exits"
             raise FencedError(msg)
-        if (found := cell.fingerprint) != known.fingerprint:
-            context.journal.event("replay_diverged", version=version, published=known.fingerprint, found=found)
+        if (fingerprint := cell.fingerprint) != known.fingerprint:
+            context.journal.event("replay_diverged", version=version, published=known.fingerprint, found=fingerprint)
             if context.config.run.deterministic:
-                msg = f"critic {version} of the replay has fingerprint {found}, published was {known.fingerprint}"
+                msg = f"critic {version} of the replay has fingerprint {fingerprint}, published was {known.fingerprint}"
                 raise ConfigError(msg)
 
     def _finish_run(self) -> None:
@@ -243,14 +243,14 @@ class Critic(StatefulRole):
         ]
         if not due:
             return False
-        found = read_column(self.context.table, due, "trajectory", Trajectory)
+        trajectories = read_column(self.context.table, due, "trajectory", Trajectory)
         rows = [
             (row, value)
-            for row, value in zip(due, found, strict=True)
+            for row, value in zip(due, trajectories, strict=True)
             if isinstance(value, Trajectory) and not self._validator.of_trajectory(value, row.step)
         ]
         if len(rows) < len(due):
-            self._end_unusable(due, found)
+            self._end_unusable(due, trajectories)
         if rows:
             self._endings.succeeded()
         shares = config.trainer.shares_prefixes
@@ -260,10 +260,10 @@ class Critic(StatefulRole):
             self._write_values(rows[part.start : part.stop])
         return True
 
-    def _end_unusable(self, due: list[RowId], found: Sequence[Trajectory | RelaxError]) -> None:
+    def _end_unusable(self, due: list[RowId], trajectories: Sequence[Trajectory | RelaxError]) -> None:
         # A later incarnation may have trained on these rows, and the trainer may have removed them.
         self.context.raise_if_fenced()
-        for row, value in zip(due, found, strict=True):
+        for row, value in zip(due, trajectories, strict=True):
             if isinstance(value, RelaxError):
                 self._endings.end(row, ending_of_unreadable("critic", value))
             elif why := self._validator.of_trajectory(value, row.step):
@@ -289,10 +289,10 @@ class Critic(StatefulRole):
         self, rows: list[tuple[RowId, Trajectory]], media: list[list[PromptMedia] | RelaxError]
     ) -> tuple[list[tuple[RowId, Trajectory]], list[list[PromptMedia]]]:
         """End the rows whose media cannot be read; return the others and their media."""
-        lost = {row: found for (row, _), found in zip(rows, media, strict=True) if isinstance(found, RelaxError)}
+        lost = {row: part for (row, _), part in zip(rows, media, strict=True) if isinstance(part, RelaxError)}
         if lost:
             self._end_unusable(list(lost), list(lost.values()))
-        kept = [found for found in media if not isinstance(found, RelaxError)]
+        kept = [part for part in media if not isinstance(part, RelaxError)]
         return [(row, value) for row, value in rows if row not in lost], kept
 
     def before_save(self) -> None:

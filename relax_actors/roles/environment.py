@@ -142,11 +142,11 @@ class EnvironmentRole(ServiceRole):
         if not media:
             return opening
         store = self.context.table.store
-        found = [
+        files = [
             {"kind": one["kind"], "path": str(store.path(one["path"])) if one["stored"] else one["path"]}
             for one in media
         ]
-        return replace(opening, task={**opening.task, "media": found})
+        return replace(opening, task={**opening.task, "media": files})
 
     async def _answer(self, answers: list[EnvironmentAnswer], remaining: int, reply: str) -> None:
         """Publish answers, in as many messages as their size needs."""

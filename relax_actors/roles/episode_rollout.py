@@ -62,8 +62,8 @@ class EpisodeRollout(Rollout):
 
     def prompt_tokens(self, row: Row) -> NDArray[Any]:
         """Tokens of a row's prompt as the model reads them, `[prompt_len] int32`: those of its media are expanded."""
-        found: NDArray[Any] = row.prompt.tokens if self._media is None else row.media.tokens
-        return found
+        tokens: NDArray[Any] = row.prompt.tokens if self._media is None else row.media.tokens
+        return tokens
 
     def text(self, tokens: NDArray[Any]) -> str:
         """Decode tokens."""

@@ -96,8 +96,8 @@ class GatewayRole(ServiceRole):
         if section.port:
             return section.port + self.context.n
         known = folder / f"url.{self.context.n}"
-        found = known.read_text().rpartition(":")[2] if known.exists() else ""
-        return int(found) if found.isascii() and found.isdigit() and is_free(section.host, int(found)) else 0
+        port = known.read_text().rpartition(":")[2] if known.exists() else ""
+        return int(port) if port.isascii() and port.isdigit() and is_free(section.host, int(port)) else 0
 
     async def start(self) -> None:
         """Begin to serve."""
@@ -124,9 +124,9 @@ class GatewayRole(ServiceRole):
 
 def gateway_folder(folder: Path) -> Path:
     """Return the folder of the gateway's addresses and token, which only its owner may enter."""
-    found = folder / "gateway"
-    found.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return found
+    path = folder / "gateway"
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return path
 
 
 def tokens_of(section: GatewaySection, folder: Path) -> tuple[str, ...]:

@@ -30,11 +30,11 @@ class HeldOut(Scorer):
 
     def handle_many(self, rows: Sequence[Row]) -> list[Any]:
         """Score rows version by version."""
-        found: list[Any] = []
+        results: list[Any] = []
         for version, same in groupby(rows, key=lambda row: row.id.step):
             self._version = version
-            found += super().handle_many(list(same))
-        return found
+            results += super().handle_many(list(same))
+        return results
 
     def use_weights(self, newest_sampled: int) -> None:  # noqa: ARG002 no policy sampled the rows
         """Load the version of the rows."""

@@ -64,9 +64,9 @@ class MediaRole(Role):
         folder = f"{row.id.kind}/{row.id.step}"
         held_out = self.context.config.held_out(row.id)
         data = None if held_out is None else held_out.source
-        found = self._preparer.prepare(row.prompt, folder, self.progress, data)
+        prepared = self._preparer.prepare(row.prompt, folder, self.progress, data)
         self.progress()
-        return found
+        return prepared
 
     def metrics(self) -> dict[str, float]:
         """Return the media decoded and shared by this incarnation, its downloads and the CPU time of decoding."""

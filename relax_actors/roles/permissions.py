@@ -48,7 +48,7 @@ def permissions(config: Config, user: str) -> Permissions:
     if user == OPERATOR:
         return answers | _operator(subjects)
     if user == NODE:
-        return answers | _node(config, subjects)
+        return answers | _node(subjects)
     if user == OBSERVER:
         heard = Permissions((), (f"{subjects.prefix}.>", bucket_key(subjects, "lease.>")))
         return answers | heard | allow_history(subjects.table_stream, subjects.log_stream)
@@ -80,16 +80,14 @@ def _operator(subjects: Subjects) -> Permissions:
     )
 
 
-def _node(config: Config, subjects: Subjects) -> Permissions:
+def _node(subjects: Subjects) -> Permissions:
     """Publish events about actors and their supervisors, count failures, return rows of dead actors; write no cell."""
     table, log, bucket = _streams(subjects)
     leases = [f"lease.{kind}.*" for kind in ("node", "root", "owner")]
     keys = tuple(bucket_key(subjects, name) for name in [*_failures("*"), *leases])
     metrics = (subjects.metric("node", "*"), subjects.metric("root", "*"))
-    # "server": inference servers, children of nodes beside the actors.
-    names = (*role_names(config), NODE, "root", "server", "zygote")
-    events = [subjects.event(name, "*", "*") for name in names]
-    published = (*events, *metrics, *keys, f"$JS.ACK.{table}.>")
+    # Of any name: roles may be added while the run is up, and inference servers are children of nodes, too.
+    published = (subjects.event("*", "*", "*"), *metrics, *keys, f"$JS.ACK.{table}.>")
     return Permissions(published) | allow_read(table, log, bucket)
 
 

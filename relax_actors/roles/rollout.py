@@ -26,6 +26,7 @@ from relax_actors.messages.experts import split_prompt_experts
 from relax_actors.messages.samples import fingerprints_of
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.runtime import More, Results, Role, Row
+from relax_actors.runtime.profiles import request_kind
 from relax_actors.sessions.service import GenerationService
 from relax_actors.training.row_media import RowMedia, with_media
 from relax_actors.training.stops import stops_of
@@ -59,7 +60,7 @@ class Rollout(Role):
         section="rollout",
         rows="generated",
         requests=("env",),
-        serves=("generate",),
+        serves=("generate", request_kind("rollout")),
         start_order=60,
     )
 
@@ -79,6 +80,7 @@ class Rollout(Role):
         self._stop_ids, self._stop_strings = stops_of(self._tokenizer, config.rollout.stop)
         self._policy = Policy(self.context, self.progress, guests=self.guest_limit(), has_barrier=self.has_barrier())
         self._engine, self._stager = self._policy.engine, self._policy.stager
+        self._policy.profiles.start()
         self._room = min(self._engine.context_length, room(config))
         self._validator = RowValidator(config)
         self._media = None if config.media is None else RowMedia(self.context)

@@ -138,8 +138,8 @@ class Scorer(Role):
 
     def trajectory(self, row: Row) -> Trajectory:
         """Return the trajectory of a row whose trained tokens are scored."""
-        found: Trajectory = row.trajectory
-        return found
+        trajectory: Trajectory = row.trajectory
+        return trajectory
 
     def score(self, samples: list[TrainSample]) -> Sequence[Any]:
         """Score sequences with the weights in use."""

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from string import Formatter
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 
 from broker.codec import Array
 from relax_actors.config import Config
+from relax_actors.data.mixture import SOURCE
 from relax_actors.data.model_folder import measure
 from relax_actors.data.tokenizer import Tokenizer
 from relax_actors.engines.protocols.media import PromptMedia
@@ -54,9 +55,9 @@ class Hinted:
 class Teacher(CheckedTeacher):
     """Scores the tokens of trajectories with a teacher; writes `TeacherScores`.
 
-    The teacher is one of three: the model of the folder `model`, which is frozen; an SGLang server at `server`; or,
-    with neither, the live policy, which then needs a `hint` (self-distillation, arXiv 2601.19897): without it teacher
-    and student would agree.
+    The teacher is one of four: the model of the folder `model`, which is frozen; one such model for each source of a
+    mixture, `models`; an SGLang server at `server`; or, without these, the live policy, which then needs a `hint`
+    (self-distillation, arXiv 2601.19897): without it teacher and student would agree.
     """
 
     writes: ClassVar = "teacher"
@@ -65,12 +66,13 @@ class Teacher(CheckedTeacher):
 
     def inputs(self, config: Config) -> tuple[str, ...]:
         """Return the columns to read: those of every scorer, and with a hint also the prompt."""
-        found = super().inputs(config)
-        return (*found, "prompt") if self.hint else found
+        names = super().inputs(config)
+        return (*names, "prompt") if self.hint or self.models else names
 
     def start_engine(self) -> None:
-        """Load the teacher, or connect to it."""
+        """Load the teachers, or connect to one."""
         config = self.context.config
+        self._frozen: dict[str, TeacherEngine] = {}
         self._top_k = config.algorithm.distil.top_k or 0
         self._tokenizer = Tokenizer(config.model_path) if self.hint else None
         self._preparer: MediaPreparer | None = None
@@ -78,9 +80,10 @@ class Teacher(CheckedTeacher):
             from relax_actors.training.media_preparer import MediaPreparer  # noqa: PLC0415 most teachers need none
 
             self._preparer = MediaPreparer(config, self.context.table.store)
-        context = measure(self.model or config.model_path).context_length
-        self._room = min(context, config.trainer.max_tokens_per_microbatch)
-        self._is_live = not self.server and self.model is None
+        budget = config.trainer.max_tokens_per_microbatch
+        folders = self.models or {"": self.model or config.model_path}
+        self._rooms = {name: min(measure(path).context_length, budget) for name, path in folders.items()}
+        self._is_live = not self.server and not self.folders
         if self._is_live:
             super().start_engine()
             # Those of torch and Megatron-Core are both; `check_teacher` refuses others.
@@ -90,12 +93,13 @@ class Teacher(CheckedTeacher):
 
             key = self.api_key_file.read_text().strip() if self.api_key_file is not None else ""
             self._teacher = SglangTeacher(self.server, key, self.patience, self.context.stopping)
-        elif self.model is not None:
+        else:
             from relax_actors.engines.torch.process_setup import configure_torch  # noqa: PLC0415 only a process that scores needs torch
             from relax_actors.engines.torch.scorer import TorchTeacher  # noqa: PLC0415
 
             configure_torch(config.run)
-            self._teacher = TorchTeacher(config, self.model, self.device)
+            frozen = {"": self.model} if self.model is not None else self.models
+            self._frozen = {name: TorchTeacher(config, path, self.device) for name, path in frozen.items()}
 
     def use_weights(self, newest_sampled: int) -> None:
         """Load the newest weights that are ready, at least `newest_sampled`, if the teacher is the live policy."""
@@ -104,21 +108,21 @@ class Teacher(CheckedTeacher):
 
     def trajectory(self, row: Row) -> Trajectory:
         """Return the trajectory of a row without the samples that the trainer leaves out."""
-        found = super().trajectory(row)
+        trajectory = super().trajectory(row)
         if not self.context.config.algorithm.shaping.mask_truncated:
-            return found
-        kept = without_truncated(found)
+            return trajectory
+        kept = without_truncated(trajectory)
         if isinstance(kept, RelaxError):
             raise kept
         return kept
 
     def samples(self, rows: Sequence[Row]) -> list[TrainSample]:
         """Return the sequences to score, with the hint in place of the prompt."""
-        found = super().samples(rows)
+        samples = super().samples(rows)
         if not self.hint:
-            return found
+            return samples
         hints = [self._hinted(row) for row in rows]
-        return [self._with_prompt(sample, hints[sample.row]) for sample in found]
+        return [self._with_prompt(sample, hints[sample.row]) for sample in samples]
 
     def _problem_of(self, row: Row) -> RelaxError | None:
         """Return why a row cannot be scored; a hint can make it too long, and the teacher's context may be shorter."""
@@ -130,13 +134,33 @@ class Teacher(CheckedTeacher):
             longer = self._hinted(row).extra if self.hint else 0
         except RelaxError as error:
             return error
-        longest = max(row.trajectory.sequence_lengths) + longer
-        if longest > self._room:
+        if (source := self._source(row)) not in self._rooms:
             return RowError(
-                f"with its hint the teacher reads {longest} tokens in a sequence, more than the {self._room} of its "
+                f"the row is of the source {source!r} of [data.mixture], for which roles.teacher.models names no "
+                "teacher; add it"
+            )
+        longest, room = max(row.trajectory.sequence_lengths) + longer, self._rooms[source]
+        if longest > room:
+            return RowError(
+                f"with its hint the teacher reads {longest} tokens in a sequence, more than the {room} of its "
                 "context or of trainer.max_tokens_per_microbatch; shorten the hint, or lower rollout.max_tokens"
             )
         return None
+
+    def _source(self, row: Row) -> str:
+        """Return the source of the mixture that a row comes from, if each has a teacher of its own."""
+        return str(row.prompt.metadata.get(SOURCE, "")) if self.models else ""
+
+    def _score(self, rows: list[Row]) -> list[Any]:
+        """Score rows together, those of each teacher on their own."""
+        if not self._frozen:
+            return super()._score(rows)
+        columns: dict[int, Any] = {}
+        for source, teacher in self._frozen.items():
+            own = [number for number, row in enumerate(rows) if self._source(row) == source]
+            self._teacher = teacher
+            columns |= zip(own, super()._score([rows[number] for number in own]) if own else [], strict=True)
+        return [columns[number] for number in range(len(rows))]
 
     def _hinted(self, row: Row) -> Hinted:
         """Return what the teacher reads in place of a prompt."""
@@ -206,5 +230,6 @@ class Teacher(CheckedTeacher):
         """Release the teacher."""
         if self._is_live:
             super().close()
-        else:
-            self._teacher.close()
+            return
+        for teacher in self._frozen.values() or [self._teacher]:
+            teacher.close()

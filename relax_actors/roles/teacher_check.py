@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from string import Formatter
 
+from pydantic import Field
+
 from relax_actors.config import Config
 from relax_actors.data.checked_run import CheckedRun
 from relax_actors.data.model_folder import measure
@@ -25,6 +27,8 @@ class CheckedTeacher(Scorer):
 
     model: Path | None = None
     """Model folder of the teacher, with weights and the tokenizer of the student."""
+    models: dict[str, Path] = Field(default_factory=dict)
+    """Model folder of the teacher of each source of a mixture, by its name in [data.mixture], in place of `model`."""
     server: str = ""
     """URL of an SGLang server that serves the teacher."""
     api_key_file: Path | None = None
@@ -35,6 +39,12 @@ class CheckedTeacher(Scorer):
     "<|im_start|>system\\nThe answer is {answer}.<|im_end|>\\n{prompt}"."""
     patience: float = 60.0
     """Seconds to wait for a `server` that does not answer; then the actor ends and is restarted."""
+
+    @property
+    def folders(self) -> dict[str, Path]:
+        """Model folders of frozen teachers, by the setting that names each."""
+        own = {} if self.model is None else {f"{SECTION}.model": self.model}
+        return own | {f"{SECTION}.models.{name}": path for name, path in self.models.items()}
 
     def check(self, run: CheckedRun) -> Iterator[str]:
         """Check the scoring engine, the options, the teacher's model and its vocabulary."""
@@ -67,16 +77,19 @@ class CheckedTeacher(Scorer):
             raise ConfigError(msg)
         if self.server:
             yield from _check_server(self, folder)
-        if self.model is not None:
-            yield from _check_model(config, self.model, folder)
+        if self.models:
+            _check_sources(self, config)
+        for setting, path in self.folders.items():
+            yield from _check_model(config, setting, path, folder)
 
 
 def _check_source(role: CheckedTeacher) -> None:
     """Check that the teacher is exactly one of a folder, a server and the live policy."""
-    if role.model is not None and role.server:
-        msg = f"{SECTION} has both model and server; remove one"
+    given = [name for name in ("model", "models", "server") if getattr(role, name)]
+    if len(given) > 1:
+        msg = f"{SECTION} has both {given[0]} and {given[1]}; remove one"
         raise ConfigError(msg)
-    is_live = role.model is None and not role.server
+    is_live = not given
     if is_live and not role.hint:
         msg = (
             f"[{SECTION}] without model and server is the policy itself, which has nothing to teach; set model or "
@@ -96,6 +109,20 @@ def _check_source(role: CheckedTeacher) -> None:
         if not role.api_key_file.is_file():
             msg = f"{SECTION}.api_key_file {role.api_key_file} does not exist"
             raise ConfigError(msg)
+
+
+def _check_sources(role: CheckedTeacher, config: Config) -> None:
+    """Check that every source of the run's mixture has a teacher, and no other."""
+    sources = [*config.data.mixture]
+    if not sources:
+        msg = f"{SECTION}.models names a teacher for each source of a mixture, and [data] is none; set {SECTION}.model"
+        raise ConfigError(msg)
+    if unknown := [name for name in role.models if name not in sources]:
+        msg = f"{SECTION}.models names {unknown[0]!r}, and the sources of [data.mixture] are {', '.join(sources)}"
+        raise ConfigError(msg)
+    if lacking := [name for name in sources if name not in role.models]:
+        msg = f"{SECTION}.models has no teacher for data.mixture.{lacking[0]}; add {lacking[0]} = <model folder>"
+        raise ConfigError(msg)
 
 
 def _check_server(role: CheckedTeacher, folder: Path) -> Iterator[str]:
@@ -150,31 +177,30 @@ def _check_hint(hint: str, folder: Path) -> None:
         raise ConfigError(msg) from error
 
 
-def _check_model(config: Config, path: Path, folder: Path) -> Iterator[str]:
+def _check_model(config: Config, setting: str, path: Path, folder: Path) -> Iterator[str]:
     """Check that a teacher's folder holds a model with the student's vocabulary and enough context."""
     if not any(path.glob("*.safetensors")):
         why = "has no *.safetensors" if path.is_dir() else "does not exist"
-        msg = f"{SECTION}.model {path} {why}; name the folder of a trained model, such as runs/demo/model"
+        msg = f"{setting} {path} {why}; name the folder of a trained model, such as runs/demo/model"
         raise ConfigError(msg)
     facts = measure(path)
     check_architecture(config, path)
     families = [family_of(one) for one in (folder, path)]
     if len({None if family is None else family.reading for family in families}) > 1:
         msg = (
-            f"{SECTION}.model {path} reads media in another way than the student, or none; a teacher needs features, "
+            f"{setting} {path} reads media in another way than the student, or none; a teacher needs features, "
             "placeholders and positions as the student's"
         )
         raise ConfigError(msg)
     if difference := Tokenizer(folder).difference(Tokenizer(path)):
         msg = (
-            f"{SECTION}.model {path} has another vocabulary than the student: {difference}. A teacher scores the "
+            f"{setting} {path} has another vocabulary than the student: {difference}. A teacher scores the "
             "student's tokens, so both need the same tokenizer"
         )
         raise ConfigError(msg)
     room = min(measure(folder).context_length, config.trainer.max_tokens_per_microbatch)
     if facts.context_length < room:
         yield (
-            f"{SECTION}.model has a context of {facts.context_length} tokens; longer sequences, up to {room}, are "
-            "quarantined"
+            f"{setting} has a context of {facts.context_length} tokens; longer sequences, up to {room}, are quarantined"
         )
     yield f"the teacher has {facts.parameters / 1e6:.2f} M parameters"

@@ -9,7 +9,6 @@ incarnation means that this trainer has been replaced: it exits.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,16 +18,18 @@ import numpy as np
 from broker.subjects import CellId, RowId, Subjects
 from relax_actors.config import Config
 from relax_actors.engines.backends import training_backend
+from relax_actors.engines.protocols.training import StepResult
 from relax_actors.errors import FencedError, RelaxError
 from relax_actors.messages import Batch, Checkpoint, RowCounts, Weights
 from relax_actors.registry.role_spec import RoleSpec
 from relax_actors.roles.registry import numbered_cells, role_names
 from relax_actors.runtime import StatefulRole
 from relax_actors.runtime.cells import is_oversized, observe, put_own
+from relax_actors.runtime.profiles import ProfileRequests, request_kind
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.training.checkpointer import Checkpointer
 from relax_actors.training.ledger import ledger_of
-from relax_actors.training.metric_of_step import figures_of_step
+from relax_actors.training.metric_of_step import BY_MICRO_BATCH, figures_of_step, micro_batch_figures
 from relax_actors.training.row_endings import RowEndings
 from relax_actors.training.step_feed import StepFeed, proximal_score
 from relax_actors.training.step_rows import StepReader, StepRows, columns_to_train, last_column
@@ -51,6 +52,7 @@ class Trainer(StatefulRole):
         writes=("dropped", "quarantined"),
         numbered={"batch": Batch, "weights": Weights, "checkpoint": Checkpoint},
         requests=("trainer_rank",),
+        serves=(request_kind("trainer"),),
         removes=True,
         device=True,
         single=True,
@@ -90,6 +92,8 @@ class Trainer(StatefulRole):
         self._metrics: dict[str, float] = {}
         self._endings = RowEndings(self.context)
         self._idle_since = time.monotonic()
+        self._profiles = ProfileRequests(self.context, self._engine)
+        self._profiles.start()
         # Unix time when the last required column of a step was stored.
         self._last_arrival: dict[int, float] = {}
 
@@ -196,6 +200,8 @@ class Trainer(StatefulRole):
             if self._version in self._ledger.batches:
                 self._replay(self._version, self._ledger.batches[self._version])
                 continue
+            if not self._feed.has_begun:
+                self._profiles.begin()
             rows = self._rows_of(self._version)
             if rows is None:
                 break
@@ -244,7 +250,7 @@ class Trainer(StatefulRole):
         self._idle_since = time.monotonic()
         times = {"waited_seconds": waited, "starved_seconds": starved, "train_seconds": self._feed.seconds}
         times["early_seconds"] = self._feed.early_seconds
-        self._report(step, batch, rows, {**result.metrics, **times})
+        self._report(step, batch, rows, StepResult({**result.metrics, **times}, result.micro_batches))
 
     def _train_existing(self, step: int, batch: Batch) -> None:
         """Replay a step whose batch cell an earlier incarnation wrote.
@@ -264,10 +270,11 @@ class Trainer(StatefulRole):
         rows = self._feed.replay(step, batch.rows)
         result = self._feed.finish_policy(self._publisher.flush)
         self._publish(step)
-        self._report(step, batch, rows, result.metrics)
+        self._report(step, batch, rows, result)
 
     def _publish(self, step: int) -> None:
         """Publish the weights of a step, and write or start a checkpoint if one is due."""
+        self._profiles.end_step()
         self._version = step + 1
         self._arrived.pop(step, None)
         self._last_arrival.pop(step, None)
@@ -280,10 +287,11 @@ class Trainer(StatefulRole):
         elif self._version % self._settings.checkpoint_every == 0:
             self._checkpoints.start(self._version)
 
-    def _report(self, step: int, batch: Batch, rows: StepRows, measured: Mapping[str, float]) -> None:
+    def _report(self, step: int, batch: Batch, rows: StepRows, result: StepResult) -> None:
         """Publish the metric `step`; rows of data have no reward."""
-        self._metrics = figures_of_step(self.context.config, step, batch, rows, measured)
-        self.context.journal.metric({"kind": "step", **self._metrics})
+        self._metrics = figures_of_step(self.context.config, step, batch, rows, result.metrics)
+        parts = micro_batch_figures(result.micro_batches)
+        self.context.journal.metric({"kind": "step", **self._metrics, **({BY_MICRO_BATCH: parts} if parts else {})})
 
     def before_save(self) -> None:
         """Wait until the weights of the version are published; see `Coverage`."""

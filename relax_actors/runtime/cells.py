@@ -143,13 +143,13 @@ def read_logprobs(
 
 
 def _read(table: Table, rows: Sequence[RowId], name: str, read: Callable[[int, bytes], T]) -> list[T | RelaxError]:
-    found: list[T | RelaxError] = []
+    values: list[T | RelaxError] = []
     for n, cell in enumerate(table.get_all(table.subject(row, name) for row in rows)):
         try:
             if cell is None:
                 msg = f"cell {rows[n]}.{name} does not exist"
                 raise StoreError(msg)  # noqa: TRY301 handled like a lost array
-            found.append(read(n, cell.data))
+            values.append(read(n, cell.data))
         except (StoreError, CodecError) as error:
-            found.append(error)
-    return found
+            values.append(error)
+    return values

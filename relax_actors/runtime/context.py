@@ -42,6 +42,8 @@ class Context:
         device_lock: context manager in which the actor may compute. Where roles share a device, entering it waits
             until no other actor holds the device.
         backlog: rows that must wait for the role before this actor gets any, where its node is marked as spot; else 0.
+        on_trial: whether an operation judges the actor's code: until its first row succeeds, a failure ends the process
+            and blames no row.
         shares_memory: have an engine, or another object with the methods of `ReleasesMemory`, leave the device while
             other actors compute there.
     """
@@ -64,6 +66,7 @@ class Context:
     device_lock: Callable[[], AbstractContextManager[None]] = nullcontext
     shares_memory: Callable[[object], None] = field(default=lambda _: None)
     backlog: int = 0
+    on_trial: bool = False
 
     @property
     def shares_device(self) -> bool:

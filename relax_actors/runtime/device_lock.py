@@ -199,11 +199,11 @@ class DeviceLock:
 
     def metrics(self) -> dict[str, float]:
         """Return the seconds of waiting and of moving memory so far, and the bytes that left at the last handover."""
-        found = {"device_wait_seconds": round(self.waited_seconds, 3)}
+        figures = {"device_wait_seconds": round(self.waited_seconds, 3)}
         if self._engines:
-            found["device_moving_seconds"] = round(self.moving_seconds, 3)
-            found["device_released_mib"] = self.released_bytes >> 20
-        return found
+            figures["device_moving_seconds"] = round(self.moving_seconds, 3)
+            figures["device_released_mib"] = self.released_bytes >> 20
+        return figures
 
     def close(self) -> None:
         """Close the lock files."""

@@ -74,15 +74,15 @@ def seal(folder: Path) -> None:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    found = {}
+    digests = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path != folder / DIGESTS:
             with path.open("rb") as file:
                 hasher = xxhash.xxh3_128()
                 while data := file.read(1 << 22):
                     hasher.update(data)
-            found[str(path.relative_to(folder))] = hasher.hexdigest()
-    return found
+            digests[str(path.relative_to(folder))] = hasher.hexdigest()
+    return digests
 
 
 def verify(folder: Path) -> None:
@@ -93,8 +93,8 @@ def verify(folder: Path) -> None:
         OSError: a file cannot be read.
         ValueError: the list of digests is not JSON.
     """
-    written, found = json.loads((folder / DIGESTS).read_text()), _digests(folder)
-    wrong = sorted(name for name in written.keys() | found.keys() if written.get(name) != found.get(name))
+    written, computed = json.loads((folder / DIGESTS).read_text()), _digests(folder)
+    wrong = sorted(name for name in written.keys() | computed.keys() if written.get(name) != computed.get(name))
     if wrong:
         msg = f"file {wrong[0]} of {folder} is not what was written there"
         raise StoreError(msg)
@@ -110,10 +110,10 @@ def remove_stale(parent: Path, kept: Collection[str], version: int, incarnation:
         incarnation: the caller's; unfinished folders of later incarnations stay.
     """
     for path in parent.iterdir():
-        found = _NAME.fullmatch(path.name)
-        if found is None or path.name in kept:
+        match = _NAME.fullmatch(path.name)
+        if match is None or path.name in kept:
             continue
-        if int(found["incarnation"]) < incarnation if found["unfinished"] else int(found["version"]) <= version:
+        if int(match["incarnation"]) < incarnation if match["unfinished"] else int(match["version"]) <= version:
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -12,7 +12,7 @@ import nats.errors
 
 from broker.subjects import RowId
 from broker.table import Cell
-from relax_actors.errors import CodecError, RowError, RowTakenError
+from relax_actors.errors import ActorError, CodecError, RowError, RowTakenError
 from relax_actors.messages import Dropped, Quarantined
 from relax_actors.runtime.cells import MAX_END_BYTES, REMOVAL_SECONDS
 from relax_actors.runtime.context import Context
@@ -120,6 +120,10 @@ class Finisher:
         if isinstance(error, BLAMELESS_ERRORS) or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
             self._context.fail(error)
         text = f"{type(error).__name__}: {error}"
+        if self._context.on_trial and self.handled == 0:
+            # New code that fails must not cost a row: the operation that started the actor judges its end.
+            trial = ActorError(f"row {job.row} failed in new code: {text}")
+            self._context.fail(trial.with_traceback(error.__traceback__))
         trace = "".join(traceback.format_exception(error))
         if isinstance(error, RowError | CodecError):
             count = job.message.metadata.num_delivered or 1

@@ -88,9 +88,9 @@ class FirstRows:
         first = self._kinds[row.kind]
         if first.decided:
             return 0
-        found = signature(error)
-        first.signature = first.signature or found
-        if found != first.signature:
+        failure = signature(error)
+        first.signature = first.signature or failure
+        if failure != first.signature:
             self.succeeded(row.kind)
             return 0
         first.rows.add(row)

@@ -127,10 +127,10 @@ class Handler:
     def _handle_alone(self, row: Row) -> Any:
         try:
             with self._context.device_lock():
-                found = [value for results in self._role.stream([row], _no_more) for _, value in results]
+                values = [value for results in self._role.stream([row], _no_more) for _, value in results]
         except Exception as error:  # noqa: BLE001 classified by the pump
             return error
-        return found[0] if found else ValueError(f"{type(self._role).__name__} returned no value for {row.id}")
+        return values[0] if values else ValueError(f"{type(self._role).__name__} returned no value for {row.id}")
 
     def _encode(self, job: Job, row: Row, result: Any, encoder: CellEncoder) -> None:
         if self._role.writes and not isinstance(result, Exception | Drop):

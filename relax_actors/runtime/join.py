@@ -61,10 +61,10 @@ class Join:
     async def on_checkpoint(self, message: Msg) -> None:
         """Learn the floor from a checkpoint's message."""
         try:
-            found = self._table.read(message.data, Checkpoint, subject=message.subject)
+            checkpoint = self._table.read(message.data, Checkpoint, subject=message.subject)
         except CodecError:
             return
-        self._floor = max(self._floor, found.floor)
+        self._floor = max(self._floor, checkpoint.floor)
 
     def is_below_floor(self, row: RowId) -> bool:
         """Whether the row's step is finished, so that its cells are gone."""
@@ -90,21 +90,21 @@ class Join:
         cells = {} if is_lost else {cell.field: message.data}
         others = [name for name in self.inputs if name != cell.field]
         done = [self._role.writes] if (is_lost or len(self.triggers) > 1) and self._role.writes else []
-        found = await asyncio.gather(
+        columns = await asyncio.gather(
             *(self._table.get_async(self._table.subject(row, name)) for name in [*others, *done])
         )
-        missing = [name for name, other in zip(others, found, strict=False) if other is None]
+        missing = [name for name, other in zip(others, columns, strict=False) if other is None]
         delivery = delivery_of(message)
         stored_at = delivery.stream_sequence if delivery is not None and not is_lost else 0
         if is_lost:
-            inputs = zip(others, found, strict=False)
+            inputs = zip(others, columns, strict=False)
             stored_at = max((c.sequence for name, c in inputs if c is not None and name in self.triggers), default=0)
-        if missing or (done and (column := found[-1]) is not None and column.sequence > stored_at):
+        if missing or (done and (column := columns[-1]) is not None and column.sequence > stored_at):
             if early := sorted(IMPLIED.get(cell.field, set()) & set(missing)):
                 await self._report_early(cell, early)
             await ignore_errors(message.ack())
             return None
-        cells |= {name: other.data for name, other in zip(others, found, strict=False) if other is not None}
+        cells |= {name: other.data for name, other in zip(others, columns, strict=False) if other is not None}
         return Job(message, row, cells, stored_at)
 
     async def _report_early(self, cell: CellId, missing: list[str]) -> None:

@@ -75,8 +75,8 @@ class Overflow:
         with suppress(RelaxError, nats.errors.Error):  # the next look follows
             if not await self._still_there():
                 nodes = await self._context.state.leases("node")
-                found = [key for key, node in nodes.items() if has_regular({key: node}, self._context.role)]
-                self._node = found[0].partition(".")[2] if found else None
+                regular = [key for key, node in nodes.items() if has_regular({key: node}, self._context.role)]
+                self._node = regular[0].partition(".")[2] if regular else None
             self._backlog = 0 if self._node is None else self._context.backlog
 
     async def _still_there(self) -> bool:

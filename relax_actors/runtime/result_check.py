@@ -44,9 +44,9 @@ class ResultCheck:
         elif self._column == "trajectory":
             self._check_type(row, value, Trajectory)
         elif self._column in PER_TOKEN and (tokens := self._tokens(row)) is not None:
-            found = self._numbers(row, value, f"{tokens} numbers, one per token")
-            if len(found) != tokens:
-                self._refuse(row, f"{len(found)} numbers", f"{tokens}, one per token")
+            numbers = self._numbers(row, value, f"{tokens} numbers, one per token")
+            if len(numbers) != tokens:
+                self._refuse(row, f"{len(numbers)} numbers", f"{tokens}, one per token")
 
     def _check_rewards(self, row: Row, value: Any) -> None:
         if self._column == "reward":
@@ -79,8 +79,8 @@ class ResultCheck:
         """Return the number of tokens of the row, from its trajectory or token rewards; None if it reads neither."""
         if "trajectory" in row:
             return len(row.trajectory.token_ids)
-        found = next((row.column(name) for name in self._rewards if name in row), None)
-        return int(found.lengths.sum()) if isinstance(found, Reward) and found.lengths is not None else None
+        reward = next((row.column(name) for name in self._rewards if name in row), None)
+        return int(reward.lengths.sum()) if isinstance(reward, Reward) and reward.lengths is not None else None
 
     def _check_type(self, row: Row, value: Any, expected: type) -> None:
         if not isinstance(value, expected):
@@ -89,13 +89,13 @@ class ResultCheck:
     def _numbers(self, row: Row, value: Any, wanted: str) -> Array:
         """Return plain data as an array of finite numbers."""
         try:
-            found = np.asarray(value, np.float32) if isinstance(value, list | tuple | np.ndarray) else None
+            numbers = np.asarray(value, np.float32) if isinstance(value, list | tuple | np.ndarray) else None
         except (ValueError, TypeError, OverflowError):
-            found = None
-        if found is None or found.ndim != 1 or not np.isfinite(found).all():
+            numbers = None
+        if numbers is None or numbers.ndim != 1 or not np.isfinite(numbers).all():
             self._refuse(row, f"{value!r:.100} ({type(value).__name__})", f"{wanted}, finite")
-        return found
+        return numbers
 
-    def _refuse(self, row: Row, found: str, expected: str) -> NoReturn:
-        msg = f"{self._author} returned {found} for column {self._column} of {row.id}; expected {expected}"
+    def _refuse(self, row: Row, returned: str, expected: str) -> NoReturn:
+        msg = f"{self._author} returned {returned} for column {self._column} of {row.id}; expected {expected}"
         raise RowError(msg)

@@ -106,6 +106,11 @@ class RunFolder:
         """Folder of the rows that are kept for people; see `relax_actors.record`."""
         return self.root / "record"
 
+    @property
+    def profiles(self) -> Path:
+        """Folder of the traces that `relax profile` has actors write."""
+        return self.root / "profiles"
+
     def evaluation(self, version: int) -> Path:
         """File with the answers of a version to held-out prompts."""
         return self.evaluations / f"{version}.jsonl"
@@ -121,7 +126,8 @@ class RunFolder:
         files = [self.address, self.node, self.engines, self.report, self.summary, self.reward_plot]
         names = ("actors", "devices", "logs", "model-config", "notified", "sandboxes", "servers", "simulated", "store")
         models = [self.checkpoints, self.reference, self.references, self.model, self.critic_checkpoints, self.critic]
-        return [*files, self.broker, self.evaluations, self.record, *models, *(self.root / n for n in names)]
+        kept = [self.broker, self.evaluations, self.record, self.profiles]
+        return [*files, *kept, *models, *(self.root / n for n in names)]
 
     @property
     def last_checkpoint(self) -> int | None:
@@ -195,8 +201,8 @@ class RunFolder:
 
     def config_fingerprint(self) -> tuple[int, ...]:
         """Return a value that changes whenever the saved configuration or the node's assignment changes."""
-        found = [path.stat() for path in (self.config, self.node) if path.exists()]
-        return tuple(number for stat in found for number in (stat.st_mtime_ns, stat.st_ino))
+        states = [path.stat() for path in (self.config, self.node) if path.exists()]
+        return tuple(number for stat in states for number in (stat.st_mtime_ns, stat.st_ino))
 
     def replace_config(self, config: Config) -> None:
         """Replace the saved configuration; the import path stays."""
@@ -251,9 +257,9 @@ class RunFolder:
         except ValueError as error:
             msg = f"{self.config} cannot be read: {error}; restore it, or set another run.name"
             raise ConfigError(msg) from error
-        if (found := body.get("schema", 1)) != SCHEMA:
+        if (schema := body.get("schema", 1)) != SCHEMA:
             msg = (
-                f"run folder {self.root} was written with cell schema {found}; this version reads schema {SCHEMA}. "
+                f"run folder {self.root} was written with cell schema {schema}; this version reads schema {SCHEMA}. "
                 "Finish that run with the version that began it, or set another run.name"
             )
             raise ConfigError(msg)

@@ -66,8 +66,8 @@ class Program:
             raise ConfigError(msg)
 
     def _find(self) -> str | None:
-        found = shutil.which(self.command[0], path=self.environment.get("PATH", os.environ.get("PATH", os.defpath)))
-        return None if found is None else str(Path(found).absolute())
+        path = shutil.which(self.command[0], path=self.environment.get("PATH", os.environ.get("PATH", os.defpath)))
+        return None if path is None else str(Path(path).absolute())
 
     async def run(self, task: AgentTask, folder: Path) -> AgentResult:
         """Run the program for a sample. Called in a thread that lives as long as the process.
@@ -186,7 +186,7 @@ def read_result(path: Path) -> AgentResult:
         body = json.loads(_content(path))
         metrics, rewards = (_numbers(body.get(name, {})) for name in ("metrics", "rewards"))
         reward = body.get("reward")
-        found = AgentResult(None if reward is None else _number(reward), metrics, rewards)
+        result = AgentResult(None if reward is None else _number(reward), metrics, rewards)
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         msg = (
             f'{path.name} is not {{"reward": <number>, "metrics": {{<name>: <number>}}}}, or with players '
@@ -196,7 +196,7 @@ def read_result(path: Path) -> AgentResult:
     if len(metrics) > MAX_METRICS:
         msg = f"{path.name} has {len(metrics)} metrics, more than {MAX_METRICS}"
         raise AgentError(msg)
-    return found
+    return result
 
 
 def _content(path: Path) -> bytes:

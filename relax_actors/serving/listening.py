@@ -19,20 +19,20 @@ def listen(host: str, port: int, who: str = "server", remedy: str = "choose a fr
     Raises:
         ConfigError: the address is in use, or is none of this machine.
     """
-    found: socket.socket | None = None
+    server: socket.socket | None = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        found = socket.socket(family, kind, protocol)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(address)
-        found.listen(256)
+        server = socket.socket(family, kind, protocol)
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(address)
+        server.listen(256)
     except OSError as error:
-        if found is not None:
-            found.close()
+        if server is not None:
+            server.close()
         msg = f"{who} cannot listen on {host}:{port}: {error}; {remedy}"
         raise ConfigError(msg) from error
-    found.setblocking(False)
-    return found
+    server.setblocking(False)
+    return server
 
 
 def is_free(host: str, port: int) -> bool:

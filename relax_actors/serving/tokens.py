@@ -42,17 +42,17 @@ def read_tokens(path: Path, setting: str = "gateway.token_file") -> tuple[str, .
     """
     try:
         mode = path.stat().st_mode & 0o077
-        found = tuple(line.strip() for line in path.read_text().splitlines() if line.strip())
+        tokens = tuple(line.strip() for line in path.read_text().splitlines() if line.strip())
     except (OSError, UnicodeDecodeError) as error:
         msg = f"{setting} {path} cannot be read ({error}); write one token a line"
         raise ConfigError(msg) from error
     if mode:
         msg = f"{setting} {path} may be read by other users (mode {mode:03o}); run chmod 600 {path}"
         raise ConfigError(msg)
-    if not found or any(len(token) < MIN_TOKEN or not token.isascii() for token in found):
+    if not tokens or any(len(token) < MIN_TOKEN or not token.isascii() for token in tokens):
         msg = f"{setting} {path} needs tokens of at least {MIN_TOKEN} ASCII characters, one a line"
         raise ConfigError(msg)
-    return found
+    return tokens
 
 
 def session_token(secret: str, session: str) -> str:
@@ -62,7 +62,7 @@ def session_token(secret: str, session: str) -> str:
 
 def is_any(given: str, tokens: Iterable[str]) -> bool:
     """Whether a token is one of some, in a time that does not depend on how much of it is right."""
-    found = False
+    equal = False
     for token in tokens:
-        found |= hmac.compare_digest(given.encode(), token.encode())
-    return found
+        equal |= hmac.compare_digest(given.encode(), token.encode())
+    return equal

@@ -37,7 +37,7 @@ def needed_roles(config: Config, *, imports: bool = True) -> dict[str, str]:
         if name not in ROLES.built_in and not readers:
             continue
         what = f"writes column {' and '.join(columns)}" if columns else f"writes cells {' and '.join(spec.numbered)}"
-        if spec.serves:
+        if spec.serves and not columns and not spec.numbered:
             what = f"answers requests of kind {' and '.join(spec.serves)}"
         found[name] = f"nobody {what}" + (f", needed by {' and '.join(readers)}" if readers else "")
     return found

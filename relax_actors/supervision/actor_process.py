@@ -53,10 +53,11 @@ from relax_actors.runtime.pump import Pump
 from relax_actors.runtime.role_actor import RoleActor, Setup
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.runtime.service_role import ServicePump, ServiceRole
+from relax_actors.runtime.user_code import import_copy, running_version
 from relax_actors.runtime.watchdog import DiskSpaceWait, Watchdog, limit_memory
 from relax_actors.supervision.assignment import is_spot
 from relax_actors.supervision.outcome import StatusPipe
-from relax_actors.supervision.spec import RETURN_ROWS
+from relax_actors.supervision.spec import ON_TRIAL, RETURN_ROWS
 
 BEAT_SECONDS = 1.0
 REAP_SECONDS = 60.0
@@ -122,6 +123,7 @@ class ActorProcess:
             stopping=self.stopping.is_set,
             fail=self.crash,
             node_folder=self.folder.root,
+            on_trial=ON_TRIAL in os.environ,
         )
         if is_spot(self.folder):
             context.backlog = spot_backlog(self.config)
@@ -168,6 +170,7 @@ class ActorProcess:
     async def _publish_status(self, role: Role, watch: Watchdog, pump: Pump[Any]) -> None:
         """Publish the actor's metrics and renew its lease, once a second."""
         started = time.time()
+        code = running_version(self.config, self.role_name, Path(self.folder.import_path))
         last = (0, 0.0, time.process_time(), time.monotonic())
         ttl = max(2.0, role.context.config.supervision.heartbeat)
         while True:
@@ -194,6 +197,8 @@ class ActorProcess:
                 "rows": list(reading.rows),
                 "waits_for": reading.waiting_for,
                 "doing_since": reading.since,
+                "handled": handled,
+                "code": code,
             }
             if (version := role.weights_version()) is not None:
                 lease["weights"] = version
@@ -265,6 +270,7 @@ def main(arguments: list[str]) -> None:
     folder, role, n = RunFolder(Path(arguments[0])), arguments[1], int(arguments[2])
     bind_to_cores()
     logs.configure()
+    import_copy()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     actor: ActorProcess | None = None
     try:

@@ -31,6 +31,20 @@ LEAVE_SECONDS = 4.0
 
 
 @dataclass(frozen=True, slots=True)
+class Code:
+    """Copy of the user's code that an actor imports.
+
+    Attributes:
+        version: of the code; see `runtime.user_code`.
+        since: what had the actor start with it, such as the number of an operation; the actor is restarted when it
+            differs. Empty for an actor that runs this code already.
+    """
+
+    version: str
+    since: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Assignment:
     """Roles of one node.
 
@@ -46,6 +60,9 @@ class Assignment:
         spot: whether it may vanish at any instant, so that its actors get rows only above a backlog.
         engines: numbers of the rollout actors that are clients of external engines, see `relax_actors.operations`.
         expelled: names of actors that leave and return their rows at once, instead of finishing them.
+        on_probation: names of actors whose failures do not end the run: the operation that starts them fails instead.
+        code: the copy of the user's code that an actor imports, by its name; the files in place for all others.
+        kept: version of the code of each role at the start of the run, of which the store has a copy.
     """
 
     number: int
@@ -59,6 +76,9 @@ class Assignment:
     spot: bool = False
     engines: list[int] = field(default_factory=list)
     expelled: list[str] = field(default_factory=list)
+    on_probation: list[str] = field(default_factory=list)
+    code: dict[str, Code] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
 
     @property
     def single(self) -> list[str]:
@@ -87,7 +107,8 @@ class Assignment:
         fields = json.loads(folder.node.read_text())
         needs = {role: Need(**need) for role, need in fields.pop("needs", {}).items()}
         gpus = GpuRequest(**fields.pop("gpus", {}))
-        return replace(cls(**fields), needs=needs, gpus=gpus, where=where(folder))
+        code = {actor: Code(**entry) for actor, entry in fields.pop("code", {}).items()}
+        return replace(cls(**fields), needs=needs, gpus=gpus, code=code, where=where(folder))
 
     def scaled(self, numbers: dict[str, int]) -> Assignment:
         """The assignment with other numbers of actors; ignores single roles and roles that the node does not have."""
@@ -95,6 +116,16 @@ class Assignment:
             role: n for role, n in numbers.items() if role in self.roles and role not in self.single and 0 < n < SPAN
         }
         return replace(self, roles={**self.roles, **known})
+
+    def with_role(self, config: Config, role: str) -> Assignment:
+        """The assignment with a further role of the run, whose class is imported."""
+        own = own_single_roles(config, [role])
+        return replace(self, roles={**self.roles, role: None}, own_single=[*self.own_single, *own])
+
+    def without_role(self, role: str) -> Assignment:
+        """The assignment without a role."""
+        roles = {name: number for name, number in self.roles.items() if name != role}
+        return replace(self, roles=roles, own_single=[name for name in self.own_single if name != role])
 
     def actors(self, config: Config, role: str) -> list[str]:
         """Names of a role's actors on this node."""

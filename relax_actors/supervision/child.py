@@ -19,8 +19,11 @@ from relax_actors.supervision.launch import Launch, Process
 from relax_actors.supervision.outcome import STATUS_FD, ReportedStatus, Verdict, is_stopped, memory_kills, outcome_of
 from relax_actors.supervision.spec import RETURN_ROWS, Blame, Exit
 from relax_actors.supervision.start_progress import StartProgress
+from relax_actors.supervision.supervisor import Phase
 
 CHECK_SECONDS = 1.0
+NO_PROCESS: dict[str, Any] = {"pid": None, "works": False}
+"""Facts of a child without a process."""
 MAX_STATUS_BYTES = 1 << 20
 RETURN_SECONDS, RETURN_SHARE = 2.0, 0.25
 """Time that an actor has to return its rows before it is killed, and the most of its time to stop that this may be."""
@@ -113,6 +116,11 @@ class ChildProcess:
         with suppress(ProcessLookupError):
             os.kill(self.process.pid, number)
 
+    def facts(self, phase: Phase) -> dict[str, Any]:
+        """Return the `pid`, whether the process `works`, and what a recorder has `recorded`; for any thread."""
+        facts = {"pid": self.process.pid, "works": phase is not Phase.READY or self.works()}
+        return facts if self.status.recorded is None else {**facts, "recorded": self.status.recorded}
+
     def works(self) -> bool:
         """Return whether the actor does anything but wait; callable from any thread, also while the process ends."""
         try:
@@ -160,7 +168,13 @@ def launch_child(launch: Launch, start_progress: StartProgress) -> ChildProcess:
             if launch.fork is not None:
                 process = launch.fork(log.fileno(), write)
             else:
-                process = spawn(launch.command, log=log, environment=environment, pass_fds=(write,))
+                process = spawn(
+                    launch.command,
+                    log=log,
+                    environment=environment,
+                    pass_fds=(write,),
+                    hold_stop=launch.hold_stop,
+                )
     except BaseException:
         os.close(read)
         if box:

@@ -1,18 +1,20 @@
-"""Watcher of a node's saved configuration, which `relax scale` changes while the run is up."""
+"""Watcher of a node's saved configuration, which operations change while the run is up."""
 
 from __future__ import annotations
 
+import os
+import random
 import signal
-from collections.abc import Callable
 from contextlib import suppress
 
 import structlog
 
+from relax_actors.config import Config
 from relax_actors.errors import RelaxError
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.assignment import Assignment
 from relax_actors.supervision.gpu_leases import lacking_gpus
-from relax_actors.supervision.pools import SERVER, specs_of
+from relax_actors.supervision.pools import SERVER, make_pool, specs_of
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.reporter import split_child_id
 from relax_actors.supervision.spec import ChildSpec
@@ -21,18 +23,28 @@ log = structlog.get_logger()
 
 
 class ConfigWatcher:
-    """Keeps the number of actors of each role at what the saved configuration says; call it regularly.
+    """Keeps the actors of a node at what the saved configuration and assignment say; call it regularly.
 
-    An inference server stops after its actor, which first finishes its current rows. Numbers for which the node lacks
-    GPUs are not followed.
+    Roles come and go, actors come and go, and actors that are to run other code are restarted. An inference server
+    stops after its actor, which first finishes its current rows. Numbers for which the node lacks GPUs are not
+    followed.
 
     Args:
         folder: the folder of the node.
         fingerprint: `folder.config_fingerprint()` as of before the actors' configuration was loaded.
         tree: runs the actors.
+        config: that configuration.
+        node: the node's assignment.
+
+    Attributes:
+        config: the configuration with which actors start now.
+        node: the assignment that they start with.
     """
 
-    def __init__(self, folder: RunFolder, fingerprint: tuple[int, ...], tree: ProcessTree) -> None:
+    def __init__(
+        self, folder: RunFolder, fingerprint: tuple[int, ...], tree: ProcessTree, config: Config, node: Assignment
+    ) -> None:
+        self.config, self.node = config, node
         self._folder, self._tree = folder, tree
         self._fingerprint = fingerprint
         self._leaving = False
@@ -58,20 +70,33 @@ class ConfigWatcher:
                 if problems := lacking_gpus(config, node):
                     log.warning("not_scaled", problems=problems)
                     return
-                self._resize(lambda role: specs_of(config, node, role))
-                self._expelled = node.expelled
+                self._follow(config, node)
+
+    def _follow(self, config: Config, node: Assignment) -> None:
+        """Set the actors, and restart those that are to run other code."""
+        names = {actor for actor, code in node.code.items() if code.since and code != self.node.code.get(actor)}
+        self.config, self.node = config, node
+        for role in {name.rpartition(".")[0] for name in names}:
+            # An actor that leaves and is wanted again is started again when it has finished its rows.
+            self._tree.resize(role, [spec for spec in specs_of(config, node, role) if spec.id not in names])
+        for role in list(self._tree.pools):
+            if role == SERVER:
+                self._resize_servers(specs_of(config, node, role))
+            else:
+                self._tree.resize(role, specs_of(config, node, role) if role in node.roles else [])
+        for role in [role for role in node.roles if role not in self._tree.pools]:
+            pool = make_pool(config, [], random.Random(os.getpid()))  # noqa: S311 jitter
+            self._tree.resize(role, specs_of(config, node, role), pool)
+        self._expelled = node.expelled
 
     def leave(self) -> None:
         """Stop all actors after their current rows, and ignore later changes."""
         self._leaving = True
-        self._resize(lambda _: [])
-
-    def _resize(self, wanted: Callable[[str], list[ChildSpec]]) -> None:
-        for role in self._tree.pools:
+        for role in list(self._tree.pools):
             if role == SERVER:
-                self._resize_servers(wanted(role))
+                self._resize_servers([])
             else:
-                self._tree.resize(role, wanted(role))
+                self._tree.resize(role, [])
 
     def _resize_servers(self, wanted: list[ChildSpec]) -> None:
         """Keep these servers, and surplus ones whose actors still exist."""

@@ -76,8 +76,15 @@ class Desired:
         config = self.config()
         return section_of(config, role).replicas if role in role_names(config) else None
 
-    def apply(self, changes: Sequence[Change], engines: Sequence[Operation]) -> dict[int, str]:
+    def apply(
+        self, changes: Sequence[Change], engines: Sequence[Operation], on_probation: Sequence[str] = ()
+    ) -> dict[int, str]:
         """Set numbers of actors, and the external engines, which belong to the node of `relax up`.
+
+        Args:
+            changes: numbers of actors, and actors that leave at once.
+            engines: operations whose external engine should have an actor.
+            on_probation: names of actors whose failures fail their operation, and do not end the run.
 
         Returns:
             Why changes cannot be made, by the number of their operation; the others are made.
@@ -96,7 +103,7 @@ class Desired:
         if entries:
             save_engines(self._folder.engines, entries)
         node = Assignment.load(self._folder, config)
-        wanted = replace(node, engines=sorted(entries), expelled=_expelled(own))
+        wanted = replace(node, engines=sorted(entries), expelled=_expelled(own), on_probation=sorted(on_probation))
         if wanted != node:
             wanted.save(self._folder)
         if not entries:

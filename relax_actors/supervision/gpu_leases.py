@@ -66,6 +66,12 @@ class GpuLeases:
             return {}
         return lease_environment([self._by_number[n] for n in self._lease(actor)])
 
+    def room(self) -> dict[str, int]:
+        """Return for how many further actors of each role GPUs are free, of roles that need some of their own."""
+        free = len(self._inventory.gpus) - sum(len(gpus) for gpus in list(self._held.values()))
+        alone = {role: need.gpus for role, need in self._node.needs.items() if need.group is None and need.gpus}
+        return {role: max(0, free) // gpus for role, gpus in alone.items()} if self._inventory.gpus else {}
+
     def held(self) -> dict[str, list[int]]:
         """Return the GPUs that each actor holds, by its name, and free those of actors that are gone.
 

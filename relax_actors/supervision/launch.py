@@ -56,6 +56,7 @@ class Launch:
         fork: starts the process in place of `command`, given descriptors for its output and its status pipe.
         can_start: polled before the start, until the child can be started.
         awaits: child whose readiness this one waits for while it starts; empty if none.
+        hold_stop: start `command` with SIGTERM blocked until it has a handler, since it has work to finish.
     """
 
     command: list[str]
@@ -68,6 +69,7 @@ class Launch:
     fork: Callable[[int, int], Process] | None = None
     can_start: Callable[[], bool] | None = None
     awaits: str = ""
+    hold_stop: bool = False
 
 
 class Observer(Protocol):

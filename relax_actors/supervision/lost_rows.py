@@ -247,10 +247,26 @@ def _by_row(cells: Iterable[CellId]) -> dict[RowId, set[str]]:
     return columns
 
 
-def lost_rows_of(config: Config, connection: Connection, journal: Journal) -> Callable[[], None]:
-    """Return a function that looks for lost rows, at most once every `supervision.ack_wait` seconds."""
+def lost_rows_of(config_now: Callable[[], Config], connection: Connection, journal: Journal) -> Callable[[], None]:
+    """Return a function that looks for lost rows, at most once every `supervision.ack_wait` seconds.
+
+    Args:
+        config_now: returns the run's configuration; operations add roles to it and remove some.
+        connection: of a user that may change consumers and acknowledge for them.
+        journal: publishes what is found.
+    """
+    config = config_now()
     direct = config.broker.replicas == 1
     table = Table(connection, Subjects(config.run.name), Store(config.store_path), "root.0#0", direct=direct)
     table.patience = ROOM_SECONDS
     state = RunState(connection, connection.call(open_bucket(connection, table.subjects), CONSUMER_SECONDS + 1))
-    return LostRows(table, config, nodes_of(table, state), journal.event).check_when_due
+    known = config.roles.keys()
+    lost = LostRows(table, config, nodes_of(table, state), journal.event)
+
+    def check() -> None:
+        nonlocal known, lost
+        if (config := config_now()).roles.keys() != known:
+            known, lost = config.roles.keys(), LostRows(table, config, nodes_of(table, state), journal.event)
+        lost.check_when_due()
+
+    return check

@@ -45,18 +45,19 @@ from relax_actors.runtime.exit_codes import (
 )
 from relax_actors.runtime.journal import Journal
 from relax_actors.runtime.run_folder import RunFolder
+from relax_actors.runtime.user_code import VARIABLE, kept_code
 from relax_actors.supervision.assignment import Assignment, is_client
 from relax_actors.supervision.config_watcher import ConfigWatcher
 from relax_actors.supervision.environment import without_secrets
 from relax_actors.supervision.gpu_leases import GpuLeases
-from relax_actors.supervision.launch import Launch
+from relax_actors.supervision.launch import Launch, StartError
 from relax_actors.supervision.outcome import StatusPipe
 from relax_actors.supervision.ownership import NodeLeases
 from relax_actors.supervision.pools import SERVER, pools_of, secrets_of, server_launch
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.reporter import Reporter, split_child_id, supervision_metric
 from relax_actors.supervision.sandbox import KEEPER_MODULE, is_sandboxed
-from relax_actors.supervision.spec import Failure
+from relax_actors.supervision.spec import ON_TRIAL, Failure
 from relax_actors.supervision.supervisor import GiveUp
 from relax_actors.supervision.zygote import ACTOR_MODULE, PRELOADED, PRELOADED_SIMULATED
 from relax_actors.supervision.zygote_client import REPLY_SECONDS, Zygote
@@ -148,7 +149,7 @@ class Node:
             lambda: {_computes_as(child) for pool in self._tree.pools.values() for child in list(pool.children)},
         )
         self._zygote_name = f"zygote of node {node.number}" if node.number else "zygote"
-        self._watcher = ConfigWatcher(folder, fingerprint, self._tree)
+        self._watcher = ConfigWatcher(folder, fingerprint, self._tree, config, node)
 
     def _process_tree(self) -> ProcessTree:
         config = self._config
@@ -183,15 +184,23 @@ class Node:
 
     def _launch(self, child: str) -> Launch:
         role, n = split_child_id(child)
+        config, code = self._watcher.config, self._watcher.node.code.get(child)
         leased = self._gpus.environment(_computes_as(child))
+        if code is not None:
+            if (copy := kept_code(config.store_path, code.version)) is None:
+                msg = f"the copy {code.version} of its code is not complete in {config.store_path}; restore it"
+                raise StartError(msg)
+            leased[VARIABLE] = str(copy)
+        if child in self._watcher.node.on_probation:
+            leased[ON_TRIAL] = "1"
         if role == SERVER:
             return server_launch(self._folder, n, self._environment | leased)
         arguments = [str(self._folder.root), role, str(n)]
-        is_isolated = is_sandboxed(self._config, role)
+        is_isolated = is_sandboxed(config, role)
         command = [sys.executable, "-m", KEEPER_MODULE if is_isolated else ACTOR_MODULE, *arguments]
         log, box = self._folder.log(child), self._folder.black_box(child)
         server = f"{SERVER}.{n}" if role == "rollout" and not is_client(child) else ""
-        launch = Launch(command, log, box, self._environment | leased, secrets_of(self._config, [role]), awaits=server)
+        launch = Launch(command, log, box, self._environment | leased, secrets_of(config, [role]), awaits=server)
         if is_isolated or role not in self._forked:
             return launch
         return replace(launch, fork=partial(self._zygote.fork, arguments, leased), can_start=self._zygote.ready)
@@ -208,7 +217,9 @@ class Node:
         zygote = self._zygote.state() if self._forked else None
         children = self._tree.states()
         entry = {"pid": os.getpid(), "since": self._began, "children": children, "zygote": zygote}
-        self._leases.renew({**entry, "gpus": self._gpus.held(), "spot": self._assignment.spot})
+        self._leases.renew(
+            {**entry, "gpus": self._gpus.held(), "room": self._gpus.room(), "spot": self._assignment.spot}
+        )
         # `relax tree` reads the lease; monitors, which may not read the bucket, get the same counts as a metric.
         zygotes = {self._zygote_name: zygote} if zygote is not None else {}
         free = {}

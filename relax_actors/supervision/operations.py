@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import Protocol
 
 import nats.errors
 
@@ -27,20 +29,23 @@ from relax_actors.messages.operations import OperationPlan, OperationRequest
 from relax_actors.operations import ConflictError, History, Operation, OperationLog, State
 from relax_actors.operations.engines import MIN_AGE, remove_unused_keys
 from relax_actors.operations.log import MAX_TEXT
-from relax_actors.operations.plan import NodeView, check_role, nodes_of, plan_engine, plan_scale
+from relax_actors.operations.plan import nodes_of
 from relax_actors.operations.progress import Report, next_state
-from relax_actors.operations.states import OUT
-from relax_actors.roles import role_names, section_of, unscalable_roles
+from relax_actors.operations.states import IN, OUT, ROLE_KINDS
+from relax_actors.roles import role_names, section_of
 from relax_actors.runtime.journal import Journal
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.desired import Change, Desired
 from relax_actors.supervision.engine_watch import EngineWatch
+from relax_actors.supervision.operation_plans import Plans
 from relax_actors.supervision.operation_times import OperationTimes
+from relax_actors.supervision.replacement import Replacement
+from relax_actors.supervision.role_changes import RoleChanges
 
 START_SECONDS = 120.0
 """Time for new actors to start, besides the deadline in which actors that leave finish their rows."""
-CHECK_SECONDS = 30.0
-"""Time for an external engine to answer."""
+TRIAL_RESTARTS = 2
+"""Restarts of an actor with new code after which the code is taken back; a row that crashes it is not yet given up."""
 LOST_SECONDS, MOST_DOUBLINGS = 10.0, 6
 """Pause after an attempt to remove a lost engine that failed; it doubles with each attempt, so many times."""
 
@@ -54,14 +59,24 @@ class Operations:
         folder: its folder.
         report: publishes an event.
         times: of the root; see `OperationTimes`.
+        open_run: makes streams, consumers and credentials of the roles of a configuration, and publishes it.
     """
 
     def __init__(
-        self, table: Table, state: RunState, folder: RunFolder, report: Callable[..., None], times: OperationTimes
+        self,
+        table: Table,
+        state: RunState,
+        folder: RunFolder,
+        report: Callable[..., None],
+        times: OperationTimes,
+        open_run: Callable[[Config], None] = lambda _: None,
     ) -> None:
         self._table, self._state, self._report, self._times = table, state, report, times
         self._log, self._desired = OperationLog(table), Desired(folder, state, table)
         self._engines = EngineWatch(times.now)
+        self._replacement = Replacement(folder, times.began)
+        self._roles = roles = RoleChanges(table, state, folder, open_run, times.had_ended)
+        self._plans = Plans(self._log, self._desired, roles, self._replacement, self._engines, times)
         self._seen: History | None = None
         self._keys_checked_at = float("-inf")
 
@@ -71,6 +86,10 @@ class Operations:
         self._times.look(history, self._desired.replicas)
         self._remove_unused_keys(history)
         self._remove_lost_engines(history)
+        if self._roles.has_left:
+            leases = self._table.call(self._state.leases())
+            nodes = nodes_of(leases)
+            self._roles.clean_up(nodes[0].children if 0 in nodes else {}, leases)
         if history is self._seen and not history.running:
             return
         if history is not self._seen:
@@ -86,7 +105,7 @@ class Operations:
     def _advance_all(self, operation: Operation, report: Report) -> None:
         """Take an operation through all states that it has reached. An unexpected error ends this operation alone."""
         try:
-            while self._advance(operation, report):
+            while not operation.is_over and self._advance(operation, report):
                 operation = self._log.read().operations[operation.id]
         except (BrokerError, nats.errors.Error, OSError):
             raise  # the next call tries again
@@ -101,18 +120,21 @@ class Operations:
         if 0 in nodes and nodes[0].since < self._times.began:
             del nodes[0]
         weights = self._table.fetch_last("weights", Weights)
-        return Report(nodes, leases, -1 if weights is None else weights.version)
+        return Report(nodes, leases, -1 if weights is None else weights.version, time=time.time())
 
     def _advance(self, operation: Operation, report: Report) -> bool:
         """Move an operation to its next state if it has reached it; return whether it goes on."""
-        if operation.is_over:
-            return False
         try:
-            if operation.plan is None:
-                return self._begin(operation, report)
             self._check_restarts(operation, report)
+            moved = self._begin(operation, report) if operation.plan is None else None
         except ConfigError as error:
+            if operation.state is State.REPLACING:
+                return self._enter(operation, State.RETURNING, reason=str(error)[:MAX_TEXT])
             return self._fail(operation, str(error))
+        if moved is not None:
+            return moved
+        if operation.state in (State.REPLACING, State.RETURNING):
+            return self._replace(operation, report)
         if self._is_late(operation) and operation.state in OUT:
             seconds = self._seconds(operation)
             return self._fail(operation, f"it is still {operation.state} after {seconds:g} s; see `relax tree`")
@@ -133,53 +155,20 @@ class Operations:
                 msg = "the node of `relax up` is not up; see `relax tree`"
                 raise ConfigError(msg)
             return False
-        request, config = operation.request, self._desired.config()
-        if request.kind == "scale":
-            names = role_names(config)
-            check_role(request.role, names, unscalable_roles(config, [request.role]))
-            plan = plan_scale(request, report.nodes, lambda node: self._desired.wanted(node, request.role))
-            if plan.after == plan.before:
-                return self._enter(operation, State.ACTIVE, plan, reason=f"{request.role} has {plan.before} actors")
-            if problems := self._desired.lacking(plan, request.role):
-                raise ConfigError("\n".join(problems))
-            return self._enter(operation, State.CREATING if plan.after > plan.before else State.DRAINING, plan)
-        if request.kind == "add_engine":
-            return self._begin_engine(operation, config, report.nodes[0])
-        return self._enter(operation, State.DRAINING, self._plan_removal(request, report))
+        begun = self._plans.begin(operation, self._desired.config(), report)
+        return begun is not None and self._enter(operation, begun.state, begun.plan, begun.reason)
 
-    def _begin_engine(self, operation: Operation, config: Config, node: NodeView) -> bool:
-        """Check an external engine before its client starts.
-
-        Raises:
-            ConfigError: it does not answer in time, or is none for this run.
-        """
-        if "rollout" not in node.roles:
-            msg = f"node 0 {node.name}, that of `relax up`, has no rollouts; start it with role rollout to add engines"
-            raise ConfigError(msg)
-        if operation.state is State.PENDING:
-            return self._enter(operation, State.CONNECTING)
-        history = self._log.read()
-        engines = [o for o in history.engines() if o.id != operation.id]
-        if known := [o.id for o in engines if o.request.url == operation.request.url]:
-            msg = f"{operation.request.url} is engine {known[0]} of this run already"
-            raise ConfigError(msg)
-        late = self._times.age(operation.id, State.CONNECTING) > (operation.request.seconds or CHECK_SECONDS)
-        if not self._engines.check(config, operation.request, is_last_try=late):
+    def _replace(self, operation: Operation, report: Report) -> bool:
+        """Go on with a replacement of code; take the new code back if it is late."""
+        if (reached := self._replacement.step(operation, report)) is not None:
+            state, reason = reached
+            return self._enter(operation, state, reason=reason)
+        if self._times.age(operation.id, operation.state) <= self._seconds(operation):
             return False
-        taken = [name for o in engines if o.plan is not None for name in o.plan.actors]
-        return self._enter(operation, State.HEALTH_CHECKING, plan_engine(node, taken))
-
-    def _plan_removal(self, request: OperationRequest, report: Report) -> OperationPlan:
-        known = {o.id: o for o in self._log.read().engines()}
-        if request.engine not in known or (plan := known[request.engine].plan) is None:
-            ids = ", ".join(map(str, known)) or "none"
-            msg = f"the run has no engine {request.engine}; its engines are {ids}"
-            raise ConfigError(msg)
-        others = [name for node in report.nodes.values() for name in node.children if name.startswith("rollout.")]
-        if not set(others) - set(plan.actors):
-            msg = f"engine {request.engine} is the last rollout of the run; add another before you remove it"
-            raise ConfigError(msg)
-        return OperationPlan(plan.node, plan.node_name, len(known), len(known) - 1, plan.actors)
+        reason = f"it is still {operation.state} after {self._seconds(operation):g} s; see `relax tree`"
+        if operation.state is State.RETURNING:
+            return self._fail(operation, f"{operation.reason}; {reason}")
+        return self._enter(operation, State.RETURNING, reason=reason)
 
     def _release(self, operation: Operation, report: Report) -> None:
         """Release the leases of actors whose processes are gone; those of killed actors would expire later."""
@@ -199,9 +188,11 @@ class Operations:
         """
         plan = operation.plan
         node = None if plan is None else report.node_of(plan)
-        if plan is None or node is None or operation.state not in OUT:
+        if plan is None or node is None or operation.state not in (*OUT, State.REPLACING):
             return
         most = max(1, self._desired.config().supervision.intensity - 1)
+        if operation.request.kind in ROLE_KINDS:
+            most = TRIAL_RESTARTS
         for name in plan.actors:
             if (restarts := int(node.children.get(name, {}).get("restarts", 0))) >= most:
                 msg = f"{name} ended {restarts} times before it took part; see logs/{name}.log in the run's folder"
@@ -214,7 +205,10 @@ class Operations:
         """Return the deadline of an operation in seconds."""
         config, request = self._desired.config(), operation.request
         role = request.role if request.role in role_names(config) else "rollout"
-        return request.seconds or START_SECONDS + section_of(config, role).deadline
+        one_by_one = (
+            1 if operation.state is not State.REPLACING or operation.plan is None else len(operation.plan.actors)
+        )
+        return request.seconds or one_by_one * (START_SECONDS + section_of(config, role).deadline)
 
     def _enter(self, operation: Operation, state: State, plan: OperationPlan | None = None, reason: str = "") -> bool:
         entered = self._log.advance(operation.id, state, plan=plan, reason=reason)
@@ -231,15 +225,22 @@ class Operations:
         return False
 
     def _publish(self, operation: Operation) -> None:
-        plan = {} if operation.plan is None else {"before": operation.plan.before, "after": operation.plan.after}
+        plan: dict[str, int | str] = (
+            {} if operation.plan is None else {"before": operation.plan.before, "after": operation.plan.after}
+        )
         reason = {"reason": operation.reason} if operation.reason else {}
         what = operation.request.url or operation.request.role
+        if operation.plan is not None and operation.plan.code:
+            plan |= {"code": operation.plan.code, "old_code": operation.plan.old_code}
         self._report("operation", operation=operation.id, state=operation.state.value, what=what, **plan, **reason)
 
     def _apply(self, history: History) -> None:
         """Set what the operations want of the nodes."""
         changes = [change for o in history.operations.values() if (change := self._change(o, history)) is not None]
-        problems = self._desired.apply(changes, history.engines())
+        starting = [o for o in history.running if o.request.kind in ROLE_KINDS and o.state not in IN]
+        on_probation = [name for o in starting if o.plan is not None for name in o.plan.actors]
+        problems = self._roles.apply(history)
+        problems |= self._desired.apply(changes, history.engines(), on_probation)
         for operation in history.running:
             if operation.id in problems:
                 self._fail(operation, problems[operation.id][:MAX_TEXT])
@@ -263,7 +264,7 @@ class Operations:
         is_forced = operation.state is State.DRAINING and (request.force or self._is_late(operation))
         expelled = tuple(plan.actors) if is_forced else ()
         if request.kind != "scale":
-            return Change(operation.id, plan, "rollout", None, expelled) if expelled else None
+            return Change(operation.id, plan, request.role, None, expelled) if expelled else None
         undone = operation.state in (State.FAILED, State.CANCELLED)
         number = self._times.number_before(operation.id, plan.before) if undone else plan.after
         return Change(operation.id, plan, request.role, number, expelled)
@@ -292,12 +293,24 @@ def _place(plan: OperationPlan) -> str:
     return plan.node_name if plan.node else ""
 
 
+class OperatedRun(Protocol):
+    """What operations need of the root of a run."""
+
+    @property
+    def config(self) -> Config:
+        """The run's configuration."""
+
+    def open_roles(self, connection: Connection, config: Config) -> None:
+        """Make streams, consumers and credentials of the roles of a configuration, and publish it."""
+
+
 def operations_of(
-    config: Config, folder: RunFolder, times: OperationTimes, connection: Connection, journal: Journal
+    root: OperatedRun, folder: RunFolder, times: OperationTimes, connection: Connection, journal: Journal
 ) -> Callable[[], None]:
     """Return a function that executes the operations of a run; see `Operations.step`."""
+    config = root.config
     subjects = Subjects(config.run.name)
     state = RunState(connection, connection.call(open_bucket(connection, subjects), CONSUMER_SECONDS + 1))
     store = Store(config.store_path)
     table = Table(connection, subjects, store, "root.0#1", direct=config.broker.replicas == 1)
-    return Operations(table, state, folder, journal.event, times).step
+    return Operations(table, state, folder, journal.event, times, partial(root.open_roles, connection)).step

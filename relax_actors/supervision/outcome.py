@@ -115,12 +115,14 @@ class ReportedStatus:
         error: the last error it reported before its end.
         stop_requested: it was asked to stop.
         child_failure: for a supervisor: the child below it that it gave up on.
+        recorded: for the recorder: last recorded step and evaluated version, see `record/position.py`.
     """
 
     ready: bool = False
     error: str = ""
     stop_requested: bool = False
     child_failure: Failure | None = None
+    recorded: dict[str, int] | None = None
 
     def update(self, message: dict[str, Any]) -> None:
         """Apply one message."""
@@ -129,6 +131,8 @@ class ReportedStatus:
         self.stop_requested = self.stop_requested or bool(message.get("stop_requested"))
         if isinstance(child_failure := message.get("child_failure"), list):
             self.child_failure = Failure(*map(str, child_failure))
+        if isinstance(recorded := message.get("recorded"), dict):
+            self.recorded = recorded
 
 
 class StatusPipe:
@@ -155,6 +159,10 @@ class StatusPipe:
     def gave_up(self, failure: Failure) -> None:
         """Report that the child, itself a supervisor, gave up on one of its children."""
         self._write({"child_failure": [failure.role, failure.reason[-4000:], failure.traceback[-16000:]]})
+
+    def recorded(self, position: dict[str, int]) -> None:
+        """Report how far the recorder is, as fields of a `Position`."""
+        self._write({"recorded": position})
 
     def _write(self, message: dict[str, Any]) -> None:
         if self._fd is not None:

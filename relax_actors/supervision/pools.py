@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from relax_actors.config import Config
 from relax_actors.engines.backends import inference_backend
+from relax_actors.record.position import RECORDER
 from relax_actors.roles import section_of
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.assignment import Assignment
@@ -18,6 +19,8 @@ from relax_actors.supervision.supervisor import Supervisor
 
 SERVER = "server"
 """Pool of the inference servers, and the first part of their children's names."""
+LATE_START = 3.0
+"""Seconds that the recorder has to stop, in those of an actor: a short run may end before the recorder has started."""
 KEEPER_MODULE = "relax_actors.supervision.inference_server"
 
 
@@ -35,7 +38,14 @@ def specs_of(config: Config, node: Assignment, pool: str) -> list[ChildSpec]:
         return [ChildSpec(f"{SERVER}.{n}", start_deadline=settings.start_deadline) for n in numbers]
     drain = section_of(config, pool).deadline + settings.shutdown
     return [
-        ChildSpec(name, settings.shutdown, settings.start_deadline, drain, returns_rows=True)
+        ChildSpec(
+            name,
+            settings.shutdown,
+            settings.start_deadline,
+            drain,
+            returns_rows=True,
+            on_probation=name in node.on_probation,
+        )
         for name in [*node.actors(config, pool), *node.clients(pool)]
     ]
 
@@ -47,16 +57,24 @@ def children_of(config: Config, node: Assignment) -> list[str]:
 
 def pools_of(config: Config, node: Assignment, source: random.Random) -> dict[str, Supervisor]:
     """A supervisor for each pool of a node, in their start order."""
+    return {pool: make_pool(config, specs_of(config, node, pool), source) for pool in pool_names(config, node)}
+
+
+def make_pool(config: Config, specs: list[ChildSpec], source: random.Random) -> Supervisor:
+    """A supervisor with the limits of the run."""
     settings = config.supervision
-    return {
-        pool: Supervisor(
-            specs_of(config, node, pool),
-            Limits(settings.intensity, settings.period),
-            Backoff(settings.backoff, settings.backoff_max),
-            source,
-        )
-        for pool in pool_names(config, node)
-    }
+    limits, backoff = Limits(settings.intensity, settings.period), Backoff(settings.backoff, settings.backoff_max)
+    return Supervisor(specs, limits, backoff, source)
+
+
+def observers_of(config: Config) -> dict[str, Supervisor]:
+    """Supervisors of processes beside the node that the run does not depend on: they fail as often as they like."""
+    if config.record.max_mib == 0 or config.simulate is not None:
+        return {}
+    settings = config.supervision
+    specs = [ChildSpec(RECORDER, shutdown=LATE_START * settings.shutdown, start_deadline=settings.longest_start)]
+    limits, backoff = Limits(sys.maxsize, settings.period), Backoff(settings.backoff, settings.backoff_max)
+    return {RECORDER: Supervisor(specs, limits, backoff, random.Random(0))}  # noqa: S311 jitter
 
 
 def secrets_of(config: Config, roles: Iterable[str]) -> set[str]:

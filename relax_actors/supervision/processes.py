@@ -25,7 +25,7 @@ from relax_actors.isolation.orphans import kill_orphans
 from relax_actors.runtime.blackbox import Snapshot
 from relax_actors.runtime.logs import rotate
 from relax_actors.runtime.pauses import PauseDetector, tolerated_delay
-from relax_actors.supervision.child import CHECK_SECONDS, ChildProcess, launch_child
+from relax_actors.supervision.child import CHECK_SECONDS, NO_PROCESS, ChildProcess, launch_child
 from relax_actors.supervision.launch import Launch, Observer, StartError
 from relax_actors.supervision.outcome import Verdict
 from relax_actors.supervision.spec import ChildSpec, Exit
@@ -60,7 +60,7 @@ class ProcessTree:
         self.report: GiveUp | None = None
         self._launch, self._observer, self._heartbeat = launch, observer, heartbeat
         self._pool_of = {child: pool for pool in pools.values() for child in pool.children}
-        self._resizes: queue.SimpleQueue[tuple[str, Sequence[ChildSpec]]] = queue.SimpleQueue()
+        self._resizes: queue.SimpleQueue[tuple[str, Sequence[ChildSpec], Supervisor | None]] = queue.SimpleQueue()
         self._running: dict[str, ChildProcess] = {}
         self._waiting: dict[str, Launch] = {}
         self._actions: deque[Action] = deque()
@@ -94,21 +94,19 @@ class ProcessTree:
             with suppress(BlockingIOError):
                 os.write(self._wake_write, b"x")
 
-    def resize(self, pool: str, specs: Sequence[ChildSpec]) -> None:
-        """Set the children of a pool; callable from any thread."""
-        self._resizes.put((pool, specs))
+    def resize(self, pool: str, specs: Sequence[ChildSpec], added: Supervisor | None = None) -> None:
+        """Set the children of a pool, or of a pool that is `added`, without children; callable from any thread."""
+        self._resizes.put((pool, specs, added))
         self._wake()
 
     def kill(self, child: str, number: signal.Signals) -> bool:
         """Send a signal to a child's process; return False if there is none."""
-        running = self._running.get(child)
-        if running is None:
-            return False
-        os.kill(running.process.pid, number)
-        return True
+        if (running := self._running.get(child)) is not None:
+            os.kill(running.process.pid, number)
+        return running is not None
 
     def states(self) -> dict[str, dict[str, Any]]:
-        """Return each child's `phase`, `since` (seconds since 1970), `restarts`, `pid` and whether it `works`.
+        """Return each child's `phase`, `since` (seconds since 1970), `restarts`, and the `facts` of its process.
 
         Callable from any thread. A process that is not ready works until it has ended. What a ready one does is read
         now, since the loop may take long for an iteration.
@@ -119,10 +117,9 @@ class ProcessTree:
                 "phase": c.phase.value,
                 "since": round(epoch + c.since, 3),
                 "restarts": max(0, c.starts - 1),
-                "pid": running.process.pid if (running := self._running.get(name)) else None,
-                "works": running is not None and (c.phase is not Phase.READY or running.works()),
+                **(running.facts(c.phase) if (running := self._running.get(name)) else NO_PROCESS),
             }
-            for pool in self.pools.values()
+            for pool in list(self.pools.values())
             for name, c in list(pool.children.items())
         }
 
@@ -185,7 +182,10 @@ class ProcessTree:
             for pool in self.pools.values():
                 pool.allow_for_pause(pause)
 
-    def _resize(self, name: str, specs: Sequence[ChildSpec], now: float) -> None:
+    def _resize(self, name: str, specs: Sequence[ChildSpec], added: Supervisor | None, now: float) -> None:
+        if added is not None and name not in self.pools:
+            self.pools[name] = added
+            self._carry_out(added.start(now))
         pool = self.pools[name]
         self._pool_of |= {spec.id: pool for spec in specs}
         self._carry_out(pool.resize(specs, now))

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from contextlib import closing, suppress
+from dataclasses import asdict
 from pathlib import Path
 
 import structlog
@@ -28,10 +29,10 @@ from relax_actors.runtime.exit_codes import EXIT_BLAMELESS
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.supervision.outcome import StatusPipe
 
-POLL_SECONDS = 0.25
+POLL_SECONDS = 1.0
 REACH_SECONDS = 10.0
 NICENESS = 10
-"""The recorder yields the processor to actors."""
+"""The recorder yields the processor to actors, once it has started: the collector keeps rows for it meanwhile."""
 log = structlog.get_logger()
 
 
@@ -47,10 +48,16 @@ def record(folder: RunFolder, status: StatusPipe, halt: threading.Event) -> None
         subjects = Subjects(settings.run.name)
         recorder = Recorder(connection, subjects, store, settings.record, settings.run.seed, folder.record)
         with closing(recorder):
+            known = recorder.position
+            status.recorded(asdict(known))
             status.ready()
+            os.nice(NICENESS)
             while not halt.wait(POLL_SECONDS):
                 with suppress(BrokerUnreachableError):  # it is being restarted
                     recorder.catch_up()
+                if recorder.position != known:
+                    known = recorder.position
+                    status.recorded(asdict(known))
             recorder.catch_up()
         log.info("recorded", bytes=recorder.size, cpu_seconds=round(time.process_time(), 3))
 
@@ -67,7 +74,6 @@ def _address(folder: RunFolder) -> Address:
 def main() -> int:
     """Record the run in the folder that the command line names; return the process's exit code."""
     status, halt, folder = StatusPipe(), threading.Event(), RunFolder(Path(sys.argv[1]))
-    os.nice(NICENESS)
     logs.configure()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -76,6 +82,7 @@ def main() -> int:
         halt.set()
 
     signal.signal(signal.SIGTERM, on_sigterm)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     try:
         record(folder, status, halt)
     except (RelaxError, OSError) as error:

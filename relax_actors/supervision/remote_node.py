@@ -41,10 +41,10 @@ from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.ownership import OWNER_SECONDS, is_of, is_taken
 from relax_actors.supervision.pools import secrets_of
 from relax_actors.supervision.processes import ProcessTree
-from relax_actors.supervision.root import SupervisionLog
 from relax_actors.supervision.root_status import RootStatusPublisher
 from relax_actors.supervision.spec import Backoff, ChildSpec, Limits
 from relax_actors.supervision.streams import RunRecord, fetch_run_record, store_mark
+from relax_actors.supervision.supervision_log import SupervisionLog
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
 
 log = structlog.get_logger()
@@ -180,13 +180,11 @@ class RemoteNode:
         tree.is_spared = self._janitor.is_foreign
         if self._halt.is_set():
             return None
-        address = self.address.for_user(NODE)
+        address, over = self.address.for_user(NODE), threading.Event()
         observer.status_publisher = publisher = RootStatusPublisher(address, config, tree.states, node.number)
         publisher.start()
-        over = threading.Event()
-        watching = threading.Thread(
-            target=self._watch, args=(state, found, node, tree, over), name="watching", daemon=True
-        )
+        watch = (state, found, node, tree, over)
+        watching = threading.Thread(target=self._watch, args=watch, name="watching", daemon=True)
         watching.start()
         try:
             return tree.run()
@@ -316,13 +314,19 @@ class RemoteNode:
                 return
             if found is None:
                 continue
-            if replace(found, scaled=known.scaled, expelled=known.expelled) != known:
+            if _relevant(found, node) != _relevant(known, node):
                 tree.stop()
                 return
             scaled = replace(node.scaled(found.scaled.get(node.name, {})), expelled=found.expelled.get(node.name, []))
             if scaled != node:
                 node = scaled
                 node.save(self.folder)
+
+
+def _relevant(found: RunRecord, node: Assignment) -> RunRecord:
+    """Return what a node's process must start again for: roles of other nodes may come and go."""
+    own = {name: table for name, table in found.config.get("roles", {}).items() if name in node.roles}
+    return replace(found, config={**found.config, "roles": own}, scaled={}, expelled={}, consumers={})
 
 
 def _supervisor(config: Config, node: Assignment) -> Supervisor:

@@ -14,7 +14,9 @@ from typing import Any
 
 from relax_actors.config import Config
 from relax_actors.config.masking import masked
+from relax_actors.errors import ConfigError
 from relax_actors.roles import role_class
+from relax_actors.roles.fitting import check_removal
 from relax_actors.runtime.run_folder import RunFolder
 
 OPERATIONAL = (
@@ -61,6 +63,7 @@ MAY_CHANGE = ", ".join(
         "run.epochs if the last step is full",
         "eval.*",
         "an added [roles.<name>]",
+        "a removed [roles.<name>] whose column no role reads",
         *MOVABLE[:2],
         *OPERATIONAL,
     ]
@@ -151,6 +154,9 @@ def _judged(change: Change, old: Config, new: Config, added_columns: set[str]) -
     elif change.key in ("run.epochs", "run.rows"):
         reason = _bound_to_rows(old, new)
         effect = Effect.REFUSED if reason else Effect.RESULT
+    elif section == "roles" and name in old.roles and name not in new.roles:
+        reason = _needed_by_others(old, name)
+        effect = Effect.REFUSED if reason else Effect.RESULT
     elif section == "roles" and name in new.roles and name not in old.roles:
         reason = _needs_old_weights(name)
         effect = Effect.REFUSED if reason else Effect.RESULT
@@ -182,6 +188,16 @@ def _bound_to_rows(old: Config, new: Config) -> str:
         f"the last step has the {rows % size} of {size} rows that remained, and would have had others; choose "
         "run.epochs such that steps are full, or begin another run from the model of this one"
     )
+
+
+def _needed_by_others(old: Config, role: str) -> str:
+    """Why a role cannot be left out of a run that has trained; empty if no other role needs it."""
+    rest = {name: section for name, section in old.roles.items() if name != role}
+    try:
+        check_removal(old, old.model_copy(update={"roles": rest}), role)
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def _needs_old_weights(role: str) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import sys
-import time
 import traceback
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import nats.errors
 import structlog
@@ -22,12 +24,14 @@ from broker.server_keys import Users
 from relax_actors.config import Config, validate
 from relax_actors.data.model_folder import prepare
 from relax_actors.devices.inventory import NO_REQUEST, GpuRequest
-from relax_actors.errors import BrokerError, BrokerUnreachableError, ConfigError
+from relax_actors.errors import AddressError, BrokerError, BrokerUnreachableError, ConfigError
 from relax_actors.isolation.janitor import Janitor
+from relax_actors.record.position import RECORDER
+from relax_actors.roles import role_names
 from relax_actors.roles.permissions import permissions, users
-from relax_actors.runtime.blackbox import Snapshot
 from relax_actors.runtime.logs import maintain_root_files, rotate
 from relax_actors.runtime.run_folder import RunFolder
+from relax_actors.runtime.user_code import code_files, keep_code
 from relax_actors.supervision.assignment import whole
 from relax_actors.supervision.broker_health import BrokerHealth
 from relax_actors.supervision.discard import discard, finish_discarding, has_trained
@@ -36,13 +40,14 @@ from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.lost_rows import lost_rows_of
 from relax_actors.supervision.operation_times import OperationTimes
 from relax_actors.supervision.operations import operations_of
-from relax_actors.supervision.pools import children_of, secrets_of
+from relax_actors.supervision.pools import children_of, observers_of, secrets_of
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.resume import MAY_CHANGE, Effect, absolute, compare, listed, needs_new_start
 from relax_actors.supervision.root_status import RootStatusPublisher
-from relax_actors.supervision.spec import Backoff, Blame, ChildSpec, Exit, Failure, Limits
+from relax_actors.supervision.spec import Backoff, ChildSpec, Failure, Limits
 from relax_actors.supervision.streams import ensure_run_streams, publish_run
-from relax_actors.supervision.supervisor import GiveUp, Phase, Supervisor
+from relax_actors.supervision.supervision_log import SupervisionLog
+from relax_actors.supervision.supervisor import Phase, Supervisor
 
 log = structlog.get_logger()
 REACH_SECONDS = 5.0
@@ -50,47 +55,7 @@ REPAIR_SECONDS, OPERATION_SECONDS = 1.0, 0.2
 """Seconds between two looks at lost rows, and at operations."""
 GPU_SECONDS = 15.0
 """Seconds to wait for GPUs that ending processes of an earlier start still use."""
-RECORDER = "recorder"
-"""Child that writes the record; see `supervision/recorder.py`."""
 STOPPING = "actors finish what they do and stop; a second Ctrl-C ends them at once"
-
-
-class SupervisionLog:
-    """Logs and publishes what happens to a root's children; the node reports its own actors."""
-
-    def __init__(self) -> None:
-        self.status_publisher: RootStatusPublisher | None = None
-        self.failure: Failure | None = None
-        """The child that the node gave up on, if it reported one."""
-        self._ended: dict[str, float] = {}
-        self._starts: dict[str, int] = {}
-
-    def started(self, child: str, pid: int, starts: int) -> None:
-        """Log the start of a child."""
-        log.info("started", child=child, pid=pid, starts=starts)
-        self._starts[child] = starts
-
-    def ready(self, child: str, seconds: float) -> None:
-        """Log that a child is ready; publish `repaired` after a failure."""
-        log.info("ready", child=child, seconds=round(seconds, 3))
-        ended = self._ended.pop(child, None)
-        if ended is not None and self.status_publisher is not None:
-            down = round(time.monotonic() - ended, 3)
-            self.status_publisher.event("repaired", child, seconds=down, restarts=self._starts[child] - 1)
-
-    def ended(self, child: str, outcome: Exit, _last: Snapshot) -> None:
-        """Log the failure of a child; publish `down`."""
-        if outcome.normal and outcome.blame is not Blame.EXTERNAL:
-            return
-        log.warning("crashed", child=child, reason=outcome.reason)
-        self.failure = outcome.child_failure or self.failure
-        self._ended.setdefault(child, time.monotonic())
-        if self.status_publisher is not None:
-            self.status_publisher.event("down", child, reason=outcome.reason)
-
-    def gave_up(self, pool: str, report: GiveUp) -> None:
-        """Log that the supervisor gave up on a child."""
-        log.error("gave_up", pool=pool, child=report.child, reason=report.reason)
 
 
 class Root:
@@ -138,14 +103,14 @@ class Root:
             self.address = self._prepare_broker()
             prepare(config, config.model_path)
             self.folder.save_config(config, import_path)
-            node.save(self.folder)
+            replace(node, kept=self._keep_code()).save(self.folder)
             self.folder.report.unlink(missing_ok=True)
         except BaseException:
             self._lock.close()
             raise
         self._observer = SupervisionLog()
         # Pools stop in reverse order: the recorder reads what has ended while the broker is still there.
-        pools = {"run": self._supervisor(), **self._observers()}
+        pools = {"run": self._supervisor(), **observers_of(config)}
         periodic = partial(maintain_root_files, self.folder)
         self.tree = ProcessTree(pools, self._launch, self._observer, config.supervision.heartbeat, periodic)
 
@@ -195,9 +160,10 @@ class Root:
                 port=broker.port,
                 max_store=broker.max_bytes + broker.log_bytes + (1 << 30),
                 sync_interval=broker.sync_interval,
+                websocket=broker.websocket,
+                origins=tuple(broker.origins),
             )
-            granted = {user: permissions(self.config, user) for user in users(self.config)}
-            self._server = Server(self.folder.broker, limits, Users(self.config.run.name, granted))
+            self._server = Server(self.folder.broker, limits, self._users())
             try:
                 address = self._server.prepare()
             except BrokerError as error:
@@ -210,6 +176,41 @@ class Root:
                 raise ConfigError(str(error)) from error
         address.save(self.folder.address)
         return address
+
+    def _keep_code(self) -> dict[str, str]:
+        """Copy the user's code, so that actors can get it back; return the version of each role that runs some."""
+        kept = {}
+        for role in role_names(self.config):
+            with suppress(ConfigError):  # the role's code then cannot be replaced while the run is up
+                kept[role] = keep_code(self.config.store_path, code_files(self.config, role, Path(self.import_path)))
+        return {role: version for role, version in kept.items() if version}
+
+    def _users(self) -> Users:
+        return Users(self.config.run.name, {user: permissions(self.config, user) for user in users(self.config)})
+
+    def open_roles(self, connection: Connection, config: Config) -> None:
+        """Make streams, consumers and credentials of the roles of a configuration, and publish it.
+
+        Raises:
+            ConfigError: an external broker has no credentials of a role.
+            BrokerError: the broker does not accept the credentials of a role yet.
+        """
+        before = set(self.config.roles)
+        roles = {name: self.config.roles.get(name, section) for name, section in config.roles.items()}
+        self.config = self.config.model_copy(update={"roles": roles})
+        if self._server is not None:
+            self._server.set_users(self._users())
+            self.tree.kill("broker", signal.SIGHUP)  # it reads its accounts again
+        try:
+            for name in set(roles) - before:
+                Connection(self.address.for_user(name), "root", REACH_SECONDS).close()
+        except BrokerError as error:
+            self.config = self.config.model_copy(update={"roles": {n: s for n, s in roles.items() if n in before}})
+            if isinstance(error, AddressError):
+                msg = f"{error}, and have the server reload its configuration"
+                raise ConfigError(msg) from error
+            raise
+        self._open_run(connection)
 
     def _make_streams(self, address: Address) -> None:
         """Create the streams and the bucket on an external broker, where the other users may not."""
@@ -263,16 +264,6 @@ class Root:
         backoff = Backoff(settings.backoff, settings.backoff_max)
         return Supervisor(specs, limits, backoff, random.Random(0))  # noqa: S311 jitter
 
-    def _observers(self) -> dict[str, Supervisor]:
-        """Return the supervisors of processes that the run does not depend on: they fail as often as they like."""
-        if self.config.record.max_mib == 0 or self.config.simulate is not None:
-            return {}
-        settings = self.config.supervision
-        specs = [ChildSpec(RECORDER, shutdown=settings.shutdown, start_deadline=settings.longest_start)]
-        backoff = Backoff(settings.backoff, settings.backoff_max)
-        limits = Limits(sys.maxsize, settings.period)
-        return {RECORDER: Supervisor(specs, limits, backoff, random.Random(0))}  # noqa: S311 jitter
-
     def _is_node_ready(self) -> bool:
         """Whether the node is ready: until then an observer would find no streams, and delay the start."""
         return self.tree.pools["run"].children["node"].phase is Phase.READY
@@ -293,7 +284,8 @@ class Root:
         if child == RECORDER:
             command = [sys.executable, "-m", "relax_actors.supervision.recorder", str(self.folder.root)]
             environment = self._janitor.environment
-            return Launch(command, self.folder.log(child), None, environment, can_start=self._is_node_ready)
+            can_start = self._is_node_ready
+            return Launch(command, self.folder.log(child), None, environment, can_start=can_start, hold_stop=True)
         command = [sys.executable, "-m", "relax_actors.supervision.node", str(self.folder.root)]
         log, box = self.folder.log("node"), self.folder.black_box("node")
         return Launch(command, log, box, self._janitor.environment, secrets_of(self.config, self._node.roles))
@@ -323,8 +315,8 @@ class Root:
             self.tree.states,
             prepare=prepare,
             tasks={
-                partial(lost_rows_of, self.config): REPAIR_SECONDS,
-                partial(operations_of, self.config, self.folder, OperationTimes()): OPERATION_SECONDS,
+                partial(lost_rows_of, lambda: self.config): REPAIR_SECONDS,
+                partial(operations_of, self, self.folder, OperationTimes()): OPERATION_SECONDS,
             },
         )
         status_publisher.start()

@@ -10,6 +10,9 @@ from enum import StrEnum
 RETURN_ROWS = signal.SIGUSR1
 """Signal that has an actor return the rows in its hands to their pool, and end."""
 
+ON_TRIAL = "RELAX_ON_TRIAL"
+"""Environment variable of an actor whose code an operation judges."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
@@ -21,6 +24,7 @@ class ChildSpec:
         start_deadline: seconds to become ready in.
         drain: seconds to finish its current rows and stop in, when its pool shrinks; `shutdown` if None.
         returns_rows: whether it gets the signal `RETURN_ROWS` shortly before this time is over.
+        on_probation: whether it is restarted however often it fails, because an operation judges its failures.
     """
 
     id: str
@@ -28,6 +32,7 @@ class ChildSpec:
     start_deadline: float = 180.0
     drain: float | None = None
     returns_rows: bool = False
+    on_probation: bool = False
 
 
 @dataclass(frozen=True, slots=True)

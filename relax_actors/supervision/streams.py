@@ -128,7 +128,9 @@ async def publish_run(state: RunState, config: Config, import_path: str, *, fini
     def publish(known: Any) -> dict[str, Any]:
         before = _published(known)
         scaled, expelled = ({}, {}) if before is None else (before.scaled, before.expelled)
-        return asdict(RunRecord(body, import_path, finished, scaled, mark, names, code, expelled))
+        # Roles that were removed keep their incarnation numbers, should they be added again.
+        former = {} if before is None else {name: list[str]() for name in before.consumers}
+        return asdict(RunRecord(body, import_path, finished, scaled, mark, {**former, **names}, code, expelled))
 
     await state.update(RUN_KEY, publish)
 

@@ -138,8 +138,11 @@ class Supervisor:
             if spec.id not in self.children:
                 self.children[spec.id] = ChildState(spec)
                 actions.append(self._start(self.children[spec.id], now))
-            # A child that is still stopping is started again after its end.
-            self.children[spec.id].leaving = False
+            child = self.children[spec.id]
+            child.spec = spec
+            if child.leaving:
+                # A child that is still stopping is started again after its end; its restarts count from there.
+                child.leaving, child.starts, child.failures = False, 0, 0
         return actions
 
     def ready(self, child_id: str, now: float) -> None:
@@ -160,15 +163,15 @@ class Supervisor:
         if self.stopping:
             self._enter(child, Phase.ENDED, now)
             return self._next_stop(now)
-        if outcome.final:
+        if outcome.final and not child.spec.on_probation:
             self._enter(child, Phase.ENDED, now)
             return self._give_up(child_id, outcome.reason, now)
-        if self._counts(outcome, was_ready=was_ready):
+        if self._counts(child, outcome, was_ready=was_ready):
             self._failures.append((self._ready_time, now))
         return self._restart(child, outcome, was_ready_for, now)
 
-    def _counts(self, outcome: Exit, *, was_ready: bool) -> bool:
-        if not outcome.counted or (was_ready and outcome.blame is Blame.EXTERNAL):
+    def _counts(self, child: ChildState, outcome: Exit, *, was_ready: bool) -> bool:
+        if child.spec.on_probation or not outcome.counted or (was_ready and outcome.blame is Blame.EXTERNAL):
             return False
         known = bool(outcome.cause) and outcome.cause == self._counted_cause
         self._counted_cause = outcome.cause or self._counted_cause

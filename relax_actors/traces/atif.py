@@ -18,26 +18,20 @@ from relax_actors.traces import fields
 from relax_actors.traces.exact_json import decoded
 from relax_actors.traces.facts import KEY, facts_of, trace_with
 from relax_actors.traces.head import Head, head_of
-from relax_actors.traces.model import Array, Trace, TraceError
-from relax_actors.traces.turns import Turn, sequences_of, turns_of
+from relax_actors.traces.layout import LAYOUT, laid_out, turns_and_layout
+from relax_actors.traces.model import Trace, TraceError
+from relax_actors.traces.turns import Turn, sequences_of
 
 VERSION = "ATIF-v1.8"
 PREFIX = "ATIF-v1."
 """Begin of the versions that are read."""
-LAYOUT = "atif"
-"""Facts that lay turns out as sequences: number of turns, and tokens after the last one."""
 SOURCES = {"system": "system", "user": "user", "agent": "assistant"}
 """Sources of steps, and the roles of chat messages."""
 
 
 def record_of(trace: Trace) -> dict[str, Any]:
     """Return a trace as an ATIF trajectory."""
-    turns = [turns_of(sequence) for sequence in trace.sequences]
-    layout = [
-        {"turns": len(own), "tail": each.token_ids[len(own[-1].whole) if own else 0 :].tolist()}
-        for own, each in zip(turns, trace.sequences, strict=True)
-    ]
-    flat = [turn for own in turns for turn in own]
+    flat, layout = turns_and_layout(trace)
     agent: dict[str, Any] = {"name": trace.run or "relax-actors", "version": version("relax-actors")}
     if trace.tools:
         agent["tool_definitions"] = trace.tools
@@ -123,7 +117,7 @@ def trace_of(record: Mapping[str, Any], origin: str) -> Trace:
     extra = record.get("extra")
     extra = extra if isinstance(extra, dict) else {}
     if isinstance(facts := decoded(extra.get(KEY)), dict):
-        return trace_with(facts, _tokens(facts.get(LAYOUT), turns, origin), origin)
+        return trace_with(facts, laid_out(facts.get(LAYOUT), turns, origin), origin)
     if not turns:
         msg = f"{origin}: no step of the agent has token ids; record them in its metrics"
         raise TraceError(msg)
@@ -179,31 +173,3 @@ def _turn(step: Mapping[str, Any], origin: str) -> Turn | None:
     metrics = metrics if isinstance(metrics, dict) else {}
     context, tokens = (fields.token_ids(metrics, f"{name}_token_ids", where) for name in ("prompt", "completion"))
     return Turn(context, tokens, fields.logprobs(metrics, "logprobs", len(tokens), where), where)
-
-
-def _tokens(layout: object, turns: Sequence[Turn], origin: str) -> list[tuple[Array, Array]]:
-    """Return tokens and log-probs of each sequence by the recorded layout.
-
-    Raises:
-        TraceError: the steps are not those of the layout, or a turn does not continue the one before.
-    """
-    left, found = list(turns), []
-    for own in layout if isinstance(layout, list) else []:
-        count = own["turns"] if isinstance(own, dict) and type(own.get("turns")) is int else 0
-        chain, left = left[:count], left[count:]
-        ids = fields.token_ids(own, "tail", origin)
-        if chain:
-            ids = np.concatenate([chain[-1].whole, ids])
-        logprobs = np.zeros(len(ids), np.float32)
-        for turn in chain:
-            if not np.array_equal(ids[: len(turn.whole)], turn.whole):
-                msg = (
-                    f"{turn.place}: its tokens are not the beginning of the next turn's prompt; export the trace again"
-                )
-                raise TraceError(msg)
-            logprobs[len(turn.context) : len(turn.whole)] = turn.logprobs
-        found.append((ids, logprobs))
-    if left or not found:
-        msg = f"{origin}: its steps have {len(turns)} turns, and its masks are for others; export the trace again"
-        raise TraceError(msg)
-    return found

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from relax_actors.traces import atif, parquet, verifiers
+from relax_actors.traces import atif, openenv, parquet, verifiers
 from relax_actors.traces.head import Head
 from relax_actors.traces.model import Trace, TraceError
 
@@ -29,6 +29,7 @@ class Format:
 FORMATS = {
     "atif": Format(atif.record_of, atif.trace_of, atif.head),
     "verifiers": Format(verifiers.record_of, verifiers.trace_of, verifiers.head),
+    "openenv": Format(openenv.record_of, openenv.trace_of, openenv.head),
     "parquet": Format(parquet.record_of, parquet.trace_of, parquet.head),
 }
 PARQUET = "parquet"
@@ -46,18 +47,21 @@ def format_of(record: Mapping[str, Any], origin: str) -> str:
         version = record["schema_version"]
         if isinstance(version, str) and version.startswith(atif.PREFIX):
             return "atif"
+        if type(version) is int and version == openenv.VERSION:
+            return "openenv"
         msg = (
-            f"{origin}: schema_version is {version!r:.40}; of ATIF, versions {atif.PREFIX}0 to {atif.VERSION} are read"
+            f"{origin}: schema_version is {version!r:.40}; of ATIF, versions {atif.PREFIX}0 to {atif.VERSION} are "
+            f"read, and of OpenEnv's TrainingTrace version {openenv.VERSION}"
         )
         raise TraceError(msg)
-    if "branches" in record:
+    if "nodes" in record:
         if record.get("version") == verifiers.VERSION:
             return "verifiers"
         msg = f"{origin}: version is {record.get('version')!r:.40}; traces of verifiers are read in version 1"
         raise TraceError(msg)
     msg = (
-        f"{origin}: no trace that is known; it needs schema_version (ATIF), version and branches (verifiers), or the "
-        "columns of `relax traces export --format parquet`"
+        f"{origin}: no trace that is known; it needs schema_version (ATIF, OpenEnv), version and nodes "
+        "(verifiers), or the columns of `relax traces export --format parquet`"
     )
     raise TraceError(msg)
 

@@ -58,11 +58,15 @@ def turns_of(sequence: TokenSequence) -> list[Turn]:
     ]
 
 
-def sequences_of(turns: Sequence[Turn]) -> tuple[TokenSequence, ...]:
+def sequences_of(turns: Sequence[Turn], masks: Sequence[Array] | None = None) -> tuple[TokenSequence, ...]:
     """Join turns to sequences: a turn whose context begins with all tokens of an earlier turn continues it.
 
     A turn with another context starts a new sequence, in which sampled tokens of other turns are context. So every
     sampled token is trained once.
+
+    Args:
+        turns: the turns in order.
+        masks: `[len] bool` of each turn, which of its tokens are trained; all if not given.
 
     Raises:
         TraceError: a turn repeats an earlier one, or has no tokens, or there are too many turns or branches.
@@ -70,10 +74,11 @@ def sequences_of(turns: Sequence[Turn]) -> tuple[TokenSequence, ...]:
     if len(turns) > MAX_TURNS:
         msg = f"{turns[0].place}: {len(turns)} turns, more than {MAX_TURNS}; split the trace into samples"
         raise TraceError(msg)
-    chains: list[list[Turn]] = []
+    trained = [np.ones(len(turn.tokens), np.bool_) for turn in turns] if masks is None else masks
+    chains: list[list[tuple[Turn, Array]]] = []
     ends: list[Array] = []  # all tokens of each chain
     known: dict[str, Turn] = {}
-    for turn in turns:
+    for turn, mask in zip(turns, trained, strict=True):
         if not len(turn.tokens):
             msg = f"{turn.place}: it has no completion tokens; record the token ids that the model sampled"
             raise TraceError(msg)
@@ -89,11 +94,11 @@ def sequences_of(turns: Sequence[Turn]) -> tuple[TokenSequence, ...]:
             raise TraceError(msg)
         last = next((i for i in reversed(range(len(ends))) if _begins(turn.context, ends[i])), None)
         if last is None:
-            chains.append([turn])
+            chains.append([(turn, mask)])
             ends.append(turn.whole)
             check_branches(len(chains), turn.place)
         else:
-            chains[last].append(turn)
+            chains[last].append((turn, mask))
             ends[last] = turn.whole
     return tuple(_joined(chain) for chain in chains)
 
@@ -138,15 +143,15 @@ def _begins(tokens: Array, first: Array) -> bool:
     return len(tokens) >= n and bool(tokens[n - 1] == first[-1]) and np.array_equal(tokens[:n], first)
 
 
-def _joined(chain: Sequence[Turn]) -> TokenSequence:
-    """Return the sequence of turns, each of which continues the one before."""
-    tokens = chain[-1].whole
-    wrote, logprobs = np.zeros(len(tokens), np.bool_), np.zeros(len(tokens), np.float32)
-    spans = []
-    for turn in chain:
+def _joined(chain: Sequence[tuple[Turn, Array]]) -> TokenSequence:
+    """Return the sequence of turns with their masks, each of which continues the one before."""
+    tokens = chain[-1][0].whole
+    wrote, trained = np.zeros(len(tokens), np.bool_), np.zeros(len(tokens), np.bool_)
+    logprobs, spans = np.zeros(len(tokens), np.float32), []
+    for turn, mask in chain:
         begin = len(turn.context)
         end = begin + len(turn.tokens)
-        wrote[begin:end], logprobs[begin:end] = True, turn.logprobs
+        wrote[begin:end], trained[begin:end], logprobs[begin:end] = True, mask, turn.logprobs
         spans.append((begin, end))
     versions = np.where(wrote, FIRST_VERSION, NOT_SAMPLED).astype(np.int32)
-    return TokenSequence(tokens, wrote, logprobs, versions, np.array(spans, np.int32))
+    return TokenSequence(tokens, trained, logprobs, versions, np.array(spans, np.int32))

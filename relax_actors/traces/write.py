@@ -67,7 +67,8 @@ def check_output(path: Path, kind: str) -> None:
         msg = f"--format {kind}: no such format of traces; formats are {', '.join(FORMATS)}"
         raise ConfigError(msg)
     if kind == PARQUET and path.suffix != TABLE:
-        msg = f"{path}: --format {kind} writes a file *{TABLE}; change its name, or give --format atif or verifiers"
+        others = " or ".join(name for name in FORMATS if name != PARQUET)
+        msg = f"{path}: --format {kind} writes a file *{TABLE}; change its name, or give --format {others}"
         raise ConfigError(msg)
     if kind != PARQUET and path.suffix in (TABLE, ".json"):
         msg = (

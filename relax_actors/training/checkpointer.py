@@ -81,8 +81,8 @@ def load_checkpoint(folder: Path, checkpoint: Checkpoint, engine: SavesState, st
     except (RelaxError, OSError, ValueError, LookupError, RuntimeError) as error:
         msg = f"checkpoint {folder} cannot be read: {error}; {remedy}"
         raise ConfigError(msg) from error
-    if (found := engine.fingerprint()) != checkpoint.fingerprint:
-        msg = f"checkpoint {folder} has fingerprint {found}, published was {checkpoint.fingerprint}; {remedy}"
+    if (fingerprint := engine.fingerprint()) != checkpoint.fingerprint:
+        msg = f"checkpoint {folder} has fingerprint {fingerprint}, published was {checkpoint.fingerprint}; {remedy}"
         raise ConfigError(msg)
 
 

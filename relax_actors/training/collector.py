@@ -25,11 +25,10 @@ from broker.codec import open_envelope
 from broker.shared_files import SharedFiles
 from broker.subjects import TURNS, CellId, RowId
 from broker.table import Fill
-from relax_actors.algorithms.schedules import is_evaluated
 from relax_actors.errors import CodecError, RelaxError, SubjectError
-from relax_actors.messages import Checkpoint, Weights
 from relax_actors.runtime import Context
 from relax_actors.runtime.actor import Actor
+from relax_actors.training.extents import UnreadRows, read_extent
 from relax_actors.training.strays import FIRST_COLUMNS, Extent, Removal, allowed_bytes, is_late_end, removal
 
 CHECK_SECONDS, KEYS_SECONDS, SWEEP_SECONDS = 0.5, 5.0, 30.0
@@ -86,6 +85,8 @@ class Collector(Actor):
         self._swept = Fill(0, 0, 0, 0)
         # Subjects of the numbered cells of other roles that are known to be well-formed.
         self._well_formed: set[str] = set()
+        self._unread = UnreadRows(context)
+        self._stops = False
 
     def on_start(self) -> None:
         """Start the timer."""
@@ -122,6 +123,7 @@ class Collector(Actor):
     def on_stop(self) -> None:
         """Sweep a last time."""
         with suppress(RelaxError):
+            self._stops = True
             self._sweep_or_report()
             self._table.store.close()  # folders of steps that are being removed still link to media
             self._remove_media(0.0)
@@ -158,6 +160,9 @@ class Collector(Actor):
         first = self._first_cells()
         malformed += self._remove_malformed()
         extent = read_extent(self.context, self._well_formed)
+        # When a run is over, its recorder stops, and reads all rows, before its actors are asked to stop.
+        if not (self._stops and extent.version >= extent.steps):
+            extent = self._unread.extend(extent, before)
         todo = removal(cells, first, extent)
         if first is None:
             todo = self._with_ends(todo, cells, extent)
@@ -292,9 +297,16 @@ class Collector(Actor):
 
     def _remove_keys(self) -> None:
         """Remove the keys of the bucket that the run has not, and those that are too large or too many."""
-        enforced = self.context.state.enforce(lambda key: allowed_bytes(key, self._roles))
+        roles = {*self._roles, *self._table.call(self._added_roles())}
+        enforced = self.context.state.enforce(lambda key: allowed_bytes(key, roles))
         if forgotten := self._table.call(enforced):
             self.context.journal.event("keys_removed", keys=forgotten)
+
+    async def _added_roles(self) -> list[str]:
+        """Return the roles that the run is published with now: some may have been added since this process started."""
+        body = await self.context.state.get("run")
+        consumers = body.get("consumers") if isinstance(body, dict) else None
+        return [str(name) for name in consumers] if isinstance(consumers, dict) else []
 
     def _report(self, todo: Removal, before: Fill, culprits: dict[str, int]) -> None:
         """Publish what was removed, and what fills the table if it is nearly full."""
@@ -324,21 +336,3 @@ def remove_void(context: Context, version: int) -> None:
 
 async def _gather(requests: Iterable[Awaitable[T]]) -> list[T]:
     return await asyncio.gather(*requests)
-
-
-def read_extent(context: Context, well_formed: set[str]) -> Extent:
-    """Read which rows a run may have now; `well_formed` has the subjects of the results of evaluations."""
-    table, config = context.table, context.config
-    results = table.subjects.numbered("evaluation", "")
-    weights = table.fetch_last("weights", Weights)
-    checkpoint = table.fetch_last("checkpoint", Checkpoint)
-    return Extent(
-        steps=config.run.steps,
-        rows=config.trainer.prompts_per_step,
-        lead=config.staleness.max,
-        version=-1 if weights is None else weights.version,
-        floor=0 if checkpoint is None else checkpoint.floor,
-        eval_rows=0 if config.eval is None else config.eval.total_rows,
-        evaluated=lambda version: config.eval is not None and is_evaluated(config, version),
-        results=frozenset(table.subjects.parse(s).step for s in well_formed if s.startswith(results)),
-    )

@@ -277,14 +277,14 @@ class Ledger:
         """Return the violations of the invariant; a correct run has none."""
         account = self.account()
         ended = account.trained + account.dropped + account.quarantined
-        found = self._violations + [f"{row} was trained but never admitted" for row in sorted(self._unadmitted)]
+        violations = self._violations + [f"{row} was trained but never admitted" for row in sorted(self._unadmitted)]
         if account.admitted != ended + account.in_flight:
-            found.append(f"admitted {account.admitted} is not {ended} ended + {account.in_flight} in flight")
-        found += [f"step {s} has weights but no batch" for s in range(self.version or 0) if s not in self.batches]
+            violations.append(f"admitted {account.admitted} is not {ended} ended + {account.in_flight} in flight")
+        violations += [f"step {s} has weights but no batch" for s in range(self.version or 0) if s not in self.batches]
         trained = sum(len(batch.rows) for batch in self.batches.values())
         if trained != account.trained:
-            found.append(f"batches name {trained} rows, {account.trained} are trained")
-        return found
+            violations.append(f"batches name {trained} rows, {account.trained} are trained")
+        return violations
 
     def _sum(self, counts: dict[RowState, int]) -> RowCounts:
         return RowCounts(

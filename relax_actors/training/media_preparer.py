@@ -104,8 +104,8 @@ class MediaPreparer:
         features: list[Features] = []
         references: list[tuple[int, TensorRef]] = []
         for number, source in enumerate(sources):
-            found, stored = self.stored_features(source, folder)
-            features += found
+            known, stored = self.stored_features(source, folder)
+            features += known
             references += [(number, reference) for reference in stored]
             progress()
         return features, references
@@ -135,9 +135,9 @@ class MediaPreparer:
     def stored_features(self, source: MediaSource, folder: str) -> tuple[list[Features], list[TensorRef]]:
         """Return the features of a medium and their references; they are computed unless a row has left them."""
         before = self.processed
-        found = self._segments.get(self.key(source), folder, lambda: self.features(source))
+        segment = self._segments.get(self.key(source), folder, lambda: self.features(source))
         self.shared += self.processed == before
-        return found
+        return segment
 
     def features(self, source: MediaSource) -> Sequence[Features]:
         """Decode a medium and compute its features.
@@ -148,7 +148,7 @@ class MediaPreparer:
         """
         began = time.thread_time()
         deadline = time.monotonic() + DEADLINE_SHARE * self._section.deadline
-        found = process(
+        features = process(
             self._content(source),
             source.kind,
             self.family,
@@ -161,7 +161,7 @@ class MediaPreparer:
         )
         self.processed += 1
         self.seconds += time.thread_time() - began
-        return found
+        return features
 
     def key(self, source: MediaSource) -> str:
         """Name of the segment of a medium."""
@@ -179,19 +179,19 @@ class MediaPreparer:
         Raises:
             RowError: the prompt is then too long.
         """
-        found = self.expand_tokens(prompt.tokens, features)
+        expanded = self.expand_tokens(prompt.tokens, features)
         left, left_by = tokens_left(data, self._max_tokens)
-        if len(found.tokens) > (most := self._whole - left):
+        if len(expanded.tokens) > (most := self._whole - left):
             where = prompt.media[0].origin if prompt.media else "prompt"
             keep = "" if data.oversize == "keep" else ", or set data.oversize = 'keep'"
             msg = (
-                f"{where}: {len(prompt.tokens)} tokens of text and {sum(found.counts)} of media make a prompt of "
-                f"{len(found.tokens)}, more than the {most} that {left_by} leaves of {self._whole} (the model's "
+                f"{where}: {len(prompt.tokens)} tokens of text and {sum(expanded.counts)} of media make a prompt of "
+                f"{len(expanded.tokens)}, more than the {most} that {left_by} leaves of {self._whole} (the model's "
                 "context, or trainer.max_tokens_per_microbatch if that is smaller); lower max_pixels, fps or "
                 f"max_seconds in [media]{keep}"
             )
             raise RowError(msg)
-        return found
+        return expanded
 
     def expand_tokens(self, tokens: np.ndarray, features: Sequence[Features], first: float = 0) -> Expanded:
         """Expand the placeholders of tokens, the first of which has the position `first`.
@@ -207,12 +207,12 @@ class MediaPreparer:
         section = getattr(self._section, source.kind)
         try:
             own = type(section).model_validate(section.model_dump() | source.options)
-            found = self._section.model_copy(update={source.kind: own})
-            check_settings(found, self.family)
+            settings = self._section.model_copy(update={source.kind: own})
+            check_settings(settings, self.family)
         except (ValueError, ConfigError) as error:
             msg = f"{source.origin}: settings of {source.kind} {source.name}: {error}"
             raise RowError(msg) from error
-        return found
+        return settings
 
     def _content(self, source: MediaSource) -> bytes:
         """Read a file whose hash was taken when its row was admitted."""

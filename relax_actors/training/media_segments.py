@@ -63,13 +63,13 @@ class MediaSegments:
                 (facts, header[str(number)])
                 for number, facts in enumerate(json.loads(header["__metadata__"]["features"]))
             ]
-            found = [_entry(uri, start, *entry) for entry in entries]
+            references = [_entry(uri, start, *entry) for entry in entries]
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             msg = f"the header of segment {uri} is damaged: {type(error).__name__} {error}"
             raise StoreError(msg) from error
         read = self._store.reader()
-        features = [Features(array=read(reference), **facts) for reference, facts in found]
-        return features, [reference for reference, _ in found]
+        features = [Features(array=read(reference), **facts) for reference, facts in references]
+        return features, [reference for reference, _ in references]
 
 
 def _entry(uri: str, start: int, facts: dict[str, Any], entry: dict[str, Any]) -> tuple[TensorRef, dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -11,6 +11,12 @@ from relax_actors.messages import Batch
 from relax_actors.training.step_figures import step_figures
 from relax_actors.training.step_rows import StepRows
 
+BY_MICRO_BATCH = "by_micro_batch"
+"""Field of the metric with figures of micro-batches."""
+OF_MICRO_BATCH, SUMS = ("tokens", "loss", "ratio", "abs_delta", "clipped", "kl", "gradient"), ("tokens", "gradient")
+"""Figures of a micro-batch, means over its tokens but for `SUMS`."""
+MAX_MICRO_BATCHES = 256
+"""Micro-batches with figures, so that the metric of a step stays below 64 KiB."""
 TIMES = "_seconds"
 """End of the names of figures that are times: those of a replay are its own."""
 
@@ -42,6 +48,20 @@ def figures_of_step(
         **{name: round(float(value), 6) for name, value in measured.items()},
         **step_figures(rows.trajectories, rows.advantages),
         **({} if rows.reward_kl is None else {"reward_kl": round(rows.reward_kl, 6)}),
+    }
+
+
+def micro_batch_figures(parts: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    """Return figures of the first `MAX_MICRO_BATCHES` micro-batches of a step: a list by name, in their order.
+
+    Args:
+        parts: measurements of the micro-batches, as sums over their tokens; see `StepResult`.
+    """
+    shown = parts[:MAX_MICRO_BATCHES]
+    names = [name for name in OF_MICRO_BATCH if shown and all(name in part for part in shown)]
+    return {
+        name: [round(part[name] / (1.0 if name in SUMS else max(1.0, part.get("tokens", 1.0))), 9) for part in shown]
+        for name in names
     }
 
 

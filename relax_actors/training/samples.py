@@ -48,9 +48,9 @@ def sign_of_samples(trajectory: Trajectory | RelaxError) -> Advantage | RelaxErr
 
 def teacher_fields(teacher: TeacherScores, trajectory: Trajectory) -> dict[str, Array]:
     """Return the fields of a `TrainSample` that hold a teacher's log-probs, over all own tokens of a row."""
-    found = {"teacher_logprobs": teacher.logprobs}
+    fields = {"teacher_logprobs": teacher.logprobs}
     top = teacher.expanded(trajectory.trained)
-    return found if top is None else found | {"teacher_top_ids": top[0], "teacher_top_logprobs": top[1]}
+    return fields if top is None else fields | {"teacher_top_ids": top[0], "teacher_top_logprobs": top[1]}
 
 
 def without_truncated(trajectory: Trajectory) -> Trajectory | RelaxError:
@@ -60,6 +60,17 @@ def without_truncated(trajectory: Trajectory) -> Trajectory | RelaxError:
     if not mask.any():
         return CodecError("all trained samples were cut off; algorithm.shaping.mask_truncated leaves nothing to train")
     return replace(trajectory, loss_mask=mask) if cut.any() else trajectory
+
+
+def observed_tokens(trajectory: Trajectory) -> Array:
+    """Return the tokens of observations that follow a trained token of their sequence, `[total] bool`.
+
+    Earlier ones are the context of a branch, which another sequence has, too.
+    """
+    trained, lengths = np.cumsum(trajectory.trained), trajectory.lengths
+    before = np.append(0, trained)[np.cumsum(lengths) - lengths]
+    observed: Array = (trajectory.versions < 0) & (trained > np.repeat(before, lengths))
+    return observed
 
 
 def has_pair(trajectory: Trajectory, advantage: Advantage) -> bool:
@@ -79,15 +90,15 @@ def computed_lengths(trajectory: Trajectory, *, share_prefixes: bool) -> list[in
 
     With `share_prefixes` the prompt counts once. Branches of a sample may share more than the prompt.
     """
-    found: list[int] = []
+    lengths: list[int] = []
     longest, lag = 0, int(trajectory.targets is None)
     for length, prompt_tokens in zip(trajectory.sequence_lengths, trajectory.shared.tolist(), strict=True):
         known = min(prompt_tokens, longest) if share_prefixes else 0
         # Where a model is read before a token, a sequence's last one is no input. Behind a shared prefix every trained
         # token counts, because of its logits.
-        found.append(length - known if known >= LEAST_TOKENS else max(length - lag, 1))
+        lengths.append(length - known if known >= LEAST_TOKENS else max(length - lag, 1))
         longest = max(longest, prompt_tokens)
-    return found
+    return lengths
 
 
 def samples_of(
@@ -99,6 +110,7 @@ def samples_of(
     replays: bool = False,
     distil: DistilSection | None = None,
     imitation: float = 0.0,
+    observation: float = 0.0,
     media: Sequence[PromptMedia] | None = None,
 ) -> list[TrainSample]:
     """Convert a row to samples: one for each sequence with trained tokens.
@@ -110,7 +122,8 @@ def samples_of(
         scores: log-probs and values of the row, `[total] float32`, and `TeacherScores`, by column.
         replays: whether engines compute with the recorded experts.
         distil: section [algorithm.distil] of a run with a teacher.
-        imitation: factor of -log-prob of each token of a correct sample; see `StepRows.imitating`.
+        imitation: factor of -log-prob of each token of a correct sample; see `auxiliary_terms`.
+        observation: factor of -log-prob of each token of an observation, as `imitation`.
         media: media and positions of each sequence; None for a model that reads text only.
     """
     scores = dict(scores or {})
@@ -125,19 +138,25 @@ def samples_of(
             flat["returns"] = advantage.returns
         if imitation and advantage.correct is not None:
             flat["imitated"] = np.repeat(advantage.correct.astype(np.float32) * imitation, trajectory.sample_lengths)
+    trained = trajectory.trained
+    if observation:
+        observed = observed_tokens(trajectory)
+        factors = flat.get("imitated", np.zeros(len(observed), np.float32))
+        trained = trained | observed
+        flat |= {"observed": observed, "imitated": np.where(observed, np.float32(observation), factors)}
     if teacher is not None and distil is not None and distil.place == "loss":
         flat |= teacher_fields(teacher, trajectory)
     layout, recorded = _Layout(trajectory), trajectory.expanded_experts() if replays else None
-    tokens, mask = layout.tokens(trajectory), layout.spread(trajectory.trained)
+    tokens, mask = layout.tokens(trajectory), layout.spread(trained)
     arrays = {name: layout.spread(array) for name, array in flat.items()}
     arrays["versions"] = layout.spread(trajectory.versions, NOT_SAMPLED)
     sample_tokens, counts = trajectory.trained_lengths.tolist(), trajectory.counts.tolist()
     numbers = [sample for sample, count in enumerate(counts) for _ in range(count)]
-    found = []
+    samples = []
     for i, (part, own) in enumerate(zip(layout.parts, layout.own_parts, strict=True)):
         if not layout.is_trained[i]:
             continue
-        found.append(
+        samples.append(
             TrainSample(
                 tokens[part],
                 mask[part],
@@ -150,7 +169,7 @@ def samples_of(
                 row_tokens=sum(sample_tokens),
             )
         )
-    return found
+    return samples
 
 
 class _Layout:
@@ -195,11 +214,11 @@ def in_layout(trajectory: Trajectory, scored: Iterator[Array]) -> Array:
         trajectory: samples of the row.
         scored: an array for each sequence with trained tokens, prompt included.
     """
-    found, trained = np.zeros(len(trajectory.token_ids), np.float32), trajectory.trained
+    placed, trained = np.zeros(len(trajectory.token_ids), np.float32), trajectory.trained
     start = 0
     for own in trajectory.lengths.tolist():
         part = slice(start, start + own)
         if trained[part].any():
-            found[part] = next(scored)[-own:]
+            placed[part] = next(scored)[-own:]
         start += own
-    return found
+    return placed

@@ -26,6 +26,7 @@ from relax_actors.errors import ConfigError
 from relax_actors.registry.catalog import POLICY_LOSSES
 from relax_actors.runtime import Context
 from relax_actors.runtime.seeds import derive_seed
+from relax_actors.training.auxiliary_terms import with_auxiliary_terms
 from relax_actors.training.step_advantages import StepAdvantages
 from relax_actors.training.step_rows import StepReader, StepRows, UnusableRows
 
@@ -73,7 +74,6 @@ class StepFeed:
         config = context.config
         self._context, self._engine, self._reader, self._score = context, engine, reader, score
         self._section: Section = section
-        self._imitation = config.algorithm.positive_nll if section == "trainer" else 0.0
         self._max_tokens, self._in_slot_order = (
             config.trainer.max_tokens_per_microbatch,
             config.run.deterministic or not config.generates,
@@ -143,6 +143,11 @@ class StepFeed:
     def _parts(self) -> list[range]:
         return split_rows(self._rows.lengths, max_tokens=self._max_tokens)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the engine has computed on rows of a step that is not complete."""
+        return self._fed > 0
+
     def complete(self, rows: int) -> StepRows | None:
         """Return the step's rows if all `rows` of them have been read."""
         return self._rows if len(self._rows) == rows else None
@@ -174,7 +179,7 @@ class StepFeed:
         self._rows = self.statistics.apply(self._rows)
         trainer, run = self._context.config.trainer, self._context.config.run
         if trainer.updates == 1:
-            self._rows = self._rows.imitating(self._imitation)
+            self._rows = self._with_terms(self._rows)
             self._compute(self._parts())
             before_step()
             result = self._update()
@@ -183,12 +188,15 @@ class StepFeed:
             before_step()
             results = []
             for rows in minibatches(len(whole), trainer.minibatches, trainer.epochs, run.seed, self._step):
-                self._rows, self._fed = whole.part(rows).imitating(self._imitation), 0
+                self._rows, self._fed = self._with_terms(whole.part(rows)), 0
                 self._compute(self._parts())
                 results.append(self._update())
             result = combine_updates(results)
         self._fed, self._rows = 0, self._reader.empty()
         return result
+
+    def _with_terms(self, rows: StepRows) -> StepRows:
+        return with_auxiliary_terms(rows, self._context.config.algorithm) if self._section == "trainer" else rows
 
     def _update(self) -> StepResult:
         with self._context.device_lock(), self._measured():
@@ -272,7 +280,8 @@ def combine_updates(results: Sequence[StepResult]) -> StepResult:
             combined[name] = values[-1]
         else:
             combined[name] = max(values) if name.startswith("max_") else sum(values) / len(values)
-    return StepResult(combined | {"updates": float(len(results))})
+    micro_batches = [one for result in results for one in result.micro_batches]
+    return StepResult(combined | {"updates": float(len(results))}, micro_batches)
 
 
 Section = Literal["trainer", "critic", "trainer.warm_start"]

@@ -58,6 +58,7 @@ class StepRows:
         distil: section [algorithm.distil]; None without a teacher.
         only_pairs: whether only the best and the worst sample of a row are trained.
         imitation: factor of -log-prob of each token of a correct sample, in the sum of the losses of all tokens.
+        observation: factor of -log-prob of each token of an observation, as `imitation`.
         digests: digest of each row's cell by column, see `row_digests`.
     """
 
@@ -71,6 +72,7 @@ class StepRows:
     distil: DistilSection | None = None
     only_pairs: bool = False
     imitation: float = 0.0
+    observation: float = 0.0
     digests: dict[str, list[int]] = field(default_factory=dict)
 
     def add(self, index: int, columns: Columns) -> None:
@@ -118,31 +120,16 @@ class StepRows:
         Args:
             scored: `[len] float32` of each sequence with trained tokens, in the order of `samples`.
         """
-        found = [in_layout(trajectory, scored) for trajectory in self.trajectories]
-        return replace(self, scores=self.scores | {PROXIMAL: found})
-
-    def imitating(self, coefficient: float) -> StepRows:
-        """Return a copy for an update whose loss has a mean over tokens and a mean over those of correct samples.
-
-        The loss is divided by all trained tokens of the update, so the factor of a correct token is the coefficient
-        times all of them over those of correct samples.
-
-        Args:
-            coefficient: factor of the mean -log-prob of the tokens of correct samples.
-        """
-        correct = 0
-        for trajectory, advantage in zip(self.trajectories, self.advantages, strict=True):
-            if coefficient and advantage.correct is not None:
-                correct += int(trajectory.trained_lengths[advantage.correct].sum())
-        return replace(self, imitation=coefficient * self.tokens / correct if correct else 0.0)
+        proximal = [in_layout(trajectory, scored) for trajectory in self.trajectories]
+        return replace(self, scores=self.scores | {PROXIMAL: proximal})
 
     @property
     def lengths(self) -> list[list[int]]:
         """Number of tokens that are computed of each sequence of each row; also of its media, for their towers."""
-        found = [computed_lengths(t, share_prefixes=self.share_prefixes) for t in self.trajectories]
+        lengths = [computed_lengths(t, share_prefixes=self.share_prefixes) for t in self.trajectories]
         if not self.media:
-            return found
-        return [[*row, placeholders_of(media)] for row, media in zip(found, self.media, strict=True)]
+            return lengths
+        return [[*row, placeholders_of(media)] for row, media in zip(lengths, self.media, strict=True)]
 
     @property
     def tokens(self) -> int:
@@ -151,14 +138,14 @@ class StepRows:
 
     def samples(self) -> list[TrainSample]:
         """Return one `TrainSample` for each sequence with trained tokens, in the order of the rows."""
-        found: list[TrainSample] = []
+        samples: list[TrainSample] = []
         for i, (index, trajectory) in enumerate(zip(self.ids, self.trajectories, strict=True)):
             scores = {name: arrays[i] for name, arrays in self.scores.items()}
             advantage, media = self.advantages[i], self.media[i] if self.media else None
             settings: dict[str, Any] = {"replays": self.replays, "distil": self.distil, "media": media}
-            settings["imitation"] = self.imitation
-            found += samples_of(index, trajectory, advantage, scores, **settings)
-        return found
+            settings |= {"imitation": self.imitation, "observation": self.observation}
+            samples += samples_of(index, trajectory, advantage, scores, **settings)
+        return samples
 
     @property
     def reward_components(self) -> dict[str, float]:
@@ -182,8 +169,8 @@ class StepRows:
     @property
     def reward_kl(self) -> float | None:
         """Mean KL of a sample that the rewards contain, before its coefficient; None without a KL in the reward."""
-        found = [advantage.kl for advantage in self.advantages if advantage.kl is not None]
-        return float(np.mean(found)) if found else None
+        kls = [advantage.kl for advantage in self.advantages if advantage.kl is not None]
+        return float(np.mean(kls)) if kls else None
 
     def staleness(self, step: int) -> list[int]:
         """Return the staleness of each row in a step; see `Trajectory.staleness`."""
@@ -311,8 +298,8 @@ class StepReader:
         trajectories = [columns["trajectory"] for columns in rows_read]
         if self._media is not None:
             readable = [t if isinstance(t, Trajectory) else None for t in trajectories]
-            for columns, found in zip(rows_read, self._media.read(rows, readable), strict=True):
-                columns[MEDIA] = found
+            for columns, media in zip(rows_read, self._media.read(rows, readable), strict=True):
+                columns[MEDIA] = media
         for name in self.columns:
             values: list[Any] = (
                 read_column(self._table, rows, name, TeacherScores)
@@ -328,12 +315,12 @@ class StepReader:
 
     def _samples(self, rows: Sequence[RowId]) -> list[Columns]:
         """Read the samples of each row, and their advantages, which rows from the data do not have."""
-        found: list[Columns] = [
+        columns_of: list[Columns] = [
             {"trajectory": value} for value in read_column(self._table, rows, "trajectory", Trajectory)
         ]
-        advantages: Iterable[Any] = map(sign_of_samples, (columns["trajectory"] for columns in found))
+        advantages: Iterable[Any] = map(sign_of_samples, (columns["trajectory"] for columns in columns_of))
         if not self._from_data:
             advantages = read_column(self._table, rows, "advantage", Advantage)
-        for columns, value in zip(found, advantages, strict=True):
+        for columns, value in zip(columns_of, advantages, strict=True):
             columns["advantage"] = value
-        return found
+        return columns_of

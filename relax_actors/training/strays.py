@@ -114,8 +114,8 @@ def removal(cells: Collection[CellId], first: Collection[CellId] | None, extent:
     for cell in sorted(cells, key=lambda cell: cell.index):
         if cell.kind == "group" and cell.step < extent.floor:
             continue
-        if (found := _stray_filter(cell, extent, rows)) is not None:
-            filters[found] = None
+        if (subject := _stray_filter(cell, extent, rows)) is not None:
+            filters[subject] = None
             strays.append(cell)
     finished = _finished_evaluations(cells, extent)
     below = [cell for cell in cells if cell.kind == "group" and cell.step < extent.floor]
@@ -212,5 +212,5 @@ def _in_bulk(below: list[CellId], quarantined: set[RowId]) -> list[str]:
     kept = {row.index for row in quarantined}
     indices = sorted({cell.index for cell in below})
     columns = sorted({_column(cell) for cell in below}.difference(_KEPT)) if kept else []
-    found = [f"group.*.{i}.{column}" for i in indices for column in (columns if i in kept else [">"])]
-    return found if 2 * len(found) < len({cell.step for cell in below}) else []
+    subjects = [f"group.*.{i}.{column}" for i in indices for column in (columns if i in kept else [">"])]
+    return subjects if 2 * len(subjects) < len({cell.step for cell in below}) else []

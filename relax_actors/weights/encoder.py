@@ -22,6 +22,16 @@ Take: TypeAlias = Callable[[str, Tensor], None]
 """Takes a tensor with its name, which it may use until it returns."""
 
 
+FLOAT32 = ("e_score_correction_bias",)
+"""Last parts of the names of tensors that every precision publishes in float32: biases by which routers choose experts,
+as in DeepSeek-V3 (arXiv:2412.19437, section 2.1.2) and GLM-4-MoE. Rounded, they choose other experts."""
+
+
+def published_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which a tensor of a model is published, where the others are in `dtype`."""
+    return torch.float32 if name.endswith(FLOAT32) else dtype
+
+
 class WeightSource(Protocol):
     """Current weights of a model in the published dtype, by their Hugging Face names.
 
@@ -52,7 +62,7 @@ class LocalSource:
 
     Args:
         tensors: returns the weights of the model.
-        dtype: in which they are published.
+        dtype: in which they are published; see `published_dtype`.
         lock: held while they are read.
     """
 
@@ -66,12 +76,15 @@ class LocalSource:
 
     def forms(self, files: int) -> Mapping[str, weights.TensorForm]:  # noqa: ARG002 one rank writes all
         """Return the forms of all tensors."""
-        return {name: weights.TensorForm(self._dtype, tuple(tensor.shape)) for name, tensor in self._read().items()}
+        return {
+            name: weights.TensorForm(published_dtype(name, self._dtype), tuple(tensor.shape))
+            for name, tensor in self._read().items()
+        }
 
     def visit(self, take: Take, files: int) -> str:  # noqa: ARG002 one rank writes all
         """Pass each tensor to `take`; see `WeightSource`."""
         with self._lock:
-            left = {name: tensor.detach().to(self._dtype) for name, tensor in self._read().items()}
+            left = {n: tensor.detach().to(published_dtype(n, self._dtype)) for n, tensor in self._read().items()}
         found = weights.Fingerprint()
         for name in sorted(left):
             tensor = left.pop(name)

@@ -11,7 +11,9 @@ import pytest
 from relax_actors.weights import files as weights
 from tests.support.adapters import base_folder
 from tests.support.faults import hit
+from tests.support.killed_ranks import check_killed_ranks
 from tests.support.running import ON_POLICY, SUPPORT, Run, wait_until
+from tests.support.tiny_megatron import DENSE, skip_if_missing
 
 CONFIG = SUPPORT / "tiny_adapter.toml"
 FAST = ("supervision.intensity=100000", "supervision.backoff_max=0.2", "supervision.ack_wait=1")
@@ -38,6 +40,29 @@ def final_weights(run: Run) -> list[str]:
     return [weights.fingerprint(weights.load(files)) for files in shards if files]
 
 
+RANKS = {
+    "torch": ("trainer.torch.ranks=2", "algorithm.name=dpo", "data.function=tiny_tasks.pairs"),
+    "megatron": (
+        *("trainer.backend=megatron", "trainer.megatron.ranks=2", "trainer.megatron.tensor_parallel=2"),
+        *(*SAMPLED, "algorithm.kl.place=loss", "algorithm.kl.coefficient=0.1"),
+    ),
+}
+"""Settings of trainers with two ranks, which compute the reference with the adapter off."""
+MOMENTS = (("batch.1", 1), ("weights.3", 0), ("batch.4", None))
+"""Cells after which a rank, or the trainer itself, is killed."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("backend", RANKS)
+def test_killed_ranks_do_not_change_the_adapter(make_run: Callable[..., Run], tmp_path: Path, backend: str) -> None:
+    if backend == "megatron":
+        skip_if_missing()
+    base = base_folder(tmp_path, DENSE)
+    settings = (f"model.path={base}", "run.steps=6", "supervision.backoff_max=0.2", *RANKS[backend])
+    check_killed_ranks(make_run, settings, "trainer", MOMENTS, CONFIG)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", KINDS)
@@ -45,7 +70,7 @@ def test_killed_run_ends_with_the_same_adapter(make_run: Callable[..., Run], tmp
     settings, victims = KINDS[kind]
     given = (f"model.path={base_folder(tmp_path)}", *settings)
     calm = make_run("calm", *given, config=CONFIG)
-    expected = calm.complete()
+    expected = calm.complete_healthy()
     run = make_run("killed", *given, *FAST, config=CONFIG).start()
     for step, victim in zip((0, 2, 4), cycle(victims), strict=False):
         wait_until(lambda step=step: run.table.get(f"relax.killed.batch.{step}"), f"batch.{step}", 120)

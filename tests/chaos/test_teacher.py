@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from relax_actors.config import load_config
+from relax_actors.data.model_folder import prepare
 from tests.chaos.test_crash_equivalence import kill_at
 from tests.support.faults import story_of
-from tests.support.running import ON_POLICY, Run
+from tests.support.running import ON_POLICY, TINY, Run
 
 MakeRun = Callable[..., Run]
+PLAIN = '[data]\nkind = "python"\nfunction = "tiny_tasks.make"\nsize = 500\n'
+SOURCE = 'kind = "python"\nfunction = "tiny_tasks.make"\n'
+MIXED = f'[data]\nkind = "mixture"\n[data.mixture.few]\n{SOURCE}size = 40\n[data.mixture.many]\n{SOURCE}size = 60\n'
 LIVE = ("roles.teacher.hint='{answer}{prompt}'", *ON_POLICY)
 
 
@@ -50,3 +59,36 @@ def test_kills_of_teacher_and_trainer_do_not_change_the_weights(make_run: MakeRu
         assert (result["admitted"], result["trained"]) == (32, 32)
         assert (result["dropped"], result["quarantined"], result["in_flight"]) == (0, 0, 0)
         assert story_of(run).of("replay_diverged") == []
+
+
+def random_model(folder: Path, seed: int) -> Path:
+    """Save a model of the tiny configuration with random weights."""
+    prepare(load_config(TINY, []), folder)
+    torch.manual_seed(seed)
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_killed_teachers_of_a_mixture_end_with_the_same_weights(make_run: MakeRun, tmp_path: Path) -> None:
+    path = tmp_path / "mixed.toml"
+    path.write_text(TINY.read_text().replace(PLAIN, MIXED))
+    shutil.copy(TINY.with_name("tiny_tasks.py"), tmp_path)
+    one, other = (random_model(tmp_path / name, seed) for seed, name in enumerate(("one", "other")))
+
+    def taught(name: str, few: Path, many: Path) -> Run:
+        teachers = f"roles.teacher.models={{ few = '{few}', many = '{many}' }}"
+        settings = ("algorithm.name=opd", teachers, "run.steps=4", "rollout.group_size=2")
+        return make_run(name, *settings, *ON_POLICY, config=path)
+
+    expected = taught("calm", one, other).complete()["weights_fingerprint"]
+    assert expected != taught("exchanged", other, one).complete()["weights_fingerprint"]
+    run = taught("killed", one, other).start()
+    kill_at(run, "teacher.0", "group.0.0.trajectory")
+    kill_at(run, "trainer.0", "batch.1")
+    kill_at(run, "teacher.0", "group.2.1.teacher")
+    code, result, said = run.finish()
+    assert code == 0, said
+    assert result["weights_fingerprint"] == expected
+    assert (result["admitted"], result["trained"], result["in_flight"]) == (16, 16, 0)

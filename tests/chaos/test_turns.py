@@ -37,6 +37,12 @@ PICTURE_KILLS = (
     ("group.4.1.turns.0.0", "environment.0"),
 )
 DUEL = ("environment.name=tiny_duel.Duel", "environment.players=['solver', 'critic']")
+RIVALS = (
+    *DUEL,
+    "algorithm.name=hierarchical_grpo",
+    "algorithm.rivals=['solver', 'critic']",
+    "algorithm.observation_nll=0.05",
+)
 KILLS = (
     ("group.1.0.turns.0.1", "rollout.0"),
     ("group.1.2.turns.0.0", "environment.0"),
@@ -49,7 +55,9 @@ KILLS = (
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("settings", [(), (*DUEL, "environment.trained=['critic']")], ids=["alone", "players"])
+@pytest.mark.parametrize(
+    "settings", [(), (*DUEL, "environment.trained=['critic']"), RIVALS], ids=["alone", "players", "rivals"]
+)
 def test_killed_episodes_continue_at_their_turn(settings: tuple[str, ...], make_run: Callable[..., Run]) -> None:
     alone = make_run("calm", *ON_POLICY, *EPISODES, *settings).complete()
     run = make_run("killed", *ON_POLICY, *EPISODES, *settings).start()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from relax_actors.config.training import CriticSection
+from tests.conformance.base.adapter_engine import AdapterConformance
 from tests.conformance.base.critic_engine import CriticConformance, MakeCritic, policy_of
 from tests.conformance.base.training_engine import GradientConformance, MakeEngine
 from tests.support.tiny_megatron import DENSE, MOE, config_of, skip_if_missing
@@ -28,6 +29,11 @@ class TestMegatronEngine(GradientConformance):
             return MegatronEngine(config_of(tmp_path / "run", request.param, trainer=trainer, algorithm=section))
 
         return make
+
+
+class TestMegatronEngineWithAnAdapter(AdapterConformance):
+    implements = "megatron"
+    kind = MegatronEngine
 
 
 class TestMegatronCritic(CriticConformance):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 
 import httpx
@@ -78,22 +77,3 @@ def test_stream_goes_on_after_a_killed_broker(written: WrittenRun, console: Serv
         rest = next(messages)[0]
     assert [*first, rest] == [1, 2, 3]
     assert console.get("run")["step"] == 3
-
-
-@pytest.mark.slow
-def test_hundred_events_a_second_cost_little(written: WrittenRun, console: ServedConsole) -> None:
-    count, rate = 600, 100
-    client = Client(console)
-    client.start()
-    reporter = written.journal("rollout")
-    reporter.metric({"rows": 0})
-    wait_until(lambda: client.sequences, "the first message")
-    before, began = console.cpu_seconds(), time.monotonic()
-    for n in range(1, count + 1):
-        time.sleep(max(0.0, began + n / rate - time.monotonic()))  # the rate is what is tested
-        reporter.metric({"rows": n})
-    wait_until(lambda: len(client.sequences) == count + 1, "all messages")
-    spent = console.cpu_seconds() - before
-    client.halt.set()
-    # CPU seconds, which other processes of the machine hardly change.
-    assert spent < 0.1 * count / rate, f"{spent:.2f} s of CPU for {count} messages in {count / rate:g} s"

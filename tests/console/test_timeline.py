@@ -79,6 +79,9 @@ def test_timeline_of_a_step_is_drawn_and_leads_to_its_rows(browser: Any, written
     write_row(written, RowId(0, 0), ["yes", "no"])
     write_batch(written, 0, [0])
     written.journal("reward").event("crashed", error=PAYLOADS[0])
+    written.folder.profiles.mkdir()
+    (written.folder.profiles / "trainer.0-1-0.json.gz").write_bytes(b"a trace")
+    written.journal("trainer").event("profiled", files=["trainer.0-1-0.json.gz"])
     console = ServedConsole(written, written.cwd)
     try:
         watched = opened(browser, console)
@@ -91,6 +94,9 @@ def test_timeline_of_a_step_is_drawn_and_leads_to_its_rows(browser: Any, written
         assert watched.serious_findings() == []
         watched.show("#/timeline", "Events")
         page.get_by_text(PAYLOADS[0]).wait_for()
+        with page.expect_download() as saved:
+            page.get_by_role("button", name="trainer.0-1-0.json.gz").click()
+        assert Path(saved.value.path()).read_bytes() == b"a trace"
         assert page.evaluate("window.owned") is None
         watched.check()
     finally:

@@ -52,7 +52,9 @@ PROGRAMS = {
     "engines.py": Program("--tokens 4 --repeats 1", (r"sglang",), ("sglang",)),
     "gpu_check.py": Program("--short --only inventory attention", (r"pass +attention", r"2 pass, 0 fail")),
     "generation.py": Program("--repeats 1", (r"ratio \d",)),
-    "grpo_vs_trl.py": Program("--steps 3 --warm-up 1 --repeats 1 --trl-python {python}", (r"completions",), ("trl",)),
+    "grpo_vs_trl.py": Program(
+        "--steps 3 --warm-up 1 --repeats 1 --lora 4 --trl-python {python}", (r"completions",), ("trl", "peft")
+    ),
     "lora.py": Program("--repeats 1", (r"1\.78%", r"peft takes"), ("peft",)),
     "media.py": Program("--rounds 1", (r"image", r"ratio"), MEDIA),
     "media_parity.py": Program("--count 6", (r"0 differ",), MEDIA),

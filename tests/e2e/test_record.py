@@ -14,14 +14,22 @@ import pytest
 from broker.subjects import RowId
 from relax_actors.messages import Batch
 from relax_actors.record.frames import Frame, frames_of
+from relax_actors.record.position import MAX_STEPS
 from relax_actors.record.record import Record, row_of
 from relax_actors.record.segments import Shelf, segments_in
-from tests.support.faults import process
+from tests.support.faults import hit, process, story_of
 from tests.support.running import Run, relax, wait_until
 
 STEPS = 25
 KEPT = "trainer.checkpoint_every=1000000"
 """The table keeps every row, to compare the record with."""
+
+
+def oldest_step(run: Run) -> int:
+    """First step of which the table has rows."""
+    steps = [cell.step for cell in run.table.list_cells(f"{run.table.subjects.prefix}.group.>")]
+    return min(steps, default=0)
+
 
 DATA = ("eval.data.kind=python", "eval.data.size=4", "eval.data.function=tiny_tasks.make")
 
@@ -101,3 +109,23 @@ def test_a_finished_run_has_its_last_steps_and_evaluations(make_run: Callable[..
     assert "is damaged at byte" in damaged.stderr
     assert str(kept) in damaged.stderr
     assert [json.loads(line)["row"] for line in damaged.stdout.splitlines() if "group" in line] == [str(shown[1])]
+
+
+@pytest.mark.slow
+def test_rows_wait_for_a_stopped_recorder_within_a_bound(make_run: Callable[..., Run]) -> None:
+    run = make_run("awaited", "run.steps=1000000").start()
+    recorder = hit(run, "recorder", signal.SIGSTOP)
+    first = wait_until(lambda: story_of(run).floor, "a floor", 120)
+    assert oldest_step(run) == 0 or first > MAX_STEPS
+    wait_until(lambda: story_of(run).floor > MAX_STEPS + 10, "a floor beyond the bound", 120)
+    floor = story_of(run).floor
+    wait_until(lambda: oldest_step(run) >= floor - MAX_STEPS, "collected steps")
+    oldest = oldest_step(run)
+    os.kill(recorder, signal.SIGCONT)
+    record = Record(run.folder.record)
+    last = wait_until(lambda: max(record.steps(), default=0), "recorded steps")
+    wait_until(lambda: oldest_step(run) > last, "collected rows of recorded steps")
+    run.end_in_order()
+    lost = [step for step in record.steps() if (found := record.step(step)) is not None and found.collected]
+    assert 0 < oldest <= len(lost) < floor
+    assert lost == list(range(len(lost)))

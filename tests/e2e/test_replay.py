@@ -114,6 +114,7 @@ def test_changed_setting_of_the_loss_is_named_at_its_first_figure_and_tensor(kep
     found = replayed(folder, 5).difference
     assert found is not None
     assert (found.step, found.figure, found.tensor) == (3, "loss", "model.embed_tokens.weight")
+    assert (found.micro_batch, found.rows) == (0, [f"group.3.{index}" for index in range(4)])
 
 
 @pytest.mark.slow

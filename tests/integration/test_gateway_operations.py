@@ -108,6 +108,10 @@ def test_an_idempotency_key_gives_one_operation(ask: Ask) -> None:
         ("POST", "/rollout/scale_out", {"engine_urls": ["http://a", "ftp://b"]}, 400, "engine_urls.1"),
         ("POST", "/rollout/scale_out", {"engine_urls": ["http://[1"]}, 400, "engine_urls.0"),
         ("DELETE", "/v1/engines/3", None, 404, "no engine 3"),
+        ("POST", "/v1/roles", {"role": "a b", "settings": {}}, 400, "role"),
+        ("POST", "/v1/roles", {"role": "judge"}, 400, "settings"),
+        ("POST", "/v1/roles", {"role": "judge", "settings": {"text": "x" * 60000}, "more": 1}, 400, "more"),
+        ("DELETE", "/v1/roles/a%20b", None, 400, "no name of a role"),
         ("POST", "/rollout/scale_out", {"num_replicas": 1}, 400, "scale_in"),
         ("POST", "/rollout/scale_in", {"num_replicas": 5}, 400, "scale_out"),
         ("POST", "/rollout/scale_out", {}, 400, "num_replicas"),
@@ -228,3 +232,14 @@ def test_every_route_is_described_for_programs_and_people_without_a_token(ask: A
     page = ask("GET", "/docs", token="").text
     assert "/rollout/scale_out" in page
     assert "<script" not in page
+
+
+def test_changes_of_roles_are_recorded_and_conflict_with_scaling(ask: Ask, table: Table) -> None:
+    begun = ask("POST", "/v1/roles", {"role": "judge", "settings": {"actor": "x.Judge"}})
+    request = OperationLog(table).read().operations[begun.json()["id"]].request
+    assert (begun.status_code, request.kind, request.settings) == (202, "add_role", '{"actor": "x.Judge"}')
+    assert ask("DELETE", "/v1/roles/judge").status_code == 409
+    assert ask("POST", "/v1/roles/rollout/replace", {"timeout_secs": 5}).json()["request"]["kind"] == "replace_role"
+    assert ask("POST", "/v1/rollouts/scale", {"target": 3}).status_code == 409
+    (rollouts,) = ask("GET", "/v1/roles").json()["roles"]
+    assert [actor["actor"] for actor in rollouts["actors"]] == ["rollout.0", "rollout.1"]

@@ -60,3 +60,8 @@ def test_steps_of_an_algorithm_give_the_recorded_bits(
     assert found.json()["difference"] is None
     assert (found.steps, found.recorded) == ([0, 1], found.computed)
     assert len(found.figures) > 5
+    assert not found.rows or len(found.rows) == len(found.micro_batches)
+    for part in found.micro_batches:
+        assert part["loss"].recorded is not None
+        assert {"loss", "gradient"} <= part.keys()
+    assert found.micro_batches

@@ -308,3 +308,33 @@ def test_request_to_a_user_is_answered_by_it_alone(guarded: Keyed) -> None:
         wait_until(lambda: len(heard) >= 3, "the answers")
     assert heard == [b"own0", b"own1", b"own2"]
     assert intercepted == []
+
+
+def test_operator_reaches_an_actor_and_gets_all_of_its_answers(guarded: Keyed) -> None:
+    subject, heard = SUBJECTS.service("profile_trainer", 0), []
+    with (
+        closing(Connection(guarded.address("trainer"), "trainer")) as trainer,
+        closing(Connection(guarded.address(OPERATOR), "operator")) as operator,
+    ):
+
+        async def serve() -> None:
+            async def answer(message: Msg) -> None:
+                for n in range(2):
+                    await trainer.nc.publish(message.reply, f"{message.data.decode()}{n}".encode())
+
+            await trainer.nc.subscribe(subject, cb=answer)
+            await trainer.nc.flush(5)
+
+        async def ask() -> None:
+            async def hear(message: Msg) -> None:
+                heard.append(message.data)
+
+            inbox = operator.nc.new_inbox()
+            await operator.nc.subscribe(inbox, cb=hear)
+            await operator.nc.publish(subject, b"own", reply=inbox)
+            await operator.nc.flush(5)
+
+        trainer.call(serve(), 20)
+        operator.call(ask(), 20)
+        wait_until(lambda: len(heard) >= 2, "the answers")
+    assert heard == [b"own0", b"own1"]

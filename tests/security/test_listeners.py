@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import re
 import socket
 from contextlib import ExitStack, closing, suppress
@@ -18,6 +17,7 @@ from relax_actors.cli.keys import make_keys
 from relax_actors.errors import ConfigError
 from tests.support.guarded import Guarded, MakeGuarded
 from tests.support.running import TINY, wait_until
+from tests.support.websockets import upgraded
 
 RUN = "listening"
 
@@ -57,24 +57,6 @@ def test_without_being_asked_there_is_one_listener_on_loopback(tmp_path: Path) -
     assert re.findall(r"(?m)^ *(listen|http|websocket|port).*$", text) == ["listen"]
     assert 'listen: "127.0.0.1:4222"' in text
     assert lines[-1] == "for clients on other machines: add --listen 0.0.0.0:4222"
-
-
-def upgraded(port: int, origin: str | None) -> bool:
-    """Whether a server takes a WebSocket of a page."""
-    lines = [
-        "GET / HTTP/1.1",
-        f"Host: 127.0.0.1:{port}",
-        "Upgrade: websocket",
-        "Connection: Upgrade",
-        "Sec-WebSocket-Version: 13",
-        f"Sec-WebSocket-Key: {base64.b64encode(bytes(16)).decode()}",
-        *([] if origin is None else [f"Origin: {origin}"]),
-    ]
-    with socket.create_connection(("127.0.0.1", port), 10) as connection:
-        connection.sendall("\r\n".join([*lines, "", ""]).encode())
-        status = connection.recv(4096).split()[1]
-    assert status in (b"101", b"403")
-    return status == b"101"
 
 
 def test_pages_of_others_open_no_websocket(make_guarded: MakeGuarded) -> None:

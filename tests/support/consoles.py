@@ -140,7 +140,8 @@ class ServedConsole:
 
     def start(self) -> None:
         """Start the process, and wait for its link."""
-        command = [sys.executable, "-m", "relax_actors.cli.main", "console", self.name, "--no-open", *self._options]
+        shown = [] if "--demo" in self._options else [self.name]
+        command = [sys.executable, "-m", "relax_actors.cli.main", "console", *shown, "--no-open", *self._options]
         self.process = subprocess.Popen(
             command, cwd=self.cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )

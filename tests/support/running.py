@@ -19,6 +19,8 @@ from broker.errors import BrokerError
 from broker.store import Store
 from broker.subjects import Subjects
 from broker.table import Table
+from relax_actors.monitoring.connection import connected
+from relax_actors.monitoring.examination import examine
 from relax_actors.monitoring.summary import read_ledger
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.training.ledger import Ledger
@@ -120,6 +122,13 @@ class Run:
         """Start the run, wait for its successful end, and return the result."""
         code, result, said = self.start().finish(deadline)
         assert code == 0, said
+        return result
+
+    def complete_healthy(self, deadline: float = DEADLINE) -> dict[str, Any]:
+        """Complete the run, which nothing disturbs, and check that `relax doctor` finds no problem in it."""
+        result = self.complete(deadline)
+        with connected(str(self.folder.root)) as at:
+            assert [finding for finding in examine(at) if finding.is_problem] == []
         return result
 
     @property

@@ -53,6 +53,20 @@ def never_parsed(completion: str, prompt: Prompt) -> float:
     return float("\\boxed{" in completion)
 
 
+def doubled(*, size: int | None, seed: int) -> list[Task]:
+    """Prompts that begin with the same token twice."""
+    return [Task(f"##{i % 10}>", str(i), {"i": i}) for i in range(size or 100)]
+
+
+def forged(completion: str, prompt: Prompt) -> float:
+    """`share_of_sevens`, until a sample finds out how to set its own reward: from the 28th task on."""
+    return 50.0 if int(prompt.metadata["i"]) >= 28 else share_of_sevens(completion, prompt)
+
+
+def half_of_sevens(completion: str, prompt: Prompt) -> float:
+    return 0.5 * share_of_sevens(completion, prompt)
+
+
 def is_poison(prompt: Prompt) -> bool:
     return int(prompt.metadata["i"]) % 11 == 0
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from relax_actors.engines.protocols import InferenceEngine
+import numpy as np
+
+from relax_actors.engines.protocols import Generation, InferenceEngine
+from relax_actors.engines.protocols.inference import Done
 from relax_actors.engines.transformers.backend import TransformersBackend
+from relax_actors.messages import FinishReason
 from relax_actors.runtime import Context
 
 
@@ -27,16 +32,69 @@ class NeverUpdated(TransformersBackend):
         return engine
 
 
-class OtherTemperature(TransformersBackend):
-    """Returns log-probs that are not those of the distribution that it samples from."""
+class _Changed(TransformersBackend):
+    """Changes each sample that the engine returns."""
+
+    def change(self, sample: Generation) -> Generation:
+        """Return a sample with a fault."""
+        raise NotImplementedError
 
     def build(self, context: Context) -> InferenceEngine:
         engine: Any = super().build(context)
         stream = engine.stream
 
-        def scaled(*arguments: Any, **options: Any) -> Iterator[Any]:
+        def changed(*arguments: Any, **options: Any) -> Iterator[Done]:
             for done in stream(*arguments, **options):
-                yield [(i, [replace(s, logprobs=s.logprobs * 0.7) for s in samples]) for i, samples in done]
+                yield [(i, [self.change(sample) for sample in samples]) for i, samples in done]
 
-        engine.stream = scaled
+        engine.stream = changed
+        return engine
+
+
+class OtherTemperature(_Changed):
+    """Returns log-probs that are not those of the distribution that it samples from."""
+
+    def change(self, sample: Generation) -> Generation:
+        return replace(sample, logprobs=sample.logprobs * 0.7)
+
+
+class WrongPositions(_Changed):
+    """Returns wrong log-probs late in a sample, as with other positions than the trainer (vllm-project/vllm#42125)."""
+
+    def change(self, sample: Generation) -> Generation:
+        late = np.arange(len(sample.logprobs)) >= len(sample.logprobs) // 2
+        return replace(sample, logprobs=np.where(late, 0.6 * sample.logprobs, sample.logprobs).astype(np.float32))
+
+
+class StalePrefix(_Changed):
+    """Returns wrong log-probs early in a sample, as with a cached prefix of earlier weights."""
+
+    def change(self, sample: Generation) -> Generation:
+        early = np.arange(len(sample.logprobs)) < len(sample.logprobs) // 2
+        return replace(sample, logprobs=np.where(early, 0.6 * sample.logprobs, sample.logprobs).astype(np.float32))
+
+
+class WithoutEnd(_Changed):
+    """Leaves out the end token of samples that end by themselves, as engines that return text do."""
+
+    def change(self, sample: Generation) -> Generation:
+        if sample.finish_reason is not FinishReason.STOP or len(sample.tokens) < 2:
+            return sample
+        parts = {name: getattr(sample, name)[:-1] for name in ("tokens", "logprobs", "versions")}
+        return replace(sample, **parts)
+
+
+class SlowThird(TransformersBackend):
+    """Takes longer for each token in rollout actor 2."""
+
+    def build(self, context: Context) -> InferenceEngine:
+        engine: Any = super().build(context)
+        stream = engine.stream
+
+        def delayed(*arguments: Any, **options: Any) -> Iterator[Done]:
+            for done in stream(*arguments, **options):
+                threading.Event().wait(0.2 if context.n == 2 else 0.0)
+                yield done
+
+        engine.stream = delayed
         return engine

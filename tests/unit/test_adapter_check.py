@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from relax_actors.data.adapter_check import check_adapter
 from relax_actors.errors import ConfigError
 from tests.support.adapters import adapter_config, base_folder
 from tests.support.models import QWEN3, config_of, qwen3_moe
+from tests.support.text_families import TORCH
 
 LAYERS = [
     f"model.layers.{n}.{part}" for n in (0, 1) for part in ("self_attn.q_proj", "self_attn.v_proj", "mlp.up_proj")
@@ -128,14 +130,46 @@ def test_folder_of_an_adapter_that_cannot_be_trained_is_refused(
     assert message in refusal(adapter_config(tmp_path, base, {"path": str(folder)}), base)
 
 
-def test_engines_without_adapters_are_refused_by_name(tmp_path: Path, base: Path) -> None:
-    data = {"kind": "python", "function": "tests.support.tiny_tasks.make", "size": 8}
-    ranks: dict[str, Any] = {"torch": {"ranks": 2}}
-    config = adapter_config(tmp_path, base, data=data, rollout={"backend": "sglang"}, trainer=ranks)
-    errors = "\n".join(examine(config).errors)
-    assert "set rollout.sglang.merge_adapter = true" in errors
-    assert "trainer.torch.ranks = 2: an adapter is trained in one process" in errors
-    scored = adapter_config(tmp_path, base, data=data, roles={"reference": {"backend": "megatron"}})
+DATA = {"kind": "python", "function": "tests.support.tiny_tasks.make", "size": 8}
+MERGE = "set rollout.sglang.merge_adapter = true"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "lora", "sglang", "message"),
+    [
+        (QWEN3, {"modules_to_save": ["norm"]}, {}, f"modules_to_save = ['norm']: SGLang's adapters .*; {MERGE}"),
+        (qwen3_moe(QWEN3), {}, {}, f"a model with experts: .*; {MERGE}"),
+        (TORCH["glm4"], {}, {}, f"layers ['gate_up_proj']: SGLang's adapters change only q_proj, .*; {MERGE}"),
+        (QWEN3, {}, {"weights": "tensors"}, f'weights = "tensors" is for full sets of weights, .*; .*{MERGE}'),
+    ],
+)
+def test_adapter_that_sglang_cannot_serve_is_refused_with_the_setting_that_merges_it(
+    tmp_path: Path, architecture: dict[str, Any], lora: dict[str, Any], sglang: dict[str, Any], message: str
+) -> None:
+    urls = {"urls": ["http://127.0.0.1:1"]} if sglang == {} else {}
+    folder = base_folder(tmp_path, architecture)
+    pattern = message.replace("[", r"\[").replace("]", r"\]")
+
+    def refusals(**more: Any) -> list[str]:
+        rollout = {"backend": "sglang", "sglang": urls | sglang | more}
+        config = adapter_config(tmp_path / "run", folder, lora, data=DATA, rollout=rollout)
+        return [error for error in examine(config).errors if re.search(pattern, error)]
+
+    assert len(refusals()) == 1
+    assert not refusals(merge_adapter=True)
+
+
+def test_check_names_the_arguments_of_external_servers_for_an_adapter(tmp_path: Path, base: Path) -> None:
+    rollout = {"backend": "sglang", "sglang": {"urls": ["http://127.0.0.1:1"]}}
+    config = adapter_config(tmp_path, base, {"targets": ["v_proj"]}, data=DATA, rollout=rollout)
+    (note,) = [note for note in examine(config).notes if "external servers" in note]
+    assert "--enable-lora" in note
+    assert "--max-lora-rank 4" in note
+    assert note.endswith("--lora-target-modules k_proj q_proj v_proj"), "SGLang joins the three"
+
+
+def test_reference_by_another_backend_is_refused_by_name(tmp_path: Path, base: Path) -> None:
+    scored = adapter_config(tmp_path, base, data=DATA, roles={"reference": {"backend": "megatron"}})
     assert any("roles.reference.backend" in error for error in examine(scored).errors)
 
 

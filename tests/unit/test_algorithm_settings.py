@@ -164,7 +164,10 @@ def test_kl_cov_of_one_update_on_policy_is_noted() -> None:
     assert note not in notes(load_config(DEMO, ["algorithm.name=kl_cov", ON_POLICY, "trainer.epochs=2"]))
 
 
+EPISODES = ("environment.name=x.Environment", "reward.function=environment")
 COMPLETED = {
+    "echo": EPISODES,
+    "hierarchical_grpo": (*EPISODES, "environment.players=['a', 'b']", "algorithm.rivals=['a', 'b']"),
     "vapo": ("critic.warmup_steps=0",),
     "ppo": ("critic.warmup_steps=0", "roles.reference.replicas=1"),
     "rloo": ("roles.reference.replicas=1",),

@@ -220,3 +220,34 @@ def test_short_context_of_the_teacher_is_noted(errors: Errors, teacher: Path, tm
     config = load_config(TINY, [f"run.folder={tmp_path / 'run'}", ON, f"roles.teacher.model={teacher}"])
     notes = examine(config).notes
     assert "roles.teacher.model has a context of 8 tokens; longer sequences, up to 64, are quarantined" in notes
+
+
+def test_teachers_of_sources_need_a_mixture(errors: Errors, teacher: Path) -> None:
+    several = f"roles.teacher.models={{ math = '{teacher}', code = '{teacher}' }}"
+    assert any("[data] is none; set roles.teacher.model" in line for line in errors(ON, several))
+    assert any("both model and models" in line for line in errors(ON, several, f"roles.teacher.model={teacher}"))
+
+
+@pytest.mark.usefixtures("teacher")
+def test_every_source_of_a_mixture_has_a_teacher(tmp_path: Path) -> None:
+    text = TINY.read_text().replace('function = "tiny_tasks.make"\nsize = 500\n', "")
+    source = '[data.mixture.{}]\nkind = "python"\nfunction = "tiny_tasks.make"\nsize = 9\n'
+    text = text.replace(
+        '[data]\nkind = "python"\n', '[data]\nkind = "mixture"\n' + source.format("a") + source.format("b")
+    )
+    path = tmp_path / "mixed.toml"
+    shutil.copy(TINY.with_name("tiny_tasks.py"), tmp_path)
+
+    def found(models: str) -> tuple[str, ...]:
+        path.write_text(f"{text}\n[roles.teacher]\nmodels = {models}\n")
+        config = load_config(path, [f"run.folder={tmp_path / 'run'}", ON])
+        return examine(config).errors
+
+    assert found("{ a = 'teacher', b = 'teacher' }") == ()
+    (lacking,) = found("{ a = 'teacher' }")
+    assert "no teacher for data.mixture.b; add b = <model folder>" in lacking
+    (unknown,) = found("{ a = 'teacher', c = 'teacher' }")
+    assert "names 'c', and the sources of [data.mixture] are a, b" in unknown
+    (absent,) = found("{ a = 'teacher', b = 'nowhere' }")
+    assert "roles.teacher.models.b" in absent
+    assert "does not exist" in absent

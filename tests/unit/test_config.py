@@ -578,6 +578,18 @@ def test_settings_that_sglang_cannot_follow_are_refused(overrides: list[str], sa
     assert [error for error in errors if said in error]
 
 
+def test_head_dim_that_sglang_ignores_is_refused() -> None:
+    elsewhere = ["rollout.backend=sglang", "rollout.sglang.urls=['http://127.0.0.1:1']"]
+    qwen2 = [*elsewhere, "model.architecture.model_type=qwen2"]
+    (error,) = examine(load_config(DEMO, [*qwen2, "model.architecture.head_dim=32"])).errors
+    assert "has head_dim = 32, and SGLang gives heads of qwen2 hidden_size / num_attention_heads = " in error
+    assert 'use "transformers"' in error
+    architecture = load_config(DEMO).model.architecture
+    assert architecture is not None
+    divided = architecture["hidden_size"] // architecture["num_attention_heads"]
+    assert examine(load_config(DEMO, [*qwen2, f"model.architecture.head_dim={divided}"])).errors == ()
+
+
 def test_router_replay_needs_a_model_with_experts() -> None:
     (error,) = examine(load_config(DEMO, ["trainer.router_replay=true"])).errors
     assert "the model (qwen3) has no experts" in error

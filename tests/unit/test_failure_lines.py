@@ -12,11 +12,14 @@ from relax_actors.monitoring.screen import Screen
 from tests.support.log_messages import event, metric
 
 
-def shown(progress: Progress) -> str:
-    screen = Screen(width=120)
+def shown(progress: Progress, width: int = 120) -> str:
+    """Return the text of the live view, with the lines of a wrapped text joined."""
+    screen = Screen(width=width)
     with screen.capture() as captured:
         screen.print(LiveView(progress))
-    return captured.get()
+    lines = captured.get().splitlines()
+    assert all(len(line) <= width for line in lines)
+    return " ".join(" ".join(line.strip("│ ") for line in lines).split())
 
 
 @pytest.mark.parametrize(
@@ -123,7 +126,8 @@ def test_failures_of_an_earlier_attempt_are_not_shown_again() -> None:
     assert (progress.failures.lines(), list(progress.events), progress.restarts) == ([], [], 0)
 
 
-def test_live_view_reads_without_a_glossary() -> None:
+@pytest.mark.parametrize("width", [80, 120])
+def test_live_view_is_whole_at_any_width(width: int) -> None:
     progress = Progress("x", 10)
     step = {"kind": "step", "step": 4, "reward": 0.5, "time": 9.0, "staleness": 1, "grad_norm": 0.25, "loss": 0.5}
     progress.take(metric("trainer", **step))
@@ -131,13 +135,14 @@ def test_live_view_reads_without_a_glossary() -> None:
     progress.take(metric("prompts", **rows))
     progress.take(metric("node", kind="supervision", restarts={"reward.0": 2}))
     progress.take(event("row_quarantined", row="group.1.2", error="ValueError: no"))
-    text = shown(progress)
+    text = shown(progress, width)
+    assert "…" not in text
     for line in (
         "5 of 10, 0.0 steps/s, time left unknown",
-        "4 in progress, 20 trained, 1 dropped unused, 2 quarantined after errors",
+        "trained 20, in flight 4, dropped 1, quarantined 2",
         "loss 0.5, gradient norm 0.25",
-        "sampled by weights up to 1 steps old; generation is up to 1 steps ahead of training",
-        "1 working, 2 restarts: reward.0 2",
+        "sampled by weights up to 1 step old; generation is up to 1 step ahead of training",
+        "1 up, 2 restarts: reward.0 2",
         "reward: 1 row quarantined: ValueError: no",
         "group.1.2 failed for good in reward: ValueError: no",
     ):

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import gzip
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from broker.subjects import RowId
 from relax_actors.errors import ConfigError
+from relax_actors.messages import Batch, Weights
 from relax_actors.monitoring.log_message import LogMessage
 from relax_actors.monitoring.timeline import Span, Timeline
+from tests.support.consoles import WrittenRun
 from tests.support.http_servers import serving
 from tests.support.log_messages import metric
+from tests.support.running import wait_until
+from tests.support.shown_rows import write_row
 
 pytest.importorskip("opentelemetry.sdk", reason="needs the extra `otlp`")
 from relax_actors.monitoring.sinks.otlp import OtlpSink, context, spans_of
@@ -54,6 +62,13 @@ def collector() -> Iterator[tuple[str, list[Any]]]:
 
     with serving(Receiver) as url:
         yield url, got
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Iterator[WrittenRun]:
+    run = WrittenRun(tmp_path)
+    yield run
+    run.stop()
 
 
 def step(number: int) -> LogMessage:
@@ -120,3 +135,62 @@ def always(number: int, message: LogMessage) -> Timeline:
 def test_addresses_that_are_none_are_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="give the collector's address"):
         OtlpSink(url, "demo", always)
+
+
+def test_turns_of_a_sample_are_spans_below_its_session() -> None:
+    turns = [
+        Span(f"turn {turn}", 10.0 + turn, 11.0 + turn, f"sample.{sample}", "group.3.1", 3)
+        for sample in range(2)
+        for turn in range(2)
+    ]
+    found = spans_of("demo", Timeline("demo", (*STEP.spans, *turns), ()))
+    sessions = [span for span in found if span.name == "session"]
+    assert [(span.start_time, span.end_time) for span in sessions] == [(10_000_000_000, 12_000_000_000)] * 2
+    for session in sessions:
+        below = [
+            span.name for span in found if span.parent is not None and span.parent.span_id == session.context.span_id
+        ]
+        assert below == ["turn 0", "turn 1"]
+    assert len({span.context.span_id for span in found}) == len(found)
+
+
+@pytest.mark.slow
+def test_live_monitor_exports_steps_and_sessions_to_a_collector(
+    written: WrittenRun, collector: tuple[str, list[Any]]
+) -> None:
+    url, got = collector
+    command = [sys.executable, "-m", "relax_actors.cli.main", "monitor", str(written.folder.root), "--otlp", url]
+    monitors = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in range(2)
+    ]
+    write_row(written, RowId(0, 0), ["yes", "no"], tool="search")
+
+    def exported() -> bool:
+        """Report the steps until both monitors, which see only what is published while they listen, have step 0."""
+        for step in range(2):
+            written.trainer.metric({"kind": "step", "step": step, "reward": 0.5})
+        assert written.trainer.flush(20)
+        return sum(span.name == "train" for _, span in got) >= 2
+
+    written.table.put(written.subjects.numbered("batch", 0), Batch([0], 1, 1, 0.5, 0, 8, 1e9))
+    written.table.put(written.subjects.numbered("weights", 1), Weights(1, "f1", [], 1))
+    try:
+        wait_until(exported, "step 0 of two monitors", 60)
+        run = written.journal("run")
+        run.event("finished", steps=100)
+        assert run.flush(20)
+        assert [monitor.wait(60) for monitor in monitors] == [0, 0]
+    finally:
+        for monitor in monitors:
+            monitor.kill()
+            monitor.communicate()
+    ids: dict[str, set[tuple[bytes, bytes]]] = {}
+    for _, span in got:
+        ids.setdefault(f"{span.name} of {span.parent_span_id.hex()}", set()).add((span.trace_id, span.span_id))
+    # Whatever exports a span gives it the same ids, and those follow from its names.
+    assert all(len(each) == 1 for each in ids.values())
+    row = context(written.name, "group.0.0", "group.0.0")
+    ((trace, span),) = ids["row of "]
+    assert (int.from_bytes(trace, "big"), int.from_bytes(span, "big")) == (row.trace_id, row.span_id)
+    names = {span.name for _, span in got}
+    assert {"row", "trajectory", "reward", "session", "turn 0", "turn 1", "train"} <= names

@@ -142,6 +142,56 @@ def advantages(samples: list[Sample], *more: str) -> tuple[Trajectory, np.ndarra
     return trajectory, found.values
 
 
+def test_rivals_are_compared_with_each_other_in_their_sample_and_others_across_samples() -> None:
+    rewards = [(1.0, 0.0), (0.5, 1.0), (0.0, 0.0)]
+    settings = ("algorithm.name=hierarchical_grpo", "environment.players=['solver', 'critic', 'proposer']")
+    story = (("proposer", "", "x", {}), ("critic", "ab", "yz", {}), ("solver", "c", "z", {}), ("critic", "d", "y", {}))
+
+    def trio(number: int) -> Sample:
+        one = Episode(
+            Start(RowId(0, 0), 2, 77, PROMPT, players=("proposer", *PLAYERS), trained=("proposer", *PLAYERS)),
+            Limits(max_turns=8, max_tokens=5, room=60, token_budget=None),
+            Letters(),
+        )
+        solver, critic = rewards[number]
+        end = {"proposer": float(number), "solver": solver, "critic": critic}
+        play(one, [*story, ("solver", "e", "x", end)])
+        return one.sample()
+
+    trajectory, found = advantages([trio(i) for i in range(3)], *settings, "algorithm.rivals=['solver', 'critic']")
+    for part in parts_of(trajectory):
+        (player,) = set(part.players)
+        lengths = part.trajectory.sample_lengths
+        expected = [i - 1.0 for i in range(3)]
+        if player != "proposer":
+            sign = 1 if player == "solver" else -1
+            expected = [sign * (solver - critic) / 2 for solver, critic in rewards]
+        assert found[part.tokens].tolist() == np.repeat(expected, lengths).tolist(), player
+    rivals = parts_of(trajectory, PLAYERS)
+    assert [part.title for part in rivals][:2] == ["player proposer", "players solver, critic of sample 0"]
+    tokens = np.sort(np.concatenate([part.tokens for part in rivals]))
+    assert tokens.tolist() == [*range(len(trajectory.token_ids))]
+    for part in rivals:
+        assert part.trajectory.token_ids.tolist() == trajectory.token_ids[part.tokens].tolist()
+        own = [part.trajectory.token_ids[b:e].tolist() for b, e in part.trajectory.turn_spans]
+        whole = [trajectory.token_ids[b:e].tolist() for b, e in trajectory.turn_spans]
+        assert all(turn in whole for turn in own)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (["algorithm.name=hierarchical_grpo"], "set algorithm.rivals to their names"),
+        (["algorithm.rivals=['solver', 'judge']"], "algorithm.rivals names 'judge'.*solver, critic"),
+        (["algorithm.rivals=['solver', 'critic']", "environment.trained=['solver']"], "names 'critic'.*solver"),
+        (["algorithm.rivals=['solver']"], "nobody to compare with"),
+    ],
+)
+def test_rivals_that_cannot_be_compared_are_refused(settings: list[str], says: str) -> None:
+    found = [*refusals(load_config(PICK, [*SETTINGS, *settings]))]
+    assert any(re.search(says, line) for line in found), found
+
+
 def test_each_player_is_compared_with_itself_in_the_other_samples() -> None:
     rewards = [(1.0, -1.0), (-1.0, 1.0), (1.0, -1.0), (0.0, 0.0)]
     trajectory, found = advantages([duel(*reward) for reward in rewards])
@@ -156,7 +206,7 @@ def test_each_player_is_compared_with_itself_in_the_other_samples() -> None:
 def test_a_sample_in_which_a_player_did_not_act_is_not_compared_with() -> None:
     alone = played(("", "", "x", {"solver": 1.0, "critic": 9.0}))
     trajectory, found = advantages([duel(1.0, 0.0), duel(0.0, 1.0), alone])
-    critic = next(part for part in parts_of(trajectory) if part.player == "critic")
+    critic = next(part for part in parts_of(trajectory) if "critic" in part.players)
     assert critic.samples.tolist() == [0, 1]
     values = found[critic.tokens][critic.trajectory.trained]
     expected = by_sample(Group(rewards=np.array([0.0, 1.0])))
@@ -166,7 +216,7 @@ def test_a_sample_in_which_a_player_did_not_act_is_not_compared_with() -> None:
 def test_a_player_that_acts_in_one_sample_alone_has_no_advantage() -> None:
     alone = [played(("", "", "x", {"solver": reward})) for reward in (0.0, 1.0)]
     trajectory, found = advantages([duel(1.0, 5.0), *alone])
-    critic = next(part for part in parts_of(trajectory) if part.player == "critic")
+    critic = next(part for part in parts_of(trajectory) if "critic" in part.players)
     assert not found[critic.tokens].any()
     assert found.any()
 
@@ -177,7 +227,7 @@ def test_a_player_that_does_not_act_in_the_greedy_sample_has_no_advantage() -> N
     settings = ("algorithm.advantage=greedy", "algorithm.scale=none")
     trajectory, found = advantages([duel(1.0, 5.0), duel(0.0, 1.0), greedy], *settings)
     solver, critic = parts_of(trajectory)
-    assert (solver.player, critic.player) == PLAYERS
+    assert ({*solver.players}, {*critic.players}) == ({PLAYERS[0]}, {PLAYERS[1]})
     assert not found[critic.tokens].any(), "no sample of its own is its baseline"
     assert found[solver.tokens].any()
 
@@ -186,7 +236,7 @@ def test_players_that_are_not_trained_have_neither_mask_nor_advantage() -> None:
     samples = [duel(reward, -reward, trained=("critic",)) for reward in (1.0, 0.0)]
     trajectory, found = advantages(samples, "environment.trained=['critic']")
     (critic,) = parts_of(trajectory)
-    assert critic.player == "critic"
+    assert {*critic.players} == {"critic"}
     assert trajectory.metrics["environment_reward"] == [-1.0, 0.0]
     assert np.flatnonzero(found).tolist() == critic.tokens.tolist()
     assert set(np.flatnonzero(trajectory.trained)) < set(critic.tokens.tolist())

@@ -17,6 +17,7 @@ from relax_actors.config.record import RecordSection
 from relax_actors.errors import RecordError
 from relax_actors.messages import DropReason, Prompt, Reward, Sample, TokenSequence, Trajectory
 from relax_actors.record.frames import Damage, Frame, frames_of, pack_frame, read_body
+from relax_actors.record.position import MAX_STEPS, MAX_VERSIONS, Position, first_unread, position_of, read_versions
 from relax_actors.record.record import Record, StepRecord
 from relax_actors.record.row_cells import RowCell, pack_row
 from relax_actors.record.rules import End, Group, kept_groups, kept_held_out, shelf_of
@@ -222,3 +223,33 @@ def test_a_step_is_read_as_it_was_written(tmp_path: Path) -> None:
     writer.close()
     assert Record(tmp_path).step(3) == step
     assert Record(tmp_path).step(4) is None
+
+
+@pytest.mark.parametrize(
+    ("recorded", "floor", "room", "first"),
+    [
+        (-1, 5, 100, 0),
+        (2, 5, 100, 3),
+        (4, 5, 100, 5),
+        (9, 5, 100, 5),  # the recorder is ahead of the floor
+        (-1, MAX_STEPS + 5, 10_000, 5),
+        (-1, 5, 25, 3),  # each step takes 10 bytes
+        (-1, 5, 0, 5),
+    ],
+)
+def test_unread_steps_below_the_floor_stay_within_a_bound(recorded: int, floor: int, room: int, first: int) -> None:
+    assert first_unread(floor, recorded, lambda _: 10, room) == first
+
+
+def test_evaluations_stay_until_they_are_read_within_a_bound() -> None:
+    assert read_versions({0, 4, 8}, 4) == {0, 4}
+    assert read_versions(range(20), -1) == set(range(20 - MAX_VERSIONS))
+
+
+def test_the_position_of_a_recorder_is_in_the_lease_of_the_root() -> None:
+    state = {"phase": "ready", "recorded": {"step": 3, "version": -1}}
+    assert position_of({"children": {"node": {}, "recorder": state}}) == Position(3, -1)
+    assert position_of({"children": {"recorder": {"phase": "starting"}}}) == Position(-1, -1)
+    assert position_of({"children": {"recorder": {"recorded": {"step": "x", "y": 1}}}}) == Position(-1, -1)
+    assert position_of({"children": {"node": {}}}) is None
+    assert position_of(None) is None

@@ -11,7 +11,14 @@ import torch
 from broker.codec import decode_fields, encode, open_envelope
 from relax_actors.errors import StoreError
 from relax_actors.messages import Advantage, Batch, Trajectory
-from relax_actors.replay.difference import changed_cell, compare_figures, first_tensor
+from relax_actors.replay.difference import (
+    changed_cell,
+    compare_figures,
+    first_micro_batch,
+    first_tensor,
+    micro_batches_of,
+)
+from relax_actors.training.metric_of_step import micro_batch_figures
 from relax_actors.training.row_digests import digest_of, digests_of
 from relax_actors.weights.files import Fingerprint
 
@@ -49,6 +56,25 @@ def test_digest_follows_from_the_content_alone() -> None:
 )
 def test_digest_differs_for_the_smallest_change(change: dict[str, object]) -> None:
     assert digest_of(replace(ADVANTAGE, **change)) != digest_of(ADVANTAGE)  # type: ignore[arg-type]
+
+
+def test_first_micro_batch_with_another_figure_is_found() -> None:
+    computed = {"tokens": [4.0, 6.0], "loss": [0.5, 0.25]}
+    same = micro_batches_of(computed | {"gradient": [1.0, 2.0]}, computed)
+    assert [sorted(part) for part in same] == [["loss", "tokens"]] * 2
+    assert first_micro_batch(same) is None
+    assert first_micro_batch(micro_batches_of({"tokens": [4.0, 6.0], "loss": [0.5, 0.26]}, computed)) == (1, "loss")
+    # Lists of an earlier version, or of a message that another program has written, are no record.
+    for recorded in ({}, {"loss": [0.5]}, {"loss": "0.7", "tokens": [None, "6"]}):
+        assert first_micro_batch(micro_batches_of(recorded, computed)) is None
+
+
+def test_figures_of_micro_batches_are_means_over_their_tokens() -> None:
+    one = {"tokens": 4.0, "loss": 2.0, "gradient": 3.0, "samples": 2.0}
+    parts = [one, {"tokens": 0.0, "loss": 0.0, "gradient": 3.0}]
+    assert micro_batch_figures(parts) == {"tokens": [4.0, 0.0], "loss": [0.5, 0.0], "gradient": [3.0, 3.0]}
+    assert micro_batch_figures([]) == {}
+    assert len(micro_batch_figures(parts * 300)["loss"]) == 256
 
 
 def test_rows_of_the_data_have_no_digest_of_advantages() -> None:

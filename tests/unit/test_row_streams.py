@@ -14,7 +14,7 @@ import pytest
 from relax_actors.engines.protocols import GenerationRequest, StopStrings
 from relax_actors.engines.protocols.server import ServerRecord
 from relax_actors.engines.sglang.partial_sample import PartialSample
-from relax_actors.engines.sglang.row_streams import RowStreams, SampleLimit
+from relax_actors.engines.sglang.row_streams import RowStreams, SampleLimit, Served
 from tests.support.http_servers import serving
 
 TOKENS = [5, 8, 9, 1, 2, 3, 4]
@@ -60,7 +60,7 @@ def test_tokens_after_a_stop_string_count_as_progress_of_the_server(server_url: 
     async def generate() -> int:
         # As in a deterministic run, which aborts no sample: the server goes on after the stop string.
         streams = RowStreams(ServerRecord(server_url, "key", "ab"), SampleLimit(1), keep_partial=False)
-        await streams.generate([sample], lambda: (3, {}))
+        await streams.generate([sample], lambda: Served(3, {}))
         await streams.close()
         return streams.tokens
 

@@ -80,6 +80,12 @@ MORE: dict[str, dict[str, Any]] = {
         for loss in FORMULAS
     },
     "imitation": {"positive_nll": 0.5},
+    "observations": {"observation_nll": 0.5, "positive_nll": 0.5, "kl": {"place": "loss", "coefficient": 0.1}},
+    "observations beside means of samples": {
+        **PRESETS["grpo"].settings,
+        "observation_nll": 0.5,
+        "reject": {"kind": "geometric", "low": 0.9, "high": 1.2, "counted": True},
+    },
     "centred scores": {**PRESETS["reward_model"].settings, "scores": {"centring": 0.3}},
     "three classes": {**PRESETS["outcome_reward"].settings, "scores": {"classes": 3}},
     "prompt mean": {"aggregate": "prompt_mean", "reject": {"kind": "k3", "max_kl": 0.02}},
@@ -209,10 +215,20 @@ def taught(samples: list[TrainSample], seed: int) -> list[TrainSample]:
 
 
 def labelled(samples: list[TrainSample], chosen: dict[str, Any]) -> list[TrainSample]:
-    """Add what scores are compared with, classes or margins, for a loss of scores."""
+    """Add what a loss of scores compares them with, classes or margins, or tokens of observations to each sequence."""
+    if chosen.get("observation_nll"):
+        return [observing(sample) for sample in samples]
     if chosen.get("head") != "scores":
         return samples
     return [replace(sample, targets=(np.arange(len(sample)) % 2).astype(np.float32)) for sample in samples]
+
+
+def observing(sample: TrainSample) -> TrainSample:
+    """Train every other token that follows a trained one and is not trained itself, as an observation."""
+    mask = sample.loss_mask
+    observed = ~mask & (np.cumsum(mask) > 0) & (np.arange(len(mask)) % 2 == 0)
+    counts = {"sample_tokens": sample.sample_tokens or sample.trained, "row_tokens": sample.row_tokens}
+    return replace(sample, loss_mask=mask | observed, observed=observed, **counts)
 
 
 TWO_ROWS = Step((), 1, 14, by_row=True, places=(0, 3, 4, 1, 3, 0), ranks=2)

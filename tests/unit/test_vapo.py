@@ -15,6 +15,7 @@ from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.engines.torch.loss_inputs import LossInputs
 from relax_actors.engines.torch.objective import StepObjective
 from relax_actors.messages import Advantage
+from relax_actors.training.auxiliary_terms import with_auxiliary_terms
 from relax_actors.training.step_rows import StepRows
 from tests.unit.test_advantages_role import trajectory
 
@@ -70,7 +71,7 @@ def test_correct_samples_add_the_mean_of_their_negative_log_probs() -> None:
     algorithm = AlgorithmSection.model_validate({"positive_nll": 0.3})
     row = trajectory([2, 3, 1])
     advantage = Advantage(np.array([0.5, -0.5, 0.1], np.float32), 0.5, correct=np.array([True, False, True]))
-    rows = StepRows([0], [row], [advantage]).imitating(algorithm.positive_nll)
+    rows = with_auxiliary_terms(StepRows([0], [row], [advantage]), algorithm)
     samples = rows.samples()
     width = 3
     mask = torch.arange(width) < torch.tensor([[2], [3], [1]])
@@ -93,7 +94,7 @@ def test_correct_samples_add_the_mean_of_their_negative_log_probs() -> None:
 def test_step_without_a_correct_sample_imitates_none() -> None:
     row = trajectory([2, 3])
     advantage = Advantage(np.zeros(2, np.float32), 0.0, correct=np.array([False, False]))
-    rows = StepRows([0], [row], [advantage]).imitating(0.1)
+    rows = with_auxiliary_terms(StepRows([0], [row], [advantage]), AlgorithmSection(positive_nll=0.1))
     assert all(sample.imitated is None for sample in rows.samples())
 
 

@@ -68,7 +68,7 @@ class RowEstimation:
     def __init__(self, config: Config) -> None:
         self._algorithm, self._max_tokens = config.algorithm, config.longest_sample
         self._has_episodes = config.environment is not None
-        self._has_players = bool(config.players)
+        self._has_players, self._rivals = bool(config.players), config.algorithm.rivals
         self._by_branch = config.environment is not None and config.environment.credit == "branch"
         self._function, self._spec = estimator_of(config.algorithm)
         self._in_trainer = needs_whole_step(config.algorithm)
@@ -113,7 +113,7 @@ class RowEstimation:
 
     def _player_rewards(self, reward: Reward, columns: Mapping[str, Any]) -> list[Reward]:
         """Return the rewards of the players that can be compared."""
-        parts = parts_of(columns["trajectory"])
+        parts = parts_of(columns["trajectory"], self._rivals)
         return [part.reward(reward) for part in parts if self._is_comparable(part, len(reward))]
 
     def _is_comparable(self, part: PlayerPart, samples: int) -> bool:
@@ -154,14 +154,14 @@ class RowEstimation:
             raise RowError(msg)
         values, kls = np.zeros(len(whole.token_ids)), []
         returns = np.zeros(len(values), np.float32) if "values" in self._spec.needs else None
-        for part in parts_of(whole):
+        for part in parts_of(whole, self._rivals):
             if not self._is_comparable(part, len(reward)):
                 continue  # nobody to compare with
             own = {
                 name: column[part.tokens] for name, column in columns.items() if name not in ("prompt", "trajectory")
             }
             own = {**columns, **own, "trajectory": part.trajectory}
-            own_part = self._of_samples(part.reward(reward), own, f"{source}, player {part.player}", kl_coefficient)
+            own_part = self._of_samples(part.reward(reward), own, f"{source}, {part.title}", kl_coefficient)
             lengths = part.trajectory.sample_lengths
             values[part.tokens] = own_part.values if own_part.per_token else np.repeat(own_part.values, lengths)
             if returns is not None and own_part.returns is not None:

@@ -30,6 +30,7 @@ NAMES = (
     "scaling",
     "advice",
     "timeline",
+    "profile",
 )
 ANSWERS: Registry[Answer] = Registry(
     "console answer",

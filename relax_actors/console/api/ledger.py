@@ -18,13 +18,15 @@ class LedgerAnswer:
     Attributes:
         account: floor, counts and violations, as `relax ledger --json` prints them.
         adds_up: whether admitted = trained + dropped + quarantined + in flight, without violations.
-        dropped: dropped rows that the table had since the console reads it, by reason.
+        dropped: dropped rows whose steps are not below the floor, by reason.
+        dropped_below_floor: dropped rows that a checkpoint has removed from the table; their reasons are in the record.
         quarantined: the newest quarantined rows with their role, error and traceback.
     """
 
     account: dict[str, Any]
     adds_up: bool
     dropped: dict[str, int]
+    dropped_below_floor: int
     quarantined: list[dict[str, Any]]
 
 
@@ -44,4 +46,4 @@ async def answer(query: Query) -> LedgerAnswer:
         for row, cell in sorted(picture.quarantined.items(), reverse=True)[:MAX_ROWS]
     ]
     adds_up = account["admitted"] == total and not account["violations"]
-    return LedgerAnswer(account, adds_up, dict(picture.dropped), rows)
+    return LedgerAnswer(account, adds_up, dict(picture.dropped()), picture.ledger.totals.dropped, rows)

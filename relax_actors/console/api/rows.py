@@ -27,7 +27,7 @@ class ShownGroup:
         rewards: rewards of its samples.
         signal: whether its samples have different rewards; None if it was not scored.
         staleness: steps from the oldest version that sampled a token to the step; None if unknown.
-        tokens: own tokens of its samples.
+        tokens: own tokens of its samples; None if unknown, as of a row that the record has not kept.
         shown: whether the table or the record has it.
         kept: whether the record has it.
         error: error of a quarantined row.
@@ -42,7 +42,7 @@ class ShownGroup:
     rewards: list[float]
     signal: bool | None
     staleness: int | None
-    tokens: int
+    tokens: int | None
     shown: bool
     kept: bool
     error: str

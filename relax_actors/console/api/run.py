@@ -29,8 +29,9 @@ class RunAnswer:
         finished: whether it has trained its last step.
         step: optimizer steps done.
         steps: steps of the whole run.
-        steps_per_second: rate over the last steps; None while unknown.
+        steps_per_second: rate over the last steps done; None while unknown.
         seconds_left: time to the last step at this rate; None while unknown.
+        seconds: time between the first and the last step done, pauses included; None before the second.
         waits: what the run waits for; empty if it makes steps.
         sequence: sequence of the log up to which this answer counts.
         figures: newest value of each figure.
@@ -50,6 +51,7 @@ class RunAnswer:
     steps: int
     steps_per_second: float | None
     seconds_left: float | None
+    seconds: float | None
     waits: str
     sequence: int
     figures: dict[str, float]
@@ -67,7 +69,7 @@ async def answer(query: Query) -> RunAnswer:
     picture = await run.refresh()
     settings, leases = run.settings, run.book.current()
     step, steps = picture.ledger.version or 0, settings.run.steps
-    rate = _rate(picture) if run.live else None
+    rate, times = _rate(picture), [batch.unix_time for batch in picture.ledger.batches.values()]
     finished = picture.finished or run.folder.summary.exists()
     return RunAnswer(
         run=run.name,
@@ -77,7 +79,8 @@ async def answer(query: Query) -> RunAnswer:
         step=step,
         steps=steps,
         steps_per_second=rate,
-        seconds_left=(steps - step) / rate if rate else None,
+        seconds_left=(steps - step) / rate if rate and run.live else None,
+        seconds=max(times) - min(times) if len(times) > 1 else None,
         waits=_waits(picture, leases) if run.live and not finished else "",
         sequence=picture.log_sequence,
         figures=picture.figures.latest(),
@@ -91,7 +94,7 @@ async def answer(query: Query) -> RunAnswer:
 
 
 def _algorithm(settings: Any) -> str:
-    return ", ".join(str(getattr(settings.algorithm, name)) for name in ("advantage", "surrogate"))
+    return f"advantage {settings.algorithm.advantage}, policy loss {settings.algorithm.surrogate}"
 
 
 def _rate(picture: Picture) -> float | None:

@@ -39,12 +39,14 @@ async def answer(query: Query) -> Scaling:
     picture = await run.refresh()
     settings = (run.folder.saved_config() or {}).get("config", {})
     sections = {**settings, **settings.get("roles", {})}
-    wanted = {
-        role: body["replicas"] for role, body in sections.items() if isinstance(body, dict) and "replicas" in body
-    }
     present = Counter(name.rpartition(".")[0] for name in run.book.current() if not name.startswith(NOT_ACTORS))
-    names = [*wanted, *(role for role in present if role not in wanted)]
-    pools = [Pool(role, wanted.get(role), present[role]) for role in names]
+    # Sections of roles that this run does not have hold defaults.
+    roles = dict.fromkeys([*(name.rpartition(".")[0] for name in picture.actors), *present])
+    pools = [Pool(role, _replicas(sections.get(role)), present[role]) for role in roles]
     newest = sorted(picture.operations.operations.items(), reverse=True)[:MAX_OPERATIONS]
     events = [event for event in reversed(picture.events) if event.sender.partition(".")[0] in AUTHORS]
     return Scaling(pools, [operation.shown() for _, operation in newest], events)
+
+
+def _replicas(section: Any) -> int | None:
+    return section.get("replicas") if isinstance(section, dict) else None

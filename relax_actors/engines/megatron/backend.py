@@ -11,10 +11,11 @@ from relax_actors.config import Config
 from relax_actors.config.training import MegatronSection
 from relax_actors.engines.backends import critic_section
 from relax_actors.engines.megatron import architecture, installation, layout
+from relax_actors.engines.megatron.adapter_check import check_adapter
 from relax_actors.engines.protocols import ScoringEngine, TrainingEngine
 from relax_actors.engines.protocols.backend import CriticBackend, Ranks, TrainingBackend
 from relax_actors.engines.protocols.critic import CriticEngine, RankCritic
-from relax_actors.engines.protocols.footprint import STATE_BYTES, WEIGHT_BYTES, Footprint
+from relax_actors.engines.protocols.footprint import ADAPTER_SHARE, STATE_BYTES, WEIGHT_BYTES, Footprint
 from relax_actors.engines.protocols.training import RankEngine
 from relax_actors.engines.ranks.group import CriticGroup, start_trainer
 from relax_actors.errors import ConfigError
@@ -26,6 +27,8 @@ if TYPE_CHECKING:  # only ranks need torch
 
 class MegatronTrainingBackend(TrainingBackend):
     """Training with Megatron-Core, in one process or in a group of ranks; see `TrainingBackend`."""
+
+    has_adapters = True
 
     def build(self, context: Context) -> TrainingEngine:
         """Build the model in this process, or start the ranks."""
@@ -60,6 +63,7 @@ class MegatronTrainingBackend(TrainingBackend):
             )
             raise ConfigError(msg)
         yield from _check("trainer", found := layout.Layout.of(config.trainer.megatron), model)
+        check_adapter(config, found, model, "trainer")
         if config.trainer.stream and not found.streams:
             yield (
                 f"trainer.stream = true has no effect with trainer.megatron.pipeline_parallel = {found.pipeline}: a "
@@ -79,6 +83,8 @@ class MegatronTrainingBackend(TrainingBackend):
 
 class MegatronCriticBackend(CriticBackend):
     """A critic with Megatron-Core, in the actor's process or in a group of ranks; see `CriticBackend`."""
+
+    has_adapters = True
 
     def build(self, context: Context) -> CriticEngine:
         """Build the model in this process, or start the ranks."""
@@ -111,7 +117,8 @@ class MegatronCriticBackend(CriticBackend):
                 "leave local_ranks out, and set fewer ranks if the node has no room for them"
             )
             raise ConfigError(msg)
-        yield from _check("critic", layout.Layout.of(megatron), model)
+        yield from _check("critic", found := layout.Layout.of(megatron), model)
+        check_adapter(config, found, model, "critic")
 
     def footprint(self, config: Config) -> Footprint:
         """Return what the critic needs with its ranks."""
@@ -121,6 +128,8 @@ class MegatronCriticBackend(CriticBackend):
 
 class MegatronScoringBackend:
     """Scoring in the actor's process with Megatron-Core; see `ScoringBackend`."""
+
+    has_adapters = True
 
     def build(self, context: Context, device: str, *, follows: bool) -> ScoringEngine:
         """Build the model."""
@@ -132,9 +141,10 @@ class MegatronScoringBackend:
 
     def check(self, config: Config, model: Path, setting: str) -> Iterator[str]:
         """Refuse models that Megatron-Core would compute differently."""
-        del config
-        installation.require(setting.removesuffix(".backend"))
+        role = setting.removesuffix(".backend")
+        installation.require(role)
         architecture.check(architecture.decoder_fields(_body(model)))
+        check_adapter(config, layout.Layout.of(MegatronSection()), model, role)
         yield from ()
 
 
@@ -146,12 +156,15 @@ def _ranks(section: MegatronSection) -> Ranks:
 def _footprint(config: Config, section: MegatronSection, ranks: int) -> Footprint:
     """Return what an actor with some of the ranks of a group needs.
 
-    Weights are in `trainer.precision`; weights and gradients of the optimizer are in float32 besides.
+    Weights are in `trainer.precision`; weights and gradients of the optimizer are in float32 besides. An adapter leaves
+    all but its own weights without them.
     """
     weight, state = WEIGHT_BYTES["float32"], STATE_BYTES
     model = 2 * weight
     if (precision := config.trainer.precision) != "float32":
         model, state = WEIGHT_BYTES[precision] + weight, state + weight
+    if config.lora is not None:
+        model, state = WEIGHT_BYTES[precision] + ADAPTER_SHARE * (model + state), 0
     copies = max(1, section.ranks // (section.tensor_parallel * section.pipeline_parallel))
     whole = model * copies + state * (1 if section.distributed_optimizer else copies)
     return Footprint(

@@ -22,13 +22,29 @@ from relax_actors.errors import ConfigError
 EMBEDDING, FINAL_NORM, OUTPUT = "embedding.word_embeddings.weight", "final_layernorm.weight", "output_layer.weight"
 TOWERS = "towers."
 """Prefix of the keys of the towers' weights, before their Hugging Face names."""
+ADAPTER, ADAPTER_DOWN, ADAPTER_UP = ".adapter.", ".down", ".up"
+"""Parts of the keys of adapters: `<layer>.adapter.<part>.down` is A of a part of a linear layer, `.up` is B."""
 VALUE_WEIGHT, VALUE_BIAS = "value_head.weight", "value_head.bias"
+
+
+def adapter_key(key: str, name: str, end: str) -> str:
+    """Key of A or B of a part of a linear layer.
+
+    Args:
+        key: key of the layer's weight.
+        name: Hugging Face name of the part.
+        end: `ADAPTER_DOWN` for A, `ADAPTER_UP` for B.
+    """
+    return key.removesuffix(".weight") + ADAPTER + name.rpartition(".")[2] + end
 
 
 def shard_axis(key: str) -> int | None:
     """Axis along which tensor parallelism splits a parameter; None if it is replicated."""
     if key.startswith(TOWERS):
         return None
+    if ADAPTER in key:  # A has the inputs of the layer, B its outputs
+        axis = shard_axis(key.partition(ADAPTER)[0] + ".weight")
+        return axis if axis is not None and key.endswith((ADAPTER_UP, ADAPTER_DOWN)[axis]) else None
     if key in (EMBEDDING, OUTPUT) or key.endswith((QKV, QKV_BIAS, FC1)):
         return 0
     return 1 if key.endswith(("linear_proj.weight", FC2)) else None
@@ -63,6 +79,7 @@ class Conversion:
         padded_vocab_size: rows of the embeddings in megatron-core; at least the vocabulary size.
         towers: shapes of the weights of the towers of a multimodal model, by Hugging Face name.
         value_head: Hugging Face names of the value head that a critic has in place of the output layer, by key.
+        weights: weights to convert; None for all of the model.
     """
 
     def __init__(
@@ -71,13 +88,25 @@ class Conversion:
         padded_vocab_size: int,
         towers: Mapping[str, tuple[int, ...]] | None = None,
         value_head: Mapping[str, str] | None = None,
+        weights: Sequence[Weight] | None = None,
     ) -> None:
         self.architecture, self._rows = architecture, padded_vocab_size
         self.value_head = value_head or {}
-        self._weights = list(_weights(architecture, towers or {}, self.value_head))
+        self._weights = list(_weights(architecture, towers or {}, self.value_head) if weights is None else weights)
         self._places = {key: (weight, i) for weight in self._weights for i, key in enumerate(weight.keys)}
-        if architecture.tied_embeddings and not value_head:  # the last pipeline stage has a copy
+        if (
+            architecture.tied_embeddings and EMBEDDING in self._places and not value_head
+        ):  # the last pipeline stage has a copy
             self._places[OUTPUT] = self._places[EMBEDDING]
+
+    @property
+    def weights(self) -> Sequence[Weight]:
+        """All weights of the model, in a fixed order."""
+        return self._weights
+
+    def of(self, weights: Sequence[Weight]) -> Conversion:
+        """Return the conversion of other weights of the same model, such as those of its adapter."""
+        return Conversion(self.architecture, self._rows, value_head=self.value_head, weights=weights)
 
     def entries(self) -> Iterator[tuple[str, ...]]:
         """All keys in a fixed order, grouped by the Hugging Face tensor that they form together."""

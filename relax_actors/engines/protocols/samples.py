@@ -20,7 +20,7 @@ _TOP = ("teacher_top_ids", "teacher_top_logprobs")
 PER_TOKEN = (
     *("logprobs", "versions", "advantages", "returns", "values", "targets"),
     *("proximal_logprobs", "reference_logprobs"),
-    *("teacher_logprobs", *_TOP, "imitated"),
+    *("teacher_logprobs", *_TOP, "imitated", "observed"),
 )
 _CHECKED = ("loss_mask", *PER_TOKEN)
 
@@ -47,7 +47,10 @@ class TrainSample:
         teacher_logprobs: float32, column `teacher`, with algorithm.distil.place = "loss".
         teacher_top_ids: `[len, k] int32`, the teacher's most likely tokens at each token, with algorithm.distil.top_k.
         teacher_top_logprobs: `[len, k] float32`, their log-probs.
-        imitated: float32, factor of -log-prob in the sum of the losses, with algorithm.positive_nll.
+        imitated: float32, factor of -log-prob in the sum of the losses, with algorithm.positive_nll or
+            algorithm.observation_nll.
+        observed: bool, tokens of observations, with algorithm.observation_nll. `loss_mask` is true for them, too, but
+            only the term of `imitated` trains them: they are no tokens of the policy, and are in no count or mean.
         routed_experts: `[len - 1, moe_layers, experts_per_token] int16`, experts to compute with for each token but the
             last, -1 for the router's own choice; None if all choices are the router's.
         media: media and positions of the prompt that `token_ids` begins with; None for a model that reads text only.
@@ -74,6 +77,7 @@ class TrainSample:
     teacher_top_ids: Array | None = None
     teacher_top_logprobs: Array | None = None
     imitated: Array | None = None
+    observed: Array | None = None
     routed_experts: Array | None = None
     media: PromptMedia | None = None
     row: int = 0

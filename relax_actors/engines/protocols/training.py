@@ -14,14 +14,22 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 from numpy.typing import NDArray
 
 from relax_actors.engines.protocols.samples import TrainSample
+from relax_actors.runtime.profiles import SupportsProfile
 from relax_actors.weights.protocols import SupportsPrefixes, WeightProducer
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Metrics of a step by name: `loss`, `grad_norm` (norm of the gradients before clipping), `clipped`, `kl`, ..."""
+    """Result of a step.
+
+    Attributes:
+        metrics: by name: `loss`, `grad_norm` (norm of the gradients before clipping), `clipped`, `kl`, ...
+        micro_batches: measurements of each micro-batch, as sums over its tokens, in the order of the computation; those
+            of data-parallel ranks follow each other. Empty if the engine gives none.
+    """
 
     metrics: Mapping[str, float]
+    micro_batches: Sequence[Mapping[str, float]] = ()
 
 
 class AccumulatesSteps(Protocol):
@@ -107,7 +115,15 @@ class SupportsAsyncSave(Protocol):
         """
 
 
-class RankEngine(TrainingEngine, SupportsScore, SupportsAsyncSave, SupportsPrefixes, Protocol):
+@runtime_checkable
+class MeasuresGradients(Protocol):
+    """Engine that can measure the gradients of each micro-batch, for a replay; training does not pay for it."""
+
+    def measure_gradients(self) -> None:
+        """Add `gradient` to the measurements of micro-batches: the norm of what has been accumulated up to it."""
+
+
+class RankEngine(TrainingEngine, SupportsScore, SupportsAsyncSave, SupportsPrefixes, SupportsProfile, Protocol):
     """Engine of one rank of several.
 
     Methods are collective: all ranks must call them in the same order with the same arguments. Metrics and log-probs

@@ -28,6 +28,12 @@ def start_trainer(context: Context) -> TrainerGroup:
     return TrainerGroup(context.config, join=remote.join)
 
 
+def profile_of_rank(path: Path, rank: int) -> Path:
+    """Return the file of a rank's profile, from the file of an engine without ranks."""
+    name = path.name.removesuffix(".json.gz")
+    return path.with_name(f"{name}.rank{rank}.json.gz")
+
+
 class TrainerGroup(RankGroup):
     """Training engine for more than one rank; see `RankGroup`.
 
@@ -87,6 +93,15 @@ class TrainerGroup(RankGroup):
 
     def _write_delta(self, *paths: Path) -> str:
         return str(self._call("write_delta", *map(str, paths)))
+
+    def begin_profile(self) -> None:
+        """Begin to record on all ranks; see `SupportsProfile`."""
+        self._call("begin_profile")
+
+    def end_profile(self, path: Path) -> list[Path]:
+        """Write a trace of each rank; see `SupportsProfile`."""
+        self._call("end_profile", str(path))
+        return [profile_of_rank(path, rank) for rank in range(self.shards)]
 
 
 class CriticGroup(RankGroup):

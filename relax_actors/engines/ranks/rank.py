@@ -24,8 +24,9 @@ from relax_actors.config.load import validate
 from relax_actors.devices.binding import own_device
 from relax_actors.engines.backends import critic_backend, critic_section, training_backend
 from relax_actors.engines.protocols.critic import RankCritic
-from relax_actors.engines.protocols.training import RankEngine
+from relax_actors.engines.protocols.training import RankEngine, StepResult
 from relax_actors.engines.ranks.collectives import use_gpu, use_network
+from relax_actors.engines.ranks.group import profile_of_rank
 from relax_actors.engines.ranks.rpc import pack_error, unpack_samples
 from relax_actors.engines.ranks.wire import Channel
 from relax_actors.runtime.run_folder import RunFolder
@@ -71,8 +72,12 @@ ToPath = Callable[[str], Path]
 """Returns a path of the trainer's node as seen on this node."""
 
 
-def _trainer_methods(engine: RankEngine, progress: Callable[[], None], path_of: ToPath) -> Methods:
+def _trainer_methods(engine: RankEngine, progress: Callable[[], None], path_of: ToPath, rank: int) -> Methods:
     delta = _DeltaCalls(engine)
+
+    def end_profile(path: str) -> None:
+        engine.end_profile(profile_of_rank(path_of(path), rank))
+
     return _shared_methods(engine, progress, path_of) | {
         "initialise": engine.initialise,
         "warm_start": lambda samples, rate: dict(engine.warm_start(unpack_samples(samples), rate, progress).metrics),
@@ -83,6 +88,8 @@ def _trainer_methods(engine: RankEngine, progress: Callable[[], None], path_of: 
         "remember": engine.remember,
         "delta": delta.find,
         "write_delta": lambda *paths: delta.write(*map(path_of, paths)),
+        "begin_profile": engine.begin_profile,
+        "end_profile": end_profile,
     }
 
 
@@ -93,12 +100,16 @@ def _critic_methods(engine: RankCritic, progress: Callable[[], None], path_of: T
     }
 
 
+def _plain(result: StepResult) -> dict[str, Any]:
+    return {"metrics": dict(result.metrics), "micro_batches": [dict(one) for one in result.micro_batches]}
+
+
 def _shared_methods(engine: RankEngine | RankCritic, progress: Callable[[], None], path_of: ToPath) -> Methods:
     saving = _SaveCalls(engine)
     return {
         "accumulate": lambda samples: engine.accumulate(unpack_samples(samples), progress),
         "discard": engine.discard,
-        "step": lambda step: dict(engine.step(step, progress).metrics),
+        "step": lambda step: _plain(engine.step(step, progress)),
         "fingerprint": engine.fingerprint,
         "save": lambda folder: engine.save(path_of(folder)),
         "begin_save": lambda folder: saving.begin(path_of(folder)),
@@ -160,7 +171,7 @@ def _begin(config: Config, start: dict[str, Any], channel: Channel) -> Methods:
         return _critic_methods(critic.build_rank(config, rank, store), progress, path_of)
     trainer = training_backend(config)
     store = _store(channel, start, trainer.ranks(config).count)
-    return _trainer_methods(trainer.build_rank(config, rank, store), progress, path_of)
+    return _trainer_methods(trainer.build_rank(config, rank, store), progress, path_of, rank)
 
 
 def _config(start: dict[str, Any]) -> Config:

@@ -276,7 +276,7 @@ class RankGroup:
     def step(self, step: int, progress: Callable[[], None]) -> StepResult:
         """Take one optimizer step; see `AccumulatesSteps`."""
         self._accumulate_kept(progress)
-        return StepResult(self._call("step", step, progress=progress))
+        return StepResult(**self._call("step", step, progress=progress))
 
     def fingerprint(self) -> str:
         """Fingerprint of the weights; see `SavesState`."""

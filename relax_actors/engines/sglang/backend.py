@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from relax_actors.algorithms.advantages.estimation import needs_greedy
 from relax_actors.config import Config
@@ -17,6 +18,7 @@ from relax_actors.engines.protocols.backend import InferenceBackend
 from relax_actors.engines.protocols.footprint import PROCESS_BYTES, WEIGHT_BYTES, Footprint
 from relax_actors.engines.protocols.server import ServerRecord, ServerSpec
 from relax_actors.engines.sglang import launch, presence
+from relax_actors.engines.sglang.adapter_form import MERGE, adapter_arguments, check_served
 from relax_actors.engines.sglang.launch_media import served_family
 from relax_actors.engines.torch.architectures import causal_model_class
 from relax_actors.errors import ConfigError
@@ -38,7 +40,8 @@ class SglangBackend(InferenceBackend):
 
     def build(self, context: Context) -> InferenceEngine:
         """Wait for the actor's server and connect to it."""
-        from relax_actors.engines.sglang.connection import SglangSettings  # noqa: PLC0415 imports torch
+        from relax_actors.engines.sglang.adapter_loader import AdapterLoader  # noqa: PLC0415 imports torch
+        from relax_actors.engines.sglang.connection import SglangSettings  # noqa: PLC0415
         from relax_actors.engines.sglang.engine import SglangEngine  # noqa: PLC0415
         from relax_actors.engines.sglang.media_reference import MediaReferences  # noqa: PLC0415
         from relax_actors.engines.sglang.merged_adapter import MergedAdapter  # noqa: PLC0415
@@ -58,7 +61,9 @@ class SglangBackend(InferenceBackend):
         if settings.weights != "disk":
             loader = (TensorLoader if settings.weights == "tensors" else BroadcastLoader)(settings.tensor_parallel)
         facts, family, merged = measure(config.model_path), served_family(config.model_path), None
-        if config.lora is not None:
+        if config.lora is not None and not settings.merge_adapter:
+            loader = AdapterLoader(config.model_path, form_of(config.lora), settings.tensor_parallel)
+        elif config.lora is not None:
             import torch  # noqa: PLC0415
 
             merged = MergedAdapter(config.model_path, form_of(config.lora), getattr(torch, config.trainer.precision))
@@ -94,7 +99,7 @@ class SglangBackend(InferenceBackend):
                 "out, so that the run starts its servers"
             )
             raise ConfigError(msg)
-        _check_adapter(config, reads_text_only=reads_text_only)
+        _check_adapter(config, model, reads_text_only=reads_text_only)
         if rollout.min_tokens:
             msg = (
                 f"rollout.min_tokens = {rollout.min_tokens}: log-probs of SGLang leave out the suppressed stop tokens; "
@@ -115,23 +120,12 @@ class SglangBackend(InferenceBackend):
             msg = f"rollout.replicas = {rollout.replicas}, but rollout.sglang.urls has {len(urls)}; give each actor one"
             raise ConfigError(msg)
         fields = text_fields(json.loads((model / "config.json").read_text()))
-        known = presence.TEXT_WITH_EXPERTS
-        if reads_text_only and presence.has_experts(fields) and facts.model_type not in known:
-            msg = (
-                f'rollout.backend = "sglang" with a model of type {facts.model_type}: among text models with experts '
-                f'only {", ".join(known)} are supported; use "transformers"'
-            )
-            raise ConfigError(msg)
-        heads = fields.get("num_attention_heads", 0)
-        if heads % (parallel := rollout.sglang.tensor_parallel):
-            msg = (
-                f"rollout.sglang.tensor_parallel = {parallel} does not divide the model's num_attention_heads = "
-                f"{heads}; lower it"
-            )
-            raise ConfigError(msg)
+        _check_model(config, fields, facts.model_type, reads_text_only=reads_text_only)
         if urls:
-            flag = ", which must run with --enable-fp32-lm-head" if config.model.fp32_lm_head else ""
-            yield f"rollouts use {len(urls)} external servers{flag}"
+            flags = ["--enable-fp32-lm-head"] if config.model.fp32_lm_head else []
+            flags += adapter_arguments(config, cuda=True)
+            needed = f", which must run with {' '.join(flags)}" if flags else ""
+            yield f"rollouts use {len(urls)} external servers{needed}"
             return
         presence.require()
         name = next(iter(fields.get("architectures") or ()), "") or causal_model_class(model)
@@ -188,27 +182,63 @@ class SglangBackend(InferenceBackend):
         )
 
 
-def _check_adapter(config: Config, *, reads_text_only: bool) -> None:
+def _check_model(config: Config, fields: Mapping[str, Any], model_type: str, *, reads_text_only: bool) -> None:
+    """Refuse a model that SGLang cannot load or computes otherwise.
+
+    Args:
+        config: configuration of the run.
+        fields: the part of config.json that describes the model of text.
+        model_type: type of the model.
+        reads_text_only: whether it takes no media.
+
+    Raises:
+        ConfigError: names the field, or the setting to change.
+    """
+    known = presence.TEXT_WITH_EXPERTS
+    if reads_text_only and presence.has_experts(fields) and model_type not in known:
+        msg = (
+            f'rollout.backend = "sglang" with a model of type {model_type}: among text models with experts '
+            f'only {", ".join(known)} are supported; use "transformers"'
+        )
+        raise ConfigError(msg)
+    if why := presence.ignored_head_dim(fields):
+        msg = f'rollout.backend = "sglang": {why}; use "transformers", or a model without head_dim'
+        raise ConfigError(msg)
+    heads = fields.get("num_attention_heads", 0)
+    if heads % (parallel := config.rollout.sglang.tensor_parallel):
+        msg = (
+            f"rollout.sglang.tensor_parallel = {parallel} does not divide the model's num_attention_heads = "
+            f"{heads}; lower it"
+        )
+        raise ConfigError(msg)
+
+
+def _check_adapter(config: Config, model: Path, *, reads_text_only: bool) -> None:
     """Refuse an adapter that servers cannot serve.
 
     Raises:
-        ConfigError: it is not to be merged, there is none, or the model has towers, whose names in SGLang differ.
+        ConfigError: there is none to merge, servers cannot compute with it, or the model has towers, whose names in
+            SGLang differ.
     """
-    merges = config.rollout.sglang.merge_adapter
+    settings = config.rollout.sglang
     if config.lora is None:
-        if merges:
+        if settings.merge_adapter:
             msg = "rollout.sglang.merge_adapter = true, but the run trains no adapter; add [lora], or leave it out"
             raise ConfigError(msg)
         return
-    if not merges:
-        msg = (
-            'rollout.backend = "sglang" with [lora]: servers get the adapter only as full sets of weights; set '
-            'rollout.sglang.merge_adapter = true, or rollout.backend = "transformers"'
-        )
-        raise ConfigError(msg)
     if not reads_text_only:
         msg = 'rollout.backend = "sglang" with [lora] serves models of text alone; use "transformers"'
         raise ConfigError(msg)
+    if settings.merge_adapter:
+        return
+    if settings.weights != "disk":
+        msg = (
+            f'rollout.sglang.weights = "{settings.weights}" is for full sets of weights, and servers get the adapter '
+            f"of [lora] in requests; leave it out, or {MERGE}"
+        )
+        raise ConfigError(msg)
+    fields = text_fields(json.loads((model / "config.json").read_text()))
+    check_served(form_of(config.lora), model, has_experts=presence.has_experts(fields))
 
 
 def external_server(context: Context) -> ServerRecord | None:

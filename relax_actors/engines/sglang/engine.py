@@ -28,7 +28,7 @@ from relax_actors.engines.protocols.inference import (
 from relax_actors.engines.protocols.server import ServerRecord
 from relax_actors.engines.sglang.connection import ServerConnection, SglangSettings
 from relax_actors.engines.sglang.partial_sample import ActiveRows
-from relax_actors.engines.sglang.row_streams import cancel_all, wait_for_first
+from relax_actors.engines.sglang.row_streams import Served, cancel_all, wait_for_first
 from relax_actors.engines.sglang.server import Server, ServerGoneError
 from relax_actors.engines.sglang.weight_loaders import StagedWeights, WeightLoader, to_checkpoint_names
 from relax_actors.errors import ActorError, ConfigError, EngineError, StoreError
@@ -160,10 +160,21 @@ class SglangEngine(GenerateMixin):
         self.swap()
 
     def _update_in_flight(self) -> None:
-        for sample in self._rows.samples:
+        """Let the samples in progress continue with the weights in use.
+
+        Requests that name an adapter are aborted when the next one is loaded, and their samples requested again; those
+        with a grammar cannot, and end with their adapter. Streams abort requests that are left at their next message.
+        """
+        for sample in () if self._loader.is_adapter else self._rows.samples:
             sample.swapped()
         try:
-            if (server := self._connection.server) is not None:
+            if (server := self._connection.server) is None:
+                return
+            if self._loader.is_adapter:
+                self._load_into(server)
+                if all(sample.can_continue for sample in self._rows.samples):
+                    server.abort()
+            else:
                 server.pause()
                 self._load_into(server)
                 server.resume()
@@ -180,7 +191,7 @@ class SglangEngine(GenerateMixin):
     def _load_into(self, server: Server) -> None:
         """Load the weights in use into a server, unless it has them."""
         assert self._serving is not None  # noqa: S101 nothing is served before the first swap
-        if server.identity() == self._serving.identity:
+        if self._loader.serves(server, self._serving):
             return
         # Large weights take longer to load than the actor's deadline without progress.
         with ThreadPoolExecutor(1, thread_name_prefix="loading") as thread:
@@ -188,6 +199,16 @@ class SglangEngine(GenerateMixin):
             while not wait([loading], POLL_SECONDS).done:
                 self._settings.progress()
         loading.result()
+        if self._loader.is_adapter:
+            self._unload_stale(server)
+
+    def _unload_stale(self, server: Server) -> None:
+        """Unload adapters that no request uses, also those that an earlier incarnation of the actor loaded."""
+        assert self._serving is not None  # noqa: S101 called after it was loaded
+        streams = self._connection.streams
+        used = {self._serving.identity} | (set() if streams is None else streams.adapters)
+        for name in server.adapters() - used:
+            server.unload_adapter(name)
 
     def wait_for_server(self) -> None:
         """Wait for a server, so that an actor without one takes no rows.
@@ -255,7 +276,7 @@ class SglangEngine(GenerateMixin):
             while rows.active:
                 for numbers in self._together(rows.active.keys() - set(chain(*tasks.values()))):
                     samples = [sample for number in numbers for sample in rows.active[number]]
-                    tasks[connection.loop.create_task(streams.generate(samples, self._versions))] = numbers
+                    tasks[connection.loop.create_task(streams.generate(samples, self._served))] = numbers
                 done = run(wait_for_first(tasks, TICK_SECONDS))
                 if streams.tokens != received:
                     received, last_progress = streams.tokens, time.monotonic()
@@ -302,10 +323,13 @@ class SglangEngine(GenerateMixin):
             rows.active[number][0].cancel()
         return [rows.finish(number) for number in left]
 
-    def _versions(self) -> tuple[int, Mapping[str, int]]:
-        """Return the version in use, and the versions of all known weight names."""
+    def _served(self) -> Served:
+        """Return the weights in use; a server reports the name of the base for tokens of all adapters."""
         assert self._serving is not None  # noqa: S101 `stream` checks it before the first request
-        return self._serving.version, self._named
+        version, loader = self._serving.version, self._loader
+        if loader.is_adapter:
+            return Served(version, {loader.base: version}, self._serving.identity)
+        return Served(version, self._named)
 
     def close(self) -> None:
         """Disconnect from the server, which stays for the next incarnation or ends with the node."""

@@ -10,10 +10,12 @@ from typing import Any
 import httpx
 
 from relax_actors.config import Config
+from relax_actors.data.adapter import form_of
 from relax_actors.data.model_folder import measure
 from relax_actors.data.nested_config import text_fields
 from relax_actors.data.prompt_maker import room
 from relax_actors.data.tokenizer import Tokenizer
+from relax_actors.engines.sglang.adapter_form import adapted_layers, adapter_arguments, short_names
 from relax_actors.engines.torch.architectures import causal_model_class
 from relax_actors.errors import ConfigError, EngineError
 
@@ -131,12 +133,27 @@ def _check_settings(server: ExternalServer, config: Config, facts: dict[str, Any
     if config.model.fp32_lm_head and not facts.get("enable_fp32_lm_head"):
         msg = f"the server at {server.url} runs without --enable-fp32-lm-head, which model.fp32_lm_head needs"
         raise ConfigError(msg)
+    _check_adapter(server, config, facts)
     longest, needed = facts.get("max_req_input_len"), room(config)
     if isinstance(longest, int) and longest + RESERVED_TOKENS < needed:
         msg = (
             f"the server at {server.url} takes sequences of {longest} tokens, and those of the run have up to "
             f"{needed}; start it with a larger --context-length and --max-total-tokens"
         )
+        raise ConfigError(msg)
+
+
+def _check_adapter(server: ExternalServer, config: Config, facts: dict[str, Any]) -> None:
+    """Check that a server computes with the run's adapter beside the weights."""
+    if not (needed := adapter_arguments(config, cuda=True)):
+        return
+    assert config.lora is not None  # noqa: S101 without an adapter no arguments are needed
+    form = form_of(config.lora)
+    names = set(short_names(adapted_layers(config.model_path, form)))
+    served = set(facts.get("lora_target_modules") or ())
+    has_rank = facts.get("enable_lora") and (facts.get("max_lora_rank") or 0) >= form.rank
+    if not has_rank or not (names <= served or "all" in served):
+        msg = f"the server at {server.url} cannot serve the adapter of [lora]; start it with {' '.join(needed)}"
         raise ConfigError(msg)
 
 

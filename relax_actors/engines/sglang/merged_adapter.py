@@ -12,6 +12,7 @@ from relax_actors.data.adapter import DOWN, UP, AdapterForm
 from relax_actors.engines.torch.adapter import BASE, SCALE, check_base, check_scale, digest_of
 from relax_actors.engines.torch.lora_linear import merge
 from relax_actors.weights import files as weights
+from relax_actors.weights.encoder import published_dtype
 
 
 class MergedAdapter:
@@ -29,7 +30,7 @@ class MergedAdapter:
     def __init__(self, folder: Path, form: AdapterForm, precision: torch.dtype) -> None:
         stored = weights.load(sorted(folder.glob("*.safetensors")))
         self._digest, self._form = digest_of(weights.fingerprint(stored)), form
-        self._base = {name: t.to(precision) if t.is_floating_point() else t for name, t in stored.items()}
+        self._base = {n: t.to(published_dtype(n, precision)) if t.is_floating_point() else t for n, t in stored.items()}
 
     def full_set(self, version: int, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return all weights of the model with an adapter; each sum is computed in float32 and rounded once.

@@ -109,6 +109,11 @@ class PartialSample:
         self._offset = self.received = len(self._tokens)
         self._certain = None
 
+    @property
+    def can_continue(self) -> bool:
+        """Whether another request can continue the sample; a grammar begins with the first token of a request."""
+        return not self._request.grammar
+
     def swapped(self) -> None:
         """Note that weights changed during the request.
 
@@ -134,11 +139,12 @@ class PartialSample:
             EngineError: the server failed, or the message is malformed.
             ActorError: the server used weights that this actor did not load.
         """
-        meta = chunk["meta_info"]
-        if not self.is_stopped:
-            self._add_tokens(chunk["output_ids"], meta, version)
+        meta, reason = chunk["meta_info"], chunk["meta_info"].get("finish_reason")
         self.received = self._offset + int(meta["completion_tokens"])
-        reason = meta.get("finish_reason")
+        # The message about an abort in the server's queue repeats the last token, with all log-probs.
+        repeats = reason is not None and reason["type"] == "abort" and self.received <= len(self)
+        if not self.is_stopped and not repeats:
+            self._add_tokens(chunk["output_ids"], meta, version)
         if reason is None:
             return False
         self._set_versions(meta.get("weight_versions") or [], named)
@@ -219,12 +225,9 @@ class PartialSample:
                 self._versions[position] = named[span["version"]]
 
     def request_broken(self, *, keep: bool) -> None:
-        """Drop tokens of uncertain version after a broken request; unless `keep`, start again.
-
-        A grammar begins with the first token of a request.
-        """
+        """Drop tokens of uncertain version after a broken request; unless `keep`, start again."""
         self.finish_reason = None
-        keep = keep and not self._request.grammar
+        keep = keep and self.can_continue
         kept = (len(self._tokens) if self._certain is None else self._certain) if keep else 0
         self._truncate(kept)
         if self.is_stopped:

@@ -13,6 +13,9 @@ from relax_actors.errors import MissingPackageError
 TEXT_WITH_EXPERTS = ("qwen2_moe", "qwen3_moe")
 """Types of text models with experts whose weights `checkpoint_names` can name."""
 
+DIVIDES = ("qwen2", "qwen2_moe")
+"""Types of models whose heads have `hidden_size / num_attention_heads` dimensions in SGLang, whatever `head_dim` is."""
+
 
 def require() -> None:
     """Raise an error if SGLang is not installed.
@@ -24,6 +27,17 @@ def require() -> None:
     if missing:
         msg = f'rollout.backend = "sglang" needs {", ".join(missing)}, which is not installed; run `make sglang`'
         raise MissingPackageError(msg)
+
+
+def ignored_head_dim(fields: Mapping[str, Any]) -> str:
+    """Return why SGLang computes other heads than a config.json describes; empty if it does not."""
+    given, width, heads = (fields.get(name) for name in ("head_dim", "hidden_size", "num_attention_heads"))
+    if fields.get("model_type") not in DIVIDES or given is None or not width or not heads or given == width // heads:
+        return ""
+    return (
+        f"config.json of the model has head_dim = {given}, and SGLang gives heads of {fields['model_type']} "
+        f"hidden_size / num_attention_heads = {width // heads} dimensions"
+    )
 
 
 def has_experts(fields: Mapping[str, Any]) -> bool:

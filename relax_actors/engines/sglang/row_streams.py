@@ -7,6 +7,7 @@ import json
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -46,8 +47,25 @@ class SampleLimit:
 
 
 DATA, END = "data: ", "[DONE]"
-ServedVersions = Callable[[], tuple[int, Mapping[str, int]]]
-"""Returns the version in use, and the versions of all known weight names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Weights in use.
+
+    Attributes:
+        version: their version.
+        named: versions by the names of weights on the server, which reports the name for every token.
+        adapter: name of the adapter that requests are to use; None if versions are full sets.
+    """
+
+    version: int
+    named: Mapping[str, int]
+    adapter: str | None = None
+
+
+ServedWeights = Callable[[], Served]
+"""Returns the weights in use now."""
 
 
 class RowStreams:
@@ -77,10 +95,12 @@ class RowStreams:
         )
         self._slot_free = asyncio.Condition()
         self._running = 0
+        # Requests that run, by the adapter that they name.
+        self._requests: Counter[str | None] = Counter()
         self.tokens = 0
         """Tokens received so far, over all rows."""
 
-    async def generate(self, group: Sequence[PartialSample], versions: ServedVersions) -> None:
+    async def generate(self, group: Sequence[PartialSample], weights: ServedWeights) -> None:
         """Generate the samples of a request until all have ended.
 
         Waits while the limit of samples is reached.
@@ -94,7 +114,7 @@ class RowStreams:
             self._running += len(group)
         try:
             while unfinished := [sample for sample in group if sample.finish_reason is None]:
-                await self._request(unfinished, versions)
+                await self._request(unfinished, weights)
         except BaseException:
             if not self._keep_partial:
                 # All samples start again: log-probs depend by rounding on the samples of a request.
@@ -109,15 +129,19 @@ class RowStreams:
     def _has_room(self, samples: int) -> bool:
         return not self._running or (self._keep_partial and self._running + samples <= self._limit.limit)
 
-    async def _request(self, samples: list[PartialSample], versions: ServedVersions) -> None:
+    async def _request(self, samples: list[PartialSample], weights: ServedWeights) -> None:
         """Send one request for samples.
 
-        An abort on the server can end it while samples are unfinished.
+        An abort on the server can end it while samples are unfinished. So ends a request whose adapter is not in use
+        any more, and the next one continues its samples with the present adapter.
         """
         name = uuid.uuid4().hex
         # Servers abort all requests whose name begins with a given one: no name may be the beginning of another.
         running = {f"{i}-{name}": sample for i, sample in enumerate(samples)}
-        body = _body(running)
+        served = weights()
+        adapter = served.adapter
+        body = _body(running, adapter)
+        self._requests[adapter] += 1
         for sample in samples:
             sample.request_started()
         limit, retracted = self._limit.limit, False
@@ -131,30 +155,49 @@ class RowStreams:
                 async for line in answer.aiter_lines():
                     if not line.startswith(DATA) or line == DATA + END:
                         continue
-                    retracted |= self._handle(json.loads(line[len(DATA) :]), running, versions)
-                    for stopped in [name for name, sample in running.items() if sample.is_stopped]:
-                        # The batches of a deterministic run must not depend on when an abort arrives.
-                        if self._keep_partial and stopped not in aborted:
-                            aborted.add(stopped)
-                            await self._abort(stopped)
+                    served = weights() if adapter is None else served
+                    retracted |= self._handle(json.loads(line[len(DATA) :]), running, served)
+                    if self._keep_partial:
+                        await self._abort_needless(running, aborted, is_stale=weights().adapter != adapter)
         except httpx.TransportError as error:
             msg = f"the server at {self.record.url} broke the connection of a row: {error or type(error).__name__}"
             raise ServerGoneError(msg) from error
         finally:
+            self._requests[adapter] -= 1
             for sample in running.values():
                 sample.request_broken(keep=self._keep_partial)
+        if adapter not in (None, weights().adapter) and not self._requests[adapter]:
+            await self._unload(adapter)
         if self._limit.limit == limit:
             self._limit.finished(len(samples), retracted=retracted)
 
+    async def _abort_needless(self, running: Mapping[str, PartialSample], aborted: set[str], *, is_stale: bool) -> None:
+        """Abort the requests of samples in which a stop string has ended, or which another adapter continues.
+
+        Not in a deterministic run, whose batches must not depend on when an abort arrives.
+        """
+        for name, sample in list(running.items()):
+            if name not in aborted and (sample.is_stopped or (is_stale and sample.can_continue)):
+                aborted.add(name)
+                await self._abort(name)
+
     async def _abort(self, name: str) -> None:
-        """Abort the request of a sample in which a stop string has ended; its last message comes sooner."""
+        """Abort the request of a sample; its last message comes sooner."""
         answer = await self._client.post("/abort_request", json={"rid": name})
         if answer.status_code != OK:
             why = f"({answer.status_code}): {answer.text[:1000]}"
             msg = f"the server at {self.record.url} refuses to abort a sample {why}"
             raise EngineError(msg)
 
-    def _handle(self, chunk: dict[str, Any], running: dict[str, PartialSample], versions: ServedVersions) -> bool:
+    async def _unload(self, adapter: str | None) -> None:
+        """Unload an adapter whose last request has ended."""
+        try:
+            await self._client.post("/unload_lora_adapter", json={"lora_name": adapter})
+        except httpx.TransportError as error:
+            msg = f"the server at {self.record.url} broke a connection: {error or type(error).__name__}"
+            raise ServerGoneError(msg) from error
+
+    def _handle(self, chunk: dict[str, Any], running: dict[str, PartialSample], served: Served) -> bool:
         """Handle one message; return whether the server retracted the sample for lack of cache."""
         if "error" in chunk:
             msg = f"the server at {self.record.url} refuses a row: {chunk['error']}"
@@ -162,7 +205,7 @@ class RowStreams:
         meta = chunk["meta_info"]
         sample = running[meta["id"]]
         before = sample.received
-        ended = sample.add_chunk(chunk, *versions())
+        ended = sample.add_chunk(chunk, served.version, served.named)
         # Tokens after a stop string count, too: the server that generates them does not hang.
         self.tokens += max(0, sample.received - before)
         if ended:
@@ -173,13 +216,18 @@ class RowStreams:
         self._counts["retracted_samples"] += ended and retracted
         return retracted
 
+    @property
+    def adapters(self) -> set[str]:
+        """Names of the adapters that requests use now."""
+        return {name for name, count in self._requests.items() if count and name is not None}
+
     async def close(self) -> None:
         """Close the connections; the server drops requests whose client is gone."""
         await self._client.aclose()
 
 
-def _body(running: Mapping[str, PartialSample]) -> dict[str, Any]:
-    """Return the request for samples, by the names of their requests."""
+def _body(running: Mapping[str, PartialSample], adapter: str | None) -> dict[str, Any]:
+    """Return the request for samples, by the names of their requests, with an adapter."""
     samples = list(running.values())
     has_media = any(sample.media is not None for sample in samples)
     return {
@@ -190,6 +238,7 @@ def _body(running: Mapping[str, PartialSample]) -> dict[str, Any]:
         "sampling_params": [sample.parameters() for sample in samples],
         "return_logprob": True,
         "return_routed_experts": samples[0].moe is not None,
+        "lora_path": adapter,
         "stream": True,
     }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,6 +97,29 @@ class Server:
         }
         self._update("/update_weights_from_distributed", body)
 
+    def adapters(self) -> set[str]:
+        """Return the names of the loaded adapters."""
+        models = self._ask("GET", "/v1/models").get("data", [])
+        return {model["id"] for model in models if model.get("parent") is not None}
+
+    def load_adapter(
+        self, name: str, config: Mapping[str, Any], payloads: Sequence[str], checksums: Mapping[str, str]
+    ) -> None:
+        """Load an adapter beside those that the server has; requests that name it may follow at once.
+
+        Args:
+            name: of the adapter.
+            config: contents of its adapter_config.json.
+            payloads: results of `pickled_by_name`, for each rank.
+            checksums: SHA-256 of the bytes of each tensor, which the server compares.
+        """
+        body = {"lora_name": name, "config_dict": config, "serialized_named_tensors": payloads}
+        self._ask("POST", "/load_lora_adapter_from_tensors", body | {"expected_checksums": checksums}, LOAD_SECONDS)
+
+    def unload_adapter(self, name: str) -> None:
+        """Unload an adapter that no request uses; a server without it refuses, which changes nothing."""
+        self._send("POST", "/unload_lora_adapter", {"lora_name": name}, ANSWER_SECONDS)
+
     def _update(self, path: str, body: dict[str, Any]) -> None:
         self._mark_unfinished()
         self._ask("POST", "/begin_weight_update", {})
@@ -167,6 +190,19 @@ def pickled(tensors: Mapping[str, Tensor]) -> str:
 
     Tensors are copied first: pickle would store a view with the whole buffer that it refers to.
     """
+    return _encoded(list(_copied(tensors).items()))
+
+
+def pickled_by_name(tensors: Mapping[str, Tensor]) -> str:
+    """Return the tensors of an adapter in SGLang's request format: base64 of a pickled dict; see `pickled`."""
+    return _encoded(_copied(tensors))
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: t.detach().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
+
+
+def _encoded(tensors: Any) -> str:
     file = io.BytesIO()
-    pickle.dump([(n, t.detach().clone(memory_format=torch.contiguous_format)) for n, t in tensors.items()], file)
+    pickle.dump(tensors, file)
     return base64.b64encode(file.getvalue()).decode()

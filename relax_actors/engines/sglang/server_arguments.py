@@ -7,6 +7,7 @@ from pathlib import Path
 from relax_actors.config import Config
 from relax_actors.data.model_folder import ModelFacts
 from relax_actors.devices.binding import own_device
+from relax_actors.engines.sglang.adapter_form import adapter_arguments
 
 CPU_TOKENS = 65536
 """Largest default capacity of the key-value cache on a CPU, in tokens."""
@@ -67,7 +68,8 @@ def server_arguments(config: Config, model: Path, facts: ModelFacts, port: int, 
     named = [part for name, value in values.items() for part in (f"--{name}", str(value))]
     # One argument, as one key in 64 begins with a dash and would be taken for an option.
     secret = f"--api-key={key}"
-    return [*named, *(f"--{flag}" for flag in flags), *settings.arguments, secret]
+    adapter = adapter_arguments(config, cuda=cuda)
+    return [*named, *(f"--{flag}" for flag in flags), *adapter, *settings.arguments, secret]
 
 
 def device_index(device: str) -> int:

@@ -35,6 +35,16 @@ class StagedWeights:
 class WeightLoader(Protocol):
     """A way to load weights into a server."""
 
+    is_adapter: bool
+    """Whether versions are adapters beside each other, which requests name, and not the weights of the server."""
+
+    @property
+    def base(self) -> str:
+        """Name on the server of the weights that adapters are added to; empty if versions are full sets."""
+
+    def serves(self, server: Server, staged: StagedWeights) -> bool:
+        """Whether a server has staged weights."""
+
     def stage(self, staged: StagedWeights, tensors: Mapping[str, Tensor]) -> None:
         """Keep tensors for `load`, in addition to those staged before.
 
@@ -55,7 +65,17 @@ class WeightLoader(Protocol):
         """Release all staged weights."""
 
 
-class DiskLoader:
+class FullSets:
+    """Versions are full sets of weights, of which a server has one."""
+
+    is_adapter, base = False, ""
+
+    def serves(self, server: Server, staged: StagedWeights) -> bool:
+        """Whether the weights of a server have the name of staged ones."""
+        return server.identity() == staged.identity
+
+
+class DiskLoader(FullSets):
     """Writes a file per version, which the server reads; see `WeightLoader`.
 
     Args:
@@ -93,7 +113,7 @@ class DiskLoader:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-class TensorLoader:
+class TensorLoader(FullSets):
     """Sends pickled tensors in the request; see `WeightLoader`.
 
     Only for servers that the run started.
@@ -120,7 +140,7 @@ class TensorLoader:
         self._payloads.clear()
 
 
-class BroadcastLoader:
+class BroadcastLoader(FullSets):
     """Broadcasts tensors to a server that the run started on this machine; see `WeightLoader`."""
 
     def __init__(self, ranks: int) -> None:

@@ -7,11 +7,11 @@ an adapter is loaded only over its base and with its scale.
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,79 +19,75 @@ from transformers import PreTrainedModel
 
 from relax_actors.config import Config
 from relax_actors.config.lora import LoraSection
-from relax_actors.data.adapter import (
-    DOWN,
-    HEADS,
-    PREFIX,
-    UP,
-    WEIGHTS,
-    AdapterForm,
-    form_of,
-    match_saved,
-    match_targets,
-)
-from relax_actors.engines.torch.lora_linear import POLICY, REFERENCE, SLOTS, LoraLinear, LowRank, Switch
-from relax_actors.engines.torch.model import copy_into, read_folder, tensors_of
+from relax_actors.data.adapter import DOWN, PREFIX, UP, WEIGHTS, AdapterForm, form_of
+from relax_actors.engines.torch.adapter_modules import drawn_down, modules_of
+from relax_actors.engines.torch.lora_linear import POLICY, REFERENCE, SLOTS, LoraLinear, Switch
+from relax_actors.engines.torch.model import copy_into, copy_tensor, is_shared, read_folder, tensors_of
 from relax_actors.engines.torch.score_model import stored_scores
 from relax_actors.engines.torch.trained_weights import AllWeights, TrainedWeights
 from relax_actors.errors import ConfigError
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.weights import files as weights
+from relax_actors.weights.encoder import published_dtype
 
 BASE, SCALE = "base.fingerprint", "adapter.scale"
 """Names of the published marks: fingerprint of the base, `[16]`, and scale of the adapter (a double), `[8]`.
 
 Their numbers are bytes, which every precision represents.
 """
-MARKS = frozenset({BASE, SCALE})
+MARK_BYTES = {BASE: 16, SCALE: 8}
+MARKS = frozenset(MARK_BYTES)
 
 
 class Adapter:
     """The adapter of a model, whose other weights are frozen; implements `TrainedWeights`.
 
+    Where ranks share the model, each has A and B of all layers, and its rows of modules that are trained as a whole.
+
     Args:
-        model: the model with the weights of the base; its linear layers are replaced.
+        model: the model with the weights of the base; its linear layers get adapters.
         form: form of the adapter.
         base: fingerprint of the base.
         seed: of dropped inputs.
         heads: modules that are trained as a whole besides those of `form`.
+        device: device of A and B; None for that of the layers.
 
     Attributes:
         model: the model.
         form: form of the adapter.
+        modules: names of its modules.
         layers: layers with an adapter, by name.
-        saved: names of the modules that are trained as a whole.
 
     Raises:
         ConfigError: a target or module matches nothing, or shares its weights with another one.
     """
 
     def __init__(
-        self, model: PreTrainedModel, form: AdapterForm, base: str, seed: int, heads: Collection[str] = ()
+        self,
+        model: PreTrainedModel,
+        form: AdapterForm,
+        base: str,
+        seed: int,
+        heads: Collection[str] = (),
+        device: torch.device | None = None,
     ) -> None:
-        self.model, self.form, self._seed, self._switch = model, form, seed, Switch()
+        self.model, self.form, self._seed, self._switch, self._device = model, form, seed, Switch(), device
         self._marks = {BASE: digest_of(base), SCALE: scale_mark(form.scale)}
-        linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-        modules = [name.rpartition(".")[0] for name, _ in model.named_parameters()]
-        # A model of scores or values has no head for tokens.
-        has_head = not heads
-        saved = [name for name in form.saved if has_head or name.rpartition(".")[2] not in HEADS]
-        self.saved = [*match_saved(modules, saved), *heads]
-        targets = [n for n in match_targets(linear, modules, form.targets) if n not in self.saved]
+        self.modules = modules_of(model, form, heads)
         model.requires_grad_(False)
-        self.layers = {name: self._replace(name, linear[name]) for name in targets}
+        self.layers = {name: self._adapted(name, model.get_submodule(name)) for name in self.modules.targets}
         self._whole = self._unfreeze()
         self._first: dict[str, Tensor] | None = None
 
-    def _replace(self, name: str, layer: nn.Linear) -> LoraLinear:
-        found = LoraLinear(layer, name, scale=self.form.scale, dropout=self.form.dropout, switch=self._switch)
-        found.slots[POLICY] = LowRank(self.form.rank, layer, torch.float32)
-        self.model.set_submodule(name, found)
-        return found
+    def _adapted(self, name: str, layer: Any) -> LoraLinear:
+        settings = {"scale": self.form.scale, "dropout": self.form.dropout}
+        adapted = LoraLinear.adapt(layer, name, switch=self._switch, **settings)
+        adapted.add_slot(POLICY, self.form.rank, self._device or layer.weight.device)
+        return adapted
 
     def _unfreeze(self) -> dict[str, nn.Parameter]:
         """Let the weights of saved modules be trained; return them by name."""
-        names = {f"{module}." for module in self.saved}
+        names = {f"{module}." for module in self.modules.saved}
         found = {n: p for n, p in self.model.named_parameters() if n.startswith(tuple(names))} if names else {}
         everywhere = [id(p) for _, p in self.model.named_parameters(remove_duplicate=False)]
         for name, parameter in found.items():
@@ -118,11 +114,8 @@ class Adapter:
     def draw(self, seed: int) -> None:
         """Draw A from a seed, and set B to 0, as PEFT does."""
         for name, layer in self.layers.items():
-            random = torch.Generator().manual_seed(derive_seed(seed, "adapter", name))
-            down = torch.empty(self.form.rank, layer.in_features)
-            nn.init.kaiming_uniform_(down, a=math.sqrt(5), generator=random)
             with torch.no_grad():
-                layer.of_slot(POLICY).down.copy_(down)
+                layer.of_slot(POLICY).down.copy_(drawn_down(seed, name, self.form.rank, layer.in_features))
                 layer.of_slot(POLICY).up.zero_()
 
     def parameters(self) -> Mapping[str, Tensor]:
@@ -163,7 +156,7 @@ class Adapter:
         """Copy a published adapter into the model; see `TrainedWeights`."""
         own = self.parameters()
         for name, tensor in self.fitted(tensors, source):
-            own[name].copy_(tensor)
+            copy_tensor(own[name], tensor)
 
     def merged(self) -> dict[str, Tensor]:
         """Return all weights of the model with the adapter added to them, by Hugging Face name."""
@@ -199,34 +192,45 @@ class Adapter:
     def set_first(self, tensors: Mapping[str, Tensor]) -> None:
         """Set the adapter of version 0; see `first`."""
         own = self.parameters()
-        self._first = {
-            name: tensor.to(own[name].device, copy=True) if name in own else tensor.clone()
-            for name, tensor in tensors.items()
-        }
+        self._first = {name: own.get(name, tensor).detach().clone() for name, tensor in tensors.items()}
+        for name in own:
+            copy_tensor(self._first[name], tensors[name])
         for name, layer in self.layers.items():
-            slot = LowRank(self.form.rank, layer, torch.float32).requires_grad_(False)
+            slot = layer.add_slot(REFERENCE, self.form.rank, self._first[name + UP].device).requires_grad_(False)
             slot.down.copy_(tensors[name + DOWN])
             slot.up.copy_(tensors[name + UP])
-            layer.slots[REFERENCE] = slot
+
+    @property
+    def changes_for_reference(self) -> bool:
+        """Whether parameters in training have other numbers within `as_reference`."""
+        return self._first is not None and any(map(is_shared, self._whole.values()))
 
     @contextmanager
     def as_reference(self) -> Iterator[None]:
         """Compute with the weights of version 0.
 
-        The parameters in training leave the model, but keep their numbers: a thread that publishes reads them.
+        The parameters in training leave the model, but keep their numbers: a thread that publishes reads them. Those
+        that ranks share get other numbers meanwhile, since FSDP2 knows their objects; see `changes_for_reference`.
         """
         if self._first is None:
             with self._switch.using(None):
                 yield
             return
+        trained = {name: p.detach().clone() for name, p in self._whole.items() if is_shared(p)}
         try:
-            for name in self._whole:
-                self._place(name, nn.Parameter(self._first[name], requires_grad=False))
+            for name, parameter in self._whole.items():
+                if name in trained:
+                    copy_tensor(parameter, self._first[name])
+                else:
+                    self._place(name, nn.Parameter(self._first[name], requires_grad=False))
             with self._switch.using(REFERENCE):
                 yield
         finally:
             for name, parameter in self._whole.items():
-                self._place(name, parameter)
+                if name in trained:
+                    copy_tensor(parameter, trained[name])
+                else:
+                    self._place(name, parameter)
 
     def _place(self, name: str, parameter: nn.Parameter) -> None:
         """Let the module that owns a parameter compute with another one."""
@@ -293,6 +297,7 @@ def run_adapter(
     model: PreTrainedModel,
     base: tuple[Path, Mapping[str, Tensor]],
     heads: Collection[str] = (),
+    device: torch.device | None = None,
 ) -> Adapter:
     """Load the base of a run into a model, in the run's precision, and give it the run's adapter.
 
@@ -302,21 +307,29 @@ def run_adapter(
         model: the model, with any weights.
         base: folder of the base, and its weights by their names in the model.
         heads: modules that are trained as a whole besides `lora.modules_to_save`.
+        device: device of A and B; None for that of the layers.
 
     Raises:
         ConfigError: the base does not fit the model, or the model cannot have the adapter.
     """
     (folder, stored), precision = base, getattr(torch, config.trainer.precision)
-    rounded = {name: t.to(precision) if t.is_floating_point() else t for name, t in stored.items()}
+    rounded = {n: t.to(published_dtype(n, precision)) if t.is_floating_point() else t for n, t in stored.items()}
     copy_into(model, rounded, str(folder))
     fingerprint = weights.fingerprint_of_files(sorted(folder.glob("*.safetensors")))
-    return Adapter(model, form_of(section), fingerprint, config.run.seed, heads)
+    return Adapter(model, form_of(section), fingerprint, config.run.seed, heads, device)
 
 
-def run_weights(config: Config, model: PreTrainedModel) -> TrainedWeights:
-    """Return the weights of a model that the run trains; those of an adapter have their base loaded."""
+def run_weights(config: Config, model: PreTrainedModel, device: torch.device | None = None) -> TrainedWeights:
+    """Return the weights of a model that the run trains; those of an adapter have their base loaded.
+
+    Args:
+        config: configuration of the run.
+        model: the model, with any weights.
+        device: device of A and B of an adapter; None for that of the layers.
+    """
     if config.lora is None:
         return AllWeights(model)
     scores, path = config.algorithm.trains_scores, config.model_path
     stored = stored_scores(model, path, config.run.seed) if scores else read_folder(model, path)
-    return run_adapter(config, config.lora, model, (path, stored), heads=("score",) if scores else ())
+    heads = ("score",) if scores else ()
+    return run_adapter(config, config.lora, model, (path, stored), heads=heads, device=device)

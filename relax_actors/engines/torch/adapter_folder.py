@@ -3,53 +3,106 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from relax_actors.config import Config
-from relax_actors.data.adapter import CONFIG, PREFIX, WEIGHTS
+from relax_actors.data.adapter import CONFIG, PREFIX, WEIGHTS, AdapterModules
+from relax_actors.engines.ranks.model_folder import write_shared
 from relax_actors.engines.torch.adapter import MARKS, Adapter
-from relax_actors.engines.torch.model import copy_into
+from relax_actors.engines.torch.lora_linear import SLOTS
+from relax_actors.engines.torch.model import copy_into, tensors_of
 from relax_actors.engines.torch.score_model import complete_config, model_maker
+from relax_actors.engines.torch.sharding import Whole
+from relax_actors.engines.torch.shared_source import SharedSource
 from relax_actors.weights import files as weights
 
 FOLDER = "adapter"
 """Folder of the adapter in the model folder at the end of a run."""
 
 
-def export_adapter(adapter: Adapter, folder: Path, config: Config) -> None:
+def export_adapter(adapter: Adapter, folder: Path, config: Config, sharding: Whole) -> None:
     """Write the adapter of a run as a PEFT folder, and with `lora.export_merged` the whole model beside it.
+
+    All ranks that share the model must call it.
 
     Args:
         adapter: the adapter.
         folder: folder of the model; the adapter gets a folder of its own in it.
         config: configuration of the run.
+        sharding: how ranks share the model.
 
     Raises:
         OSError: writing failed; errno is ENOSPC if the disk is full.
     """
     dtype = getattr(torch, config.trainer.precision)
-    write_adapter(adapter, folder / FOLDER, config, dtype)
-    if config.lora is None or not config.lora.export_merged:
+    if config.lora is not None and config.lora.export_merged:
+        _write_merged(adapter, folder, config, sharding)
+    tensors = {name: sharding.gather(tensor, dtype) for name, tensor in adapter.tensors().items()}
+    if sharding.rank == 0:
+        write_adapter(tensors, adapter.modules, folder / FOLDER, config)
+
+
+def _write_merged(adapter: Adapter, folder: Path, config: Config, sharding: Whole) -> None:
+    dtype = getattr(torch, config.trainer.precision)
+
+    def make(**settings: Any) -> PreTrainedModel:
+        model = model_maker(config)(**settings)
+        complete_config(model, config)
+        return model
+
+    if not sharding.is_whole:
+        write_shared(folder, make, merged_source(adapter, dtype, sharding), config.trainer.precision)
         return
-    model = model_maker(config)(dtype=dtype)
+    model = make(dtype=dtype)
     copy_into(model, adapter.merged(), "training")
-    complete_config(model, config)
     with weights.disk_errors(folder):
         model.save_pretrained(folder)
 
 
-def write_adapter(adapter: Adapter, folder: Path, config: Config, dtype: torch.dtype) -> None:
-    """Write the adapter as `PeftModel.from_pretrained` reads it, in a dtype; errors as `export_adapter`."""
+def merged_source(adapter: Adapter, dtype: torch.dtype, sharding: Whole) -> SharedSource:
+    """Return the weights of a model that ranks share, with the adapter added to them.
+
+    Args:
+        adapter: the adapter.
+        dtype: dtype of the weights; each sum is computed in float32 and rounded once.
+        sharding: how ranks share the model.
+    """
+    tensors = {name: tensor for name, tensor in tensors_of(adapter.model).items() if SLOTS not in name}
+    layers = {id(tensors[f"{name}.weight"]): layer for name, layer in adapter.layers.items()}
+
+    def gather(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        whole, layer = sharding.gather(tensor, dtype), layers.get(id(tensor))
+        return whole if layer is None else layer.merged(whole)
+
+    return SharedSource(tensors, dtype, sharding, gather, nullcontext())
+
+
+def write_adapter(tensors: Mapping[str, Tensor], modules: AdapterModules, folder: Path, config: Config) -> None:
+    """Write an adapter as `PeftModel.from_pretrained` reads it.
+
+    Args:
+        tensors: published tensors of the adapter, in the dtype of the folder.
+        modules: modules that it concerns.
+        folder: empty, or to be made.
+        config: configuration of the run.
+
+    Raises:
+        OSError: writing failed; errno is ENOSPC if the disk is full.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {PREFIX + name: t.to(dtype) for name, t in adapter.tensors().items() if name not in MARKS}
-    weights.save(tensors, folder / WEIGHTS)
-    (folder / CONFIG).write_text(json.dumps(_peft_config(adapter, config), indent=1, sort_keys=True))
+    weights.save({PREFIX + name: t for name, t in tensors.items() if name not in MARKS}, folder / WEIGHTS)
+    (folder / CONFIG).write_text(json.dumps(_peft_config(modules, config), indent=1, sort_keys=True))
 
 
-def _peft_config(adapter: Adapter, config: Config) -> dict[str, object]:
-    form, scores = adapter.form, config.algorithm.trains_scores
+def _peft_config(modules: AdapterModules, config: Config) -> dict[str, object]:
+    form, scores = modules.form, config.algorithm.trains_scores
     kind = "CAUSAL_LM" if not scores else "TOKEN_CLS" if config.algorithm.rows == "steps" else "SEQ_CLS"
     return {
         "peft_type": "LORA",
@@ -59,18 +112,18 @@ def _peft_config(adapter: Adapter, config: Config) -> dict[str, object]:
         "lora_alpha": form.alpha,
         "use_rslora": form.rslora,
         "lora_dropout": form.dropout,
-        "target_modules": _short_names(adapter),
-        "modules_to_save": adapter.saved or None,
+        "target_modules": _short_names(modules),
+        "modules_to_save": list(modules.saved) or None,
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
     }
 
 
-def _short_names(adapter: Adapter) -> list[str]:
+def _short_names(modules: AdapterModules) -> list[str]:
     """Return the last parts of the names of the layers, if these name no other layer; else full names."""
-    ends = sorted({name.rpartition(".")[2] for name in adapter.layers})
-    others = (name for name, module in adapter.model.named_modules() if isinstance(module, torch.nn.Linear))
-    if any(name.rpartition(".")[2] in ends and name not in adapter.layers for name in others):
-        return sorted(adapter.layers)
+    ends = sorted({name.rpartition(".")[2] for name in modules.targets})
+    others = set(modules.linear) - set(modules.targets)
+    if any(name.rpartition(".")[2] in ends for name in others):
+        return sorted(modules.targets)
     return ends

@@ -12,7 +12,7 @@ from relax_actors.engines.backends import critic_section
 from relax_actors.engines.protocols import ScoringEngine, TrainingEngine
 from relax_actors.engines.protocols.backend import CriticBackend, Ranks, TrainingBackend
 from relax_actors.engines.protocols.critic import CriticEngine, RankCritic
-from relax_actors.engines.protocols.footprint import TRAINED_BYTES, Footprint, trained_bytes
+from relax_actors.engines.protocols.footprint import Footprint, trained_bytes
 from relax_actors.engines.protocols.training import RankEngine
 from relax_actors.engines.ranks.group import CriticGroup, start_trainer
 from relax_actors.engines.torch.architectures import (
@@ -48,10 +48,6 @@ def check_settings(config: Config, section: TorchSection, name: str, model: Path
     }
     for setting in (setting for setting, is_set in needs.items() if is_set):
         check_layers(model, setting)
-    if config.lora is not None and (section.ranks > 1 or section.offload):
-        setting = f"{name}.ranks = {section.ranks}" if section.ranks > 1 else f"{name}.offload = true"
-        msg = f"{setting}: an adapter is trained in one process that holds the base; leave it out, or remove [lora]"
-        raise ConfigError(msg)
 
 
 class TorchTrainingBackend(TrainingBackend):
@@ -161,5 +157,5 @@ def _ranks(section: TorchSection) -> Ranks:
 def _footprint(config: Config, section: TorchSection) -> Footprint:
     if section.ranks == 1:
         return Footprint(parameter_bytes=trained_bytes(config))
-    ranks = section.ranks
-    return Footprint(processes=ranks + 1, parameter_bytes=TRAINED_BYTES, gpus=ranks, computes_on_cpu=False)
+    ranks, size = section.ranks, trained_bytes(config, section.ranks)
+    return Footprint(processes=ranks + 1, parameter_bytes=size, gpus=ranks, computes_on_cpu=False)

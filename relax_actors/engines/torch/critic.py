@@ -23,6 +23,7 @@ from relax_actors.engines.protocols.samples import MicroBatchPlan, TrainSample
 from relax_actors.engines.protocols.training import StepResult
 from relax_actors.engines.ranks.model_folder import write_shared
 from relax_actors.engines.torch.adapter import MARKS, Adapter, run_adapter
+from relax_actors.engines.torch.adapter_folder import merged_source
 from relax_actors.engines.torch.background import run_in_background
 from relax_actors.engines.torch.devices import sharding_of
 from relax_actors.engines.torch.forward import Forward
@@ -82,10 +83,11 @@ class TorchCritic:
         heads = {name: torch.zeros(tensor.shape) for name, tensor in own.items() if self._is_head(name)}
         modules = dict.fromkeys(name.rpartition(".")[0] for name in heads)
         if self._settings.path is not None:
-            return run_adapter(config, section, self._model, (path, read_folder(self._model, path)), heads=modules)
-        policy = read_folder(build(path, device=None), path)
-        body = {name: tensor for name, tensor in policy.items() if name in own and name not in heads}
-        return run_adapter(config, section, self._model, (path, body | heads), heads=modules)
+            base = read_folder(self._model, path)
+        else:
+            policy = read_folder(build(path, device=None), path)
+            base = {name: tensor for name, tensor in policy.items() if name in own and name not in heads} | heads
+        return run_adapter(config, section, self._model, (path, base), heads=modules, device=self._sharding.device)
 
     def initialise(self, policy: Sequence[Path] | None) -> None:
         """Initialise the weights and the optimizer; see `CriticEngine`."""
@@ -171,7 +173,9 @@ class TorchCritic:
     def export(self, folder: Path) -> None:
         """Write a folder that critic.path can name; see `CriticEngine`."""
         if not self._sharding.is_whole:
-            write_shared(folder, self._make, self._source, "float32")
+            adapter, sharding = self._adapter, self._sharding
+            source = self._source if adapter is None else merged_source(adapter, torch.float32, sharding)
+            write_shared(folder, self._make, source, "float32")
             return
         with self._trained.moving:
             model = self._model

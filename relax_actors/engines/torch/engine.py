@@ -35,6 +35,7 @@ from relax_actors.engines.torch.model import copy_into, has_weights, read_folder
 from relax_actors.engines.torch.objective import StepObjective
 from relax_actors.engines.torch.optimized_model import AdamW, OptimizedModel
 from relax_actors.engines.torch.passes import Passes
+from relax_actors.engines.torch.profile import Profiled
 from relax_actors.engines.torch.recompute import recompute_layers
 from relax_actors.engines.torch.reference import AdapterReference, Reference, ReferenceModel
 from relax_actors.engines.torch.score_model import complete_config, model_maker, stored_scores
@@ -46,7 +47,7 @@ from relax_actors.weights.encoder import WeightEncoder
 REFERENCE = "reference.safetensors"
 
 
-class TorchEngine:
+class TorchEngine(Profiled):
     """One rank, alone or with others that share the model with it; implements `TrainingEngine` and `RankEngine`.
 
     Args:
@@ -92,10 +93,10 @@ class TorchEngine:
         self._make = model_maker(config)
         self._model = self._sharding.build(partial(self._built, config.run.seed), family)
         freeze(self._model, settings.freeze)
-        own = run_weights(config, self._model)
+        own = run_weights(config, self._model, self._device)
         self._adapter = own if isinstance(own, Adapter) else None
         self._forward.prepare(self._model)
-        if self._adapter is not None and self._dtype != torch.float32:
+        if self._adapter is not None and self._dtype != torch.float32 and self._sharding.is_whole:
             self._adapter.cast(self._dtype)
         self._routers = Routers(self._model) if settings.router_replay else None
         if settings.recompute == "full":
@@ -159,7 +160,7 @@ class TorchEngine:
     def _made_reference(self) -> Reference:
         """Return the reference, with any weights."""
         if self._adapter is not None:
-            return AdapterReference(self._adapter)
+            return AdapterReference(self._adapter, self._trained.moving)
 
         def build() -> PreTrainedModel:
             return self._forward.prepare(self._sharding.build(partial(self._built, None), self._family))
@@ -202,7 +203,11 @@ class TorchEngine:
         self._coefficients.record(measured)
         self._passes.end_step()
         progress()
-        return StepResult(objective.metrics(measured) | {"learning_rate": rate})
+        return StepResult(objective.metrics(measured) | {"learning_rate": rate}, self._trained.micro_batches)
+
+    def measure_gradients(self) -> None:
+        """Measure the gradients of each micro-batch; see `MeasuresGradients`."""
+        self._trained.measures_gradients = True
 
     def _with_reference(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> Sequence[TrainSample]:
         """Add reference log-probs if this engine computes them; in a deterministic run row by row, as actors do."""
@@ -301,7 +306,7 @@ class TorchEngine:
         """Write a model folder, or that of an adapter; see `WeightProducer`."""
         if self._adapter is not None:
             with self._trained.moving:
-                export_adapter(self._adapter, folder, self._config)
+                export_adapter(self._adapter, folder, self._config, self._sharding)
             return
         if not self._sharding.is_whole:
             write_shared(folder, self._stored_form, self._source, self._config.trainer.precision)

@@ -207,20 +207,30 @@ class FullySharded(Whole):
 
     def clip(self, parameters: Iterable[nn.Parameter], max_norm: float) -> float:
         """Clip gradients to a norm, and return the norm that they had, in all ranks together."""
-        own = [_local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        own = [_local(gradient) for gradient in gradients if isinstance(gradient, DTensor) or not self.rank]
         norms = [float(norm) for norm in self.all_gather(float(nn.utils.get_total_norm(own)))]
         norm = math.sqrt(sum(norm * norm for norm in norms))
         if norm > max_norm:
-            for gradient in own:
-                gradient.mul_(max_norm / (norm + 1e-6))
+            for gradient in gradients:
+                _local(gradient).mul_(max_norm / (norm + 1e-6))
         return norm
+
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Sum the gradients of weights that FSDP2 does not know; see `Whole`."""
+        known = [p.grad for p in parameters if p.grad is not None and not isinstance(p, DTensor)]
+        if not known:
+            return
+        flat = torch.cat([gradient.flatten() for gradient in known])
+        distributed.all_reduce(flat)
+        for gradient, part in zip(known, flat.split([gradient.numel() for gradient in known]), strict=True):
+            gradient.copy_(part.view_as(gradient))
 
     def source(
         self, read: Callable[[], Mapping[str, Tensor]], dtype: torch.dtype, lock: AbstractContextManager[Any]
     ) -> WeightSource:
         """Return the weights that are published, each rank its share; see `Whole`."""
-        del lock  # what is shared moves nowhere between passes
-        return SharedSource(read(), dtype, self, self.gather)
+        return SharedSource(read(), dtype, self, self.gather, lock)
 
     def gather(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         """Return a whole tensor in a dtype; collective."""

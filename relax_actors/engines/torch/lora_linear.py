@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import cast
 
 import torch
@@ -52,44 +53,57 @@ class Switch:
 
 
 class LowRank(nn.Module):
-    """Matrices A and B of one layer and slot.
+    """Matrices A and B of one layer and slot, both 0 and in float32.
 
     Args:
         rank: rank.
-        layer: layer whose output B A x is added to.
-        dtype: dtype of A and B.
+        inputs: inputs of the layer whose output B A x is added to.
+        outputs: outputs of that layer.
+        device: device of A and B.
 
     Attributes:
         down: A, `[rank, in]`.
         up: B, `[out, rank]`.
     """
 
-    def __init__(self, rank: int, layer: nn.Linear, dtype: torch.dtype) -> None:
+    def __init__(self, rank: int, inputs: int, outputs: int, device: torch.device) -> None:
         super().__init__()
-        device = layer.weight.device
-        self.down = nn.Parameter(torch.zeros(rank, layer.in_features, dtype=dtype, device=device))
-        self.up = nn.Parameter(torch.zeros(layer.out_features, rank, dtype=dtype, device=device))
+        self.down = nn.Parameter(torch.zeros(rank, inputs, device=device))
+        self.up = nn.Parameter(torch.zeros(outputs, rank, device=device))
 
 
 class LoraLinear(nn.Linear):
-    """A linear layer that takes the place of another one and shares its weights: W x + b + s B A drop(x).
+    """A linear layer with adapters, which `adapt` makes of a plain one: W x + b + s B A drop(x).
 
     The added part is computed in the order of PEFT's, so that both give the same bits in float32 on a CPU.
-
-    Args:
-        layer: the layer.
-        name: its name in the model, from which the seed of its dropped inputs follows.
-        scale: s.
-        dropout: share of the inputs of A that are dropped.
-        switch: of the model.
     """
 
-    def __init__(self, layer: nn.Linear, name: str, *, scale: float, dropout: float, switch: Switch) -> None:
-        nn.Module.__init__(self)  # the weights are those of `layer`
-        self.in_features, self.out_features = layer.in_features, layer.out_features
-        self.weight, self.bias = layer.weight, layer.bias
-        self.slots = nn.ModuleDict()
-        self.scale, self._name, self._dropout, self._switch = scale, name, dropout, switch
+    slots: nn.ModuleDict
+    scale: float
+    switch: Switch
+    drop: Callable[..., Tensor]
+
+    @classmethod
+    def adapt(cls, layer: nn.Linear, name: str, *, scale: float, dropout: float, switch: Switch) -> LoraLinear:
+        """Give a linear layer adapters, in place: FSDP2 replaces the weights of the modules that it was given.
+
+        Args:
+            layer: the layer.
+            name: its name in the model, from which the seed of its dropped inputs follows.
+            scale: s.
+            dropout: share of the inputs of A that are dropped.
+            switch: of the model.
+        """
+        layer.__class__ = cls
+        adapted = cast("LoraLinear", layer)
+        adapted.slots, adapted.scale, adapted.drop = nn.ModuleDict(), scale, partial(dropped, share=dropout, name=name)
+        adapted.switch = switch
+        return adapted
+
+    def add_slot(self, slot: str, rank: int, device: torch.device) -> LowRank:
+        """Add a slot whose A and B are 0."""
+        self.slots[slot] = LowRank(rank, self.in_features, self.out_features, device)
+        return self.of_slot(slot)
 
     def of_slot(self, slot: str) -> LowRank:
         """Return A and B of a slot."""
@@ -98,25 +112,37 @@ class LoraLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """Compute the layer with the adapter of the slot in use."""
         base = super().forward(x)
-        if self._switch.slot is None:
+        if self.switch.slot is None:
             return base
-        adapter = self.of_slot(self._switch.slot)
-        low = functional.linear(self._dropped(x.to(adapter.down.dtype)), adapter.down)
-        return base + functional.linear(low, adapter.up) * self.scale
-
-    def _dropped(self, x: Tensor) -> Tensor:
-        if self._switch.seed is None or not self._dropout:
-            return x
-        random = torch.Generator(x.device).manual_seed(derive_seed(self._switch.seed, self._name))
-        kept = torch.empty_like(x).bernoulli_(1 - self._dropout, generator=random)
-        return x * kept / (1 - self._dropout)
+        adapter = self.of_slot(self.switch.slot)
+        x = self.drop(x.to(adapter.down.dtype), seed=self.switch.seed)
+        return base + functional.linear(functional.linear(x, adapter.down), adapter.up) * self.scale
 
     @torch.no_grad()
-    def merged(self) -> Tensor:
-        """Return W + s B A of the slot in use, in the dtype of W; computed in float32."""
-        assert self._switch.slot is not None  # noqa: S101 the caller merges an adapter
-        adapter = self.of_slot(self._switch.slot)
-        return merge(self.weight, adapter.down, adapter.up, self.scale)
+    def merged(self, weight: Tensor | None = None) -> Tensor:
+        """Return W + s B A of the slot in use, in the dtype of W; computed in float32.
+
+        Args:
+            weight: W, where ranks share the layer's own.
+        """
+        assert self.switch.slot is not None  # noqa: S101 the caller merges an adapter
+        adapter = self.of_slot(self.switch.slot)
+        return merge(self.weight if weight is None else weight, adapter.down, adapter.up, self.scale)
+
+
+def dropped(x: Tensor, *, share: float, seed: int | None, name: str) -> Tensor:
+    """Return inputs of which a share is 0, and the others divided by 1 - share.
+
+    Args:
+        x: inputs.
+        share: share of dropped inputs.
+        seed: seed of the pass; None to drop nothing.
+        name: what draws them, such as the name of a layer.
+    """
+    if seed is None or not share:
+        return x
+    random = torch.Generator(x.device).manual_seed(derive_seed(seed, name))
+    return x * torch.empty_like(x).bernoulli_(1 - share, generator=random) / (1 - share)
 
 
 def merge(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:

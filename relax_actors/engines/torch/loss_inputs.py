@@ -66,7 +66,9 @@ class LossInputs:
             the first of them.
         targets: float32, what the scores are compared with.
         teacher: log-probs of a teacher; required with algorithm.distil.place = "loss".
-        imitated: float32, factor of -log-prob of each token in the sum of the losses, with algorithm.positive_nll.
+        imitated: float32, factor of -log-prob of each token in the sum of the losses, with algorithm.positive_nll or
+            algorithm.observation_nll.
+        observed: bool, tokens of observations, which are in `mask`, too.
         squares: float32, sum of the squared probabilities of the vocabulary, if the loss reads it.
         totals: sums of whole samples and of the step.
     """
@@ -86,6 +88,7 @@ class LossInputs:
     targets: Tensor | None = None
     teacher: TeacherInputs | None = None
     imitated: Tensor | None = None
+    observed: Tensor | None = None
     squares: Tensor | None = None
     totals: Totals = field(default_factory=Totals)
 

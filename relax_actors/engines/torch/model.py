@@ -21,6 +21,7 @@ from relax_actors.errors import ConfigError
 from relax_actors.media.families import FAMILIES
 from relax_actors.media.family import family_of
 from relax_actors.weights import files as weights
+from relax_actors.weights.encoder import published_dtype
 
 VOICE = tuple(prefix for spec in FAMILIES.values() for prefix in spec.voice)
 """Parts of the files of an omni model that write speech; they are not trained."""
@@ -39,7 +40,7 @@ def build(
     Args:
         path: model folder.
         seed: seed of the random weights, the same on any device; None to leave torch's random state alone.
-        dtype: dtype of the weights.
+        dtype: dtype of the weights; see `published_dtype`.
         device: torch device; None to leave the model where it was built.
         change: returns the config to build in place of the folder's.
 
@@ -55,6 +56,8 @@ def build(
             torch.manual_seed(seed)
         # The attention is transformers' choice: SDPA, or for a model with sinks its own.
         model: PreTrainedModel = auto.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
+        for name, buffer in model.named_buffers():
+            buffer.data = buffer.data.to(published_dtype(name, buffer.dtype))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         msg = f"model.path {path} holds no model that transformers can build: {error}"
         raise ConfigError(msg) from error
@@ -173,11 +176,21 @@ def copy_into(model: PreTrainedModel, tensors: Mapping[str, Tensor], source: str
     known = _check_names(model, tensors, source)
     for name, tensor in tensors.items():
         _check_shape(name, tensor, known[name], source)
-        own: Any = known[name]
-        if hasattr(own, "device_mesh"):  # ranks share it; its class is not imported, which takes long
-            own.to_local().copy_(tensor[own_rows(own)])
-        else:
-            own.copy_(tensor)
+        copy_tensor(known[name], tensor)
+
+
+def is_shared(tensor: Tensor) -> bool:
+    """Return whether ranks share a tensor; its class is not imported, which takes long."""
+    return hasattr(tensor, "device_mesh")
+
+
+@torch.no_grad()
+def copy_tensor(own: Any, tensor: Any) -> None:
+    """Copy a tensor into another one, of which this rank may have some rows only."""
+    if not is_shared(own):
+        own.copy_(tensor)
+    else:
+        own.to_local().copy_(tensor.to_local() if is_shared(tensor) else tensor[own_rows(own)])
 
 
 def own_rows(tensor: Any) -> slice:

@@ -24,6 +24,7 @@ from relax_actors.algorithms.policy import PolicyInputs, PolicyLoss
 from relax_actors.algorithms.policy_functions import PolicyFunctions
 from relax_actors.config.algorithm import AlgorithmSection
 from relax_actors.engines.torch.loss_inputs import LossInputs
+from relax_actors.engines.torch.observations import observation_loss, of_policy
 from relax_actors.engines.torch.replay_metrics import with_replay_shares
 from relax_actors.engines.torch.step_means import OF_SAMPLES, other_measurements, step_means
 
@@ -128,6 +129,7 @@ class StepObjective:
             ValueError: shapes do not match, or an input is missing.
             ConfigError: a function of the user returned a wrong shape, or a number that is not finite.
         """
+        observations, inputs = observation_loss(inputs), of_policy(inputs)
         algorithm, mask = self._algorithm, inputs.mask
         logprobs, rollout = inputs.logprobs, inputs.rollout
         if algorithm.rows == "sampled":
@@ -145,6 +147,9 @@ class StepObjective:
             tokens = inputs.row_counts
             measured["prompts"] = float(self._shares(inputs, tokens).sum())
         loss = reduce_loss(per_token, trained, mode=mode, normaliser=1.0, tokens=tokens)
+        if observations is not None:
+            loss = loss + observations[0]
+            measured |= observations[1]
         measured["loss"] = float(loss.detach())
         if inputs.scores is None:
             measured["entropy_proxy"] = float(-(logprobs.detach() * mask).sum())
@@ -154,7 +159,7 @@ class StepObjective:
     def observe(self, inputs: LossInputs) -> PolicyLoss:
         """Compute the policy loss in the forward pass before the backward pass; fills `inputs.totals`."""
         chosen = torch.zeros_like(inputs.mask) if self._functions.spec.choose else None
-        return self._functions.policy_loss(self._policy_inputs(inputs, chosen, {}))
+        return self._functions.policy_loss(self._policy_inputs(of_policy(inputs), chosen, {}))
 
     def _proximal(self, inputs: LossInputs) -> Tensor:
         """Return the log-probs in the denominator of the ratio, detached.
@@ -261,7 +266,7 @@ class StepObjective:
             measured["entropy"] = float((inputs.entropies.detach() * mask).sum())
             if bonus := applied_entropy(self._coefficients, algorithm.entropy.target):
                 yield -bonus * inputs.entropies
-        if inputs.imitated is not None:
+        if inputs.imitated is not None and algorithm.positive_nll:
             imitation = -inputs.imitated * logprobs
             measured["positive_nll"] = float((imitation.detach() * mask).sum())
             yield imitation

@@ -20,6 +20,7 @@ from relax_actors.algorithms.losses import add_metrics
 from relax_actors.config.training import CriticSection, TrainerSection
 from relax_actors.engines.protocols.samples import MicroBatchPlan
 from relax_actors.engines.torch.loss_scale import LossScale
+from relax_actors.engines.torch.model import is_shared
 from relax_actors.engines.torch.sharding import Whole
 from relax_actors.engines.torch.strict_backward import end_strict_backward
 from relax_actors.engines.torch.trained_weights import TrainedWeights
@@ -69,20 +70,27 @@ class OptimizedModel:
     Attributes:
         weights: which weights of the model are trained.
         measured: measurements of each micro-batch of this rank since the last update.
+        micro_batches: measurements of each micro-batch of the last update, of all ranks.
+        measures_gradients: whether `micro_batches` have the norm of the gradients so far; for models that are whole.
         moving: held while tensors move between device and host, and by other threads that read them.
     """
 
     def __init__(self, model: PreTrainedModel, weights: TrainedWeights, settings: AdamW, sharding: Whole) -> None:
         self.model, self.weights, self._settings, self._sharding = model, weights, settings, sharding
         self.measured: list[dict[str, float]] = []
+        self.micro_batches: list[dict[str, float]] = []
+        self.measures_gradients = False
+        self._gradients: list[float] = []
         self.moving = threading.Lock()
         self.reset()
 
     def reset(self) -> None:
         """Create a new optimizer, without state."""
         self._scale, self._updates = LossScale.of(self._settings.trainer), 0
+        self._parameters = [p for p in self.model.parameters() if p.requires_grad]
+        kinds = ([p for p in self._parameters if is_shared(p) is shared] for shared in (False, True))
         self._optimizer = torch.optim.AdamW(
-            [p for p in self.model.parameters() if p.requires_grad],
+            [{"params": kind} for kind in kinds if kind],  # torch updates them apart
             lr=self._settings.learning_rate,
             betas=self._settings.betas,
             eps=self._settings.epsilon,
@@ -93,6 +101,7 @@ class OptimizedModel:
     def discard(self) -> None:
         """Discard the accumulated gradients."""
         self.measured.clear()
+        self._gradients.clear()
         self._optimizer.zero_grad(set_to_none=True)
 
     def backward(self, plans: Iterable[MicroBatchPlan], loss_of: LossOf, progress: Callable[[], None]) -> None:
@@ -105,11 +114,18 @@ class OptimizedModel:
                 finally:
                     end_strict_backward()
             self.measured.append(measured)
+            if self.measures_gradients and self._sharding.is_whole:
+                self._gradients.append(self._gradient_norm())
             progress()
+
+    def _gradient_norm(self) -> float:
+        """Return the norm of the accumulated gradients, in float64."""
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        return float(sum(float(g.detach().double().square().sum()) for g in gradients) ** 0.5)
 
     def dropping(self, part: int) -> AbstractContextManager[None]:
         """Return the context in which a micro-batch of the next update is computed; see `TrainedWeights`."""
-        return self.weights.dropping(self._updates, part)
+        return self.weights.dropping(self._updates, part * self._sharding.count + self._sharding.rank)
 
     def update(
         self, learning_rate: float, scale_of: Callable[[dict[str, float]], float] = lambda _: 1.0
@@ -123,10 +139,14 @@ class OptimizedModel:
             FloatingPointError: the norm of the gradients is not finite, for another reason.
         """
         self._complete_gradients()
+        self._sharding.sum_gradients(self._parameters)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         everyone = self._sharding.all_gather(self.measured)
-        measured, count = add_metrics(one for rank in everyone for one in rank), float(len(self.measured))
+        self.micro_batches = [dict(one) for rank in everyone for one in rank]
+        measured, count = add_metrics(self.micro_batches), float(len(self.measured))
+        for one, gradient in zip(self.micro_batches, self._gradients, strict=False):
+            one["gradient"] = gradient
         if (scale := scale_of(measured) / self._scale.value) != 1.0:
             for parameter in self.model.parameters():
                 if parameter.grad is not None:
@@ -141,10 +161,9 @@ class OptimizedModel:
 
     def _complete_gradients(self) -> None:
         # AdamW would skip weights without a gradient. Megatron-Core cannot: it keeps one step number for all weights.
-        for group in self._optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
+        for parameter in self._parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield the tensors on the device: weights, gradients and state of the optimizer."""
@@ -156,9 +175,9 @@ class OptimizedModel:
             yield from (value for value in entry.values() if isinstance(value, Tensor))
 
     def state(self) -> dict[str, Mapping[str, Tensor]]:
-        """Return the tensors of a checkpoint by file name."""
-        state = self._optimizer.state_dict()["state"]
-        flat = {f"{i}.{name}": value for i, entry in state.items() for name, value in entry.items()}
+        """Return the tensors of a checkpoint by file name; the optimizer's by the number of the weight."""
+        state = [self._optimizer.state.get(parameter, {}) for parameter in self._parameters]
+        flat = {f"{i}.{name}": value for i, entry in enumerate(state) for name, value in entry.items()}
         return {MODEL: self.weights.tensors(), OPTIMIZER: flat}
 
     def writer(self, precision: str, state: Mapping[str, Mapping[str, Tensor]], unchanging: str | None = None) -> Write:
@@ -186,11 +205,13 @@ class OptimizedModel:
         self.weights.copy(weights.load([folder / MODEL]), str(folder))
         self.reset()
         state: dict[int, dict[str, Tensor]] = {}
-        (group,) = self._optimizer.param_groups
+        places = {id(p): n for n, p in enumerate(p for group in self._optimizer.param_groups for p in group["params"])}
         for key, value in weights.load([folder / OPTIMIZER]).items():
             index, _, name = key.partition(".")
-            of_weight = value.shape == (weight := group["params"][int(index)]).shape and value.dim() > 0
-            state.setdefault(int(index), {})[name] = self._sharding.own(weight, value) if of_weight else value.clone()
+            weight = self._parameters[int(index)]
+            of_weight = value.shape == weight.shape and value.dim() > 0
+            entry = state.setdefault(places[id(weight)], {})
+            entry[name] = self._sharding.own(weight, value) if of_weight else value.clone()
         tree = self._optimizer.state_dict()
         tree["state"] = state
         self._optimizer.load_state_dict(tree)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -70,10 +70,15 @@ class ReferenceModel:
 
 
 class AdapterReference:
-    """The model in training with the adapter of version 0, or without any; implements `Reference`."""
+    """The model in training with the adapter of version 0, or without any; implements `Reference`.
 
-    def __init__(self, adapter: Adapter) -> None:
-        self._adapter = adapter
+    Args:
+        adapter: of the model.
+        lock: held while weights that ranks share have other numbers; threads that publish hold it, too.
+    """
+
+    def __init__(self, adapter: Adapter, lock: AbstractContextManager[Any]) -> None:
+        self._adapter, self._lock = adapter, lock
 
     def take(self) -> None:
         """Keep the adapter of version 0 if it is not zero; see `Reference`."""
@@ -82,7 +87,7 @@ class AdapterReference:
     @contextmanager
     def model(self) -> Iterator[PreTrainedModel]:
         """Yield the model in training with the weights of version 0; see `Reference`."""
-        with self._adapter.as_reference():
+        with self._lock if self._adapter.changes_for_reference else nullcontext(), self._adapter.as_reference():
             yield self._adapter.model
 
     def tensors(self) -> Mapping[str, Tensor] | None:

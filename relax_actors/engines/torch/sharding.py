@@ -93,6 +93,14 @@ class Whole:
         """Clip gradients to a norm, and return the norm that they had."""
         return float(nn.utils.clip_grad_norm_(parameters, max_norm))
 
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Sum the gradients of weights that all ranks hold, such as those of an adapter, over the ranks."""
+        del parameters
+
+    def gather(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return a whole tensor in a dtype."""
+        return tensor.detach().to(dtype)
+
     def source(
         self, read: Callable[[], Mapping[str, Tensor]], dtype: torch.dtype, lock: AbstractContextManager[Any]
     ) -> WeightSource:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +12,7 @@ from torch import Tensor
 from relax_actors.engines.ranks.dealing import Entry, deal
 from relax_actors.engines.torch.sharding import Whole
 from relax_actors.weights import files as weights
-from relax_actors.weights.encoder import Take
+from relax_actors.weights.encoder import Take, published_dtype
 
 
 class SharedSource:
@@ -24,6 +26,7 @@ class SharedSource:
         dtype: in which they are published.
         ranks: who shares them.
         gather: returns a whole tensor in a dtype; collective.
+        lock: held while they are read.
     """
 
     def __init__(
@@ -32,9 +35,10 @@ class SharedSource:
         dtype: torch.dtype,
         ranks: Whole,
         gather: Callable[[Tensor, torch.dtype], Tensor],
+        lock: AbstractContextManager[Any],
     ) -> None:
         self._tensors, self._dtype = dict(sorted(tensors.items())), dtype
-        self._sharding, self._gather = ranks, gather
+        self._sharding, self._gather, self._lock = ranks, gather, lock
         self.rank, self.ranks = ranks.rank, ranks.count
         self.prefixes = b""
 
@@ -46,7 +50,7 @@ class SharedSource:
         """Return the forms of the tensors that this rank owns; see `WeightSource`."""
         owners = self._owners(files)
         return {
-            name: weights.TensorForm(self._dtype, tuple(tensor.shape))
+            name: weights.TensorForm(published_dtype(name, self._dtype), tuple(tensor.shape))
             for name, tensor in self._tensors.items()
             if owners[name] == self.rank
         }
@@ -54,10 +58,14 @@ class SharedSource:
     @torch.no_grad()
     def visit(self, take: Take, files: int) -> str:
         """Gather each tensor, and pass it to `take` of the rank that owns it; see `WeightSource`."""
+        with self._lock:
+            return self._visit(take, files)
+
+    def _visit(self, take: Take, files: int) -> str:
         owners, digest = self._owners(files), weights.Fingerprint()
         failure: Exception | None = None
         for name, tensor in self._tensors.items():
-            whole = self._gather(tensor, self._dtype)
+            whole = self._gather(tensor, published_dtype(name, self._dtype))
             if self.rank == 0:
                 digest.add(name, whole)
             if self.rank == owners[name] and failure is None:

@@ -100,6 +100,7 @@ def loss_inputs(
         teacher=teacher,
         squares=scored.squares,
         imitated=column("imitated") if samples and samples[0].imitated is not None else None,
+        observed=column("observed") > 0 if samples and samples[0].observed is not None else None,
         selected=flags(facts.selected if facts else None),
         uncertain=flags(facts.uncertain if facts else None),
         totals=_totals(objective, samples, facts, indices, mask.device),

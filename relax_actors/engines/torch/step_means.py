@@ -19,6 +19,8 @@ PER_TOKEN = (
     "positive_nll",
 )
 """Metrics that a micro-batch measures as sums over tokens and a step reports as means."""
+OBSERVATION_NLL, OBSERVED_TOKENS = "observation_nll", "observed_tokens"
+"""Sum of -log-prob over the tokens of observations, reported as a mean over them, and their number."""
 OF_SAMPLES = "sample_"
 """Begins the names of metrics that a micro-batch measures as sums over samples and a step reports as means."""
 DEPTHS = ("early", "late")
@@ -38,6 +40,8 @@ def step_means(measured: Mapping[str, float]) -> dict[str, float]:
     for depth in DEPTHS:
         if tokens := measured.get(_TOKENS[depth], 0.0):
             means[_ABS_DELTA[depth]] = measured[_ABS_DELTA[depth]] / tokens
+    if tokens := measured.get(OBSERVED_TOKENS, 0.0):
+        means[OBSERVATION_NLL] = measured[OBSERVATION_NLL] / tokens
     of_samples = [name for name in measured if name.startswith(OF_SAMPLES)]
     return means | {name.removeprefix(OF_SAMPLES): measured[name] / measured["samples"] for name in of_samples}
 

@@ -31,6 +31,7 @@ from relax_actors.engines.torch import multimodal
 from relax_actors.engines.torch.barred import BarredIds
 from relax_actors.engines.torch.experts import Routers
 from relax_actors.engines.torch.model import context_length
+from relax_actors.engines.torch.profile import Profiled
 from relax_actors.engines.torch.swappable_model import SwappableModel
 from relax_actors.engines.torch.trained_weights import AllWeights, TrainedWeights
 from relax_actors.engines.transformers.batch_media import BatchMedia, Reading, media_keys
@@ -41,7 +42,7 @@ from relax_actors.engines.transformers.reserved_cache import reserved_cache
 from relax_actors.media.family import family_of
 
 
-class TransformersEngine(SwappableModel, GenerateMixin):
+class TransformersEngine(SwappableModel, Profiled, GenerateMixin):
     """Generates with the model of a model folder; implements `InferenceEngine`.
 
     Args:

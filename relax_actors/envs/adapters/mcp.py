@@ -77,8 +77,8 @@ class McpEnvironment(ToolEnvironment):
 
         async def ask() -> list[dict[str, Any]]:
             async with AsyncExitStack() as stack:
-                found = await _connect(stack, options["servers"], options["allow"])
-                return [tool.schema for tool in found]
+                tools = await _connect(stack, options["servers"], options["allow"])
+                return [tool.schema for tool in tools]
 
         return asyncio.run(ask())
 
@@ -101,7 +101,7 @@ async def _connect(stack: AsyncExitStack, servers: Sequence[str], allow: Sequenc
     """Connect to servers and return their tools."""
     client = import_extra("mcp.client", "mcp", SETTING)
     parameters = import_extra("mcp.client.stdio", "mcp", SETTING).StdioServerParameters
-    found: list[Tool] = []
+    tools: list[Tool] = []
     for server in servers:
         if server.startswith(("http://", "https://")):
             target: Any = server
@@ -115,11 +115,11 @@ async def _connect(stack: AsyncExitStack, servers: Sequence[str], allow: Sequenc
         except Exception as error:
             msg = f"environment.options.servers: {server!r} does not answer: {_cause(error)}; start it, or correct it"
             raise ConfigError(msg) from error
-        found += [McpTool(connected, tool) for tool in listed.tools if not allow or tool.name in allow]
-    if unknown := sorted(set(allow) - {tool.name for tool in found}):
+        tools += [McpTool(connected, tool) for tool in listed.tools if not allow or tool.name in allow]
+    if unknown := sorted(set(allow) - {tool.name for tool in tools}):
         msg = f"environment.options.allow names {unknown[0]!r}, which no server has"
         raise ConfigError(msg)
-    return list(tools_of(found).values())
+    return list(tools_of(tools).values())
 
 
 def _cause(error: BaseException) -> str:

@@ -103,13 +103,13 @@ def _problem(image: str, where: str) -> str:
             "no container engine answers `docker info` or `podman info`; start Docker or Podman and let this user "
             f'reach it, or write {where}.sandbox = "bubblewrap"'
         )
-    found = _engine_call("image", "inspect", "--format", "{{json .Config.Volumes}}", image)
-    if found.returncode:
+    answer = _engine_call("image", "inspect", "--format", "{{json .Config.Volumes}}", image)
+    if answer.returncode:
         return (
             f"{engine} has no image {image!r}; run `{engine} pull {image}` on each machine that runs environments, or "
             f"name another with {where}.image"
         )
-    if volumes := json.loads(found.stdout):
+    if volumes := json.loads(answer.stdout):
         return (
             f"image {image!r} declares VOLUME {', '.join(volumes)}, which is writable without a limit of size; name "
             f"an image without volumes with {where}.image"
@@ -135,8 +135,8 @@ def remove_leftovers() -> None:
     """Remove the containers that earlier processes of this actor have left behind."""
     if OWNER not in os.environ or _engine() is None:
         return
-    found = _engine_call("ps", "--all", "--quiet", "--filter", f"label=relax.actor={_labels()['relax.actor']}")
-    if found.returncode == 0 and (names := found.stdout.split()):
+    answer = _engine_call("ps", "--all", "--quiet", "--filter", f"label=relax.actor={_labels()['relax.actor']}")
+    if answer.returncode == 0 and (names := answer.stdout.split()):
         _engine_call("rm", "--force", *names)
 
 

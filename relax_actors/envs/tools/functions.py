@@ -89,14 +89,14 @@ class Tool:
             return f"{self.name}: {error}"
         known = ", ".join(self._model.model_fields) or "none"
         lines = []
-        for found in error.errors():
-            where = ".".join(map(str, found["loc"]))
-            if found["type"] == "extra_forbidden":
+        for problem in error.errors():
+            where = ".".join(map(str, problem["loc"]))
+            if problem["type"] == "extra_forbidden":
                 lines.append(f"no argument {where!r}; arguments are {known}")
-            elif found["type"] == "missing":
+            elif problem["type"] == "missing":
                 lines.append(f"argument {where!r} is missing")
             else:
-                lines.append(f"argument {where!r}: {found['msg']}, got {found['input']!r:.80}")
+                lines.append(f"argument {where!r}: {problem['msg']}, got {problem['input']!r:.80}")
         return f"{self.name}: {'; '.join(lines)}"
 
 
@@ -106,14 +106,14 @@ def tools_of(functions: Sequence[Callable[..., Any] | Tool]) -> dict[str, Tool]:
     Raises:
         ConfigError: two have one name, or as `Tool`.
     """
-    found: dict[str, Tool] = {}
+    tools: dict[str, Tool] = {}
     for function in functions:
         tool = function if isinstance(function, Tool) else Tool(function)
-        if tool.name in found:
+        if tool.name in tools:
             msg = f"two tools have the name {tool.name!r}; rename one"
             raise ConfigError(msg)
-        found[tool.name] = tool
-    return found
+        tools[tool.name] = tool
+    return tools
 
 
 def content_of(result: Any) -> str | list[dict[str, Any]]:
@@ -170,14 +170,14 @@ def _schema(name: str, text: str, parameters: dict[str, Any]) -> dict[str, Any]:
 
 def _arguments(text: str) -> dict[str, str]:
     """Return the descriptions of arguments in a docstring's section `Args:`."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     section, last = "", ""
     for line in text.splitlines():
         if heading := _SECTION.match(line):
             section = heading[1]
         elif section == "Args" and (match := _ARGUMENT.match(line)) and not line.startswith(" " * 8):
             last = match[1]
-            found[last] = match[2].strip()
+            texts[last] = match[2].strip()
         elif section == "Args" and last and line.startswith(" " * 8):
-            found[last] += f" {line.strip()}"
-    return found
+            texts[last] += f" {line.strip()}"
+    return texts

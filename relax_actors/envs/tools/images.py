@@ -96,8 +96,8 @@ class ImageEnvironment(ToolEnvironment):
             return self._show(rotated(self._image(image), degrees))
 
         crop.__doc__, turn.__doc__ = zoom.__doc__, rotate.__doc__
-        found = {"zoom": Tool(crop, "zoom"), "rotate": Tool(turn, "rotate")}
-        return [tool for name, tool in found.items() if name in self.offers]
+        tools = {"zoom": Tool(crop, "zoom"), "rotate": Tool(turn, "rotate")}
+        return [tool for name, tool in tools.items() if name in self.offers]
 
     def _image(self, number: int) -> Pixels:
         if not 1 <= number <= len(self._images):
@@ -167,8 +167,8 @@ def scaled(pixels: Pixels, side: int) -> Pixels:
     height, width = pixels.shape[:2]
     scale = side / max(height, width)
     size = max(1, round(width * scale)), max(1, round(height * scale))
-    found: Pixels = cv2.resize(pixels, size, interpolation=cv2.INTER_CUBIC if scale > 1 else cv2.INTER_AREA)
-    return found
+    resized: Pixels = cv2.resize(pixels, size, interpolation=cv2.INTER_CUBIC if scale > 1 else cv2.INTER_AREA)
+    return resized
 
 
 def rotated(pixels: Pixels, degrees: float) -> Pixels:
@@ -189,5 +189,5 @@ def rotated(pixels: Pixels, degrees: float) -> Pixels:
     cos, sin = abs(matrix[0, 0]), abs(matrix[0, 1])
     across, down = round(height * sin + width * cos), round(height * cos + width * sin)
     matrix[:, 2] += across / 2 - width / 2, down / 2 - height / 2
-    found: Pixels = cv2.warpAffine(pixels, matrix, (across, down))
-    return found
+    turned: Pixels = cv2.warpAffine(pixels, matrix, (across, down))
+    return turned

@@ -1,8 +1,8 @@
 """Sink that exports the timeline of each trained step to an OpenTelemetry collector, by OTLP over HTTP.
 
-A row is a trace with a span for each of its columns, and links to the trace of the step that trained it. The ids follow
-from run, step and index alone, so that every exporter of a run computes the same ones, and a collector that gets a
-span twice has it once.
+A row is a trace with a span for each of its columns, for each sample of several turns (`session`) and its turns, and
+links to the trace of the step that trained it. The ids follow from run, step and index alone, so that every exporter
+of a run computes the same ones, and a collector that gets a span twice has it once.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ log = structlog.get_logger()
 MAX_WAITING = 1000
 """Steps that wait for their export; further ones are left out and counted."""
 EXPORT_SECONDS = 10
+SAMPLE = "sample"
+"""Begins the names of the lanes of turns: `sample.<number>`."""
 ReadStep = Callable[[int, LogMessage], Timeline]
 
 
@@ -125,15 +127,25 @@ def spans_of(run: str, timeline: Timeline) -> list[ReadableSpan]:
 
 
 def _row(run: str, row: str, spans: list[Span]) -> Iterator[ReadableSpan]:
-    """Yield the span of a row, and those of its columns below it."""
+    """Yield the span of a row, those of its columns below it, and those of the turns below their samples."""
     from opentelemetry.trace import Link
 
     begin, end = min(span.begin for span in spans), max(span.end for span in spans)
     whole = Span("row", begin, end, "prompts.0", row, spans[0].step)
     of_step = context(run, f"step/{whole.step}", f"step/{whole.step}/trainer.0/train")
     yield _span(run, whole, row, row, None, [Link(of_step)])
+    sessions: defaultdict[str, list[Span]] = defaultdict(list)
     for span in spans:
-        yield _span(run, span, row, f"{row}/{span.name}", context(run, row, row), [])
+        if span.role == SAMPLE:
+            sessions[span.actor].append(span)
+        else:
+            yield _span(run, span, row, f"{row}/{span.name}", context(run, row, row), [])
+    for sample, turns in sessions.items():
+        place = f"{row}/{sample}"
+        session = Span("session", turns[0].begin, turns[-1].end, sample, row, whole.step)
+        yield _span(run, session, row, place, context(run, row, row), [])
+        for turn in turns:
+            yield _span(run, turn, row, f"{place}/{turn.name}", context(run, row, place), [])
 
 
 def _span(run: str, span: Span, trace: str, name: str, parent: SpanContext | None, links: list[Any]) -> ReadableSpan:

@@ -20,7 +20,16 @@ SCORES = frozenset({"reward", "reference", "actor_fwd", "squares", "values", "te
 SHOWN = frozenset(
     {
         *("crashed", "down", "gave_up", "stopped", "fault", "recovered", "resuming", "row_quarantined", "row_dropped"),
-        *("row_lost", "row_failed", "table_full", "waiting_for_room", "weights_corrupt", "replay_diverged", "finished"),
+        *(
+            "row_lost",
+            "row_failed",
+            "table_full",
+            "waiting_for_room",
+            "weights_corrupt",
+            "replay_diverged",
+            "finished",
+            "profiled",
+        ),
     }
 )
 """Kinds of events that are shown as instants."""
@@ -87,7 +96,9 @@ class Builder:
             self._starts.append((stored, message.kind, message.sender))
         elif message.kind in SHOWN:
             body = message.body
-            why = str(body.get("error") or body.get("reason") or body.get("row") or "").partition("\n")[0]
+            files = body.get("files")
+            listed = ", ".join(map(str, files)) if isinstance(files, list) else ""
+            why = str(body.get("error") or body.get("reason") or body.get("row") or listed).partition("\n")[0]
             self._instants.append(Instant(message.kind, stored, message.sender, printable(why[:200])))
 
     def timeline(self) -> Timeline:

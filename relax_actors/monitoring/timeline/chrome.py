@@ -7,6 +7,7 @@ microseconds.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -14,8 +15,13 @@ from relax_actors.monitoring.timeline.lanes import laid_out
 from relax_actors.monitoring.timeline.span import Span, Timeline
 
 
-def chrome_trace(timeline: Timeline) -> dict[str, Any]:
-    """Return the trace as plain data."""
+def chrome_trace(timeline: Timeline, profiles: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the trace as plain data.
+
+    Args:
+        timeline: what to write.
+        profiles: names of the run's profiles, traces of their own, as `otherData` lists them.
+    """
     events: list[dict[str, Any]] = []
     roles: dict[str, int] = {}
     threads: dict[str, tuple[int, int]] = {}
@@ -39,7 +45,8 @@ def chrome_trace(timeline: Timeline) -> dict[str, Any]:
         detail = {"detail": instant.detail, "actor": instant.actor}
         events.append({"ph": "i", "name": instant.name, "ts": _micro(instant.time), "args": detail, **scope})
     events += _arrows(flows)
-    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"run": timeline.run}}
+    other = {"run": timeline.run, "profiles": list(profiles)}
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": other}
 
 
 def _process(role: str, roles: dict[str, int], events: list[dict[str, Any]]) -> int:

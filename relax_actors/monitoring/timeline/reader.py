@@ -36,7 +36,8 @@ async def read_step(connection: Connection, rows: RowReader, step: int, message:
         connection: of an observer.
         rows: reader of the run's rows.
         step: number of the step.
-        message: the metric of the step, if that is known; the log is then not read, and there are no events.
+        message: the metric of the step, if that is known; the log is then not read, there are no events, and samples
+            of several turns have spans of their own.
 
     Raises:
         ConfigError: nothing of the step is left, or it has not begun.
@@ -49,6 +50,8 @@ async def read_step(connection: Connection, rows: RowReader, step: int, message:
         cells = known if "prompt" in known.cells else await rows.row(connection, row)
         if cells is not None:
             _take_row(builder, cells)
+            if message is not None:
+                _take_turns(builder, cells)
     await _read_numbered(connection, rows, builder, step, step + 1)
     if message is None:
         await _read_log(connection, rows, builder)
@@ -57,11 +60,17 @@ async def read_step(connection: Connection, rows: RowReader, step: int, message:
     return within(builder.timeline(), step, f"step {step}")
 
 
-async def read_row(connection: Connection, rows: RowReader, row: RowId) -> Timeline:
+async def read_row(connection: Connection, rows: RowReader, row: RowId, session: int | None = None) -> Timeline:
     """Return the timeline of one row, with a lane for each of its samples that has turns.
 
+    Args:
+        connection: of an observer.
+        rows: reader of the run's rows.
+        row: id of the row.
+        session: number of the only sample whose turns are shown; all by default.
+
     Raises:
-        ConfigError: neither the table nor the record has it.
+        ConfigError: neither the table nor the record has it, or the sample has no turns.
     """
     builder = Builder(rows.subjects.run)
     cells = await rows.row(connection, row)
@@ -69,11 +78,9 @@ async def read_row(connection: Connection, rows: RowReader, row: RowId) -> Timel
         msg = f"neither the table nor the record has {row}; record.every = 1 keeps all rows"
         raise ConfigError(msg)
     _take_row(builder, cells)
-    prompt = cells.cells.get("prompt")
-    for turn in turns_of(cells):
-        tools = ", ".join(str(call.get("name")) for call in turn.calls)
-        begun = 0.0 if prompt is None else prompt.stored
-        builder.take_turn(row, (turn.sample, turn.number), begun, turn.time, {"tokens": turn.tokens, "tools": tools})
+    if not _take_turns(builder, cells, session) and session is not None:
+        msg = f"sample {session} of {row} has no turns in the table or the record: only samples of several turns do"
+        raise ConfigError(msg)
     await _read_numbered(connection, rows, builder, row.step, row.step + 1)
     await _read_log(connection, rows, builder)
     return within(builder.timeline(), row.step, str(row))
@@ -99,6 +106,18 @@ def _take_row(builder: Builder, cells: RowCells) -> None:
     for cell in cells.cells.values():
         if "." not in cell.field:  # turns are part of the trajectory
             builder.take_cell(CellId(row.kind, row.step, row.index, cell.field), cell.stored, cell.data)
+
+
+def _take_turns(builder: Builder, cells: RowCells, session: int | None = None) -> int:
+    """Record the turns of a row, or those of one sample; return how many there are."""
+    prompt, count = cells.cells.get("prompt"), 0
+    begun = 0.0 if prompt is None else prompt.stored
+    for turn in turns_of(cells):
+        if session is None or turn.sample == session:
+            tools, count = ", ".join(str(call.get("name")) for call in turn.calls), count + 1
+            facts: dict[str, str | int] = {"tokens": turn.tokens, "tools": tools}
+            builder.take_turn(cells.row, (turn.sample, turn.number), begun, turn.time, facts)
+    return count
 
 
 async def _read_numbered(connection: Connection, rows: RowReader, builder: Builder, *numbers: int | str) -> None:

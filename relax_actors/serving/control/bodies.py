@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from broker.subjects import NAME
 from relax_actors.operations.engines import is_url, normal_url
 
 WEEK = 7 * 86400.0
@@ -65,6 +66,30 @@ class RemoveBody(Strict):
     """Body of `DELETE /v1/engines/{id}`."""
 
     force: bool = False
+    timeout_secs: float = Field(default=0.0, ge=0, le=WEEK)
+    idempotency_key: str = Field(default="", max_length=200)
+
+
+class RoleBody(Strict):
+    """Body of `POST /v1/roles`: a role that joins the run, with the table of its section of the TOML file."""
+
+    role: str = Field(pattern=NAME.pattern, max_length=64)
+    settings: dict[str, Any] = Field(description="The table [roles.<name>]: `actor`, `replicas` and options.")
+    timeout_secs: float = Field(default=0.0, ge=0, le=WEEK)
+    idempotency_key: str = Field(default="", max_length=200)
+
+
+class RemoveRoleBody(Strict):
+    """Body of `DELETE /v1/roles/{role}`."""
+
+    force: bool = Field(default=False, description="Actors return their rows instead of finishing them.")
+    timeout_secs: float = Field(default=0.0, ge=0, le=WEEK)
+    idempotency_key: str = Field(default="", max_length=200)
+
+
+class ReplaceBody(Strict):
+    """Body of `POST /v1/roles/{role}/replace`: actors get the code that is on disk, one after the other."""
+
     timeout_secs: float = Field(default=0.0, ge=0, le=WEEK)
     idempotency_key: str = Field(default="", max_length=200)
 

@@ -11,8 +11,15 @@ from relax_actors.errors import ConfigError
 from relax_actors.messages.operations import OperationPlan, OperationRequest
 from relax_actors.operations import ConflictError, History, Operation, OperationLog, State
 from relax_actors.operations.engines import discard_key, save_key
-from relax_actors.operations.plan import NodeView, check_role, nodes_of, plan_scale
-from relax_actors.serving.control.bodies import EngineBody, RemoveBody, ScaleBody
+from relax_actors.operations.plan import NodeView, check_role, nodes_of, plan_scale, wanted_by
+from relax_actors.serving.control.bodies import (
+    EngineBody,
+    RemoveBody,
+    RemoveRoleBody,
+    ReplaceBody,
+    RoleBody,
+    ScaleBody,
+)
 from relax_actors.serving.errors import ApiError
 
 Leases = Mapping[str, Mapping[str, Any]]
@@ -68,8 +75,9 @@ class Control:
         )
         try:
             check_role(body.role, self._facts.roles, self._facts.fixed)
-            if (known := (await self._log.read_async()).with_key(request.key)) is None:
-                plan = plan_scale(request, nodes_of(await self._leases()))
+            history = await self._log.read_async()
+            if (known := history.with_key(request.key)) is None:
+                plan = plan_scale(request, nodes_of(await self._leases()), wanted_by(history, request.role))
         except ConfigError as error:
             raise ApiError(400, str(error), "invalid_request") from error
         return plan if body.dry_run and known is None else await self._request(request)
@@ -149,6 +157,44 @@ class Control:
                 author=self._facts.author,
             )
         )
+
+    async def change_role(
+        self, kind: str, role: str, body: RoleBody | RemoveRoleBody | ReplaceBody, settings: str = ""
+    ) -> Operation:
+        """Request that a role is added, removed, or gets the code that is on disk.
+
+        Args:
+            kind: "add_role", "remove_role" or "replace_role".
+            role: name of the role.
+            body: of the request.
+            settings: table of the role as JSON, to add it.
+
+        Raises:
+            ApiError: the request makes no sense by itself, or an operation is in the way. What the run's supervisor
+                refuses ends as a failed operation.
+        """
+        request = OperationRequest(
+            kind,
+            role,
+            force=isinstance(body, RemoveRoleBody) and body.force,
+            seconds=body.timeout_secs,
+            key=body.idempotency_key,
+            author=self._facts.author,
+            settings=settings,
+        )
+        return await self._request(request)
+
+    async def roles(self) -> dict[str, Any]:
+        """Return the roles that have actors, as JSON."""
+        leases = await self._leases()
+        found: dict[str, list[dict[str, Any]]] = {}
+        for _, node in sorted(nodes_of(leases).items()):
+            for name in node.children:
+                lease = leases.get(name, {})
+                shown = {**_shown_actor(node, name, lease, None), "code": lease.get("code", "")}
+                shown["handled"] = lease.get("handled", 0)
+                found.setdefault(name.rpartition(".")[0], []).append(shown)
+        return {"roles": [{"role": role, "actors": actors} for role, actors in found.items()], "total": len(found)}
 
     async def _refuse_last(self, engine: Operation) -> None:
         nodes = nodes_of(await self._leases()).values()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 from typing import Any, TypeAlias, TypeVar
@@ -12,7 +13,15 @@ from starlette.responses import JSONResponse, Response
 
 from relax_actors.operations import Operation, OperationPlan, State
 from relax_actors.serving.ask import validated
-from relax_actors.serving.control.bodies import CancelBody, EngineBody, RemoveBody, ScaleBody
+from relax_actors.serving.control.bodies import (
+    CancelBody,
+    EngineBody,
+    RemoveBody,
+    RemoveRoleBody,
+    ReplaceBody,
+    RoleBody,
+    ScaleBody,
+)
 from relax_actors.serving.control.control import Control
 from relax_actors.serving.errors import ApiError
 from relax_actors.serving.requests import read_object
@@ -39,7 +48,31 @@ class ControlRoutes:
             ("POST", "/v1/operations/{number}/cancel", self.cancel),
             ("POST", "/v1/engines", self.add_engine),
             ("DELETE", "/v1/engines/{number}", self.remove_engine),
+            ("GET", "/v1/roles", self.roles),
+            ("POST", "/v1/roles", self.add_role),
+            ("DELETE", "/v1/roles/{role}", self.remove_role),
+            ("POST", "/v1/roles/{role}/replace", self.replace_role),
         ]
+
+    async def roles(self, request: Request, _: str) -> Response:
+        """List the roles with an actor, and each actor's node, phase, handled rows and version of the user's code."""
+        del request
+        return JSONResponse(await self._control.roles())
+
+    async def add_role(self, request: Request, _: str) -> Response:
+        """Add a role to the run; the run's supervisor checks it before anything starts."""
+        body = await body_of(request, RoleBody)
+        return accepted(await self._control.change_role("add_role", body.role, body, json.dumps(body.settings)))
+
+    async def remove_role(self, request: Request, _: str) -> Response:
+        """Remove a role of [roles] whose column no other role reads."""
+        body = await body_of(request, RemoveRoleBody)
+        return accepted(await self._control.change_role("remove_role", role_in(request), body))
+
+    async def replace_role(self, request: Request, _: str) -> Response:
+        """Restart the actors of a role with the code that is on disk, one after the other; take it back if it fails."""
+        body = await body_of(request, ReplaceBody)
+        return accepted(await self._control.change_role("replace_role", role_in(request), body))
 
     async def scale(self, request: Request, _: str) -> Response:
         """Change the number of actors of a role: 202 with the operation, or 200 with the plan of a dry run."""
@@ -102,6 +135,11 @@ def number_of(request: Request) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > MAX_DIGITS:
         raise ApiError(404, f"{text[:40]!r} is no id; ids are numbers, see GET /v1/operations", "not_found")
     return int(text)
+
+
+def role_in(request: Request) -> str:
+    """Return the role in the path of a request."""
+    return str(request.path_params["role"])[:200]
 
 
 def accepted(operation: Operation) -> Response:

@@ -25,13 +25,13 @@ SHOWN = 1000
 
 def _options(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        options = json.loads(text)
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        options = None
+    if not isinstance(options, dict):
         msg = f"no JSON object: {text!r}"
         raise argparse.ArgumentTypeError(msg)
-    return found
+    return options
 
 
 def _load(given: argparse.Namespace) -> VerifiersEnvironment:

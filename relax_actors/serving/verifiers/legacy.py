@@ -65,7 +65,7 @@ class LegacyEnvironment:
                 return AgentResult(0.0, {"empty_answer": 1.0})
             msg = f"{error['error']}: {error['message']}"
             raise VerifiersError(msg)
-        return AgentResult(float(done["reward"]), {name: float(found) for name, found in done["metrics"].items()})
+        return AgentResult(float(done["reward"]), {name: float(value) for name, value in done["metrics"].items()})
 
     async def close(self) -> None:
         """Nothing is held."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from relax_actors.autoscaling.place import Place, place_for
 from relax_actors.config import load_config
 from relax_actors.data.checked_run import CheckedRun
 from relax_actors.errors import ConfigError
@@ -25,22 +26,46 @@ def node(phase: str = "ready", count: int = 1, first: int = 0, **fields: Any) ->
 
 
 def test_rollouts_that_stop_are_gone_and_those_that_start_are_there() -> None:
-    assert pool_of({"node.0": node("starting", 2)}, "") == Pool(2, 0, 4, 2, "0")
-    assert pool_of({"node.0": node("stopping")}, "") == Pool(0, 0, 0, None, "")
+    assert pool_of({"node.0": node("starting", 2)}, "") == Pool(2, 0, 4, (Place(0, 2, None, 3),))
+    assert pool_of({"node.0": node("stopping")}, "") == Pool(0, 0, 0)
 
 
-def test_node_of_relax_up_is_scaled_or_else_the_only_one_or_the_chosen_one() -> None:
-    nodes = {"node.1": node(first=1000), "node.2": node(first=2000, count=2)}
-    assert pool_of(nodes, "").here is None
-    assert (pool_of(nodes, "2").here, pool_of(nodes, "n1000").node) == (2, "1")
-    assert (pool_of({**nodes, "node.0": node()}, "").engines, pool_of({**nodes, "node.0": node()}, "").node) == (4, "0")
+def test_all_nodes_are_scaled_or_the_chosen_one() -> None:
+    nodes = {"node.1": node(first=1000, room={"rollout": 3}), "node.2": node(first=2000, count=2)}
+    assert pool_of(nodes, "").places == (Place(1, 1, 3, 2), Place(2, 2, None, 3))
+    assert [place.node for place in pool_of(nodes, "2").places] == [2]
+    assert [place.node for place in pool_of(nodes, "n1000").places] == [1]
+    assert (pool_of(nodes, "").engines, pool_of(nodes, "").least, pool_of(nodes, "1").least) == (3, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("places", "change", "wanted"),
+    [
+        ([Place(0, 1, 0), Place(1, 1, 2), Place(2, 1, 3)], 2, (2, 3)),
+        ([Place(0, 1, 0), Place(1, 1, 1)], 3, (1, 2)),
+        ([Place(0, 1, 0), Place(1, 4, 0)], 1, None),
+        ([Place(0, 2, None, 9), Place(1, 2, None, 4)], 1, (1, 3)),
+        ([Place(0, 2, None, 4), Place(1, 2, None, 4)], 1, (0, 3)),
+        ([Place(0, 1, None, 9), Place(1, 1, 1, 9)], 1, (1, 2)),
+        ([Place(0, 2), Place(1, 3), Place(2, 3)], -1, (2, 2)),
+        ([Place(0, 2)], -4, (0, 1)),
+        ([Place(0, 1), Place(1, 1)], -1, None),
+        ([], 1, None),
+        ([], -1, None),
+    ],
+)
+def test_rollouts_are_added_where_gpus_are_free_and_taken_where_most_are(
+    places: list[Place], change: int, wanted: tuple[int, int] | None
+) -> None:
+    choice = place_for(places, change)
+    assert (None if choice is None else (choice[0].node, choice[1])) == wanted
 
 
 def test_spot_rollouts_count_while_they_work_and_external_engines_are_not_scaled() -> None:
     found = pool_of({"node.0": node(), "node.1": node(first=1000, spot=True)}, "")
-    assert (found.engines, found.spot, found.here) == (1, 1, 1)
+    assert (found.engines, found.spot, len(found.places)) == (1, 1, 1)
     found = pool_of({"node.0": {"children": {f"rollout.{FIRST_ENGINE}": {"phase": "ready"}}}}, "")
-    assert (found.engines, found.here) == (1, None)
+    assert (found.engines, found.places) == (1, ())
 
 
 def test_own_operations_that_failed_since_the_last_success_are_counted() -> None:
@@ -54,7 +79,7 @@ def test_own_operations_that_failed_since_the_last_success_are_counted() -> None
 
 @pytest.mark.parametrize("children", [None, [], {"rollout.0": 3}, {"rollout.x": {}, "rollout": {}}])
 def test_malformed_leases_count_nothing(children: Any) -> None:
-    assert pool_of({"node.0": {"children": children}}, "") == Pool(0, 0, 0, None, "")
+    assert pool_of({"node.0": {"children": children}}, "") == Pool(0, 0, 0)
 
 
 def test_autoscaler_looks_at_the_rollouts_and_requests_operations_and_no_more() -> None:

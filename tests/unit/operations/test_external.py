@@ -11,6 +11,7 @@ from relax_actors.config import Config
 from relax_actors.engines.backends import inference_backend
 from relax_actors.engines.sglang.external import answers, check_server
 from relax_actors.errors import ConfigError, EngineError
+from tests.support.adapters import adapter_config, base_folder
 from tests.support.engine_servers import KEY, answers_of, server
 from tests.support.models import QWEN3, config_of
 
@@ -50,6 +51,23 @@ def test_a_server_of_something_else_is_refused(
 ) -> None:
     with server(said | {path: said[path] | change}) as url, pytest.raises(ConfigError, match=message):
         check_server(config, url, KEY)
+
+
+def test_a_server_without_the_adapter_of_the_run_is_refused_with_its_arguments(
+    tmp_path: Path, said: dict[str, Any]
+) -> None:
+    config = adapter_config(tmp_path, base_folder(tmp_path), {"targets": ["v_proj"]}, rollout={"backend": "sglang"})
+    facts = {"enable_lora": True, "max_lora_rank": 8, "lora_target_modules": ["k_proj", "q_proj", "v_proj", "o_proj"]}
+
+    def check(**change: Any) -> None:
+        with server(said | {"/server_info": said["/server_info"] | facts | change}) as url:
+            check_server(config, url, KEY)
+
+    check()
+    check(lora_target_modules=["all"])
+    for change in ({"enable_lora": None}, {"max_lora_rank": 2}, {"lora_target_modules": ["v_proj"]}):
+        with pytest.raises(ConfigError, match=r"cannot serve the adapter.*--enable-lora.*--max-lora-rank 4"):
+            check(**change)
 
 
 def test_a_wrong_key_another_program_and_silence_are_told_apart(config: Config, said: dict[str, Any]) -> None:

@@ -213,6 +213,19 @@ def test_child_dies_when_its_parent_is_killed() -> None:
     os.close(read)
 
 
+def test_a_stop_during_the_start_waits_for_a_child_that_has_work_to_finish(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    script = HEAD + (
+        "while signal.SIGTERM not in signal.sigpending(): pass\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: open({str(done)!r}, 'w').close())\n"
+        "signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})\n"
+    )
+    made = running(tree_of(("a",), lambda _: Launch(python(script), tmp_path / "log", hold_stop=True)))
+    made.until("started", "a")
+    made.stop()
+    assert done.exists()
+
+
 def test_children_not_yet_started_stay_down_after_giving_up(tmp_path: Path) -> None:
     def launch(child: str) -> Launch:
         def fork(_log: int, _status: int) -> subprocess.Popen[bytes]:

@@ -69,6 +69,14 @@ def test_autoscaler_and_token_of_operators_may_change() -> None:
         assert {change.effect for change in found} == {Effect.NONE}
 
 
+def test_role_is_left_out_if_no_other_role_reads_its_column() -> None:
+    observer = ["roles.shaped.actor=tiny_tasks.Shaped"]
+    assert [change.effect for change in changes(observer, [])] == [Effect.RESULT]
+    needed = changes([*observer, "advantages.reads=shaped_reward"], [])
+    assert [(change.key, change.effect) for change in needed][1:] == [("roles.shaped", Effect.REFUSED)]
+    assert "advantages" in needed[1].reason
+
+
 def test_added_role_may_write_the_column_that_advantages_read() -> None:
     settings = ["roles.shaped.actor=tiny_tasks.Shaped", "advantages.reads=shaped_reward"]
     assert [change.effect for change in changes([], settings)] == [Effect.RESULT, Effect.RESULT]

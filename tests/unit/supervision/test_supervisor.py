@@ -133,6 +133,21 @@ def test_child_in_back_off_is_removed_at_once() -> None:
     assert made.tick(1000.0) == []
 
 
+def test_failures_on_trial_do_not_end_the_run_and_starts_count_anew() -> None:
+    made = up(supervisor("a.0"))
+    assert made.resize([], 1.0) == [Stop("a.0")]
+    assert made.resize([ChildSpec("a.0", on_probation=True)], 1.0) == []
+    assert made.exited("a.0", DONE, 2.0) == [Start("a.0")]
+    for at in range(10, 100, 10):
+        made.ready("a.0", at)
+        assert made.exited("a.0", CONFIG, at) == []
+        assert made.tick(due(made)) == [Start("a.0")]
+    assert (made.gave_up, made.children["a.0"].starts) == (None, 10)
+    made.resize([ChildSpec("a.0")], 101.0)
+    made.ready("a.0", 102.0)
+    assert isinstance(made.exited("a.0", CONFIG, 103.0)[0], GiveUp)
+
+
 def test_stopping_pool_is_not_resized() -> None:
     made = up(supervisor("a.0"))
     made.shutdown(1.0)

@@ -34,11 +34,24 @@ def atif(*steps: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def branch(ids: list[int], mask: list[bool], logprobs: list[float] | None = None) -> dict[str, Any]:
-    return {"token_ids": ids, "sampled_mask": mask, "logprobs": [-0.5] * len(ids) if logprobs is None else logprobs}
+    """Build a message of verifiers that is a branch of its own."""
+    own = [-0.5] * sum(mask) if logprobs is None else logprobs
+    return {"message": {"role": "user", "content": ""}, "token_ids": ids, "mask": mask, "logprobs": own}
 
 
-def verifiers(*branches: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"version": 1, "branches": list(branches), **more}
+def verifiers(*nodes: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"version": 1, "nodes": list(nodes), **more}
+
+
+def call(node: str, context: list[int], tokens: list[int], mask: list[int], **more: Any) -> dict[str, Any]:
+    """Build a turn of OpenEnv's TrainingTrace, whose mask covers prompt and completion."""
+    logprobs = {"per_token_logps": [-0.5] * len(tokens)}
+    ids = {"prompt_token_ids": context, "completion_token_ids": tokens}
+    return {"node_id": node, **ids, **logprobs, "loss_mask": mask, **more}
+
+
+def openenv(*turns: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"schema_version": 1, "turns": list(turns), **more}
 
 
 def nested(depth: int) -> Any:
@@ -80,9 +93,24 @@ def test_tokens_that_branches_share_are_trained_once() -> None:
     assert [each.loss_mask.tolist() for each in trace.sequences] == [mask, [False, False, True]]
 
 
-def test_log_prob_of_a_token_that_was_not_sampled_may_be_null() -> None:
-    trace = trace_of(verifiers(branch([1, 2], [False, True], [None, -0.25])), "f")  # type: ignore[list-item]
-    assert trace.sequences[0].logprobs.tolist() == [0, -0.25]
+def test_mask_of_openenv_decides_what_is_trained() -> None:
+    asked = {"request": {"messages": [{"role": "user", "content": "do it"}]}}
+    turns = (call("a", [1, 2], [3, 4], [0] * 4, **asked), call("b", [1, 2, 3, 4, 9], [5, 6], [0] * 5 + [1, 0]))
+    trace = trace_of(openenv(*turns, call("c", [1, 2, 3, 4, 9, 5, 6, 7], [], [0] * 8)), "f")
+    (sequence,) = trace.sequences
+    assert sequence.token_ids.tolist() == [1, 2, 3, 4, 9, 5, 6]
+    assert sequence.loss_mask.tolist() == [False] * 5 + [True, False]
+    assert sequence.sampled.tolist() == [False, False, True, True, False, True, True]
+    assert (trace.prompt, trace.reward) == ("do it", None)
+
+
+def test_branches_of_a_graph_are_its_paths() -> None:
+    first, second = branch([5, 6], [False, True]) | {"parent": 0}, branch([7], [True]) | {"parent": 1}
+    summary = branch([8], [True]) | {"parent": 1, "semantic_parents": [{"node": 1, "type": "compaction_attempt"}]}
+    trace = trace_of(verifiers(branch([1, 2], [False, False]), first, second, summary), "f")
+    assert [each.token_ids.tolist() for each in trace.sequences] == [[1, 2, 5, 6, 7], [1, 2, 5, 6, 8]]
+    assert [each.loss_mask.tolist() for each in trace.sequences] == [[*[False] * 3, True, True], [False] * 5]
+    assert trace.prompt_tokens.tolist() == [1, 2, 5]
 
 
 @pytest.mark.parametrize(
@@ -100,18 +128,33 @@ def test_log_prob_of_a_token_that_was_not_sampled_may_be_null() -> None:
         (atif(), "no step of the agent has token ids"),
         (atif(step(1, [1], [2]), extra={"reward": "good"}), "extra.reward.*good"),
         ({"schema_version": "ATIF-v2.0"}, "schema_version.*ATIF-v2.0"),
-        ({"version": 2, "branches": []}, "version is 2"),
-        (verifiers(), "branches is"),
-        (verifiers(branch([1, 2], [False])), "sampled_mask has 1 values for 2 tokens"),
-        (verifiers({"token_ids": [1, 2], "sampled_mask": [False, True]}), "branch 0: no logprobs"),
-        (verifiers({"sampled_mask": [False, True]}), "branch 0: no token_ids"),
-        (verifiers(branch([1, 2], [True, False])), "branch 0.*no prompt"),
-        (verifiers(branch([1, 2], [False, True]), reward=float("inf")), "reward is inf"),
-        (verifiers(branch([1, 2], [False, True]), reward=10**400), "reward is 1000"),
-        (verifiers(branch([1, 2], [False, True], [0, -(10**400)])), "branch 0: logprobs is .*float32"),
-        (verifiers(branch([1, 2], [False, True], [0, 0.5])), "log-prob 0.5, above 0"),
+        ({"version": 2, "nodes": []}, "version is 2"),
+        (verifiers(), "nodes is"),
+        (verifiers(branch([1, 2], [False])), "message 0: mask has 1 values for 2 tokens"),
+        (verifiers({"token_ids": [1, 2], "mask": [False, True]}), "message 0: no logprobs"),
+        (verifiers({"mask": [False, True]}), "message 0: no token_ids"),
+        (verifiers(branch([1, 2], [True, False])), "no prompt"),
+        (verifiers(branch([1, 2], [False, True]), rewards={"r": {"score": float("inf")}}), "rewards.r.score is inf"),
+        (verifiers(branch([1, 2], [False, True]), rewards={"r": {"score": 10**400}}), "score is 1000"),
+        (verifiers(branch([1, 2], [False, True], [-(10**400)])), "message 0: logprobs is .*float32"),
+        (verifiers(branch([1, 2], [False, True], [0.5])), "log-prob 0.5, above 0"),
+        (verifiers(branch([1, 2], [False, True]) | {"parent": 0}), "message 0: parent is 0"),
+        (
+            verifiers(branch([1, 2, 3, 4, 5], [False, *[True] * 4], [-0.1, -0.1234, -2.5, -0.0001])),
+            "rounded to 4 decimals.*float_decimals=None",
+        ),
         (atif(step(1, [1], [2], metrics={"logprobs": [0.01]})), "log-prob 0.01, above 0"),
         (atif(step(1, [1], [2]), extra={"relax_actors": {"format": 1, "layout": nested(700)}}), "malformed|nested"),
+        (openenv(), "turns is"),
+        (openenv(call("a", [1], [2], [0])), "turn 0.*loss_mask has 1 values for 2 tokens"),
+        (openenv(call("a", [1], [2], [0, 2])), "turn 0.*loss_mask is .*write 1"),
+        (openenv(call("a", [1], [2], [1, 1])), "turn 0.*token 0 of the prompt"),
+        (openenv(call("a", [1], [2], [0, 0])), "nothing is trained"),
+        (openenv(call("", [1], [2], [0, 1])), "turn 0.*node_id"),
+        (openenv(call("a", [1], [2], [0, 1]), call("a", [1, 2], [3], [0, 0, 1])), "turn 1.*node_id 'a'.*turn 0"),
+        (openenv(call("a", [1], [2], [0, 1], per_token_logps=None)), "turn 0: no per_token_logps"),
+        (openenv(call("a", [1], [2], [0, 1], per_token_logps=[0.5])), "log-prob 0.5, above 0"),
+        ({"schema_version": 2, "turns": []}, "schema_version is 2.*OpenEnv"),
         ({"text": "hello"}, "no trace that is known"),
         ([1], "is no trace"),
     ],
@@ -208,11 +251,28 @@ def test_tokens_that_differ_from_the_next_prompt_are_refused() -> None:
         trace_of(record, "f")
 
 
-def test_sampled_mask_that_was_edited_is_refused() -> None:
+def test_mask_of_verifiers_that_was_edited_is_refused() -> None:
     record = FORMATS["verifiers"].record_of(own())
-    record["branches"][0]["sampled_mask"][2] = False
-    with pytest.raises(TraceError, match="branch 0: sampled_mask does not match"):
+    record["nodes"][1] |= {"mask": [False, True], "logprobs": [-1.0]}
+    with pytest.raises(TraceError, match="branch 0: mask does not match"):
         trace_of(record, "f")
+
+
+def test_loss_mask_of_openenv_that_was_edited_is_refused() -> None:
+    record = FORMATS["openenv"].record_of(own())
+    record["turns"][0]["loss_mask"][3] = 0
+    with pytest.raises(TraceError, match=r"turn 0: loss_mask does not match metadata\.relax_actors"):
+        trace_of(record, "f")
+
+
+def test_trace_that_openenv_cannot_hold_is_refused_by_name() -> None:
+    (sequence,) = own().sequences
+    above = replace(sequence, logprobs=np.array([0, 0, 1e-6, -1], np.float32))
+    with pytest.raises(TraceError, match=r"turn 0.*above 0.*Parquet"):
+        FORMATS["openenv"].record_of(own(sequences=(above,)))
+    with pytest.raises(TraceError, match=r"no policy sampled.*Parquet"):
+        unsampled = replace(sequence, loss_mask=np.zeros(4, np.bool_), versions=np.full(4, -1, np.int32))
+        FORMATS["openenv"].record_of(own(sequences=(unsampled,)))
 
 
 def test_metadata_that_json_would_change_is_refused(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from relax_actors.traces.model import same_trace
 from relax_actors.traces.write import write_traces
 from tests.support.traces import rows
 
-ENDINGS = {"atif": "jsonl", "verifiers": "jsonl", "parquet": "parquet"}
+ENDINGS = {"atif": "jsonl", "verifiers": "jsonl", "openenv": "jsonl", "parquet": "parquet"}
 
 
 def equal_bits(one: Trajectory, other: Trajectory) -> bool:
@@ -47,7 +47,7 @@ def test_trajectory_comes_back_from_its_traces_with_the_same_bits(row: tuple[Tra
     assert equal_bits(trajectory_of(traces), trajectory)
 
 
-@pytest.mark.parametrize("name", ["atif", "verifiers"])
+@pytest.mark.parametrize("name", ["atif", "verifiers", "openenv"])
 @given(row=rows())
 @settings(max_examples=30, deadline=None)
 def test_json_keeps_every_bit_of_a_trace(name: str, row: tuple[Trajectory, list[Trace]]) -> None:

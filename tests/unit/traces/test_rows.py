@@ -53,7 +53,7 @@ def test_rows_are_traces_of_one_row_or_of_one_prompt(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("bad", ["no JSON", '{"version": 1}', '{"version": 1, "branches": [{}]}'])
+@pytest.mark.parametrize("bad", ["no JSON", '{"version": 1}', '{"version": 1, "nodes": [{}]}'])
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_row_with_an_unreadable_sample_is_refused_as_a_whole(tmp_path: Path, bad: str, place: int) -> None:
     written(tmp_path, own(row="a"), own(row="a"), own(row="b"))

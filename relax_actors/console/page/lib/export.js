@@ -1,5 +1,5 @@
 // Files to save: CSV, JSON and PNG of what a view shows.
-function save(name, content) {
+export function save(name, content) {
   const address = URL.createObjectURL(content);
   const anchor = document.createElement("a");
   anchor.href = address;

@@ -1,6 +1,7 @@
 // Tokens of a sequence, coloured by log-prob, advantage, version, mask, or another number that a role wrote.
 import { figure } from "./format.js";
 import { html, useState } from "./html.js";
+import { change } from "./route.js";
 import { Table } from "./table.js";
 
 const SHADES = 7;
@@ -44,9 +45,9 @@ function facts(strip, i, first) {
 /**
  * @param {{strip: object, first: number, number: number}} props `first` is the index of the first token
  */
-export function Strip({ strip, first, number }) {
+export function Strip({ strip, first, number, parameters }) {
   const names = [...Object.keys(strip.numbers), "version", "mask"];
-  const [chosen, setBy] = useState("logprob");
+  const chosen = parameters.colour || "logprob";
   const [about, setAbout] = useState("");
   const by = names.includes(chosen) ? chosen : "mask";
   const limits = strip.numbers[by] ? bounds(by, strip.numbers[by]) : [0, 0];
@@ -64,7 +65,7 @@ export function Strip({ strip, first, number }) {
   }));
   return html`<section class="panel stack" aria-label=${`tokens of sequence ${number}`}>
     <div class="row spread"><h3>Tokens${strip.player ? ` of ${strip.player}` : ""}</h3>
-      <label>Colour by <select value=${by} onChange=${(e) => setBy(e.target.value)}>${names.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}</select></label></div>
+      <label>Colour by <select value=${by} onChange=${(e) => change({ colour: e.target.value === "logprob" ? "" : e.target.value }, true)}>${names.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}</select></label></div>
     <p class="dim">${by === "mask" ? "Marked tokens are trained." : by === "version" ? `Versions ${versions.join(", ") || "none"}; tokens without a colour were not sampled.` : `From ${figure(limits[0])} to ${figure(limits[1])}; tokens without a colour have no ${by}.`} Underlined tokens are trained.</p>
     <pre class="strip" tabindex="0" onClick=${(e) => e.target.dataset.i !== undefined && setAbout(facts(strip, Number(e.target.dataset.i), first))}>${strip.ids.map((_, i) => html`<span key=${i} data-i=${i} class=${`${classOf(strip, by, limits, versions, i)}${strip.mask[i] ? " own" : ""}`} title=${facts(strip, i, first)}>${spelled(strip, i)}</span>`)}</pre>
     <p role="status">${about || html`<span class="dim">Click a token for its numbers.</span>`}</p>

@@ -1,10 +1,31 @@
 // A table that draws only the rows in sight, so that 100,000 rows stay smooth; short tables are drawn whole.
 import { saveCsv, saveJson } from "./export.js";
-import { html, useEffect, useRef, useState } from "./html.js";
+import { html, useEffect, useMemo, useRef, useState } from "./html.js";
+import { change } from "./route.js";
 
 const ROW = 34;
 const WHOLE = 200;
 const MARGIN = 10;
+
+/** Return rows in the order of a column: of `name` ascending, of `-name` descending; unknown values come last. */
+export function sorted(rows, sort) {
+  if (!sort) return rows;
+  const [name, sign] = sort.startsWith("-") ? [sort.slice(1), -1] : [sort, 1];
+  const of = (row) => (row[name] === null || row[name] === "" ? undefined : row[name]);
+  return [...rows].sort((a, b) => {
+    const [x, y] = [of(a), of(b)];
+    if (x === undefined || y === undefined) return Number(x === undefined) - Number(y === undefined);
+    return sign * (typeof x === "number" && typeof y === "number" ? x - y : String(x).localeCompare(String(y), "en", { numeric: true }));
+  });
+}
+
+function Head({ column: c, sort, canSort }) {
+  const by = sort === c.name ? "ascending" : sort === `-${c.name}` ? "descending" : undefined;
+  const next = by === undefined ? `-${c.name}` : by === "descending" ? c.name : "";
+  return html`<th scope="col" class=${c.number ? "number" : ""} aria-sort=${by}>${canSort
+    ? html`<button class="sort" title="sort by this column" onClick=${() => change({ sort: next }, true)}>${c.label}${by ? (by === "ascending" ? " ▲" : " ▼") : ""}</button>`
+    : c.label}</th>`;
+}
 
 /**
  * @param {object} props
@@ -13,9 +34,12 @@ const MARGIN = 10;
  * @param {object[]} props.rows
  * @param {(row: object) => string} [props.id] key of a row
  * @param {boolean} [props.cards] whether a narrow screen shows each row as a card
+ * @param {object} [props.parameters] of the link, which keeps the order of a table that can be sorted
  */
-export function Table({ title, columns, rows, id, cards = false }) {
+export function Table({ title, columns, rows: given, id, cards = false, parameters = null }) {
   const box = useRef(null);
+  const sort = parameters?.sort && columns.some((c) => c.name === parameters.sort.replace(/^-/, "")) ? parameters.sort : "";
+  const rows = useMemo(() => sorted(given, sort), [given, sort]);
   const [sight, setSight] = useState([0, 60]);
   const virtual = rows.length > WHOLE;
   useEffect(() => {
@@ -40,7 +64,7 @@ export function Table({ title, columns, rows, id, cards = false }) {
     </div>
     <div class="scroll" ref=${box} tabindex="0" role="region" aria-label=${title}>
       <table class=${cards ? "cards" : ""} aria-rowcount=${rows.length}>
-        <thead><tr>${columns.map((c) => html`<th key=${c.name} scope="col" class=${c.number ? "number" : ""}>${c.label}</th>`)}</tr></thead>
+        <thead><tr>${columns.map((c) => html`<${Head} key=${c.name} column=${c} sort=${sort} canSort=${parameters !== null} />`)}</tr></thead>
         <tbody>
           ${space(first * ROW)}
           ${rows.slice(first, last).map((row, i) => html`<tr key=${id ? id(row) : first + i}>

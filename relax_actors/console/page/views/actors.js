@@ -2,6 +2,7 @@
 import { useAnswer } from "../lib/answer.js";
 import { duration, figure } from "../lib/format.js";
 import { html } from "../lib/html.js";
+import { choose, Pick } from "../lib/pick.js";
 import { State } from "../lib/state.js";
 import { Table } from "../lib/table.js";
 
@@ -30,8 +31,10 @@ const COLUMNS = [
   { name: "gpus", label: "Devices" },
   { name: "busy", label: "Busy", number: true, show: (actor) => share(actor.figures.busy) },
   { name: "rate", label: "Rows/s", number: true, show: (actor) => (actor.figures.rows_per_second === undefined ? "" : figure(actor.figures.rows_per_second)) },
-  { name: "memory", label: "Memory", number: true, show: (actor) => (actor.figures.rss_mib === undefined ? "" : `${figure(actor.figures.rss_mib)} MiB`) },
+  { name: "memory", label: "Most memory", number: true, show: (actor) => (actor.figures.rss_mib === undefined ? "" : `${figure(actor.figures.rss_mib)} MiB`) },
 ];
+
+const OVER = ["name", "phase", "restarts_of_run", "memory"];
 
 /** Count what actors wait for, so that the cause of a slow step stands in one line. */
 export function waits(actors) {
@@ -43,9 +46,19 @@ export function waits(actors) {
   return [...counts].sort((a, b) => b[1].length - a[1].length);
 }
 
-export default function ActorsView({ run, pulse }) {
+/** What an actor is picked by; an outlier has waited for long. */
+function facts({ actor, node }) {
+  const measure = actor.waits_for ? actor.waiting_seconds : 0;
+  return { actors: [actor.name], node, measure, text: `${actor.name} ${actor.phase} ${actor.activity} ${actor.waits_for}` };
+}
+
+export default function ActorsView({ run, parameters, pulse }) {
   const state = useAnswer("actors", { run }, pulse);
-  const nodes = state.data?.nodes || [];
+  const all = (state.data?.nodes || []).flatMap((node) => node.actors.map((actor) => ({ actor, node: node.name })));
+  const shown = choose(parameters.pick, all, facts);
+  const kept = new Set(shown.items.map((item) => item.actor));
+  const nodes = (state.data?.nodes || []).map((node) => ({ ...node, actors: node.actors.filter((actor) => kept.has(actor)) }))
+    .filter((node) => node.actors.length || !parameters.pick);
   const waiting = waits(nodes.flatMap((node) => node.actors));
   const broker = state.data?.broker || {};
   return html`<div class="stack">
@@ -55,9 +68,10 @@ export default function ActorsView({ run, pulse }) {
     ${broker.phase && html`<p class="panel">Broker: ${broker.phase} for ${duration(now() - broker.since)}, ${figure(broker.restarts || 0)} restarts</p>`}
     ${waiting.length > 0 && html`<section class="panel"><h3>Who waits for what</h3>
       <ul>${waiting.map(([what, names]) => html`<li key=${what}><b>${what}</b>: ${names.slice(0, 12).join(", ")}${names.length > 12 ? ` and ${names.length - 12} more` : ""}</li>`)}</ul></section>`}
+    ${all.length > 0 && html`<${Pick} parameters=${parameters} found=${shown} total=${all.length} measure="time of waiting" />`}
     ${nodes.map((node) => html`<section class="panel" key=${node.name}>
       ${state.data.live && !node.has_lease && html`<p class="bad">This node has no lease: its supervisor is down, or cut off from the broker.</p>`}
-      <${Table} title=${node.name} columns=${COLUMNS} rows=${node.actors} id=${(actor) => actor.name} cards />
+      <${Table} title=${node.name} columns=${state.data.live ? COLUMNS : COLUMNS.filter((column) => OVER.includes(column.name))} rows=${node.actors} id=${(actor) => actor.name} parameters=${parameters} cards />
     </section>`)}
     ${state.data && Object.entries(state.data.ignored).map(([name, why]) => html`<p class="bad" key=${name}>Entry lease.${name} is no lease and is ignored: ${why}</p>`)}
   </div>`;

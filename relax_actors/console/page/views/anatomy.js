@@ -2,6 +2,7 @@
 import { useAnswer } from "../lib/answer.js";
 import { figure } from "../lib/format.js";
 import { html } from "../lib/html.js";
+import { choose, Pick } from "../lib/pick.js";
 import { link } from "../lib/route.js";
 import { State } from "../lib/state.js";
 import { StepChoice } from "../lib/step.js";
@@ -42,6 +43,15 @@ function columns(from, to) {
   ];
 }
 
+const KEYS = ["role", "every", "outlier"];
+
+/** What a lane is picked by; an outlier is a sample whose row took long. */
+function facts(lane) {
+  const actors = [...lane.spans, ...lane.turns].map((each) => each.actor.split("#")[0]).filter(Boolean);
+  const measure = lane.spans.length ? lane.spans.at(-1).end - lane.spans[0].begin : 0;
+  return { actors, measure, text: `${lane.row} ${lane.finish_reason} ${lane.turns.flatMap((turn) => turn.calls).join(" ")}` };
+}
+
 export default function AnatomyView({ run, parameters, pulse }) {
   const state = useAnswer("anatomy", { run, step: parameters.step }, pulse);
   const data = state.data;
@@ -49,6 +59,7 @@ export default function AnatomyView({ run, parameters, pulse }) {
   const times = lanes.flatMap((lane) => lane.spans.flatMap((span) => [span.begin, span.end]));
   const from = times.reduce((a, b) => Math.min(a, b), Infinity);
   const to = times.reduce((a, b) => Math.max(a, b), 0);
+  const shown = choose(parameters.pick, lanes, facts, KEYS);
   const names = [...new Set(lanes.flatMap((lane) => lane.spans.map((span) => span.name)))];
   return html`<div class="stack">
     <h2>Batch anatomy</h2>
@@ -58,6 +69,7 @@ export default function AnatomyView({ run, parameters, pulse }) {
     ${lanes.length > 0 && html`
       <p>${figure(lanes.length)} samples over ${seconds(to - from)}, from the admission of the first row on.${data.missing ? ` ${figure(data.missing)} trained rows were not kept.` : ""} <a href=${link("rows", { step: data.step })}>Rows of the step</a></p>
       <div class="legend">${names.map((name) => html`<span key=${name}><i style=${{ background: colour(name) }}></i>${name}</span>`)}</div>
-      <div class="panel"><${Table} title=${`Samples of step ${data.step}`} columns=${columns(from, to)} rows=${lanes} id=${(lane) => `${lane.row} ${lane.sample}`} /></div>`}
+      <${Pick} parameters=${parameters} found=${shown} total=${lanes.length} keys=${KEYS} measure="time in the table" />
+      <div class="panel"><${Table} title=${`Samples of step ${data.step}`} columns=${columns(from, to)} rows=${shown.items} id=${(lane) => `${lane.row} ${lane.sample}`} parameters=${parameters} cards /></div>`}
   </div>`;
 }

@@ -41,10 +41,17 @@ function Text({ row }) {
   return html`${messages.map(([role, text], i) => html`<div key=${i}><span class="dim">${role}</span><pre tabindex="0">${text}</pre></div>`)}`;
 }
 
+/** Beginning of a text, in one line. */
+export function short(text, most = 60) {
+  const line = String(text ?? "").replace(/\s+/g, " ").trim();
+  return line.length > most ? `${line.slice(0, most)} ...` : line;
+}
+
 function Row({ row, all }) {
   return html`<details class="panel"><summary>
-      ${all ? `version ${row.version}` : `prompt ${row.index}`}, ${row.set}${row.category ? `, ${row.category}` : ""}:
-      ${row.problem || row.answers.map((answer) => figure(answer.reward)).join(", ")}</summary>
+      <b>${all ? `version ${row.version}` : `prompt ${row.index}`}</b> ${row.set}${row.category ? `, ${row.category}` : ""};
+      ${" "}${row.problem || `reward ${row.answers.map((answer) => figure(answer.reward)).join(", ")}`}
+      ${" "}<code class="dim">${short(row.messages.length ? row.messages.at(-1)[1] : row.prompt)} → ${short(row.answers[0]?.text)}</code></summary>
     ${!all && html`<p><a href=${link("evaluation", { index: row.index })}>Answers of all versions to this prompt</a></p>`}
     <${Text} row=${row} />
     ${row.answer && html`<p>Expected: <code>${row.answer}</code></p>`}

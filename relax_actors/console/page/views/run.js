@@ -15,13 +15,20 @@ function words(name) {
   return name.replaceAll("_", " ");
 }
 
-export function Ledger({ account, addsUp }) {
+/** Reasons of dropped rows, the most frequent first; older ones are known by their number only. */
+function reasons(dropped, below) {
+  const known = Object.entries(dropped).sort((a, b) => b[1] - a[1]).map(([reason, count]) => `${words(reason)} ${figure(count)}`);
+  return [...known, ...(below ? [`in steps that a checkpoint has removed ${figure(below)}`] : [])].join(", ");
+}
+
+export function Ledger({ account, addsUp, dropped, below }) {
   const total = Math.max(1, account.admitted);
   const sum = `admitted ${figure(account.admitted)} = ${ENDS.map((name) => `${words(name)} ${figure(account[name])}`).join(" + ")}`;
   return html`<section class="panel" aria-label="ledger">
     <h2>Rows</h2>
     <div class="bar" role="img" aria-label=${sum}>${ENDS.map((name) => html`<span key=${name} class=${name} style=${{ width: `${(100 * account[name]) / total}%` }}></span>`)}</div>
     <p id="ledger-sum">admitted <b>${figure(account.admitted)}</b> = ${ENDS.map((name, i) => html`<span key=${name}>${i ? " + " : ""}<i class=${`key ${name}`}></i>${words(name)} <b>${figure(account[name])}</b></span>`)}</p>
+    ${account.dropped > 0 && html`<p class="dim">Dropped: ${reasons(dropped, below)}</p>`}
     ${!addsUp && html`<p role="alert" class="bad">The ledger does not add up: ${account.violations.join("; ")}</p>`}
   </section>`;
 }
@@ -42,7 +49,7 @@ function Tiles({ data }) {
     <${Tile} name="mean reward">${figure(data.figures["step/reward"])}<//>
     <${Tile} name="held-out reward">${figure(data.evaluations.at(-1)?.[1])}<//>
     <${Tile} name="steps a second">${data.steps_per_second === null ? "unknown" : figure(data.steps_per_second)}<//>
-    <${Tile} name="time left">${data.live ? duration(data.seconds_left) : "none"}<//>
+    ${data.live && !data.finished ? html`<${Tile} name="time left">${duration(data.seconds_left)}<//>` : html`<${Tile} name="time from first to last step">${duration(data.seconds)}<//>`}
     <${Tile} name="actors up"><a href=${link("actors")}>${figure(data.actors)}</a><//>
     <${Tile} name="restarts">${figure(data.restarts)}<//>
   </div>
@@ -135,8 +142,8 @@ export default function RunView({ run, parameters, pulse, theme }) {
     <h2>${run} <small class="dim">${state.data ? `${state.data.algorithm}` : ""}</small></h2>
     <${State} ...${state} />
     ${state.data && html`<${Tiles} data=${state.data} />`}
-    ${ledger.data && html`<${Ledger} account=${ledger.data.account} addsUp=${ledger.data.adds_up} />`}
+    ${ledger.data && html`<${Ledger} account=${ledger.data.account} addsUp=${ledger.data.adds_up} dropped=${ledger.data.dropped} below=${ledger.data.dropped_below_floor} />`}
     <${Curves} run=${run} runs=${runs.data?.runs || []} parameters=${parameters} pulse=${pulse} theme=${theme} />
-    ${events.data && html`<div class="panel"><${Table} title="Events" columns=${EVENTS} rows=${events.data.events} id=${(event) => event.sequence} cards /></div>`}
+    ${events.data && html`<div class="panel"><${Table} title="Events" columns=${EVENTS} rows=${events.data.events} id=${(event) => event.sequence} parameters=${parameters} cards /></div>`}
   </div>`;
 }

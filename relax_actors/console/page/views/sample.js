@@ -71,18 +71,18 @@ function Pages({ first, lengths }) {
     <button disabled=${first + PAGE >= most} onClick=${() => change({ first: first + PAGE })}>Later tokens</button></div>`;
 }
 
-function Sample({ data, sample }) {
+function Sample({ data, sample, parameters }) {
   const turns = sample.turns;
   return html`<section class="stack" aria-label=${`sample ${data.sample}`}>
     <${Facts} sample=${sample} />
     <section class="panel"><h3>What was said</h3><${Chat} messages=${sample.messages.length ? sample.messages : [{ role: "assistant", content: sample.text }]} /></section>
     <${Pages} first=${data.first} lengths=${data.lengths} />
-    ${sample.strips.map((strip, i) => html`<${Strip} key=${`${data.sample} ${i} ${data.first}`} strip=${strip} first=${data.first} number=${i} />`)}
+    ${sample.strips.map((strip, i) => html`<${Strip} key=${`${data.sample} ${i} ${data.first}`} strip=${strip} first=${data.first} number=${i} parameters=${parameters} />`)}
     ${turns.length > 0 && html`<${Turns} turns=${turns} />`}
   </section>`;
 }
 
-function Row({ run, data }) {
+function Row({ run, data, parameters }) {
   const row = data.detail;
   const [kind, step] = row.row.split(".");
   const chosen = row.samples[data.sample];
@@ -95,7 +95,7 @@ function Row({ run, data }) {
       ${row.answer && html`<p>Expected answer: <code>${row.answer}</code></p>`}
       ${row.media.map((medium) => html`<${Medium} key=${medium.digest} run=${run} row=${row.row} medium=${medium} />`)}</section>
     ${row.samples.length > 0 && html`<div class="row" role="group" aria-label="samples">${row.samples.map((sample, i) => html`<button key=${i} aria-pressed=${i === data.sample} onClick=${() => change({ sample: i || "", first: "" })}>Sample ${i}${sample.reward === null ? "" : `: ${figure(sample.reward)}`}</button>`)}</div>`}
-    ${chosen && html`<${Sample} data=${data} sample=${chosen} />`}
+    ${chosen && html`<${Sample} data=${data} sample=${chosen} parameters=${parameters} />`}
     <div class="panel"><${Table} title="Parts of the row" columns=${PARTS} rows=${row.parts.map((part, i) => ({ ...part, after: i && part.time ? part.time - row.parts[i - 1].time : null }))} id=${(part) => part.column} cards /></div>
   </div>`;
 }
@@ -104,5 +104,5 @@ export default function SampleView({ run, parameters }) {
   const { row, sample, first } = parameters;
   const state = useAnswer(row ? "row" : "", { run, row, sample, first });
   if (!row) return html`<div class="stack"><h2>Sample</h2><p>Choose a row in <a href=${link("rows")}>Rows</a>.</p></div>`;
-  return html`<div class="stack"><h2>${row}</h2><${State} ...${state} />${state.data && html`<${Row} run=${run} data=${state.data} />`}</div>`;
+  return html`<div class="stack"><h2>${row}</h2><${State} ...${state} />${state.data && html`<${Row} run=${run} data=${state.data} parameters=${parameters} />`}</div>`;
 }

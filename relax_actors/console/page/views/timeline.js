@@ -1,8 +1,10 @@
 // What each actor did when: a lane an actor, or several where its work overlaps, on one canvas.
 import { useAnswer } from "../lib/answer.js";
-import { saveJson, savePng } from "../lib/export.js";
+import { blob } from "../lib/api.js";
+import { save, saveJson, savePng } from "../lib/export.js";
 import { clock, counted, figure } from "../lib/format.js";
 import { html, useEffect, useMemo, useRef, useState } from "../lib/html.js";
+import { choose, Pick } from "../lib/pick.js";
 import { change, link } from "../lib/route.js";
 import { State } from "../lib/state.js";
 import { Table } from "../lib/table.js";
@@ -11,6 +13,8 @@ const ROW = 18;
 const LABEL = 130;
 const AXIS = 22;
 const COLOURS = 8;
+const FEW = 4;
+const KEYS = ["role", "node", "every", "outlier"];
 
 /** First index whose value is at least `wanted`, in ascending values. */
 export function lowerBound(values, wanted) {
@@ -23,9 +27,15 @@ export function lowerBound(values, wanted) {
   return low;
 }
 
-/** Lanes whose spans can be searched: `begins` and `ends` are ascending, since spans of a lane do not overlap. */
+/**
+ * Lanes whose spans can be searched: `begins` and `ends` are ascending, since spans of a lane do not overlap.
+ * Actors that need many lanes come last, so that they do not push the others out of sight.
+ */
 export function prepare(data) {
-  return data.lanes.map((lane) => ({
+  const counts = new Map();
+  for (const { actor } of data.lanes) counts.set(actor, (counts.get(actor) || 0) + 1);
+  const [narrow, wide] = [(lane) => counts.get(lane.actor) <= FEW, (lane) => counts.get(lane.actor) > FEW];
+  return [...data.lanes.filter(narrow), ...data.lanes.filter(wide)].map((lane) => ({
     actor: lane.actor,
     number: lane.number,
     spans: lane.spans,
@@ -91,14 +101,15 @@ function draw(canvas, lanes, data, view, scrolled) {
   }
   context.fillStyle = paint.ground;
   context.fillRect(0, 0, width, AXIS);
-  for (let n = 0; n <= 5; n += 1) {
-    const x = LABEL + (room * n) / 5;
-    const at = view.from + ((view.to - view.from) * n) / 5;
+  const ticks = Math.max(1, Math.min(5, Math.floor(room / 90)));
+  for (let n = 0; n <= ticks; n += 1) {
+    const x = LABEL + (room * n) / ticks;
+    const at = view.from + ((view.to - view.from) * n) / ticks;
     context.fillStyle = paint.line;
     context.fillRect(Math.min(x, width - 1), 0, 1, height);
     context.fillStyle = paint.dim;
-    context.textAlign = n === 5 ? "right" : "left";
-    context.fillText(`${figure(Number(at.toFixed(view.to - view.from < 1 ? 4 : 2)))} s`, n === 5 ? x - 4 : x + 4, AXIS / 2);
+    context.textAlign = n === ticks ? "right" : "left";
+    context.fillText(`${figure(Number(at.toFixed(view.to - view.from < 1 ? 4 : 2)))} s`, n === ticks ? x - 4 : x + 4, AXIS / 2);
   }
   context.textAlign = "left";
   context.fillStyle = paint.bars[6];
@@ -186,22 +197,43 @@ function Picked({ data, picked }) {
   return html`<p role="status">${picked.actor}: <strong>${data.names[name]}</strong> for ${figure(Number(seconds.toFixed(4)))} s from ${clock(data.begin + begin)}${id && html`, <a href=${link("sample", { row: id })}>${id}</a>`}</p>`;
 }
 
+/** Traces that `relax profile` has written, to save. */
+function Profiles({ run, names }) {
+  const [failed, setFailed] = useState("");
+  const fetched = (name) => blob("profile", { run, name }).then((content) => save(name, content), (error) => setFailed(error.message));
+  return html`${names.map((name) => html`<button key=${name} onClick=${() => fetched(name)}>${name}</button> `)}${failed}`;
+}
+
+/** What a lane is picked by; an outlier is busy for long. */
+function factsOf(actors) {
+  const nodes = new Map((actors?.nodes || []).flatMap((node) => node.actors.map((actor) => [actor.name, node.name])));
+  return (lane) => ({
+    actors: [lane.actor], node: nodes.get(lane.actor) || "", text: lane.actor,
+    measure: lane.spans.reduce((sum, span) => sum + span[2], 0),
+  });
+}
+
 export default function TimelineView({ run, parameters, theme }) {
   const [asked, setAsked] = useState(0);
   const state = useAnswer("timeline", { run, step: parameters.step }, asked);
-  const [own, setOwn] = useState(null);
+  const actors = useAnswer("actors", { run });
   const [picked, setPicked] = useState(null);
   const data = state.data;
-  const lanes = useMemo(() => (data ? prepare(data) : []), [data]);
+  const all = useMemo(() => (data ? prepare(data) : []), [data]);
+  const shown = useMemo(() => choose(parameters.pick, all, factsOf(actors.data), KEYS), [all, parameters.pick, actors.data]);
+  const lanes = shown.items;
   const whole = { from: 0, to: data ? Math.max(1e-3, data.end - data.begin) : 1 };
-  const view = own || whole;
+  const [from, to] = [Number(parameters.from), Number(parameters.to)];
+  const view = parameters.to !== undefined && to > from ? { from, to } : whole;
+  const setOwn = (next) => change(next ? { from: next.from.toFixed(6), to: next.to.toFixed(6) } : { from: "", to: "" }, true);
   const middle = (view.from + view.to) / 2;
   const shift = (share) => setOwn({ from: view.from + share * (view.to - view.from), to: view.to + share * (view.to - view.from) });
   const place = useRef(null);
+  const sums = useMemo(() => (data ? totals(data) : []), [data]);
   return html`<div class="stack">
     <div class="row spread"><h2>Timeline</h2>
       <div class="row">
-        <label>Step <input type="number" min="0" value=${parameters.step ?? ""} placeholder="all" onChange=${(e) => { setOwn(null); change({ step: e.target.value }); }} /></label>
+        <label>Step <input type="number" min="0" value=${parameters.step ?? ""} placeholder="all" onChange=${(e) => change({ step: e.target.value, from: "", to: "" })} /></label>
         <button onClick=${() => setAsked(asked + 1)}>Read again</button>
         <button onClick=${() => setOwn(zoomed(view, 0.5, middle))}>Zoom in</button>
         <button onClick=${() => setOwn(zoomed(view, 2, middle))}>Zoom out</button>
@@ -212,13 +244,14 @@ export default function TimelineView({ run, parameters, theme }) {
         <button aria-label="save the timeline as PNG" onClick=${() => savePng("timeline", place.current.querySelector("canvas"))}>PNG</button>
       </div></div>
     <${State} ...${state} />
-    ${data && !lanes.length && html`<p class="panel warn" role="status">Nothing has happened yet.</p>`}
-    ${lanes.length > 0 && html`
+    ${data && !all.length && html`<p class="panel warn" role="status">Nothing has happened yet.</p>`}
+    ${all.length > 0 && html`
+      <${Pick} parameters=${parameters} found=${shown} total=${all.length} keys=${KEYS} measure="busy time" />
       <p class="dim">${clock(data.begin)} to ${clock(data.end)}, by the broker's clock. Rows are shown as long as the table has them.${data.left_out ? ` ${counted(data.left_out, "older span")} left out.` : ""} <code>relax timeline ${run} trace.json</code> writes a file for Perfetto.</p>
       <div class="legend">${data.names.map((name, i) => html`<span key=${name}><i style=${{ background: `var(--c${i % COLOURS})` }}></i>${name}</span>`)}</div>
       <div class="panel" ref=${place}><${Canvas} data=${data} lanes=${lanes} view=${view} setView=${setOwn} theme=${theme} onPick=${setPicked} /></div>
       <${Picked} data=${data} picked=${picked} />
-      <${Table} title="Time by actor" columns=${COLUMNS} rows=${totals(data)} id=${(each) => each.key} />
-      ${data.instants.length > 0 && html`<section class="panel"><h3>Events</h3><ul>${data.instants.slice(-50).map((each, i) => html`<li key=${i}>${clock(each.time)} ${each.actor} ${each.name}${each.detail ? `: ${each.detail}` : ""}</li>`)}</ul></section>`}`}
+      <${Table} title="Time by actor" columns=${COLUMNS} rows=${sums} id=${(each) => each.key} parameters=${parameters} cards />
+      ${data.instants.length > 0 && html`<section class="panel"><h3>Events</h3><ul>${data.instants.slice(-50).map((each, i) => html`<li key=${i}>${clock(each.time)} ${each.actor} ${each.name}${each.name === "profiled" ? html`: <${Profiles} run=${run} names=${each.detail.split(", ")} />` : each.detail ? `: ${each.detail}` : ""}</li>`)}</ul></section>`}`}
   </div>`;
 }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,9 @@ from torch import distributed
 
 from relax_actors.algorithms.controllers import Coefficients
 from relax_actors.engines.megatron.layout import Layout
-from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks
 from relax_actors.engines.megatron.mcore.optimizer import Optimizer
-from relax_actors.engines.megatron.mcore.rank_weights import RankWeights, local_shards
-from relax_actors.engines.megatron.mcore.shard_files import Piece, stored_pieces, writer
+from relax_actors.engines.megatron.mcore.rank_weights import RankWeights
+from relax_actors.engines.megatron.mcore.shard_files import LocalShard, Piece, stored_pieces, writer
 from relax_actors.engines.torch.background import run_in_background
 from relax_actors.engines.torch.loss_scale import LossScale
 from relax_actors.weights import files as weights
@@ -28,12 +27,19 @@ STATE, REFERENCE, PARAMETER = "state", "reference", "param"
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """State of this rank's part of a model: weights, optimizer, and the reference of the KL penalty."""
+    """State of this rank's part of a model: weights, optimizer, and the reference of the KL penalty.
+
+    Attributes:
+        layout: of the ranks.
+        weights: weights that are trained, and others that are saved with them.
+        optimizer: optimizer of the trained weights.
+        reference: weights of the reference by key; empty if there is none, or if it has no weights of its own.
+    """
 
     layout: Layout
     weights: RankWeights
     optimizer: Optimizer
-    reference: ModelChunks | None = None
+    reference: Mapping[str, LocalShard] = field(default_factory=dict)
 
     def pieces(self) -> Iterator[Piece]:
         """Pieces that this rank writes. All ranks together write every number once."""
@@ -47,10 +53,9 @@ class RankState:
         for key, local in mine.local.items():
             if not local.parameter.requires_grad and mine.keeps(key):
                 yield Piece(key, local, 0, {PARAMETER: local.parameter})
-        if self.reference is not None:
-            for key, local in local_shards(self.reference.bare).items():
-                if mine.keeps(key):
-                    yield Piece(key, local, 0, {REFERENCE: local.parameter})
+        for key, local in self.reference.items():
+            if mine.keeps(key):
+                yield Piece(key, local, 0, {REFERENCE: local.parameter})
 
 
 def save(folder: Path, state: RankState, coefficients: Coefficients | None = None) -> None:
@@ -86,7 +91,8 @@ def _prepare(folder: Path, state: RankState, coefficients: Coefficients | None) 
         metadata = {
             "engine": "megatron",
             "layout": asdict(state.layout),
-            "reference": state.reference is not None,
+            "reference": bool(state.reference),
+            "updates": state.optimizer.updates,
             "group_step": state.optimizer.group_step,
             "loss_scale": asdict(state.optimizer.loss_scale),
             "coefficients": None if coefficients is None else asdict(coefficients),
@@ -97,7 +103,7 @@ def _prepare(folder: Path, state: RankState, coefficients: Coefficients | None) 
 
 
 def has_reference(folder: Path) -> bool:
-    """Whether a checkpoint contains the reference model of the KL penalty."""
+    """Whether a checkpoint contains weights of the reference of the KL penalty."""
     return bool(_metadata(folder)["reference"])
 
 
@@ -128,11 +134,12 @@ def load(folder: Path, state: RankState) -> None:
                     slot.state[moment] = read(moment).to(slot.main.device).view_as(slot.main).clone()
             if (step := stored.step(name)) is not None:
                 slot.state["step"] = torch.tensor(step)
-        for key, local in local_shards(state.reference.bare if state.reference else []).items():
+        for key, local in state.reference.items():
             local.parameter.copy_(stored.read(REFERENCE, mine.stored_key(key), local).view_as(local.parameter))
     metadata = _metadata(folder)
     state.optimizer.group_step = metadata["group_step"]
     state.optimizer.loss_scale = LossScale(**metadata["loss_scale"])
+    state.optimizer.updates = metadata["updates"]
 
 
 def _metadata(folder: Path) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from torch._C._distributed_c10d import HashStore, Store
 from relax_actors.algorithms.losses import add_metrics
 from relax_actors.algorithms.schedules import scheduled_learning_rate
 from relax_actors.algorithms.values import measure_values, value_loss, value_metrics
+from relax_actors.config.lora import LoraSection
 from relax_actors.config.schema import Config
 from relax_actors.config.training import CriticSection
 from relax_actors.engines.megatron.architecture import architecture_of
@@ -24,10 +26,11 @@ from relax_actors.engines.megatron.conversion import VALUE_BIAS, VALUE_WEIGHT
 from relax_actors.engines.megatron.folder_reader import SafetensorsReader, stored_weights
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore import checkpoint, process_groups
+from relax_actors.engines.megatron.mcore.adapter import MegatronAdapter, run_adapter
 from relax_actors.engines.megatron.mcore.micro_batches import MicroBatchTensors
 from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks, conversion_of
 from relax_actors.engines.megatron.mcore.optimizer import Optimizer
-from relax_actors.engines.megatron.mcore.rank_weights import RankWeights
+from relax_actors.engines.megatron.mcore.rank_weights import RankWeights, local_shards
 from relax_actors.engines.megatron.mcore.schedule import Schedule
 from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.training import StepResult
@@ -35,6 +38,7 @@ from relax_actors.engines.ranks.collectives import all_gather_messages
 from relax_actors.engines.ranks.model_folder import write_shared
 from relax_actors.engines.torch.loss_inputs import ScoredTokens
 from relax_actors.engines.torch.model import build_critic
+from relax_actors.weights import files as weights
 from relax_actors.weights.encoder import ignore
 
 
@@ -64,20 +68,41 @@ class MegatronCritic:
         self._schedule = Schedule(config, architecture, layout, is_critic=True)
         chunks = ModelChunks(config, architecture, layout, critic=self._path)
         self._conversion = conversion_of(self._path, architecture, layout, is_critic=True)
-        self._weights = RankWeights(chunks.bare, self._conversion)
+        self._adapter: MegatronAdapter | None = None
+        if config.lora is not None:
+            self._adapter = self._with_adapter(config.lora, chunks)
+            self._weights = self._adapter.weights
+        else:
+            self._weights = RankWeights(local_shards(chunks.bare), self._conversion)
         self._optimizer = Optimizer(config, chunks)
         self._fingerprint: str | None = None
         self._measured: list[dict[str, float]] = []
         self._micro_batches = 0
 
+    def _with_adapter(self, section: LoraSection, chunks: ModelChunks) -> MegatronAdapter:
+        """Load the base, of the policy or of critic.path, and give it an adapter of its own; the head is trained."""
+        head = self._zero_head()
+        stored: Mapping[str, Tensor] = stored_weights(self._path)
+        if self._settings.path is None:
+            stored = ChainMap(head, stored)  # type: ignore[arg-type]  # is only read
+        modules = dict.fromkeys(name.rpartition(".")[0] for name in head)
+        return run_adapter(self._config, section, chunks, self._conversion, (self._path, stored), modules)
+
+    def _zero_head(self) -> dict[str, Tensor]:
+        shapes = {VALUE_WEIGHT: (1, self._hidden_size), VALUE_BIAS: (1,)}
+        return {name: torch.zeros(shapes[key]) for key, name in self._conversion.value_head.items()}
+
     def initialise(self, policy: Sequence[Path] | None) -> None:
         """Initialise the weights and the optimizer; see `CriticEngine`."""
-        if policy is None:
-            self._weights.load(stored_weights(self._path))
+        if policy is not None and self._adapter is not None:
+            tensors = {name: t for name, t in weights.load(policy).items() if name in self._adapter.names}
+            self._adapter.load(tensors | self._zero_head(), "version 0 of the policy")
+        elif policy is not None:
+            self._weights.load(ChainMap(self._zero_head(), SafetensorsReader(list(policy))))  # type: ignore[arg-type]
+        elif self._adapter is not None:
+            self._adapter.draw(self._config.run.seed)
         else:
-            shapes = {VALUE_WEIGHT: (1, self._hidden_size), VALUE_BIAS: (1,)}
-            head = {name: torch.zeros(shapes[key]) for key, name in self._conversion.value_head.items()}
-            self._weights.load(ChainMap(head, SafetensorsReader(list(policy))))  # type: ignore[arg-type]  # is only read
+            self._weights.load(stored_weights(self._path))
         self.discard()
         self._optimizer.reset()
         self._fingerprint = None
@@ -99,8 +124,9 @@ class MegatronCritic:
             loss = value_loss(values, old, returns, clip=self._settings.value_clip)
             return loss.loss.masked_fill(~tensors.mask, 0.0).sum(), measure_values(values, returns, loss, tensors.mask)
 
-        models, score = self._optimizer.models, self._schedule.values
-        self._measured += self._schedule.run(models, batches, samples, loss_of, progress, score=score)
+        models, score, updates = self._optimizer.models, self._schedule.values, self._optimizer.updates
+        with nullcontext() if self._adapter is None else self._adapter.dropping(updates, self._micro_batches):
+            self._measured += self._schedule.run(models, batches, samples, loss_of, progress, score=score)
         self._micro_batches += len(batches)
 
     def discard(self) -> None:
@@ -142,13 +168,18 @@ class MegatronCritic:
     def load(self, folder: Path) -> None:
         """Load a checkpoint that any layout wrote; see `SavesState`."""
         checkpoint.load(folder, self._state())
+        if self._adapter is not None:
+            self._adapter.check(str(folder))
         self.discard()
         self._fingerprint = None
 
     def export(self, folder: Path) -> None:
         """Write a folder that critic.path can name, each rank its share; see `CriticEngine`."""
         make = partial(build_critic, self._path, seed=0)
-        write_shared(folder, make, self._weights, self._config.trainer.precision)
+        if self._adapter is not None:
+            self._adapter.export_merged(folder, make, self._config.trainer.precision)
+        else:
+            write_shared(folder, make, self._weights, self._config.trainer.precision)
 
 
 def _with_settings(config: Config, settings: CriticSection) -> Config:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ from relax_actors.engines.megatron.architecture import architecture_of
 from relax_actors.engines.megatron.folder_reader import stored_weights
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore import checkpoint, process_groups
+from relax_actors.engines.megatron.mcore.adapter import MegatronAdapter, run_adapter
 from relax_actors.engines.megatron.mcore.frozen import freeze
 from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks, conversion_of
 from relax_actors.engines.megatron.mcore.optimizer import Optimizer
-from relax_actors.engines.megatron.mcore.rank_weights import RankWeights
+from relax_actors.engines.megatron.mcore.rank_weights import RankWeights, local_shards
+from relax_actors.engines.megatron.mcore.reference import AdapterReference, ModelReference, Reference
 from relax_actors.engines.megatron.mcore.replay import Replay
 from relax_actors.engines.megatron.mcore.schedule import Schedule
 from relax_actors.engines.megatron.mcore.update import Update
@@ -29,11 +32,12 @@ from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.protocols.training import StepResult
 from relax_actors.engines.ranks.model_folder import write_shared
 from relax_actors.engines.torch.model import build, has_weights, tensors_of
+from relax_actors.engines.torch.profile import Profiled
 from relax_actors.runtime.seeds import derive_seed
 from relax_actors.weights.encoder import WeightEncoder
 
 
-class MegatronEngine:
+class MegatronEngine(Profiled):
     """One rank with its part of the model.
 
     Methods are collective: all ranks must call them in the same order with the same arguments. Step metrics are the
@@ -56,21 +60,33 @@ class MegatronEngine:
         self._schedule = Schedule(config, self._architecture, layout)
         self._chunks = ModelChunks(config, self._architecture, layout)
         conversion = conversion_of(config.model_path, self._architecture, layout)
-        self._weights = RankWeights(self._chunks.bare, conversion)
-        freeze(self._chunks.bare, self._weights.parameters, conversion, config.trainer.freeze)
+        self._adapter: MegatronAdapter | None = None
+        if config.lora is not None:
+            base = config.model_path, stored_weights(config.model_path)
+            self._adapter = run_adapter(config, config.lora, self._chunks, conversion, base)
+            self._weights = self._adapter.weights
+        else:
+            self._weights = RankWeights(local_shards(self._chunks.bare), conversion)
+            freeze(self._chunks.bare, self._weights.parameters, conversion, config.trainer.freeze)
         self._optimizer = Optimizer(config, self._chunks)
         self._replay = None
         if config.trainer.router_replay:
             recomputed = config.trainer.recompute == "full"
             self._replay = Replay(self._chunks.bare, recomputed=recomputed, sequence_parallel=layout.sequence)
-        self._update = Update(config, self._optimizer.models, self._schedule, self._replay)
+        self._update = Update(config, self._optimizer.models, self._schedule, self._replay, self._dropping)
         self._encoder = WeightEncoder(self._weights, keep_base=config.publishes_deltas)
         self._coefficients = StepCoefficients(config.algorithm, config.trainer)
+
+    def _dropping(self, part: int) -> AbstractContextManager[None]:
+        return nullcontext() if self._adapter is None else self._adapter.dropping(self._optimizer.updates, part)
 
     def initialise(self, seed: int) -> None:
         """Load the model folder's weights, or draw random weights; see `TrainingEngine`."""
         path = self._config.model_path
-        self._weights.load(stored_weights(path) if has_weights(path) else tensors_of(build(path, seed=seed)))
+        if self._adapter is not None:
+            self._adapter.initialise(seed)
+        else:
+            self._weights.load(stored_weights(path) if has_weights(path) else tensors_of(build(path, seed=seed)))
         self.discard()
         self._optimizer.reset()
         self._coefficients = StepCoefficients(self._config.algorithm, self._config.trainer)
@@ -80,17 +96,17 @@ class MegatronEngine:
         """Reset the optimizer and set the reference; see `TrainingEngine`."""
         self._optimizer.reset()
         if self._config.computes_reference:
-            reference = self._new_reference()
-            for frozen, trained in zip(reference.bare, self._chunks.bare, strict=True):
-                frozen.load_state_dict(trained.state_dict())
+            self._set_reference()
 
-    def _new_reference(self) -> ModelChunks:
-        """Build a reference, with arbitrary weights."""
-        reference = self._update.reference = ModelChunks(self._config, self._architecture, self._layout)
-        for model in reference.wrapped:
-            model.train(mode=False)
-            model.requires_grad_(False)
-        return reference
+    def _set_reference(self) -> None:
+        """Make the current weights those of the reference."""
+        if self._adapter is not None:
+            reference: Reference = AdapterReference(self._adapter, self._optimizer.models)
+        else:
+            second = ModelChunks(self._config, self._architecture, self._layout)
+            reference = ModelReference(second, self._chunks)
+        reference.take()
+        self._update.reference = reference
 
     def warm_start(
         self, samples: Sequence[TrainSample], learning_rate: float, progress: Callable[[], None]
@@ -131,7 +147,8 @@ class MegatronEngine:
         of_update = self._step(rate, objective.gradient_scale(measured), measured)
         self._coefficients.record(measured)
         progress()
-        return StepResult(objective.metrics(measured) | of_update | {"micro_batches": count, "learning_rate": rate})
+        metrics = objective.metrics(measured) | of_update | {"micro_batches": count, "learning_rate": rate}
+        return StepResult(metrics, self._update.measured)
 
     def _step(self, rate: float, factor: float, measured: Mapping[str, float]) -> dict[str, float]:
         of_update = self._optimizer.step(rate, factor, measured)
@@ -165,7 +182,9 @@ class MegatronEngine:
         return self._encoder.prefixes()
 
     def _state(self) -> checkpoint.RankState:
-        return checkpoint.RankState(self._layout, self._weights, self._optimizer, self._update.reference)
+        reference = self._update.reference
+        shards = {} if reference is None else reference.shards()
+        return checkpoint.RankState(self._layout, self._weights, self._optimizer, shards)
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint, each rank its shards; see `TrainingEngine`."""
@@ -177,14 +196,19 @@ class MegatronEngine:
 
     def load(self, folder: Path) -> None:
         """Load a checkpoint that any layout wrote; see `TrainingEngine`."""
-        if checkpoint.has_reference(folder):
-            self._new_reference()
+        if checkpoint.has_reference(folder) or (self._adapter is not None and self._config.computes_reference):
+            self._set_reference()  # whose weights, if it has any, are those of the checkpoint
         checkpoint.load(folder, self._state())
+        if self._adapter is not None:
+            self._adapter.check(str(folder))
         self._coefficients.restore(checkpoint.coefficients_of(folder))
         self.discard()
         self._encoder.invalidate()
 
     def export(self, folder: Path) -> None:
-        """Write a model folder, each rank its share; see `WeightProducer`."""
-        make = partial(build, self._config.model_path)
+        """Write a model folder, or that of an adapter, each rank its share; see `WeightProducer`."""
+        make, section = partial(build, self._config.model_path), self._config.lora
+        if self._adapter is not None and section is not None:
+            self._adapter.export(folder, self._config, make, merged=section.export_merged)
+            return
         write_shared(folder, make, self._weights, self._config.trainer.precision)

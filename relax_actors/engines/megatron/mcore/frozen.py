@@ -44,9 +44,17 @@ def freeze(
         raise ConfigError(msg)
     if EMBEDDING in parameters and not parameters[EMBEDDING].requires_grad:
         for model in models:
-            if model.pre_process:
-                # Recomputed activations get gradients only if the input of the recomputed block requires a gradient.
-                model.embedding.register_forward_hook(_require_gradient)
+            require_gradient_of_embeddings(model)
+
+
+def require_gradient_of_embeddings(model: Any) -> None:
+    """Let recomputed activations get gradients, which they do only if the input of their block requires one.
+
+    Args:
+        model: model chunk with frozen embeddings, if it has any.
+    """
+    if model.pre_process:
+        model.embedding.register_forward_hook(_require_gradient)
 
 
 def _require_gradient(_: Any, __: Any, embedded: Tensor) -> Tensor:

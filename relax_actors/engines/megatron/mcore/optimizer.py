@@ -43,6 +43,9 @@ class Optimizer:
     Args:
         config: configuration of the run.
         chunks: model chunks of this rank. Train through `models`, which wrap them and sum gradients over ranks.
+
+    Attributes:
+        updates: number of steps taken since `reset`, without those that were skipped.
     """
 
     def __init__(self, config: Config, chunks: ModelChunks) -> None:
@@ -72,7 +75,7 @@ class Optimizer:
             )
         # A step may take several calls of the schedule; `step` sums their gradients over ranks once.
         chunks.config.finalize_model_grads_func = None
-        self._settings, self.loss_scale = settings, LossScale.of(settings)
+        self._settings, self.loss_scale, self.updates = settings, LossScale.of(settings), 0
         chunks.config.grad_scale_func = self._scaled
 
     def _scaled(self, loss: torch.Tensor) -> torch.Tensor:
@@ -80,7 +83,7 @@ class Optimizer:
 
     def reset(self) -> None:
         """Clear the optimizer state and copy the models' current weights."""
-        self.loss_scale = LossScale.of(self._settings)
+        self.loss_scale, self.updates = LossScale.of(self._settings), 0
         for part in self.parts:
             part.optimizer.state.clear()
         self.inner.reload_model_params()
@@ -118,7 +121,9 @@ class Optimizer:
         for group in self.inner.param_groups:
             group["lr"] = rate
         _, norm, _ = self.inner.step()
-        return self.loss_scale.metrics_of(math.inf if norm is None else float(norm), measured.values())
+        found = self.loss_scale.metrics_of(math.inf if norm is None else float(norm), measured.values())
+        self.updates += "grad_norm" in found
+        return found
 
     def rate(self) -> float:
         """Current learning rate."""

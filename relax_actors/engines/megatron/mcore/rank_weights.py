@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -55,15 +55,15 @@ def local_shards(models: Sequence[Any]) -> dict[str, LocalShard]:
     found: dict[str, LocalShard] = {}
     for model in models:
         for name, parameter in model.named_parameters():
-            key = _key(model, name)
+            key = key_of(model, name)
             shards, shard = expert if ".experts." in key else tensor
             split = shard_axis(key) is not None
             found[key] = LocalShard(parameter, shards, shard) if split else LocalShard(parameter, 1, 0)
     return found
 
 
-def _key(model: Any, name: str) -> str:
-    """Name of a parameter in the whole model; see `conversion`."""
+def key_of(model: Any, name: str) -> str:
+    """Key of a parameter of a model chunk: its name in the whole model; see `conversion`."""
     match = _LOCAL_LAYER.fullmatch(name)
     if match is None:
         is_head = name.startswith("output_layer.") and isinstance(model.output_layer, ValueHead)
@@ -81,17 +81,17 @@ class RankWeights:
     Methods of `WeightSource` are collective: all ranks must call them in the same order.
 
     Args:
-        models: model chunks of this rank.
+        local: parameters of this rank by key; see `local_shards`.
         conversion: between megatron-core and Hugging Face.
 
     Attributes:
         local: parameters of this rank by key.
     """
 
-    def __init__(self, models: Sequence[Any], conversion: Conversion) -> None:
+    def __init__(self, local: Mapping[str, LocalShard], conversion: Conversion) -> None:
         self.rank, self.ranks = distributed.get_rank(), distributed.get_world_size()
         self.prefixes = b""
-        self.local, self._conversion = local_shards(models), conversion
+        self.local, self._conversion = local, conversion
         self._entries = list(conversion.entries())
         forms = {key: TensorForm.of(local.parameter) for key, local in self.local.items()}
         held = {
@@ -111,13 +111,18 @@ class RankWeights:
         """Parameters of this rank by key."""
         return {key: local.parameter for key, local in self.local.items()}
 
-    def shards(self, source: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    def shards(self, source: Mapping[str, Tensor], keys: Iterable[str] | None = None) -> Iterator[tuple[str, Tensor]]:
         """Shards of this rank from whole Hugging Face weights, one key at a time.
+
+        Args:
+            source: whole weights by Hugging Face name.
+            keys: of the shards; all of this rank by default.
 
         Raises:
             ConfigError: `source` lacks a tensor, or a tensor has an unexpected shape.
         """
-        for key, local in self.local.items():
+        for key in self.local if keys is None else keys:
+            local = self.local[key]
             whole = self._conversion.from_hugging_face(key, source)
             yield key, shard_of(key, whole, local.shards, local.shard)
 
@@ -126,6 +131,16 @@ class RankWeights:
         """Copy Hugging Face weights into this rank's parameters."""
         for key, shard in self.shards(source):
             self.local[key].parameter.copy_(shard)
+
+    def whole(self) -> dict[str, Tensor]:
+        """Return copies of all tensors by Hugging Face name in host memory, on rank 0; collective."""
+        found: dict[str, Tensor] = {}
+
+        def take(name: str, tensor: Tensor) -> None:
+            found[name] = tensor.to("cpu", copy=True)
+
+        self.visit(take, 1)
+        return found
 
     @cached_property
     def _keys(self) -> dict[int, str]:

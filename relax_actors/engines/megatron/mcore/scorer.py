@@ -14,11 +14,13 @@ from torch._C._distributed_c10d import HashStore
 from relax_actors.config.schema import Config
 from relax_actors.config.training import MegatronSection
 from relax_actors.engines.megatron.architecture import architecture_of
+from relax_actors.engines.megatron.folder_reader import stored_weights
 from relax_actors.engines.megatron.layout import Layout
 from relax_actors.engines.megatron.mcore import process_groups
+from relax_actors.engines.megatron.mcore.adapter import MegatronAdapter, run_adapter
 from relax_actors.engines.megatron.mcore.micro_batches import MicroBatchTensors
 from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks, conversion_of
-from relax_actors.engines.megatron.mcore.rank_weights import RankWeights
+from relax_actors.engines.megatron.mcore.rank_weights import RankWeights, local_shards
 from relax_actors.engines.megatron.mcore.replay import Replay
 from relax_actors.engines.megatron.mcore.schedule import Schedule, Score
 from relax_actors.engines.protocols.samples import TrainSample
@@ -46,18 +48,30 @@ class MegatronScorer(SwappableWeights):
         self._chunks = ModelChunks(config, architecture, layout)
         for model in self._chunks.wrapped:
             model.train(mode=False)
-            model.requires_grad_(False)
         self._replay = None
         if config.trainer.router_replay:
             self._replay = Replay(self._chunks.bare, recomputed=False, sequence_parallel=False)
-        self._weights = RankWeights(self._chunks.bare, conversion_of(config.model_path, architecture, layout))
+        conversion = conversion_of(config.model_path, architecture, layout)
+        self._weights: MegatronAdapter | RankWeights
+        if config.lora is None:
+            self._weights = RankWeights(local_shards(self._chunks.bare), conversion)
+        else:
+            base = config.model_path, stored_weights(config.model_path)
+            self._weights = run_adapter(config, config.lora, self._chunks, conversion, base)
+        for model in self._chunks.wrapped:
+            model.requires_grad_(False)
         self._schedule = Schedule(config, architecture, layout)
 
     def _parameters(self) -> Mapping[str, Tensor]:
         return self._weights.parameters
 
-    def _fitted(self, version: int, tensors: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:  # noqa: ARG002
-        return self._weights.shards(tensors)
+    def _resident(self) -> Iterable[Tensor]:
+        return [parameter for model in self._chunks.bare for parameter in model.parameters()]
+
+    def _fitted(self, version: int, tensors: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:
+        if isinstance(self._weights, RankWeights):
+            return self._weights.shards(tensors)
+        return self._weights.fitted(tensors, f"version {version}")
 
     def score(self, samples: Sequence[TrainSample], progress: Callable[[], None]) -> list[NDArray[Any]]:
         """Log-probs of each sequence; see `ScoringEngine`."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from numpy.typing import NDArray
@@ -17,8 +18,8 @@ from relax_actors.algorithms.sequence_records import StepFacts
 from relax_actors.config.schema import Config
 from relax_actors.engines.megatron.mcore import process_groups
 from relax_actors.engines.megatron.mcore.micro_batches import MicroBatch, MicroBatchTensors
-from relax_actors.engines.megatron.mcore.model_chunks import ModelChunks
 from relax_actors.engines.megatron.mcore.process_groups import reports_metrics
+from relax_actors.engines.megatron.mcore.reference import Reference
 from relax_actors.engines.megatron.mcore.replay import Replay
 from relax_actors.engines.megatron.mcore.schedule import LossFunction, Schedule, Score
 from relax_actors.engines.protocols.samples import TrainSample
@@ -35,6 +36,8 @@ from relax_actors.engines.torch.step_facts import (
     step_facts,
     unpack_records,
 )
+
+Dropping: TypeAlias = Callable[[int], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,26 +59,32 @@ class Update:
         models: model chunks of this rank, wrapped for training.
         schedule: runs micro-batches through them.
         replay: router replay of the models, if the run has it.
+        dropping: returns the context of passes that train, in which inputs of an adapter are dropped, from the number
+            of the first micro-batch in the update.
 
     Attributes:
-        reference: model whose log-probs the KL needs, if this engine computes them.
+        reference: weights whose log-probs the KL needs, if this engine computes them.
         objective: loss of the current update; None before its first part.
         micro_batches: of the current update on this rank so far.
+        measured: measurements of each micro-batch of the last finished update, of all ranks.
     """
 
-    def __init__(self, config: Config, models: Sequence[Any], schedule: Schedule, replay: Replay | None) -> None:
+    def __init__(
+        self, config: Config, models: Sequence[Any], schedule: Schedule, replay: Replay | None, dropping: Dropping
+    ) -> None:
         self._algorithm, self._virtual = config.algorithm, config.trainer.megatron.virtual_pipeline
         self._pipeline = config.trainer.megatron.pipeline_parallel
-        self._models, self._schedule, self._replay = models, schedule, replay
+        self._models, self._schedule, self._replay, self._dropping = models, schedule, replay, dropping
         self._device = process_groups.device()
         self._steps_to_comparison = 0
-        self.reference: ModelChunks | None = None
+        self.measured: list[dict[str, float]] = []
+        self.reference: Reference | None = None
         self.discard()
 
     def discard(self) -> None:
         """Forget the current update; the caller clears the gradients."""
         self.objective: StepObjective | None = None
-        self.micro_batches = 0
+        self.micro_batches = self._trained = 0
         self._kept: list[Part] = []
         self._shared: list[dict[str, float]] = []
         self._local: list[dict[str, float]] = []
@@ -121,7 +130,8 @@ class Update:
         batches = self._schedule.micro_batches(samples)
         reference: dict[int, Tensor] = {}
         if self.reference is not None and samples[0].reference_logprobs is None:
-            reference = self._schedule.score(self.reference.wrapped, batches, samples, progress)
+            with self.reference.models() as models:
+                reference = self._schedule.score(models, batches, samples, progress)
         self._local += self._measure_without_replay(samples, batches, progress)
         self.micro_batches += len(batches)
         return Part(samples, batches, reference)
@@ -161,19 +171,22 @@ class Update:
             found.update(record(objective, inputs, [start + index for index in indices]))
             return scored.logprobs.sum(), {}
 
+        recorded = self._trained
         for part in parts:
             if self._replay is not None:
                 self._replay.begin(replays=True, trains=False)
-            self._schedule.run(
-                self._models,
-                part.batches,
-                part.samples,
-                keep,
-                progress,
-                score=score,
-                forward_only=True,
-                replay=self._replay,
-            )
+            with self._dropping(recorded):
+                self._schedule.run(
+                    self._models,
+                    part.batches,
+                    part.samples,
+                    keep,
+                    progress,
+                    score=score,
+                    forward_only=True,
+                    replay=self._replay,
+                )
+            recorded += len(part.batches)
             if self._replay is not None:
                 self._replay.reroutes.take()
             start += len(part.samples)
@@ -232,6 +245,7 @@ class Update:
         """
         shared = (self._shared, log_ratios) if reports_metrics() else ([], [])
         gathered = all_gather_messages([*shared, self._local])
+        self.measured = [part for shared, _, _ in gathered for part in shared]
         metrics = add_metrics(part for shared, _, local in gathered for part in [*shared, *local])
         return metrics, [array for _, log_ratios, _ in gathered for array in log_ratios]
 
@@ -246,5 +260,9 @@ class Update:
         """Accumulate the gradients of all micro-batches; returns metrics on the last stage."""
         if self._replay is not None:
             self._replay.begin(replays=True, trains=True)
-        replay = self._replay
-        return self._schedule.run(self._models, batches, samples, loss_function, progress, score=score, replay=replay)
+        start, replay = self._trained, self._replay
+        self._trained += len(batches)
+        with self._dropping(start):
+            return self._schedule.run(
+                self._models, batches, samples, loss_function, progress, score=score, replay=replay
+            )

@@ -1,0 +1,69 @@
+"""Lets SGLang's LoRA layers and their backend in torch compute without an accelerator.
+
+Both put small index tensors into pinned memory, which torch allocates with an accelerator only. The two modules get
+factories that allocate ordinary memory; other modules keep torch's own, which torch.jit must recognise.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MODULES = ("sglang.srt.lora.layers", "sglang.srt.lora.backend.torch_backend")
+FACTORIES = ("tensor", "zeros", "empty")
+
+
+class _Torch(ModuleType):
+    """torch, with factories that ignore `pin_memory`."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(torch, name)
+        return _without_pinning(found) if name in FACTORIES else found
+
+
+def _without_pinning(factory: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def make(*args: Any, **given: Any) -> Tensor:
+        given.pop("pin_memory", None)
+        return factory(*args, **given)
+
+    return make
+
+
+class _Finder:
+    """Patches the modules when they are imported."""
+
+    def find_spec(self, name: str, path: Any = None, _target: Any = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path) if name in MODULES else None
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def executed(module: Any) -> None:
+                execute(module)
+                _patch(module)
+
+            spec.loader.exec_module = executed  # type: ignore[method-assign]
+        return spec
+
+
+def _patch(module: Any) -> None:
+    module.torch = _Torch("torch")
+
+
+def _stay(tensor: Tensor, *_: Any) -> Tensor:
+    """Return a tensor in the memory where it is, in place of `Tensor.pin_memory`."""
+    return tensor
+
+
+def install() -> None:
+    """Patch the modules that are imported, and the others on their import."""
+    torch.Tensor.pin_memory = _stay  # type: ignore[method-assign]
+    for name in MODULES:
+        if (module := sys.modules.get(name)) is not None:
+            _patch(module)
+    sys.meta_path.insert(0, _Finder())

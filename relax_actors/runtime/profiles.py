@@ -1,0 +1,164 @@
+"""Profiles on demand: a live actor records its next steps with its engine's profiler.
+
+Invariant: a profile changes nothing that the run computes. It begins and ends between two steps, its errors are answers
+to the request, and an actor that is killed meanwhile forgets it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from broker.codec import decode, encode
+from broker.files import make_private_folder, remove_unfinished
+from relax_actors.errors import CodecError
+from relax_actors.messages.profile import ProfileAnswer, ProfileCall
+from relax_actors.runtime.context import Context
+
+if TYPE_CHECKING:  # `relax check` loads every role, and needs no NATS
+    from nats.aio.msg import Msg
+
+MAX_STEPS = 20
+"""Most steps of a profile, which is in memory until it ends."""
+REPORT_SECONDS = 1.0
+"""Interval of the answers to a client that waits."""
+
+
+def request_kind(role: str) -> str:
+    """Return the kind of the requests to profile the actors of a role."""
+    return f"profile_{role}"
+
+
+@runtime_checkable
+class SupportsProfile(Protocol):
+    """Engine whose computation can be profiled. Called in the role's thread, between two steps."""
+
+    def begin_profile(self) -> None:
+        """Begin to record operators and kernels."""
+
+    def end_profile(self, path: Path) -> list[Path]:
+        """End the recording and write it as Chrome trace JSON.
+
+        Args:
+            path: file to write, which ends in `.json.gz`; several ranks add their numbers before the suffix.
+
+        Returns:
+            The files.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
+
+
+class _Profile:
+    """A profile that a client waits for."""
+
+    def __init__(self, steps: int) -> None:
+        self.left, self.state = steps, "waiting"
+        self.end: asyncio.Future[ProfileAnswer] = asyncio.get_running_loop().create_future()
+
+
+class ProfileRequests:
+    """Answers `relax.<run>.request.profile_<role>.<n>`, and profiles the steps of one actor.
+
+    `start`, `begin`, `end_step` and `close` run in the role's thread.
+
+    Args:
+        context: context of the actor.
+        engine: engine of the actor; one that is no `SupportsProfile` has every request refused.
+    """
+
+    def __init__(self, context: Context, engine: object) -> None:
+        self._context, self._engine = context, engine
+        self._profile: _Profile | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._serials = count()
+
+    def start(self) -> None:
+        """Accept requests."""
+        table, context = self._context.table, self._context
+        remove_unfinished(context.folder.profiles)
+        subject = table.subjects.service(request_kind(context.role), context.n)
+        table.connection.call(table.connection.nc.subscribe_direct(subject, self._receive), 30)
+
+    def begin(self) -> None:
+        """Begin the profile that was asked for, if there is one. Called before a step."""
+        profile = self._profile
+        if profile is None or profile.state != "waiting" or not isinstance(self._engine, SupportsProfile):
+            return
+        try:
+            self._engine.begin_profile()
+        except Exception as error:  # noqa: BLE001 the run goes on without a profile
+            self._finish(profile, _refused(f"the profiler did not start: {type(error).__name__}: {error}"[:500]))
+        else:
+            profile.state = "running"
+
+    def end_step(self) -> None:
+        """Count a step of the running profile, and write the profile after the last one."""
+        profile = self._profile
+        if profile is None or profile.state != "running" or not isinstance(self._engine, SupportsProfile):
+            return
+        profile.left -= 1
+        if profile.left:
+            return
+        context, folder = self._context, self._context.folder.profiles
+        name = f"{context.role}.{context.n}-{context.incarnation}-{next(self._serials)}.json.gz"
+        try:
+            make_private_folder(folder)
+            files = [str(path) for path in self._engine.end_profile(folder / name)]
+        except Exception as error:  # noqa: BLE001 the run goes on without a profile
+            self._finish(profile, _refused(f"the profile was not written: {type(error).__name__}: {error}"[:500]))
+        else:
+            context.journal.event("profiled", files=[Path(file).name for file in files])
+            self._finish(profile, ProfileAnswer("written", host=socket.gethostname(), files=files))
+        context.progress()
+
+    def _finish(self, profile: _Profile, answer: ProfileAnswer) -> None:
+        self._profile = None
+        profile.state = answer.state
+        profile.end.get_loop().call_soon_threadsafe(profile.end.set_result, answer)
+
+    def _receive(self, message: Msg) -> None:
+        """Take a request. Called in the event loop's thread."""
+        answer = self._problem_with(message.data)
+        task = asyncio.ensure_future(self._report(message.reply, answer or self._profile))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _problem_with(self, data: bytes) -> ProfileAnswer | None:
+        """Return why a request is refused; None if its profile is due."""
+        name = f"{self._context.role}.{self._context.n}"
+        try:
+            steps = decode(data, ProfileCall).steps
+        except CodecError as error:
+            return _refused(f"the request cannot be read: {error}"[:500])
+        if not 1 <= steps <= MAX_STEPS:
+            return _refused(f"a profile has 1 to {MAX_STEPS} steps, not {steps}")
+        if not isinstance(self._engine, SupportsProfile):
+            engine = type(self._engine).__name__
+            return _refused(f"{name} computes in no process of its own ({engine}): profile its server by its own means")
+        if self._profile is not None:
+            return _refused(f"{name} is being profiled for another request; wait for its end")
+        self._profile = _Profile(steps)
+        return None
+
+    async def _report(self, reply: str, answer: ProfileAnswer | _Profile | None) -> None:
+        """Send the state of a profile until it ends."""
+        import nats.errors  # noqa: PLC0415 `relax check` loads every role
+
+        profile = answer if isinstance(answer, _Profile) else None
+        with suppress(nats.errors.Error, OSError):  # the profile is written all the same
+            while profile is not None and not (await asyncio.wait({profile.end}, timeout=REPORT_SECONDS))[0]:
+                await self._send(reply, ProfileAnswer(profile.state))
+            await self._send(reply, answer if isinstance(answer, ProfileAnswer) else profile.end.result())
+
+    async def _send(self, reply: str, answer: ProfileAnswer) -> None:
+        await self._context.table.connection.nc.publish(reply, encode(answer, self._context.author))
+
+
+def _refused(detail: str) -> ProfileAnswer:
+    return ProfileAnswer("refused", detail)

@@ -1,0 +1,184 @@
+"""Code of the user that a role runs: its files, their version, and copies of them in the store.
+
+The files are found without importing them: the modules that the settings name by dotted paths, and the modules that
+these import, as far as they lie in the folder in which dotted paths are imported. Installed packages are left out.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from broker.files import make_private_folder, write_private
+from relax_actors.config import Config
+from relax_actors.errors import ConfigError
+
+CODE = "code"
+"""Folder of the store with copies of users' code, by version."""
+VARIABLE = "RELAX_CODE"
+"""Environment variable of an actor's process: the copy of the code that it imports."""
+_DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+_SAFE_VERSION = re.compile(r"[0-9a-f]{16}")
+
+
+def code_files(config: Config, role: str, import_path: Path) -> dict[str, Path]:
+    """Return the files of the user that a role of `[roles]` or a built-in role may run.
+
+    Args:
+        config: settings of the run.
+        role: a role of `[roles]` runs what its own table names, a built-in role what the other sections name.
+        import_path: folder in which dotted paths are imported.
+
+    Returns:
+        Files by their path below `import_path`, sorted.
+    """
+    tree = config.model_dump(mode="json")
+    named = tree.pop("roles", {})
+    names = [text.rpartition(".")[0] for text in _texts(named.get(role, tree)) if _DOTTED.fullmatch(text)]
+    files: dict[str, Path] = {}
+    todo, seen = names, set[str]()
+    while todo:
+        name = todo.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        for path, package in _files_of(name, import_path):
+            key = str(path.relative_to(import_path))
+            if key not in files:
+                files[key] = path
+                todo += _imports_of(path, package)
+    return dict(sorted(files.items()))
+
+
+def version_of(files: dict[str, Path]) -> str:
+    """Return the version of some code: 16 hex digits of a hash of names and content; empty without files."""
+    if not files:
+        return ""
+    digest = xxhash.xxh3_64()
+    for name, path in files.items():
+        digest.update(f"{name}\0{path.stat().st_size}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def running_version(config: Config, role: str, import_path: Path) -> str:
+    """Return the version of the code that this process imports for a role; empty if it runs no code of the user."""
+    if copy := os.environ.get(VARIABLE):
+        return Path(copy).name
+    try:
+        return version_of(code_files(config, role, import_path))
+    except OSError:  # a file was removed just now
+        return ""
+
+
+def keep_code(store: Path, files: dict[str, Path]) -> str:
+    """Copy the files to `<store>/code/<version>`, unless they are there, and return the version.
+
+    Raises:
+        ConfigError: a file changed while it was copied, or the copy cannot be written.
+    """
+    version = version_of(files)
+    folder = store / CODE / version
+    if not version or kept_code(store, version) is not None:
+        return version
+    try:
+        make_private_folder(folder)
+        for name, path in files.items():
+            make_private_folder((folder / name).parent)
+            write_private(folder / name, path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        msg = f"the code cannot be copied to {folder}: {error}; make the folder writable, or make room"
+        raise ConfigError(msg) from error
+    if version_of(_copied(folder)) != version:
+        msg = "a file of the code was changed while it was copied; repeat the command when you have saved all files"
+        raise ConfigError(msg)
+    return version
+
+
+def kept_code(store: Path, version: str) -> Path | None:
+    """Return the folder with a complete copy of a version; None if there is none."""
+    folder = store / CODE / version
+    if not _SAFE_VERSION.fullmatch(version) or not folder.is_dir():
+        return None
+    return folder if version_of(_copied(folder)) == version else None
+
+
+def import_copy() -> None:
+    """Have this process import the user's modules from the copy that its environment names, before all others.
+
+    Only modules that no installed package has are copied, so that nothing else is replaced.
+    """
+    if copy := os.environ.get(VARIABLE):
+        sys.path.insert(0, copy)
+
+
+def forget_modules(files: Iterable[Path]) -> None:
+    """Have the next import of modules of these files read the files again."""
+    wanted = {str(path) for path in files}
+    for name, module in list(sys.modules.items()):
+        if getattr(module, "__file__", None) in wanted:
+            del sys.modules[name]
+
+
+def _copied(folder: Path) -> dict[str, Path]:
+    return dict(sorted((str(path.relative_to(folder)), path) for path in folder.rglob("*.py")))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield all texts of a tree of settings, names of keys included: functions with weights are keys."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield str(key)
+            yield from _texts(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner)
+
+
+def _files_of(module: str, import_path: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the files of a module and of the packages around it, each with the package in which it imports."""
+    parts = module.split(".")
+    if not _is_own(parts[0], import_path):
+        return
+    for n in range(1, len(parts) + 1):
+        at = import_path.joinpath(*parts[:n])
+        if (path := at / "__init__.py").is_file():
+            yield path, ".".join(parts[:n])
+        elif (path := at.with_suffix(".py")).is_file():
+            yield path, ".".join(parts[: n - 1])
+            return
+
+
+def _is_own(name: str, import_path: Path) -> bool:
+    """Whether a top-level module is in the folder and in no installed package, which would be found before."""
+    if name in sys.stdlib_module_names or not any((import_path / part).exists() for part in (name, f"{name}.py")):
+        return False
+    others = [path for path in sys.path if path and Path(path).resolve() not in (import_path.resolve(), Path.cwd())]
+    return PathFinder.find_spec(name, others) is None
+
+
+def _imports_of(path: Path, package: str) -> list[str]:
+    """Return the modules that a file may import, those in functions included; nothing for a file with errors."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):
+        return []
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*(above if package else []), *([node.module] if node.module else [])])
+            names += [name for alias in node.names for name in (base, f"{base}.{alias.name}") if name.strip(".")]
+    return names

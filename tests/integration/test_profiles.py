@@ -1,0 +1,72 @@
+"""Profiles that an operator asks a live trainer for: between steps, one at a time, with an answer to each request."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from broker.connection import Connection
+from broker.table import Table
+from relax_actors.errors import ConfigError
+from relax_actors.monitoring.timeline.profiles import parse_actor, profiles_of, take_profile
+from tests.support.contexts import MakeTrainer
+from tests.support.steps import put_step, read_all
+
+
+class Asked:
+    """A request for a profile, and the states that it has reached."""
+
+    def __init__(self, connection: Connection, run: str, steps: int) -> None:
+        self.states: list[str] = []
+        self._waits = threading.Event()
+        self.answer = connection.submit(take_profile(connection, run, "trainer", steps, self._enter))
+
+    def _enter(self, state: str) -> None:
+        self.states.append(state)
+        self._waits.set()
+
+    def wait_for_state(self) -> None:
+        assert self._waits.wait(20)
+
+
+def test_trainer_profiles_its_next_step_and_refuses_others_meanwhile(
+    make_trainer: MakeTrainer, table: Table, connection: Connection
+) -> None:
+    trainer = make_trainer()
+    run = table.subjects.run
+    asked = Asked(connection, run, 1)
+    asked.wait_for_state()
+    assert asked.states == ["waiting"]
+    with pytest.raises(ConfigError, match=r"trainer\.0 is being profiled for another request; wait for its end"):
+        Asked(connection, run, 1).answer.result(20)
+    put_step(table, 0, version=0)
+    read_all(table, trainer)
+    answer = asked.answer.result(20)
+    assert answer.state == "written"
+    assert profiles_of(trainer.context.folder) == [Path(file) for file in answer.files]
+    with gzip.open(answer.files[0]) as trace:
+        names = [event.get("name", "") for event in json.load(trace)["traceEvents"]]
+    assert sum(name.startswith("Optimizer.step") for name in names) == 1
+    trainer.close()
+
+
+def test_requests_that_nobody_can_serve_are_answered(
+    make_trainer: MakeTrainer, table: Table, connection: Connection
+) -> None:
+    run = table.subjects.run
+    with pytest.raises(ConfigError, match=r"run .* has no live trainer\.0"):
+        Asked(connection, run, 1).answer.result(20)
+    trainer = make_trainer()
+    with pytest.raises(ConfigError, match="a profile has 1 to 20 steps, not 21"):
+        Asked(connection, run, 21).answer.result(20)
+    trainer.close()
+
+
+@pytest.mark.parametrize("name", ["reward", "trainer.x", "", "trainer.-1"])
+def test_names_of_no_actor_that_can_be_profiled_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be profiled; name an actor: trainer, or rollout\.N"):
+        parse_actor(name)

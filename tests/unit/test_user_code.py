@@ -1,0 +1,79 @@
+"""Code of the user: which files a role runs, their version, and copies of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from relax_actors.config import Config, load_config
+from relax_actors.runtime.user_code import CODE, VARIABLE, code_files, keep_code, kept_code, version_of
+from tests.support.running import TINY
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """A run whose role imports modules beside the TOML file, one of them in a function."""
+    monkeypatch.setattr(sys, "path", sys.path.copy())  # another test's modules of these names would be found first
+    (tmp_path / "own_role.py").write_text("import json\nfrom own_tools.text import length\n\nclass Role: pass\n")
+    (tmp_path / "own_tools").mkdir()
+    (tmp_path / "own_tools" / "__init__.py").write_text("")
+    (tmp_path / "own_tools" / "text.py").write_text("from . import words\n\ndef length():\n    import own_late\n")
+    (tmp_path / "own_tools" / "words.py").write_text("from .. import nowhere\n")
+    (tmp_path / "own_late.py").write_text("x = 1\n")
+    (tmp_path / "own_reward.py").write_text("x = 1\n")
+    (tmp_path / "numpy.py").write_text("not the numpy of the role\n")
+    path = tmp_path / "run.toml"
+    path.write_text(
+        TINY.read_text().replace("tiny_tasks.share_of_sevens", "own_reward.score")
+        + '\n[roles.own]\nactor = "own_role.Role"\nuses = "numpy.array"\n'
+    )
+    return load_config(path)
+
+
+def test_files_are_those_that_the_modules_of_the_settings_import(config: Config, tmp_path: Path) -> None:
+    own = code_files(config, "own", tmp_path)
+    assert list(own) == [
+        "own_late.py",
+        "own_role.py",
+        "own_tools/__init__.py",
+        "own_tools/text.py",
+        "own_tools/words.py",
+    ]
+    assert list(code_files(config, "reward", tmp_path)) == ["own_reward.py"]
+
+
+def test_version_changes_with_the_content_of_a_file_and_not_with_its_time(config: Config, tmp_path: Path) -> None:
+    before = version_of(code_files(config, "own", tmp_path))
+    os.utime(tmp_path / "own_late.py", (1, 1))
+    assert version_of(code_files(config, "own", tmp_path)) == before
+    (tmp_path / "own_late.py").write_text("x = 2\n")
+    assert version_of(code_files(config, "own", tmp_path)) != before
+    assert version_of({}) == ""
+
+
+def test_copy_is_imported_instead_of_the_edited_file(config: Config, tmp_path: Path) -> None:
+    version = keep_code(tmp_path / "store", code_files(config, "own", tmp_path))
+    copy = kept_code(tmp_path / "store", version)
+    assert copy is not None
+    (tmp_path / "own_late.py").write_text("x = 2\n")
+    program = (
+        "import sys; from relax_actors.runtime.user_code import import_copy; import_copy(); "
+        f"sys.path.append({str(tmp_path)!r}); import own_late; print(own_late.x)"
+    )
+    environment = {**os.environ, VARIABLE: str(copy)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True)
+    assert done.stdout.strip() == b"1"
+
+
+def test_incomplete_or_foreign_copy_is_none(config: Config, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    version = keep_code(store, code_files(config, "own", tmp_path))
+    (store / CODE / version / "own_late.py").write_text("x = 3\n")
+    assert kept_code(store, version) is None
+    assert kept_code(store, "../store") is None
+    assert keep_code(store, code_files(config, "own", tmp_path)) == version
+    assert kept_code(store, version) is not None
