@@ -11,8 +11,9 @@ import pytest
 from relax_actors.messages.operations import OperationRequest
 from relax_actors.operations import Operation, OperationLog, State
 from relax_actors.operations.states import OUT
-from tests.chaos.test_operations import ENDLESS, IN_STATES, ended, ends_well, has_entered, strike_in
+from tests.chaos.test_operations import ENDLESS, IN_STATES, ends_well
 from tests.support.faults import hit, kill_root, process, wait_for_cell
+from tests.support.operation_kills import ended, has_entered, strike_in
 from tests.support.role_runs import LENGTHS, SECTION, edit, editable, is_gone, leases_of, versions
 from tests.support.running import ON_POLICY, Run, wait_until
 

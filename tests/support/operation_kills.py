@@ -14,6 +14,7 @@ from broker.errors import BrokerError
 from broker.leases import RunState
 from broker.streams import open_bucket
 from broker.subjects import Subjects
+from relax_actors.messages.operations import OperationRequest
 from relax_actors.operations import Operation, OperationLog, State
 from tests.support.faults import held, kill_root, process
 from tests.support.running import Run, wait_until
@@ -66,6 +67,14 @@ def struck(run: Run, begin: Callable[[], int], plan: Plan) -> tuple[Operation, M
             run.start()
             wait_until(run.folder.address.exists, "broker.json")
     return ended(run, number), met
+
+
+def strike_in(run: Run, request: OperationRequest, state: State, strike: Callable[[], object]) -> Operation:
+    """Request an operation, strike when it enters a state, and return it when it has ended."""
+    number = OperationLog(run.table).request(request).id
+    wait_until(lambda: has_entered(run, number, state), f"operation {number} in {state}", 300)
+    strike()
+    return ended(run, number)
 
 
 @contextmanager
