@@ -74,8 +74,10 @@ def plans(victims: tuple[str, ...], together: int) -> list[tuple[Plan, Plan]]:
 @pytest.mark.parametrize("group", TABLE)
 def test_every_process_is_killed_in_every_state(make_run: MakeRun, group: str) -> None:
     victims, together = TABLE[group]
-    run = make_run("elastic", *ON_POLICY, *ENDLESS, config=AGENTS).start("--simulate-gpus", "4x16GiB")
-    wait_for_cell(run, "batch.0")
+    # A run that is started again is given no options.
+    gpus = () if ROOT in victims else ("--simulate-gpus", "4x16GiB")
+    run = make_run("elastic", *ON_POLICY, *ENDLESS, config=AGENTS).start(*gpus)
+    wait_for_cell(run, "batch.0", 300)
     address_of(run)
     before, met = holdings(run), Met()
     for out, into in plans(victims, together):
