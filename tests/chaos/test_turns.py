@@ -161,7 +161,7 @@ def test_turns_that_join_a_running_batch_have_the_logprobs_of_the_trainer(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_scale_in_during_generation_generates_no_written_turn_again(make_run: Callable[..., Run]) -> None:
     settings = (*ON_POLICY, *EPISODES, "run.steps=1", "supervision.ack_wait=3600")
     alone = make_run("calm", *settings).complete()
