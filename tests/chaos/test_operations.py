@@ -10,10 +10,9 @@ import pytest
 from relax_actors.messages.operations import OperationRequest
 from relax_actors.operations import OperationLog, State
 from relax_actors.operations.states import IN, OUT
-from tests.support.faults import hit, leftovers, port_of, process, story_of, wait_for_cell
+from tests.support.faults import hit, kill_root, leftovers, port_of, process, story_of, wait_for_cell
 from tests.support.gateways import AGENTS, address_of
 from tests.support.operation_kills import (
-    ROOT,
     Met,
     Plan,
     actors_of,
@@ -35,7 +34,6 @@ TABLE: dict[str, tuple[tuple[str, ...], int]] = {
     "actors": (ACTORS, 2),
     "broker": (("broker", "rollout.1", "zygote"), 1),
     "node": (("node",), 1),
-    "root": ((ROOT,), 1),
 }
 """Processes that a run loses in each state of a scale-out and of a scale-in, and how many of them at once."""
 SCALED = ("autoscaler.min=2", "autoscaler.max=2", "autoscaler.interval=0.2", "autoscaler.changes_an_hour=1000")
@@ -75,7 +73,7 @@ def plans(victims: tuple[str, ...], together: int) -> list[tuple[Plan, Plan]]:
 def test_every_process_is_killed_in_every_state(make_run: MakeRun, group: str) -> None:
     victims, together = TABLE[group]
     run = make_run("elastic", *ON_POLICY, *ENDLESS, config=AGENTS).start("--simulate-gpus", "4x16GiB")
-    wait_for_cell(run, "batch.0")
+    wait_for_cell(run, "batch.0", 300)
     address_of(run)
     before, met = holdings(run), Met()
     for out, into in plans(victims, together):
@@ -117,6 +115,26 @@ def test_killed_autoscaler_does_not_stop_its_operations(make_run: MakeRun) -> No
     into, _ = struck(run, lambda: number, dict.fromkeys(IN_STATES, victim))
     assert into.state is State.REMOVED, into.reason
     wait_until(lambda: actors_of(run) == ["rollout.0", "rollout.1"], "two rollouts", 180)
+    ends_well(run, make_run("calm", *ON_POLICY))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("state", [State.CREATING, State.WEIGHT_SYNCING, State.DRAINING])
+def test_an_operation_goes_on_after_the_run_resumes(make_run: MakeRun, state: State) -> None:
+    more = ["rollout.replicas=2"] if state in IN else []
+    run = make_run("resumed", *ON_POLICY, *ENDLESS, *more).start()
+    wait_for_cell(run, "batch.0")
+    log = OperationLog(run.table)
+    number = log.request(OperationRequest("scale", target=1 if state in IN else 2)).id
+    wait_until(lambda: has_entered(run, number, state), state, 90)
+    kill_root(run)
+    run.start()
+    wait_until(run.folder.address.exists, "broker.json")
+    operation = ended(run, number)
+    assert operation.state is (State.REMOVED if state in IN else State.ACTIVE)
+    wanted = ["rollout.0"] if state in IN else ["rollout.0", "rollout.1"]
+    wait_until(lambda: actors_of(run) == wanted, f"{len(wanted)} rollouts", 60)
     ends_well(run, make_run("calm", *ON_POLICY))
 
 
