@@ -106,6 +106,7 @@ LOG = {
         "reward": 0.5,
         "staleness": 1,
         "loss": 0.01,
+        "by_micro_batch": {"tokens": [96.0, 80.0], "loss": [0.012, 0.0076]},
     },
 }
 

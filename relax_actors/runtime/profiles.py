@@ -65,7 +65,7 @@ class _Profile:
 class ProfileRequests:
     """Answers `relax.<run>.request.profile_<role>.<n>`, and profiles the steps of one actor.
 
-    `start`, `begin`, `end_step` and `close` run in the role's thread.
+    `start`, `begin` and `end_step` run in the role's thread.
 
     Args:
         context: context of the actor.
@@ -124,8 +124,13 @@ class ProfileRequests:
 
     def _receive(self, message: Msg) -> None:
         """Take a request. Called in the event loop's thread."""
-        answer = self._problem_with(message.data)
-        task = asyncio.ensure_future(self._report(message.reply, answer or self._profile))
+        refusal = self._problem_with(message.data)
+        if refusal is not None:
+            work = self._send(message.reply, refusal)
+        else:
+            self._profile = _Profile(decode(message.data, ProfileCall).steps)
+            work = self._report(message.reply, self._profile)
+        task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -143,21 +148,19 @@ class ProfileRequests:
             return _refused(f"{name} computes in no process of its own ({engine}): profile its server by its own means")
         if self._profile is not None:
             return _refused(f"{name} is being profiled for another request; wait for its end")
-        self._profile = _Profile(steps)
         return None
 
-    async def _report(self, reply: str, answer: ProfileAnswer | _Profile | None) -> None:
+    async def _report(self, reply: str, profile: _Profile) -> None:
         """Send the state of a profile until it ends."""
-        import nats.errors  # noqa: PLC0415 `relax check` loads every role
-
-        profile = answer if isinstance(answer, _Profile) else None
-        with suppress(nats.errors.Error, OSError):  # the profile is written all the same
-            while profile is not None and not (await asyncio.wait({profile.end}, timeout=REPORT_SECONDS))[0]:
-                await self._send(reply, ProfileAnswer(profile.state))
-            await self._send(reply, answer if isinstance(answer, ProfileAnswer) else profile.end.result())
+        while not (await asyncio.wait({profile.end}, timeout=REPORT_SECONDS))[0]:
+            await self._send(reply, ProfileAnswer(profile.state))
+        await self._send(reply, profile.end.result())
 
     async def _send(self, reply: str, answer: ProfileAnswer) -> None:
-        await self._context.table.connection.nc.publish(reply, encode(answer, self._context.author))
+        import nats.errors  # noqa: PLC0415 `relax check` loads every role
+
+        with suppress(nats.errors.Error, OSError):  # the profile is written all the same
+            await self._context.table.connection.nc.publish(reply, encode(answer, self._context.author))
 
 
 def _refused(detail: str) -> ProfileAnswer:

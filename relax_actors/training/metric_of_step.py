@@ -13,10 +13,10 @@ from relax_actors.training.step_rows import StepRows
 
 BY_MICRO_BATCH = "by_micro_batch"
 """Field of the metric with figures of micro-batches."""
-OF_MICRO_BATCH, SUMS = ("tokens", "loss", "ratio", "abs_delta", "clipped", "kl", "gradient"), ("tokens", "gradient")
+OF_MICRO_BATCH, SUMS = ("tokens", "loss", "ratio", "abs_delta", "gradient"), ("tokens", "gradient")
 """Figures of a micro-batch, means over its tokens but for `SUMS`."""
-MAX_MICRO_BATCHES = 256
-"""Micro-batches with figures, so that the metric of a step stays below 64 KiB."""
+MAX_MICRO_BATCHES = 64
+"""Micro-batches with figures: the log keeps the metrics of all steps, and this one has at most 4 KiB more."""
 TIMES = "_seconds"
 """End of the names of figures that are times: those of a replay are its own."""
 

@@ -74,7 +74,7 @@ def test_figures_of_micro_batches_are_means_over_their_tokens() -> None:
     parts = [one, {"tokens": 0.0, "loss": 0.0, "gradient": 3.0}]
     assert micro_batch_figures(parts) == {"tokens": [4.0, 0.0], "loss": [0.5, 0.0], "gradient": [3.0, 3.0]}
     assert micro_batch_figures([]) == {}
-    assert len(micro_batch_figures(parts * 300)["loss"]) == 256
+    assert len(micro_batch_figures(parts * 300)["loss"]) == 64
 
 
 def test_rows_of_the_data_have_no_digest_of_advantages() -> None:
