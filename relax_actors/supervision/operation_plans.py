@@ -19,6 +19,8 @@ from relax_actors.supervision.role_changes import RoleChanges
 
 CHECK_SECONDS = 30.0
 """Time for an external engine to answer."""
+LEASE_SECONDS = 60.0
+"""Time for actors that start to report which code they run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class Plans:
             case "remove_engine":
                 return Begun(State.DRAINING, self._removal(request, report))
             case "replace_role":
-                return self._replace(request.role, config, report)
+                return self._replace(operation, config, report)
         plan = self._roles.plan(request, config, report.nodes[0])
         return Begun(State.CREATING if plan.after else State.DRAINING, plan)
 
@@ -73,7 +75,11 @@ class Plans:
             raise ConfigError("\n".join(problems))
         return Begun(State.CREATING if plan.after > plan.before else State.DRAINING, plan)
 
-    def _replace(self, role: str, config: Config, report: Report) -> Begun:
+    def _replace(self, operation: Operation, config: Config, report: Report) -> Begun | None:
+        role, node = operation.request.role, report.nodes[0]
+        silent = [n for n in node.actors(role) if f"{role}.{n}" not in report.leases]
+        if silent and self._times.age(operation.id) < LEASE_SECONDS:
+            return None  # which code they run is not known before they report it
         plan = self._replacement.plan(role, config, report.nodes[0], report.leases)
         if all(report.leases.get(name, {}).get("code") == plan.code for name in plan.actors):
             return Begun(State.ACTIVE, plan, f"{role} runs this code already")

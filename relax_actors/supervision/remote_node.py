@@ -39,10 +39,10 @@ from relax_actors.supervision.assignment import Assignment, check_spot, parse, w
 from relax_actors.supervision.gpu_leases import check_gpus
 from relax_actors.supervision.launch import Launch
 from relax_actors.supervision.ownership import OWNER_SECONDS, is_of, is_taken
-from relax_actors.supervision.pools import secrets_of
+from relax_actors.supervision.pools import make_pool, secrets_of
 from relax_actors.supervision.processes import ProcessTree
 from relax_actors.supervision.root_status import RootStatusPublisher
-from relax_actors.supervision.spec import Backoff, ChildSpec, Limits
+from relax_actors.supervision.spec import ChildSpec
 from relax_actors.supervision.streams import RunRecord, fetch_run_record, store_mark
 from relax_actors.supervision.supervision_log import SupervisionLog
 from relax_actors.supervision.supervisor import GiveUp, Supervisor
@@ -150,8 +150,7 @@ class RemoteNode:
 
     def _await_run(self) -> RunRecord | None:
         """Wait for a run that is not over; None if this node is to leave."""
-        waited = 0
-        subjects = Subjects(self.wanted.run)
+        waited, subjects = 0, Subjects(self.wanted.run)
         while not self._halt.is_set():
             if self._connection.call(_bucket_exists(self._connection, subjects), 60):
                 found = self._connection.call(fetch_run_record(self._state()), 60)
@@ -196,10 +195,9 @@ class RemoteNode:
 
     def _join(self, state: RunState, config: Config, found: RunRecord) -> Assignment:
         """Check code and store, claim a number, and write the node's folder."""
-        wanted = self.wanted
         self._check_code(found)
         self._check_store(found)
-        number = self._claim(state, config)
+        wanted, number = self.wanted, self._claim(state, config)
         path = str(wanted.import_path.resolve()) if wanted.import_path is not None else found.import_path
         make_importable(Path(path))
         node = parse(config, number, wanted.name, wanted.roles).scaled(found.scaled.get(wanted.name, {}))
@@ -326,7 +324,7 @@ class RemoteNode:
 def _relevant(found: RunRecord, node: Assignment) -> RunRecord:
     """Return what a node's process must start again for: roles of other nodes may come and go."""
     own = {name: table for name, table in found.config.get("roles", {}).items() if name in node.roles}
-    return replace(found, config={**found.config, "roles": own}, scaled={}, expelled={}, consumers={})
+    return replace(found, config=found.config | {"roles": own}, scaled={}, expelled={}, consumers={})
 
 
 def _supervisor(config: Config, node: Assignment) -> Supervisor:
@@ -336,8 +334,7 @@ def _supervisor(config: Config, node: Assignment) -> Supervisor:
     if node.grace is not None:
         drain = min(drain, max(node.grace - GRACE_REST, GRACE_SHARE * node.grace))
     specs = [ChildSpec("node", shutdown=drain, start_deadline=settings.start_deadline)]
-    limits, backoff = Limits(settings.intensity, settings.period), Backoff(settings.backoff, settings.backoff_max)
-    return Supervisor(specs, limits, backoff, random.Random(0))  # noqa: S311 jitter
+    return make_pool(config, specs, random.Random(0))  # noqa: S311 jitter
 
 
 async def _bucket_exists(connection: Connection, subjects: Subjects) -> bool:

@@ -20,8 +20,8 @@ ADD = OperationRequest("add_role", "lengths", settings=LENGTHS)
 REMOVE = OperationRequest("remove_role", "lengths")
 REPLACE = OperationRequest("replace_role", "lengths")
 RIGHT, WRONG = "return [len(sample.tokens) for sample in row.trajectory.samples]", "raise ArithmeticError(row.id)"
-STATES = {ROOT: (State.CREATING, State.READY, State.REMOVING)}
-"""States in which `relax up` is killed, which takes longest to be back; other processes are killed in all states."""
+STATES = {ROOT: (State.PENDING, State.CREATING)}
+"""States in which `relax up` is killed, others in all states. After the end of an operation the TOML file would count."""
 
 
 def requested(run: Run, request: OperationRequest) -> int:
