@@ -138,7 +138,7 @@ class LiveRun:
             raise
 
     def _connect(self, name: str) -> None:
-        address = wait_for(self._address, "broker", 60)
+        address = wait_for(self._address, "broker")
         self.connection = Connection(address, "bench")
         self.subjects = Subjects(name)
         self.table = Table(self.connection, self.subjects, Store(self.folder.root / "store"), "bench")

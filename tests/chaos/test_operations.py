@@ -81,7 +81,7 @@ def test_every_process_is_killed_in_every_state(make_run: MakeRun, group: str) -
     for out, into in plans(victims, together):
         operation, there = struck(run, lambda: scaled(run, 2), out)
         assert operation.state is State.ACTIVE, operation.reason
-        wait_until(lambda: actors_of(run) == ["rollout.0", "rollout.1"], "two rollouts")
+        wait_until(lambda: actors_of(run) == ["rollout.0", "rollout.1"], "two rollouts", 180)
         # A rollout that has to leave at once returns its rows.
         force = "rollout.0" in into[State.DRAINING]
         operation, here = struck(run, lambda force=force: scaled(run, 1, force=force), into)
@@ -109,14 +109,14 @@ def test_killed_autoscaler_does_not_stop_its_operations(make_run: MakeRun) -> No
     number = wait_until(lambda: requested(0), "an operation of the autoscaler")
     out, _ = struck(run, lambda: number, dict.fromkeys(OUT_STATES, victim))
     assert out.state is State.ACTIVE, out.reason
-    wait_until(lambda: actors_of(run) == ["rollout.0", "rollout.1"], "two rollouts")
+    wait_until(lambda: actors_of(run) == ["rollout.0", "rollout.1"], "two rollouts", 180)
     hit(run, "autoscaler.0")
     above = scaled(run, 3)
     assert ended(run, above).state is State.ACTIVE
     number = wait_until(lambda: requested(above), "an operation of the autoscaler")
     into, _ = struck(run, lambda: number, dict.fromkeys(IN_STATES, victim))
     assert into.state is State.REMOVED, into.reason
-    wait_until(lambda: actors_of(run) == ["rollout.0", "rollout.1"], "two rollouts")
+    wait_until(lambda: actors_of(run) == ["rollout.0", "rollout.1"], "two rollouts", 180)
     ends_well(run, make_run("calm", *ON_POLICY))
 
 

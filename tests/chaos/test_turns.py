@@ -7,7 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from relax_actors.messages import SessionLog
-from tests.support.faults import hit, story_of
+from relax_actors.messages.operations import OperationRequest
+from relax_actors.operations import OperationLog, State
+from tests.support.faults import box, hit, story_of
 from tests.support.running import IMAGES, ON_POLICY, Run, processes_of, wait_until
 from tests.support.turn_counter import TurnCounter
 
@@ -156,3 +158,34 @@ def test_turns_that_join_a_running_batch_have_the_logprobs_of_the_trainer(
     assert all(step["abs_delta"] < 1e-5 for step in steps)
     turns = [metric["turns"] for metric in story.metrics if "turns" in metric]
     assert max(turns) > 200
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_scale_in_during_generation_generates_no_written_turn_again(make_run: Callable[..., Run]) -> None:
+    settings = (*ON_POLICY, *EPISODES, "run.steps=1", "supervision.ack_wait=3600")
+    alone = make_run("calm", *settings).complete()
+    # A row takes about as many seconds as it has turns, so that the rollout has to leave in the middle.
+    run = make_run("shrunk", *settings, "environment.options.pause=2", "rollout.replicas=2").start()
+    counter = TurnCounter(run)
+
+    def row_in_generation() -> str | None:
+        """Return the row of the rollout that leaves, once a turn of the row is written."""
+        rows = box(run, "rollout.1").rows if run.folder.black_box("rollout.1").exists() else []
+        return next((row for row in rows if run.table.get(f"relax.shrunk.{row}.turns.0.0")), None)
+
+    row = wait_until(row_in_generation, "a written turn of the rollout that leaves", 180)
+    log = OperationLog(run.table)
+    number = log.request(OperationRequest("scale", target=1, force=True)).id
+    wait_until(lambda: log.read().operations[number].state is State.REMOVED, "the end of the rollout", 120)
+    run.disconnect()
+    code, result, said = run.finish()
+    counter.close()
+    assert code == 0, said
+    assert result["weights_fingerprint"] == alone["weights_fingerprint"]
+    assert (result["trained"], result["dropped"], result["quarantined"]) == (4, 0, 0)
+    assert counter.twice == []
+    story = story_of(run)
+    (returned,) = story.of("rows_returned")
+    assert (returned["n"], row in returned["rows"]) == (1, True)
+    assert story.of("row_resumed")

@@ -45,7 +45,7 @@ def make_word_folder(folder: Path, template: str, stops: Sequence[str], texts: S
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
+    trainer = trainers.BpeTrainer(  # type: ignore[no-untyped-call]
         vocab_size=600, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
     inner.train_from_iterator(texts, trainer)

@@ -48,7 +48,7 @@ def struck(run: Run, begin: Callable[[], int], plan: Plan) -> tuple[Operation, M
             # Finding a process takes longer than some states last.
             aims = [stack.enter_context(held(run, v)) for v in victims if v != ROOT and process(run, v) is not None]
             if number:
-                wait_until(partial(has_entered, run, number, state), f"operation {number} in {state}", 120)
+                wait_until(partial(has_entered, run, number, state), f"operation {number} in {state}", 300)
                 # An actor that the operation starts has had no process before.
                 found = {aim.target for aim in aims} | {ROOT}
                 aims += [stack.enter_context(held(run, v)) for v in victims if v not in found and process(run, v)]
@@ -103,7 +103,7 @@ def ended(run: Run, number: int) -> Operation:
             return None
         return operation if operation.is_over else None
 
-    operation: Operation = wait_until(find, f"end of operation {number}", 120)
+    operation: Operation = wait_until(find, f"end of operation {number}", 300)
     return operation
 
 
@@ -141,6 +141,6 @@ def wait_for_holdings(run: Run, wanted: dict[str, Any]) -> None:
         return last == wanted
 
     try:
-        wait_until(holds, "release of what an operation held", 60)
+        wait_until(holds, "release of what an operation held", 180)
     except AssertionError as error:
         raise AssertionError(f"{error}: {last}, before: {wanted}") from None

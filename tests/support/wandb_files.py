@@ -14,7 +14,7 @@ def scalars_of(path: Path) -> dict[str, list[tuple[int, float]]]:
 
     found: dict[str, list[tuple[int, float]]] = {}
     for data in _records(path.read_bytes()):
-        record = wandb_internal_pb2.Record()
+        record = wandb_internal_pb2.Record()  # type: ignore[attr-defined]  # made when the module is imported
         record.ParseFromString(data)
         items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
         for name, value in items.items():
