@@ -79,7 +79,7 @@ def check_adapters(config: Config, backend: object, setting: str, name: str) -> 
     """
     if config.lora is None or getattr(backend, "has_adapters", False):
         return
-    known = '"transformers"' if setting.startswith("rollout") else '"torch"'
+    known = '"transformers" or "sglang"' if setting.startswith("rollout") else '"torch" or "megatron"'
     msg = f'{setting} = "{name}" computes with the weights of whole models; set it to {known}, or remove [lora]'
     raise ConfigError(msg)
 

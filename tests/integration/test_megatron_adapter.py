@@ -174,6 +174,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "tp2": (DENSE, {"tensor_parallel": 2}),
     "tp2_sp": (DENSE, {"tensor_parallel": 2, "sequence_parallel": True}),
     "pp2": (DENSE, {"pipeline_parallel": 2}),
+    "cp2": (DENSE, {"context_parallel": 2}),
     "ep2": (MOE, {"expert_parallel": 2}),
 }
 

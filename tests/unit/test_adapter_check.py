@@ -13,6 +13,7 @@ from relax_actors.checks.examine import examine
 from relax_actors.config import Config
 from relax_actors.data.adapter import match_saved, match_targets
 from relax_actors.data.adapter_check import check_adapter
+from relax_actors.engines.backends import check_adapters
 from relax_actors.errors import ConfigError
 from tests.support.adapters import adapter_config, base_folder
 from tests.support.models import QWEN3, config_of, qwen3_moe
@@ -168,9 +169,22 @@ def test_check_names_the_arguments_of_external_servers_for_an_adapter(tmp_path: 
     assert note.endswith("--lora-target-modules k_proj q_proj v_proj"), "SGLang joins the three"
 
 
-def test_reference_by_another_backend_is_refused_by_name(tmp_path: Path, base: Path) -> None:
-    scored = adapter_config(tmp_path, base, data=DATA, roles={"reference": {"backend": "megatron"}})
-    assert any("roles.reference.backend" in error for error in examine(scored).errors)
+def test_backend_without_adapters_is_refused_by_name(tmp_path: Path, base: Path) -> None:
+    config = adapter_config(tmp_path, base)
+    for setting, remedy in (
+        ("critic.backend", '"torch" or "megatron"'),
+        ("rollout.backend", '"transformers" or "sglang"'),
+    ):
+        message = f'{setting} = "own.Engine" computes with the weights of whole models; set it to {remedy}, or remove'
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            check_adapters(config, object(), setting, "own.Engine")
+
+
+@pytest.mark.parametrize("name", ["torch", "megatron"])
+def test_reference_computes_with_the_adapter(tmp_path: Path, base: Path, name: str) -> None:
+    roles, algorithm = {"reference": {"backend": name}}, {"kl": {"place": "loss", "coefficient": 0.1}}
+    config = adapter_config(tmp_path, base, data=DATA, roles=roles, algorithm=algorithm)
+    assert not any("roles.reference.backend" in error for error in examine(config).errors)
 
 
 def test_experts_that_share_one_tensor_are_no_targets(tmp_path: Path) -> None:
