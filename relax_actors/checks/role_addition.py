@@ -10,6 +10,7 @@ from relax_actors.errors import ConfigError
 from relax_actors.roles import role_names
 from relax_actors.roles.fitting import check_addition
 from relax_actors.supervision.resume import Effect, compare, listed
+from relax_actors.supervision.role_changes import check_machine
 
 
 def settings_of_addition(file: Config, live: Config, role: str) -> dict[str, Any]:
@@ -34,6 +35,7 @@ def settings_of_addition(file: Config, live: Config, role: str) -> dict[str, Any
     after = live.model_copy(update={"roles": {**live.roles, role: file.roles[role]}})
     check_addition(live, after, role)
     check_role(after, role)
+    check_machine(after, role)
     others = [
         c for c in compare(live, file) if c.effect is not Effect.NONE and not c.key.startswith(("roles.", "run."))
     ]

@@ -122,9 +122,13 @@ def _carry_out(run: str, request: OperationRequest, key: str, access: Access, *,
 
 def line_of(operation: Operation) -> str:
     """Describe an operation in one line."""
+    from relax_actors.monitoring.leases import SHOWN_VERSION
+
     times, plan, request = list(operation.times.values()), operation.plan, operation.request
     what = request.url or (f"engine {request.engine}" if request.engine is not None else request.role)
     change = f" {plan.before} to {plan.after} on node {plan.node_name}" if plan is not None else ""
+    if plan is not None and plan.code:
+        change = f", code {plan.old_code[:SHOWN_VERSION]} to {plan.code[:SHOWN_VERSION]} on node {plan.node_name}"
     reason = f": {operation.reason}" if operation.reason else ""
     seconds = times[-1] - times[0]
     return f"{operation.id} {request.kind} {what}{change}, {operation.state} after {seconds:.1f} s{reason}"

@@ -93,7 +93,7 @@ def wait_for(
     """
     roles = [o.request.role for o in begun if o.request.role in role_names(at.config)]
     own = max([o.request.seconds for o in begun] + [section_of(at.config, role).deadline for role in roles])
-    end, shown = time.monotonic() + WAIT_SECONDS + own, dict.fromkeys((o.id for o in begun), 0)
+    began, shown = time.monotonic(), dict.fromkeys((o.id for o in begun), 0)
     while True:
         known = log.read().operations
         now = [known[operation.id] for operation in begun]
@@ -103,9 +103,11 @@ def wait_for(
             shown[operation.id] = len(operation.times)
         if all(operation.is_over for operation in now):
             break
-        if time.monotonic() > end:
+        # Code is replaced in one actor after the other, and may be taken back from all of them.
+        times = max([1, *(2 * len(o.plan.actors) for o in now if o.plan is not None and o.plan.code)])
+        if time.monotonic() - began > times * (WAIT_SECONDS + own):
             states = ", ".join(f"operation {o.id} is {o.state}" for o in now if not o.is_over)
-            msg = f"{states} after {WAIT_SECONDS + own:g} s; is the run's supervisor up? See `relax tree`"
+            msg = f"{states} after {times * (WAIT_SECONDS + own):g} s; is the run's supervisor up? See `relax tree`"
             raise ConfigError(msg)
         time.sleep(POLL_SECONDS)
     if bad := [o for o in now if o.state in (State.FAILED, State.CANCELLED)]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import os
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,8 @@ from relax_actors.config.simulate import DEFAULTS
 from relax_actors.config.stages import STAGES, names_of_stages, tree_of_stage
 from relax_actors.errors import ConfigError
 
+CODE_VARIABLE = "RELAX_CODE"
+"""Environment variable of a process that imports a copy of the user's code: the folder of the copy."""
 MAX_QUOTED = 500
 MAX_DEPTH = 16
 """Most sections that enclose a setting."""
@@ -185,7 +188,13 @@ def validate(tree: dict[str, Any], source: str) -> Config:
 
 
 def make_importable(folder: Path) -> None:
-    """Make the modules in a folder importable by dotted paths, after all installed modules."""
+    """Make the modules in a folder importable by dotted paths, after all installed modules.
+
+    A process that is to run a copy of the user's code imports it from there, before all others: only modules that no
+    installed package has are copied, so that nothing else is replaced.
+    """
+    if (copy := os.environ.get(CODE_VARIABLE)) and copy not in sys.path:
+        sys.path.insert(0, copy)
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
 

@@ -19,12 +19,12 @@ import xxhash
 
 from broker.files import make_private_folder, write_private
 from relax_actors.config import Config
+from relax_actors.config.load import CODE_VARIABLE
 from relax_actors.errors import ConfigError
+from relax_actors.runtime.code_version import PACKAGES
 
 CODE = "code"
 """Folder of the store with copies of users' code, by version."""
-VARIABLE = "RELAX_CODE"
-"""Environment variable of an actor's process: the copy of the code that it imports."""
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 _SAFE_VERSION = re.compile(r"[0-9a-f]{16}")
 
@@ -71,7 +71,7 @@ def version_of(files: dict[str, Path]) -> str:
 
 def running_version(config: Config, role: str, import_path: Path) -> str:
     """Return the version of the code that this process imports for a role; empty if it runs no code of the user."""
-    if copy := os.environ.get(VARIABLE):
+    if copy := os.environ.get(CODE_VARIABLE):
         return Path(copy).name
     try:
         return version_of(code_files(config, role, import_path))
@@ -109,15 +109,6 @@ def kept_code(store: Path, version: str) -> Path | None:
     if not _SAFE_VERSION.fullmatch(version) or not folder.is_dir():
         return None
     return folder if version_of(_copied(folder)) == version else None
-
-
-def import_copy() -> None:
-    """Have this process import the user's modules from the copy that its environment names, before all others.
-
-    Only modules that no installed package has are copied, so that nothing else is replaced.
-    """
-    if copy := os.environ.get(VARIABLE):
-        sys.path.insert(0, copy)
 
 
 def forget_modules(files: Iterable[Path]) -> None:
@@ -161,7 +152,8 @@ def _files_of(module: str, import_path: Path) -> Iterator[tuple[Path, str]]:
 
 def _is_own(name: str, import_path: Path) -> bool:
     """Whether a top-level module is in the folder and in no installed package, which would be found before."""
-    if name in sys.stdlib_module_names or not any((import_path / part).exists() for part in (name, f"{name}.py")):
+    exists = any((import_path / part).exists() for part in (name, f"{name}.py"))
+    if not exists or name in PACKAGES or name in sys.stdlib_module_names:
         return False
     others = [path for path in sys.path if path and Path(path).resolve() not in (import_path.resolve(), Path.cwd())]
     return PathFinder.find_spec(name, others) is None

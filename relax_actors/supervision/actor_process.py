@@ -53,7 +53,7 @@ from relax_actors.runtime.pump import Pump
 from relax_actors.runtime.role_actor import RoleActor, Setup
 from relax_actors.runtime.run_folder import RunFolder
 from relax_actors.runtime.service_role import ServicePump, ServiceRole
-from relax_actors.runtime.user_code import import_copy, running_version
+from relax_actors.runtime.user_code import running_version
 from relax_actors.runtime.watchdog import DiskSpaceWait, Watchdog, limit_memory
 from relax_actors.supervision.assignment import is_spot
 from relax_actors.supervision.outcome import StatusPipe
@@ -270,7 +270,6 @@ def main(arguments: list[str]) -> None:
     folder, role, n = RunFolder(Path(arguments[0])), arguments[1], int(arguments[2])
     bind_to_cores()
     logs.configure()
-    import_copy()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     actor: ActorProcess | None = None
     try:

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from relax_actors.config.load import CODE_VARIABLE
 from relax_actors.errors import ConfigError
 from relax_actors.roles import make_role, spec_of
 from relax_actors.runtime import Role, StatefulRole
 from relax_actors.runtime.run_folder import RunFolder
-from relax_actors.runtime.user_code import VARIABLE, import_copy
 from relax_actors.supervision.environment import without_secrets
 
 SECONDS = 120.0
@@ -50,7 +50,7 @@ def check_same_columns(folder: RunFolder, role: str, copies: Sequence[Path | Non
 
 def _start(folder: RunFolder, role: str, copy: Path | None) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", __spec__.name, str(folder.root), role]
-    environment = without_secrets(os.environ, ()) | ({VARIABLE: str(copy)} if copy is not None else {})
+    environment = without_secrets(os.environ, ()) | ({CODE_VARIABLE: str(copy)} if copy is not None else {})
     return subprocess.Popen(  # noqa: S603
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -86,7 +86,6 @@ def columns_of(folder: RunFolder, role: str) -> dict[str, Any]:
 
 def main() -> None:
     """Print the columns of a role; the process's entry point."""
-    import_copy()
     try:
         sys.stdout.write(json.dumps(columns_of(RunFolder(Path(sys.argv[1])), sys.argv[2])) + "\n")
     except ConfigError as error:

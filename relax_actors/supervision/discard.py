@@ -30,6 +30,7 @@ from relax_actors.config import Config
 from relax_actors.errors import ConfigError
 from relax_actors.runtime.row import ROW_KINDS
 from relax_actors.runtime.run_folder import RunFolder
+from relax_actors.runtime.user_code import CODE
 from relax_actors.supervision.streams import MARK
 
 REACH_SECONDS = 5.0
@@ -175,7 +176,7 @@ def _remove_streams(connection: Connection, subjects: Subjects) -> None:
 def _remove_store(store: Path) -> None:
     """Remove the run's files from a store of its own; the mark, by which it is known as a store, comes last."""
     if (store / MARK).exists():
-        for name in (*ROW_KINDS, FOLDER, "weights", MARK):
+        for name in (*ROW_KINDS, FOLDER, "weights", CODE, MARK):
             _remove(store / name)
 
 

@@ -29,6 +29,7 @@ from broker.permissions import NODE
 from broker.streams import CONSUMER_SECONDS, open_bucket
 from broker.subjects import Subjects
 from relax_actors.config import Config
+from relax_actors.config.load import CODE_VARIABLE
 from relax_actors.errors import BrokerUnreachableError, ConfigError, RelaxError
 from relax_actors.isolation.janitor import is_janitor
 from relax_actors.isolation.orphans import kill_orphans
@@ -45,7 +46,7 @@ from relax_actors.runtime.exit_codes import (
 )
 from relax_actors.runtime.journal import Journal
 from relax_actors.runtime.run_folder import RunFolder
-from relax_actors.runtime.user_code import VARIABLE, kept_code
+from relax_actors.runtime.user_code import kept_code
 from relax_actors.supervision.assignment import Assignment, is_client
 from relax_actors.supervision.config_watcher import ConfigWatcher
 from relax_actors.supervision.environment import without_secrets
@@ -190,7 +191,7 @@ class Node:
             if (copy := kept_code(config.store_path, code.version)) is None:
                 msg = f"the copy {code.version} of its code is not complete in {config.store_path}; restore it"
                 raise StartError(msg)
-            leased[VARIABLE] = str(copy)
+            leased[CODE_VARIABLE] = str(copy)
         if child in self._watcher.node.on_probation:
             leased[ON_TRIAL] = "1"
         if role == SERVER:

@@ -44,8 +44,9 @@ from relax_actors.supervision.role_changes import RoleChanges
 
 START_SECONDS = 120.0
 """Time for new actors to start, besides the deadline in which actors that leave finish their rows."""
-TRIAL_RESTARTS = 2
-"""Restarts of an actor with new code after which the code is taken back; a row that crashes it is not yet given up."""
+TRIAL_CRASHES = 2
+"""Ends of an actor with new code, by its own fault, after which the code is taken back: a row that ended its process so
+often is not yet given up."""
 LOST_SECONDS, MOST_DOUBLINGS = 10.0, 6
 """Pause after an attempt to remove a lost engine that failed; it doubles with each attempt, so many times."""
 
@@ -191,11 +192,13 @@ class Operations:
         if plan is None or node is None or operation.state not in (*OUT, State.REPLACING):
             return
         most = max(1, self._desired.config().supervision.intensity - 1)
-        if operation.request.kind in ROLE_KINDS:
-            most = TRIAL_RESTARTS
+        on_trial = operation.request.kind in ROLE_KINDS
         for name in plan.actors:
-            if (restarts := int(node.children.get(name, {}).get("restarts", 0))) >= most:
-                msg = f"{name} ended {restarts} times before it took part; see logs/{name}.log in the run's folder"
+            state = node.children.get(name, {})
+            restarts, crashes = int(state.get("restarts", 0)), int(state.get("crashes", 0)) if on_trial else 0
+            if restarts >= most or crashes >= TRIAL_CRASHES:
+                times = crashes if crashes >= TRIAL_CRASHES else restarts
+                msg = f"{name} ended {times} times before it took part; see logs/{name}.log in the run's folder"
                 raise ConfigError(msg)
 
     def _is_late(self, operation: Operation) -> bool:

@@ -117,6 +117,7 @@ class ProcessTree:
                 "phase": c.phase.value,
                 "since": round(epoch + c.since, 3),
                 "restarts": max(0, c.starts - 1),
+                "crashes": c.crashes,
                 **(running.facts(c.phase) if (running := self._running.get(name)) else NO_PROCESS),
             }
             for pool in list(self.pools.values())

@@ -76,7 +76,7 @@ class RoleChanges:
         self._forget_code(config, request)
         after = with_role(config, request.role, json.loads(request.settings))
         check_addition(config, after, request.role)
-        self._check_machine(config, after, request.role)
+        check_machine(after, request.role)
         count = replicas(after, request.role)
         return OperationPlan(node.number, node.name, 0, count, [f"{request.role}.{n}" for n in range(count)])
 
@@ -96,27 +96,6 @@ class RoleChanges:
         after = with_role(config, request.role, json.loads(request.settings))
         used = {file for name in role_names(config) for file in code_files(config, name, path).values()}
         forget_modules(set(code_files(after, request.role, path).values()) - used)
-
-    def _check_machine(self, before: Config, after: Config, role: str) -> None:
-        """Check that the node of `relax up` can run a role that is added.
-
-        Raises:
-            ConfigError: it lacks secrets, GPUs or a sandbox.
-        """
-        node = Assignment.load(self._folder, before)
-        if missing := sorted(secrets_of(after, [role]) - secrets_of(before, node.roles)):
-            msg = (
-                f"roles.{role}.secrets names {', '.join(missing)}, which the processes of the run did not get at its "
-                "start; put the section in the TOML file, stop the run and start it again"
-            )
-            raise ConfigError(msg)
-        if needs_of_roles(after, [role]):
-            msg = (
-                f"roles.{role} computes on GPUs, which are given out at the start of a run; set its device to "
-                '"cpu", or put the section in the TOML file, stop the run and start it again'
-            )
-            raise ConfigError(msg)
-        check_sandbox(after, [role])
 
     def apply(self, history: History) -> dict[int, str]:
         """Set the roles that the operations want; return why some cannot be set, by number of the operation."""
@@ -153,7 +132,9 @@ class RoleChanges:
             self._open(after)
             kept = keep_code(after.store_path, code_files(after, role, Path(self._folder.import_path)))
             node = node if role in node.roles else node.with_role(after, role)
-            node = replace(node, kept={**node.kept, role: kept})
+            trial = () if operation.plan is None or operation.is_over else operation.plan.actors
+            on_probation = sorted({*node.on_probation, *trial})
+            node = replace(node, kept={**node.kept, role: kept}, on_probation=on_probation)
         else:
             # Consumers and credentials go when the actors have ended; see `clean_up`.
             after = without_role(config, role) if role in config.roles else config
@@ -186,6 +167,26 @@ class RoleChanges:
         if gone := self._left - alive:
             self._open(self._folder.load_config())
             self._left -= gone
+
+
+def check_machine(config: Config, role: str) -> None:
+    """Check that the node of `relax up` can run a role that is added while the run is up.
+
+    Raises:
+        ConfigError: it needs secrets, GPUs or a sandbox that it cannot get.
+    """
+    remedy = "put the section in the TOML file, stop the run and start it again"
+    if secrets := sorted(secrets_of(config, [role])):
+        # Roles that may request operations, such as the gateway, must not get at secrets by a role that they add.
+        msg = f"roles.{role}.secrets = {secrets}: a role that is added while the run is up gets no secrets; {remedy}"
+        raise ConfigError(msg)
+    if needs_of_roles(config, [role]):
+        msg = (
+            f"roles.{role} computes on GPUs, which are given out at the start of a run; set its device to "
+            f'"cpu", or {remedy}'
+        )
+        raise ConfigError(msg)
+    check_sandbox(config, [role])
 
 
 def wants_role(operation: Operation) -> bool:

@@ -58,7 +58,9 @@ Action = Start | Stop | GiveUp
 
 @dataclass(slots=True)
 class ChildState:
-    """State of one child: `since` is when it entered its phase, `due` when its back-off ends."""
+    """State of one child: `since` is when it entered its phase, `due` when its back-off ends, `crashes` how often it
+    ended by its own fault since it was added.
+    """
 
     spec: ChildSpec
     phase: Phase = Phase.DOWN
@@ -66,6 +68,7 @@ class ChildState:
     due: float = 0.0
     starts: int = 0
     failures: int = 0
+    crashes: int = 0
     leaving: bool = False
 
     @property
@@ -142,7 +145,7 @@ class Supervisor:
             child.spec = spec
             if child.leaving:
                 # A child that is still stopping is started again after its end; its restarts count from there.
-                child.leaving, child.starts, child.failures = False, 0, 0
+                child.leaving, child.starts, child.failures, child.crashes = False, 0, 0, 0
         return actions
 
     def ready(self, child_id: str, now: float) -> None:
@@ -163,6 +166,7 @@ class Supervisor:
         if self.stopping:
             self._enter(child, Phase.ENDED, now)
             return self._next_stop(now)
+        child.crashes += outcome.counted and outcome.blame is not Blame.EXTERNAL
         if outcome.final and not child.spec.on_probation:
             self._enter(child, Phase.ENDED, now)
             return self._give_up(child_id, outcome.reason, now)

@@ -70,7 +70,8 @@ def test_killed_run_ends_with_the_same_adapter(make_run: Callable[..., Run], tmp
     settings, victims = KINDS[kind]
     given = (f"model.path={base_folder(tmp_path)}", *settings)
     calm = make_run("calm", *given, config=CONFIG)
-    expected = calm.complete_healthy()
+    # The saved modules drift far from the reference in so few steps, as `relax doctor` says.
+    expected = calm.complete() if kind == "saved modules" else calm.complete_healthy()
     run = make_run("killed", *given, *FAST, config=CONFIG).start()
     for step, victim in zip((0, 2, 4), cycle(victims), strict=False):
         wait_until(lambda step=step: run.table.get(f"relax.killed.batch.{step}"), f"batch.{step}", 120)

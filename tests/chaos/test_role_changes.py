@@ -2,84 +2,78 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from relax_actors.messages.operations import OperationRequest
-from relax_actors.operations import Operation, OperationLog, State
-from relax_actors.operations.states import OUT
-from tests.chaos.test_operations import ENDLESS, IN_STATES, ends_well
-from tests.support.faults import hit, kill_root, process, wait_for_cell
-from tests.support.operation_kills import ended, has_entered, strike_in
-from tests.support.role_runs import LENGTHS, SECTION, edit, editable, is_gone, leases_of, versions
+from relax_actors.operations import OperationLog, State
+from tests.chaos.test_operations import ENDLESS, IN_STATES, OUT_STATES, ends_well
+from tests.support.faults import hit, process, wait_for_cell
+from tests.support.operation_kills import ROOT, Met, ended, has_entered, holdings, struck, wait_for_holdings
+from tests.support.role_runs import LENGTHS, SECTION, edit, editable, leases_of, versions
 from tests.support.running import ON_POLICY, Run, wait_until
 
 MakeRun = Callable[..., Run]
 ADD = OperationRequest("add_role", "lengths", settings=LENGTHS)
 REMOVE = OperationRequest("remove_role", "lengths")
 REPLACE = OperationRequest("replace_role", "lengths")
-WRONG = "raise ArithmeticError(row.id)", "return [len(sample.tokens) for sample in row.trajectory.samples]"
+RIGHT, WRONG = "return [len(sample.tokens) for sample in row.trajectory.samples]", "raise ArithmeticError(row.id)"
+STATES = {ROOT: (State.CREATING, State.READY, State.REMOVING)}
+"""States in which `relax up` is killed, which takes longest to be back; other processes are killed in all states."""
 
 
-def strike_at(run: Run, victim: str) -> Callable[[], None]:
-    """Return a function that kills a process, an actor only if it has begun; a killed root is started again."""
-
-    def strike() -> None:
-        if victim == "root":
-            kill_root(run)
-            run.start()
-            wait_until(run.folder.address.exists, "broker.json")
-        elif victim == "broker":
-            hit(run, victim)
-        elif (pid := process(run, victim)) is not None:
-            os.kill(pid, 9)
-
-    return strike
-
-
-def after_strike(run: Run, request: OperationRequest, state: State, victim: str) -> Operation:
-    """Request an operation, kill a process in a state of it, and return the operation when it has ended."""
-    operation = strike_in(run, request, state, strike_at(run, victim))
-    if victim == "root":
-        wait_until(lambda: process(run, "trainer.0") is not None, "the trainer", 60)
-    return operation
+def requested(run: Run, request: OperationRequest) -> int:
+    """Request an operation, and return its number."""
+    return OperationLog(run.table).request(request).id
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("victim", ["lengths.0", "broker", "root"])
+@pytest.mark.parametrize("victim", ["lengths.0", "broker", "node", ROOT])
 def test_role_is_added_and_removed_although_processes_are_killed(
     make_run: MakeRun, tmp_path: Path, victim: str
 ) -> None:
     run = editable(make_run, tmp_path, "changing", *ON_POLICY, *ENDLESS).start()
     wait_for_cell(run, "batch.0")
-    states = (State.CREATING, State.READY) if victim == "root" else OUT[:-1]
-    for n, state in enumerate(states):
-        assert after_strike(run, ADD, state, victim).state is State.ACTIVE
-        wait_until(lambda: len(leases_of(run, "lengths")) == 2, "both actors", 60)
-        wait_until(lambda: run.table.list_subjects(run.table.subjects.column("lengths")), "cells of the role", 60)
-        removal = IN_STATES[n % len(IN_STATES)]
-        assert after_strike(run, REMOVE, removal, victim).state is State.REMOVED
-        wait_until(lambda: is_gone(run, "lengths"), "end of all that the role had", 60)
+    before, states = holdings(run), STATES.get(victim, (*OUT_STATES, *IN_STATES))
+    out = {state: (victim,) for state in OUT_STATES if state in states}
+    into = {state: (victim,) for state in IN_STATES if state in states}
+    operation, met = struck(run, lambda: requested(run, ADD), out)
+    assert operation.state is State.ACTIVE, operation.reason
+    wait_until(lambda: len(leases_of(run, "lengths")) == 2, "both actors")
+    wait_until(lambda: run.table.list_subjects(run.table.subjects.column("lengths")), "cells of the role")
+    operation, more = struck(run, lambda: requested(run, REMOVE), into)
+    assert operation.state is State.REMOVED, operation.reason
+    wait_for_holdings(run, before)
+    assert not (run.folder.broker / "keys" / "lengths").exists()
+    assert met | more != Met()
     ends_well(run, make_run("calm", *ON_POLICY))
+
+
+def with_role(make_run: MakeRun, folder: Path, name: str) -> tuple[Run, list[str]]:
+    """Start a run that has the role; return it with the version of the code of each actor."""
+    run = editable(make_run, folder, name, *ON_POLICY, *ENDLESS, more=SECTION).start()
+    wait_for_cell(run, "batch.0")
+    wait_until(lambda: len(versions(run)) == 2, "both actors")
+    return run, versions(run)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("victim", ["lengths.0", "broker", "node", "root"])
+@pytest.mark.parametrize("victim", ["lengths.0", "broker", "node", ROOT])
 def test_code_is_replaced_although_processes_are_killed(make_run: MakeRun, tmp_path: Path, victim: str) -> None:
-    run = editable(make_run, tmp_path, "replaced", *ON_POLICY, *ENDLESS, more=SECTION).start()
-    wait_until(lambda: len(versions(run)) == 2 and wait_for_cell(run, "batch.0") is None, "both actors", 120)
-    before = versions(run)
+    run, before = with_role(make_run, tmp_path, "replaced")
     edit(run, "Count the tokens", "Count all tokens")
-    replaced = after_strike(run, REPLACE, State.REPLACING, victim)
-    assert replaced.state is State.ACTIVE, replaced.reason
-    assert replaced.plan is not None
-    wait_until(lambda: versions(run) == [replaced.plan.code] * 2, "the new code in both actors", 60)
-    assert replaced.plan.code not in before
+    plan = {State.PENDING: (victim,), State.REPLACING: (victim,)}
+    operation, met = struck(run, lambda: requested(run, REPLACE), plan)
+    assert operation.state is State.ACTIVE, operation.reason
+    assert operation.plan is not None
+    new = operation.plan.code
+    wait_until(lambda: versions(run) == [new] * 2, "the new code in both actors")
+    assert new not in before
+    assert met != Met()
     ends_well(run, make_run("calm", *ON_POLICY))
 
 
@@ -87,15 +81,14 @@ def test_code_is_replaced_although_processes_are_killed(make_run: MakeRun, tmp_p
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("victim", ["lengths.0", "broker"])
 def test_code_that_fails_is_taken_back_and_costs_no_row(make_run: MakeRun, tmp_path: Path, victim: str) -> None:
-    run = editable(make_run, tmp_path, "returned", *ON_POLICY, *ENDLESS, more=SECTION).start()
-    wait_until(lambda: len(versions(run)) == 2 and wait_for_cell(run, "batch.0") is None, "both actors", 120)
-    before = versions(run)
-    edit(run, WRONG[1], WRONG[0])
-    number = OperationLog(run.table).request(REPLACE).id
+    run, before = with_role(make_run, tmp_path, "returned")
+    edit(run, RIGHT, WRONG)
+    number = requested(run, REPLACE)
     wait_until(lambda: has_entered(run, number, State.RETURNING), State.RETURNING, 120)
-    strike_at(run, victim)()
+    if process(run, victim) is not None:
+        hit(run, victim)
     operation = ended(run, number)
-    assert (operation.state, "lengths.0 ended" in operation.reason) == (State.FAILED, True)
-    wait_until(lambda: versions(run) == before, "the former code in both actors", 60)
-    edit(run, WRONG[0], WRONG[1])
+    assert (operation.state, "lengths.0 ended 2 times" in operation.reason) == (State.FAILED, True), operation.reason
+    wait_until(lambda: versions(run) == before, "the former code in both actors")
+    edit(run, WRONG, RIGHT)
     ends_well(run, make_run("calm", *ON_POLICY))

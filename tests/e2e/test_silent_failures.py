@@ -40,22 +40,22 @@ FAULTS: dict[str, tuple[tuple[str, ...], set[str]]] = {
         {"never_ends"},
     ),
     "samples_without_randomness": (
-        (
-            *("rollout.top_p=0.001", "rollout.max_tokens=64", "rollout.min_tokens=64"),
-            "model.architecture.max_position_embeddings=128",
-        ),
-        {"identical_samples", "groups_without_signal", "repetitive_texts"},
+        ("rollout.backend=wrong_engines.SameRandomNumbers",),
+        {"identical_samples", "groups_without_signal"},
     ),
     "reward_that_is_forged": (
         (
             'reward.function={"tiny_tasks.forged"=1.0, "tiny_tasks.never_parsed"=1.0}',
-            *("data.function=tiny_tasks.doubled", "data.shuffle=false", "trainer.max_grad_norm=1e-5"),
+            *("data.function=tiny_tasks.doubled", "data.shuffle=false"),
         ),
-        {"reward_out_of_range", "dead_component", "doubled_begin", "gradient_clipped"},
+        {"reward_out_of_range", "dead_component", "doubled_begin"},
     ),
     "end_token_left_out": (
-        ("rollout.backend=wrong_engines.WithoutEnd", "rollout.max_tokens=24", "trainer.learning_rate=1e-30"),
-        {"ends_differ", "weights_unchanged"},
+        (
+            *("rollout.backend=wrong_engines.WithoutEnd", "rollout.max_tokens=24"),
+            *("trainer.learning_rate=1e-60", "trainer.max_grad_norm=1e-5"),
+        ),
+        {"ends_differ", "weights_unchanged", "gradient_clipped"},
     ),
     "reward_that_ends_its_process": (
         (
@@ -67,7 +67,7 @@ FAULTS: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "policy_that_collapses": (
         (
             *("reward.function=tiny_tasks.half_of_sevens", "trainer.learning_rate=1e-1"),
-            *("roles.reference.replicas=1", "algorithm.kl.place=reward", "algorithm.kl.coefficient=1e-6"),
+            *("roles.reference.replicas=1", "algorithm.kl.place=loss", "algorithm.kl.coefficient=1e-6"),
             *("eval.rows=4", "eval.every=3", "eval.reward=tiny_tasks.never_parsed"),
             *("eval.data.kind=python", "eval.data.size=4", "eval.data.function=tiny_tasks.make"),
         ),

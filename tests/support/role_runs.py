@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.leases import RunState
-from broker.streams import find_consumer, open_bucket
+from broker.streams import open_bucket
 from broker.subjects import Subjects
 from tests.support.running import SUPPORT, TINY, Run
 
@@ -46,10 +46,3 @@ def leases_of(run: Run, role: str) -> dict[str, dict[str, Any]]:
 def versions(run: Run, role: str = "lengths") -> list[str]:
     """Version of the code of each actor of a role that has a lease."""
     return [lease.get("code", "") for _, lease in sorted(leases_of(run, role).items())]
-
-
-def is_gone(run: Run, role: str) -> bool:
-    """Whether a role has left neither leases nor a consumer nor credentials."""
-    stream = Subjects(run.name).table_stream
-    consumer = run.connection.call(find_consumer(run.connection, stream, role), 20)
-    return not leases_of(run, role) and consumer is None and not (run.folder.broker / "keys" / role).exists()

@@ -33,11 +33,15 @@ class NeverUpdated(TransformersBackend):
 
 
 class _Changed(TransformersBackend):
-    """Changes each sample that the engine returns."""
+    """Changes the samples that the engine returns."""
 
     def change(self, sample: Generation) -> Generation:
         """Return a sample with a fault."""
-        raise NotImplementedError
+        return sample
+
+    def change_group(self, samples: list[Generation]) -> list[Generation]:
+        """Return the samples of a request with a fault."""
+        return [self.change(sample) for sample in samples]
 
     def build(self, context: Context) -> InferenceEngine:
         engine: Any = super().build(context)
@@ -45,7 +49,7 @@ class _Changed(TransformersBackend):
 
         def changed(*arguments: Any, **options: Any) -> Iterator[Done]:
             for done in stream(*arguments, **options):
-                yield [(i, [self.change(sample) for sample in samples]) for i, samples in done]
+                yield [(i, self.change_group(samples)) for i, samples in done]
 
         engine.stream = changed
         return engine
@@ -56,6 +60,13 @@ class OtherTemperature(_Changed):
 
     def change(self, sample: Generation) -> Generation:
         return replace(sample, logprobs=sample.logprobs * 0.7)
+
+
+class SameRandomNumbers(_Changed):
+    """Draws all samples of a group with the same random numbers."""
+
+    def change_group(self, samples: list[Generation]) -> list[Generation]:
+        return samples[:1] * len(samples)
 
 
 class WrongPositions(_Changed):

@@ -36,6 +36,8 @@ def test_settings_of_a_role_of_the_file_are_those_of_its_section() -> None:
         ("lengths", [LENGTHS, "trainer.learning_rate=0.1"], r"(?s)trainer.learning_rate: .*restore these settings"),
         ("lengths", ["roles.lengths.actor=nowhere.Lengths"], "nowhere"),
         ("shaped", ["roles.shaped.actor=tiny_tasks.Shaped", "roles.shaped.replicas=0"], "replicas"),
+        ("lengths", [LENGTHS, 'roles.lengths.secrets=["API_KEY"]'], "gets no secrets; put the section"),
+        ("lengths", [LENGTHS, "roles.lengths.gpus=1"], "computes on GPUs"),
         ("reference", ["roles.reference.replicas=1"], "log-probs that no role reads"),
         ("auditor", ["roles.auditor.actor=tiny_stateful.Auditor", "roles.auditor.replicas=2"], "owns state"),
     ],

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -66,3 +67,70 @@ def test_tokens_after_a_stop_string_count_as_progress_of_the_server(server_url: 
 
     assert asyncio.run(generate()) == len(TOKENS)
     assert sample.result().tokens.tolist() == [5, 8, 9]
+
+
+class AdapterServer(BaseHTTPRequestHandler):
+    """Sends two tokens with the first adapter, waits until the request is aborted, and then sends the rest."""
+
+    requests: ClassVar[list[tuple[str, Any]]] = []
+    aborted: ClassVar[threading.Event]
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        type(self).requests.append((self.path, body))
+        self.send_response(200)
+        self.end_headers()
+        if self.path == "/abort_request":
+            type(self).aborted.set()
+        if self.path != "/generate":
+            return
+        if body["lora_path"] == "old":
+            self._send(body, TOKENS[:2], None, 2)
+            assert type(self).aborted.wait(10)
+            self._send(body, [], {"type": "abort", "message": "Aborted"}, 2)
+        else:
+            self._send(body, TOKENS[2:], {"type": "length"}, len(TOKENS) - 2)
+
+    def _send(self, body: dict[str, Any], tokens: list[int], reason: dict[str, str] | None, count: int) -> None:
+        scored = [[-0.5, token, None] for token in tokens]
+        meta = {"id": body["rid"][0], "completion_tokens": count, "finish_reason": reason}
+        spans = [{"version": "base", "start": 0, "end": count}]
+        meta |= {"output_token_logprobs": scored, "weight_versions": spans}
+        self.wfile.write(f"data: {json.dumps({'output_ids': tokens, 'meta_info': meta})}\n\n".encode())
+        self.wfile.flush()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_sample_continues_with_the_next_adapter_and_the_last_one_is_unloaded() -> None:
+    AdapterServer.requests, AdapterServer.aborted = [], threading.Event()
+    request = GenerationRequest(
+        np.array([1, 2], np.int32),
+        5,
+        samples=1,
+        temperature=1.0,
+        top_p=1.0,
+        max_tokens=len(TOKENS),
+        stop_ids=frozenset(),
+    )
+    sample = PartialSample(request, 0)
+
+    def served() -> Served:
+        # The next version comes when two tokens have.
+        version, adapter = (4, "new") if len(sample) >= 2 else (3, "old")
+        return Served(version, {"base": version}, adapter)
+
+    async def generate(url: str) -> set[str]:
+        streams = RowStreams(ServerRecord(url, "key", "ab"), SampleLimit(1), keep_partial=True)
+        await streams.generate([sample], served)
+        await streams.close()
+        return streams.adapters
+
+    with serving(AdapterServer) as url:
+        assert asyncio.run(generate(url)) == set()
+    assert sample.result().tokens.tolist() == TOKENS
+    assert sample.result().versions.tolist() == [3, 3, 4, 4, 4, 4, 4]
+    paths = [path for path, _ in AdapterServer.requests]
+    assert paths == ["/generate", "/abort_request", "/unload_lora_adapter", "/generate"]
+    assert AdapterServer.requests[2][1] == {"lora_name": "old"}
+    assert AdapterServer.requests[3][1]["input_ids"] == [[1, 2, *TOKENS[:2]]]

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from relax_actors.config import Config, load_config
-from relax_actors.runtime.user_code import CODE, VARIABLE, code_files, keep_code, kept_code, version_of
+from relax_actors.config.load import CODE_VARIABLE
+from relax_actors.runtime.user_code import CODE, code_files, keep_code, kept_code, version_of
 from tests.support.running import TINY
 
 
@@ -61,10 +62,10 @@ def test_copy_is_imported_instead_of_the_edited_file(config: Config, tmp_path: P
     assert copy is not None
     (tmp_path / "own_late.py").write_text("x = 2\n")
     program = (
-        "import sys; from relax_actors.runtime.user_code import import_copy; import_copy(); "
-        f"sys.path.append({str(tmp_path)!r}); import own_late; print(own_late.x)"
+        f"from pathlib import Path; from relax_actors.config import make_importable; "
+        f"make_importable(Path({str(tmp_path)!r})); import own_late; print(own_late.x)"
     )
-    environment = {**os.environ, VARIABLE: str(copy)}
+    environment = {**os.environ, CODE_VARIABLE: str(copy)}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True)
     assert done.stdout.strip() == b"1"
 

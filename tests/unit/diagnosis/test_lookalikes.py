@@ -77,6 +77,16 @@ def test_run_that_has_learned_its_task_has_no_problem(first: float) -> None:
     assert not finding_of(seen, "saturated_reward").is_problem
 
 
+def test_dropout_of_an_adapter_moves_log_probs_less_than_weights_that_never_arrive() -> None:
+    seen = recorded("on_policy", 10)
+    alter(seen, abs_delta=lambda step: 0.0 if step == 0 else 0.15)
+    assert "weights_not_refreshed" in problems_of(seen)
+    dropping = with_settings(seen, lora={"dropout": 0.1})
+    assert "weights_not_refreshed" not in problems_of(dropping)
+    alter(dropping, abs_delta=lambda step: 0.0 if step == 0 else 0.8)
+    assert "weights_not_refreshed" in problems_of(dropping)
+
+
 def test_steps_without_signal_do_not_hide_a_lost_gradient() -> None:
     seen = recorded("on_policy", 10)
     alter(seen, grad_norm=0.0, no_signal=lambda step: float(step == 4))

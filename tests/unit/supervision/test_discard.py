@@ -41,7 +41,7 @@ def test_run_with_unreadable_settings_is_not_removed(tmp_path: Path, name: str, 
 
 def test_the_files_of_a_run_in_a_store_of_its_own_are_removed(tmp_path: Path) -> None:
     folder, store = RunFolder(tmp_path / "run"), tmp_path / "store"
-    for name in ("group/3", "eval/2", "media", "weights", "notes"):
+    for name in ("group/3", "eval/2", "media", "weights", "code", "notes"):
         (store / name).mkdir(parents=True)
         (store / name / "file").touch()
     (store / MARK).touch()
