@@ -14,11 +14,11 @@ from broker.errors import BrokerError
 from broker.leases import RunState
 from broker.streams import open_bucket
 from broker.subjects import Subjects
-from relax_actors.messages.operations import OperationRequest
 from relax_actors.operations import Operation, OperationLog, State
-from tests.support.faults import held, process
+from tests.support.faults import held, kill_root, process
 from tests.support.running import Run, wait_until
 
+ROOT = "root"
 Plan = Mapping[State, Sequence[str]]
 """Processes to kill by the state in which they are killed."""
 Met = set[tuple[str, State]]
@@ -46,27 +46,26 @@ def struck(run: Run, begin: Callable[[], int], plan: Plan) -> tuple[Operation, M
     for state, victims in plan.items():
         with ExitStack() as stack:
             # Finding a process takes longer than some states last.
-            aims = [stack.enter_context(held(run, v)) for v in victims if process(run, v) is not None]
+            aims = [stack.enter_context(held(run, v)) for v in victims if v != ROOT and process(run, v) is not None]
             if number:
                 wait_until(partial(has_entered, run, number, state), f"operation {number} in {state}", 300)
                 # An actor that the operation starts has had no process before.
-                found = {aim.target for aim in aims}
+                found = {aim.target for aim in aims} | {ROOT}
                 aims += [stack.enter_context(held(run, v)) for v in victims if v not in found and process(run, v)]
             with stopped_root(run):
                 number = number or begin()
                 is_met = operation_of(run, number).state is state
                 dead = {aim.target for aim in aims if aim.is_struck()}
+                if ROOT in victims and run.process is not None:
+                    run.process.kill()
+                    dead.add(ROOT)
         if is_met:
             met |= {(target, state) for target in dead}
+        if ROOT in victims:
+            kill_root(run)
+            run.start()
+            wait_until(run.folder.address.exists, "broker.json")
     return ended(run, number), met
-
-
-def strike_in(run: Run, request: OperationRequest, state: State, strike: Callable[[], object]) -> Operation:
-    """Request an operation, strike when it enters a state, and return it when it has ended."""
-    number = OperationLog(run.table).request(request).id
-    wait_until(lambda: has_entered(run, number, state), f"operation {number} in {state}", 300)
-    strike()
-    return ended(run, number)
 
 
 @contextmanager
