@@ -21,7 +21,7 @@ REMOVE = OperationRequest("remove_role", "lengths")
 REPLACE = OperationRequest("replace_role", "lengths")
 RIGHT, WRONG = "return [len(sample.tokens) for sample in row.trajectory.samples]", "raise ArithmeticError(row.id)"
 STATES = {ROOT: (State.PENDING, State.CREATING)}
-"""States in which `relax up` is killed, others in all states. After the end of an operation the TOML file would count."""
+"""States in which `relax up` is killed, others in all. After the end of an operation the TOML file would count."""
 
 
 def requested(run: Run, request: OperationRequest) -> int:
