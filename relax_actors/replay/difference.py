@@ -12,6 +12,8 @@ from relax_actors.weights.protocols import PREFIX_BYTES
 
 IDENTITY = ("time", "kind", "role", "n", "step", "rows", BY_MICRO_BATCH)
 """Fields of a published metric that are no figures of the computation."""
+SAMPLED = "unreplayed_"
+"""Begins the names of figures that an engine measures in some steps only, counted from the start of its process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,8 @@ class Figure:
 
 def compare_figures(recorded: Mapping[str, Any], computed: Mapping[str, float]) -> dict[str, Figure]:
     """Compare the figures of a step; times, and what identifies a metric, are left out."""
-    names = [name for name in {**computed, **recorded} if name not in IDENTITY and not is_time(name)]
+    skipped = (*IDENTITY, *(name for name in {**computed, **recorded} if name.startswith(SAMPLED)))
+    names = [name for name in {**computed, **recorded} if name not in skipped and not is_time(name)]
 
     def number(values: Mapping[str, Any], name: str) -> float | None:
         value = values.get(name)
