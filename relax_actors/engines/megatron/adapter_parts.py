@@ -58,7 +58,7 @@ class LayerParts:
         if self.weight.form != "groups":
             return torch.cat(tuple(parts), -1)
         groups = self.groups // shards
-        return torch.cat([part.unflatten(-1, (groups, -1)) for part in parts], -1).flatten(-2)
+        return torch.cat([part.reshape(*part.shape[:-1], groups, -1) for part in parts], -1).flatten(-2)
 
 
 def layers_with_parts(conversion: Conversion, modules: AdapterModules) -> list[LayerParts]:

@@ -159,8 +159,9 @@ def _footprint(config: Config, section: MegatronSection, ranks: int) -> Footprin
     Weights are in `trainer.precision`; weights and gradients of the optimizer are in float32 besides. An adapter leaves
     all but its own weights without them.
     """
-    weight, state = WEIGHT_BYTES["float32"], STATE_BYTES
-    model = 2 * weight
+    weight: float = WEIGHT_BYTES["float32"]
+    state: float = STATE_BYTES
+    model: float = 2 * weight
     if (precision := config.trainer.precision) != "float32":
         model, state = WEIGHT_BYTES[precision] + weight, state + weight
     if config.lora is not None:

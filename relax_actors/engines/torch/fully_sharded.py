@@ -223,7 +223,7 @@ class FullySharded(Whole):
             return
         flat = torch.cat([gradient.flatten() for gradient in known])
         distributed.all_reduce(flat)
-        for gradient, part in zip(known, flat.split([gradient.numel() for gradient in known]), strict=True):
+        for gradient, part in zip(known, torch.split(flat, [gradient.numel() for gradient in known]), strict=True):
             gradient.copy_(part.view_as(gradient))
 
     def source(

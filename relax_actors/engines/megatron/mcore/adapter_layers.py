@@ -115,4 +115,5 @@ class LayerAdapter:
         weight, slot = self.layer.weight, self._slots[POLICY]
         added = {name: (matrices.up.float() @ matrices.down.float()).T for name, matrices in slot.items()}
         joined = self._joined(added, weight.T.float()).T
-        return (weight.float() + self._form.scale * joined).to(weight.dtype)
+        merged: Tensor = (weight.float() + self._form.scale * joined).to(weight.dtype)
+        return merged
