@@ -104,6 +104,12 @@ def test_figures_are_compared_without_times() -> None:
     assert found["old"].json() == {"recorded": 1.0, "computed": None, "equal": False}
 
 
+def test_figures_that_a_process_measures_in_some_steps_only_are_not_compared() -> None:
+    measured = {"loss": 0.5, "unreplayed_abs_delta": 0.1, "unreplayed_k3": 0.2}
+    assert compare_figures(measured, {"loss": 0.5}).keys() == {"loss"}
+    assert compare_figures({"loss": 0.5}, measured).keys() == {"loss"}
+
+
 def test_first_tensor_that_differs_is_named_by_its_number() -> None:
     def prefixes(changed: int | None) -> bytes:
         fingerprint = Fingerprint()
