@@ -18,6 +18,7 @@ from relax_actors.replay.difference import (
     first_tensor,
     micro_batches_of,
 )
+from relax_actors.replay.steps import Replay
 from relax_actors.training.metric_of_step import micro_batch_figures
 from relax_actors.training.row_digests import digest_of, digests_of
 from relax_actors.weights.files import Fingerprint
@@ -67,6 +68,13 @@ def test_first_micro_batch_with_another_figure_is_found() -> None:
     # Lists of an earlier version, or of a message that another program has written, are no record.
     for recorded in ({}, {"loss": [0.5]}, {"loss": "0.7", "tokens": [None, "6"]}):
         assert first_micro_batch(micro_batches_of(recorded, computed)) is None
+
+
+def test_figures_of_micro_batches_without_a_record_are_neither_equal_nor_different() -> None:
+    parts = micro_batches_of({"loss": [0.5]}, {"loss": [0.5], "gradient": [1.0]})
+    (shown,) = Replay("policy", 0, micro_batches=parts, rows=[["group.0.1"]]).json()["micro_batches"]
+    assert shown["loss"] == {"recorded": 0.5, "computed": 0.5, "equal": True}
+    assert shown["gradient"] == {"recorded": None, "computed": 1.0, "equal": None}
 
 
 def test_figures_of_micro_batches_are_means_over_their_tokens() -> None:
