@@ -70,8 +70,8 @@ class Replay:
             "equal": self.equal,
             "figures": {name: figure.json() for name, figure in self.figures.items()},
             "micro_batches": [
-                {"rows": rows, **{name: figure.json() for name, figure in part.items()}}
-                for part, rows in zip_longest(self.micro_batches, self.rows, fillvalue=[])
+                {"rows": [] if rows is None else rows, **{name: figure.json() for name, figure in (part or {}).items()}}
+                for part, rows in zip_longest(self.micro_batches, self.rows)
             ],
             "difference": None if self.difference is None else self.difference.json(),
         }
