@@ -43,7 +43,7 @@ class SigningKey:
     def __init__(self, seed: str) -> None:
         self.seed = seed
         self._pair = _nkeys().from_seed(seed.encode())
-        self.public = self._pair.public_key.decode()
+        self.public: str = self._pair.public_key.decode()
 
     @classmethod
     def new(cls, prefix: int) -> SigningKey:
