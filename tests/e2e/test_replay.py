@@ -110,7 +110,7 @@ def test_changed_bit_of_a_weight_is_named_by_its_tensor(kept_run: Run, tmp_path:
 @pytest.mark.slow
 def test_changed_setting_of_the_loss_is_named_at_its_first_figure_and_tensor(kept_run: Run, tmp_path: Path) -> None:
     folder = copy_of(kept_run, tmp_path / "kept")
-    change_settings(folder, lambda config: config["algorithm"].update(aggregate="sample_mean_of_sums"))
+    change_settings(folder, lambda config: config["algorithm"].update(aggregate="sample_mean_of_means"))
     found = replayed(folder, 5).difference
     assert found is not None
     assert (found.step, found.figure, found.tensor) == (3, "loss", "model.embed_tokens.weight")
