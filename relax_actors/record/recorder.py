@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -207,23 +207,21 @@ class Recorder:
     def _history(self, subject: str) -> History:
         return History(self._connection, self._subjects.table_stream, subject)
 
-    def _pages(self, *histories: History) -> list[Cell]:
-        """Return the cells of histories that were not read yet; subjects that name no cell are left out."""
-        found: list[Cell] = []
-        for cell in self._connection.call(_read_together(histories), CALL_SECONDS) if histories else ():
-            with suppress(SubjectError):
-                self._subjects.parse(cell.subject)
-                found.append(cell)
-        return found
+    def _pages(self, *histories: History) -> Iterator[Cell]:
+        """Yield the cells of histories that were not read yet; subjects that name no cell are left out.
+
+        A history continues behind a page that was read, also after the next page failed: every cell of a page is
+        yielded before the next one is read.
+        """
+        unread = list(histories)
+        while unread:
+            for cell in self._connection.call(_next_pages(unread), CALL_SECONDS):
+                with suppress(SubjectError):
+                    self._subjects.parse(cell.subject)
+                    yield cell
+            unread = [history for history in unread if history.has_more]
 
 
-async def _read_together(histories: Iterable[History]) -> list[Cell]:
-    return [cell for cells in await asyncio.gather(*map(_read, histories)) for cell in cells]
-
-
-async def _read(history: History) -> list[Cell]:
-    """Return the cells of a history that were not read yet."""
-    cells = await history.page()
-    while history.has_more:
-        cells += await history.page()
-    return cells
+async def _next_pages(histories: Iterable[History]) -> list[Cell]:
+    pages = await asyncio.gather(*(history.page() for history in histories))
+    return [cell for page in pages for cell in page]

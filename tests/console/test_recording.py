@@ -42,6 +42,7 @@ VIEWS = {
 WIDE = 1280
 QUERIES = (
     "run",
+    "advice",
     "ledger",
     "curves?names=step/reward",
     "events?last=100",
@@ -77,6 +78,7 @@ def test_recorded_run_fills_every_view(tmp_path: Path) -> None:
     assert run["finished"]
     assert run["step"] == run["steps"] >= 100
     assert run["restarts"] >= 1, "a rollout was killed"
+    assert seen["advice"]["findings"] == []
     assert seen["ledger"]["adds_up"]
     assert len(seen["curves?names=step/reward"]["curves"]["step/reward"]["steps"]) >= 100
     assert seen["scaling"]["operations"], "the run was scaled"
