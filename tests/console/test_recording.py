@@ -39,7 +39,8 @@ VIEWS = {
     "advice": "healthy",
 }
 """A text of each view when it is complete."""
-WIDE = 1280
+WIDE, PHONE = 1280, 390
+"""Widths of the window in pixels."""
 QUERIES = (
     "run",
     "advice",
@@ -130,18 +131,17 @@ def test_demo_needs_no_run_and_leaves_nothing(tmp_path: Path, monkeypatch: pytes
 
 @needs_browser
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_view_of_the_recorded_run_is_accessible(tmp_path: Path, browser: Any, scheme: str) -> None:
+@pytest.mark.parametrize(("scheme", "width"), [("light", WIDE), ("dark", WIDE), ("light", PHONE), ("dark", PHONE)])
+def test_every_view_of_the_recorded_run_is_accessible(tmp_path: Path, browser: Any, scheme: str, width: int) -> None:
     console = ServedConsole("demo", tmp_path, "--demo")
     try:
-        for width in (WIDE, 390):
-            watched = opened(browser, console, scheme=scheme, width=width)
-            for view, text in VIEWS.items():
-                watched.show(f"#/{view}", text)
-                if width == WIDE or view in ("run", "actors"):  # the views that are made for a phone, too
-                    assert watched.serious_findings() == [], f"{view}, {scheme}, {width}"
-                seen = watched.page.evaluate("document.documentElement.scrollWidth")
-                assert seen <= width, f"{view} scrolls sideways at {width}"
-            watched.check()
+        watched = opened(browser, console, scheme=scheme, width=width)
+        for view, text in VIEWS.items():
+            watched.show(f"#/{view}", text)
+            if width == WIDE or view in ("run", "actors"):  # the views that are made for a phone, too
+                assert watched.serious_findings() == [], f"{view}, {scheme}, {width}"
+            seen = watched.page.evaluate("document.documentElement.scrollWidth")
+            assert seen <= width, f"{view} scrolls sideways at {width}"
+        watched.check()
     finally:
         console.stop()
