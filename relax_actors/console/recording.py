@@ -35,8 +35,8 @@ STREAMS = "streams"
 def streams_of(folder: RunFolder) -> Path:
     """Return the folder in which the embedded broker of a run keeps its streams; its keys must exist."""
     owner = OperatorKeys.load(secret_of(folder.broker / "keys"), "unpack the run again")
-    account = owner.account_of(folder.load_settings().run.name)
-    return folder.broker / "store" / "jetstream" / account.public / STREAMS
+    account: str = owner.account_of(folder.load_settings().run.name).public
+    return folder.broker / "store" / "jetstream" / account / STREAMS
 
 
 def unpack(parent: Path, archive: Path = ARCHIVE) -> Path:

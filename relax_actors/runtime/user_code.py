@@ -93,8 +93,8 @@ def keep_code(store: Path, files: dict[str, Path]) -> str:
         make_private_folder(folder)
         for name, path in files.items():
             make_private_folder((folder / name).parent)
-            write_private(folder / name, path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
+            write_private(folder / name, path.read_bytes())
+    except OSError as error:
         msg = f"the code cannot be copied to {folder}: {error}; make the folder writable, or make room"
         raise ConfigError(msg) from error
     if version_of(_copied(folder)) != version:

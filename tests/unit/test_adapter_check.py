@@ -191,3 +191,9 @@ def test_experts_that_share_one_tensor_are_no_targets(tmp_path: Path) -> None:
     folder = base_folder(tmp_path, qwen3_moe(QWEN3))
     (note,) = check_adapter(adapter_config(tmp_path / "run", folder), folder)
     assert "8 of 9 linear layers" in note  # without the output head
+    assert note.endswith("% of the model; its experts have no adapter")
+    for setting in ("targets", "modules_to_save"):
+        for name in ("experts.0.up_proj", "experts", "model.layers.1.mlp.e*"):
+            config = adapter_config(tmp_path / "run", folder, {setting: [name]})
+            message = f"lora.{setting}: '{name}' names experts, which are not trained with [lora]"
+            assert refusal(config, folder).startswith(message)

@@ -78,3 +78,15 @@ def test_incomplete_or_foreign_copy_is_none(config: Config, tmp_path: Path) -> N
     assert kept_code(store, "../store") is None
     assert keep_code(store, code_files(config, "own", tmp_path)) == version
     assert kept_code(store, version) is not None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"x = 1\r\ny = 2\r\n", "# -*- coding: latin-1 -*-\nname = 'Zoë'\n".encode("latin-1")],
+    ids=["CRLF", "latin-1"],
+)
+def test_copy_has_the_bytes_of_the_file(config: Config, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "own_late.py").write_bytes(content)
+    copy = kept_code(tmp_path / "store", keep_code(tmp_path / "store", code_files(config, "own", tmp_path)))
+    assert copy is not None
+    assert (copy / "own_late.py").read_bytes() == content
