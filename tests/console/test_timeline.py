@@ -90,7 +90,7 @@ def test_timeline_of_a_step_is_drawn_and_leads_to_its_rows(browser: Any, written
         assert page.locator("canvas").count() == 1
         page.get_by_role("cell", name="trajectory").first.wait_for()
         page.get_by_role("button", name="Zoom in").click()
-        page.get_by_role("button", name="All").click()
+        page.get_by_role("button", name="All", exact=True).click()
         assert watched.serious_findings() == []
         watched.show("#/timeline", "Events")
         page.get_by_text(PAYLOADS[0]).wait_for()

@@ -65,22 +65,22 @@ class Builder:
                 self._numbered.setdefault((cell.kind, cell.step), (stored, author))
 
     def take_turn(
-        self, row: RowId, place: tuple[int, int], begun: float, stored: float, facts: Mapping[str, str | int]
+        self, row: RowId, place: tuple[int, int, int], begun: float, stored: float, facts: Mapping[str, str | int]
     ) -> None:
         """Record a turn of a sample of a row, on a lane of the sample.
 
         Args:
             row: id of the row.
-            place: index of the sample, and number of the turn.
+            place: index of the sample, attempt of its episode, and number of the turn in the attempt.
             begun: when the row was admitted: the first turn could begin.
             stored: when the turn was stored.
             facts: facts about the turn.
         """
-        sample, number = place
+        sample, attempt, number = place
         begin = self._ends.get((str(row), sample), begun)
         self._ends[str(row), sample] = stored
         if begin <= stored:
-            name = f"turn {number}"
+            name = f"turn {number} of attempt {attempt}" if attempt else f"turn {number}"
             self._turns.append(Span(name, begin, stored, f"sample.{sample}", str(row), row.step, dict(facts)))
 
     def take_message(self, message: LogMessage, stored: float) -> None:
