@@ -24,7 +24,7 @@ from relax_actors.weights import files as weights
 from tests.conformance.base.critic_engine import updated
 from tests.conformance.base.training_engine import begun, folder_of, silent
 from tests.support.adapters import adapter_config, base_folder
-from tests.support.batches import batch_of, batch_of_generations
+from tests.support.batches import batch_of, batch_of_generations, routed
 from tests.support.models import request_of
 from tests.support.text_families import MEGATRON
 from tests.support.tiny_megatron import DENSE, LLAMA, MOE, ranks_of, skip_if_missing
@@ -32,6 +32,7 @@ from tests.support.trained_engines import max_difference, weights_of
 
 skip_if_missing()
 
+from relax_actors.engines.megatron.mcore.adapter import one_base  # noqa: E402 not before the check
 from relax_actors.engines.megatron.mcore.critic import MegatronCritic  # noqa: E402 not before the check
 from relax_actors.engines.megatron.mcore.engine import MegatronEngine  # noqa: E402 not before the check
 from relax_actors.engines.megatron.mcore.scorer import MegatronScorer  # noqa: E402 not before the check
@@ -82,6 +83,31 @@ def test_loss_and_gradients_are_those_of_the_torch_engine(tmp_path: Path, form: 
     assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-6)
     assert max_difference(own, expected) < 2e-6
     assert expected.keys() >= MARKS
+
+
+@pytest.mark.parametrize("architecture", [DENSE, LLAMA, MOE], ids=["dense", "untied", "experts"])
+def test_version_0_is_drawn_as_in_the_torch_engine(tmp_path: Path, architecture: dict[str, Any]) -> None:
+    base, form = base_folder(tmp_path, architecture), {"modules_to_save": ["norm"]}
+    configs = {name: config_of(tmp_path / name, base, form, name) for name in ENGINES}
+    ours, theirs = (begun(ENGINES[name](config)) for name, config in configs.items())
+    assert ours.fingerprint() == theirs.fingerprint()
+
+
+def test_reference_routes_as_the_base_does_although_the_trainer_replays_experts(tmp_path: Path) -> None:
+    base, metrics = base_folder(tmp_path, MOE), []
+    for name, kind in ENGINES.items():
+        # Of two parts of a step and two steps each begins with the routers of the one before.
+        settings = {"router_replay": True, "max_tokens_per_microbatch": 40}
+        engine = begun(kind(config_of(tmp_path / name, base, {}, name, **settings)))
+        steps = [train(engine, routed(batch_of(step), step, MOE), step, silent).metrics for step in range(2)]
+        metrics.append([(found["kl"], found["loss"]) for found in steps])
+    np.testing.assert_allclose(metrics[1], metrics[0], rtol=1e-4, atol=1e-6)
+
+
+def test_nodes_with_other_bases_are_refused_by_name() -> None:
+    assert one_base({"a": "5d0c", "b": "5d0c"}) == "5d0c"
+    with pytest.raises(ConfigError, match=r"fingerprint 91fa on node b, and 5d0c on node a: .*copy the same files"):
+        one_base({"a": "5d0c", "b": "91fa"})
 
 
 def test_a_version_is_read_and_exported_as_one_of_the_torch_engine(tmp_path: Path) -> None:
