@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from torch import Tensor
 from relax_actors.config import Config
 from relax_actors.config.training import CriticSection
 from relax_actors.engines.protocols import train
+from relax_actors.engines.protocols.samples import TrainSample
 from relax_actors.engines.ranks.group import TrainerGroup
 from relax_actors.engines.torch.adapter import MARKS, run_weights
 from relax_actors.engines.torch.critic import TorchCritic
@@ -102,6 +105,29 @@ def test_reference_routes_as_the_base_does_although_the_trainer_replays_experts(
         steps = [train(engine, routed(batch_of(step), step, MOE), step, silent).metrics for step in range(2)]
         metrics.append([(found["kl"], found["loss"]) for found in steps])
     np.testing.assert_allclose(metrics[1], metrics[0], rtol=1e-4, atol=1e-6)
+
+
+def of_examples(batch: Sequence[TrainSample], algorithm: str) -> list[TrainSample]:
+    """Make sequences those of examples, or of pairs of a chosen and a rejected answer."""
+    if algorithm == "sft":
+        return [sample.with_advantages(np.ones(len(sample), np.float32)) for sample in batch]
+    tokens = [sum(s.trained for s in batch[i - i % 2 : i - i % 2 + 2]) for i in range(len(batch))]
+    signed = [s.with_advantages(np.full(len(s), 1 - 2 * (i % 2), np.float32)) for i, s in enumerate(batch)]
+    return [replace(s, row=i // 2, sample=i % 2, row_tokens=tokens[i]) for i, s in enumerate(signed)]
+
+
+@pytest.mark.parametrize("algorithm", ["sft", "dpo"])
+def test_examples_and_pairs_train_the_adapter_of_the_torch_engine(tmp_path: Path, algorithm: str) -> None:
+    base, results = base_folder(tmp_path, DENSE), []
+    for name, kind in ENGINES.items():
+        trainer = {**SMOOTH, "backend": name}
+        engine = begun(kind(adapter_config(tmp_path / name, base, {}, trainer=trainer, algorithm={"name": algorithm})))
+        steps = [train(engine, of_examples(batch_of(step), algorithm), step, silent).metrics for step in range(2)]
+        results.append(([found["loss"] for found in steps], weights_of(engine, tmp_path / f"{name}.safetensors")))
+    (theirs, expected), (ours, own) = results
+    assert theirs[0] != pytest.approx(theirs[1], rel=1e-3)
+    assert ours == pytest.approx(theirs, rel=1e-5)
+    assert max_difference(own, expected) < 5e-5
 
 
 def test_nodes_with_other_bases_are_refused_by_name() -> None:
