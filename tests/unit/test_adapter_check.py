@@ -13,7 +13,7 @@ from relax_actors.checks.examine import examine
 from relax_actors.config import Config
 from relax_actors.data.adapter import match_saved, match_targets
 from relax_actors.data.adapter_check import check_adapter
-from relax_actors.engines.backends import check_adapters
+from relax_actors.engines.backends import check_adapters, footprints
 from relax_actors.errors import ConfigError
 from tests.support.adapters import adapter_config, base_folder
 from tests.support.models import QWEN3, config_of, qwen3_moe
@@ -185,6 +185,14 @@ def test_reference_computes_with_the_adapter(tmp_path: Path, base: Path, name: s
     roles, algorithm = {"reference": {"backend": name}}, {"kl": {"place": "loss", "coefficient": 0.1}}
     config = adapter_config(tmp_path, base, data=DATA, roles=roles, algorithm=algorithm)
     assert not any("roles.reference.backend" in error for error in examine(config).errors)
+
+
+def test_offloaded_base_is_counted_in_float32(tmp_path: Path, base: Path) -> None:
+    def bytes_of(**torch: Any) -> float:
+        trainer = {"precision": "bfloat16", "torch": torch}
+        return footprints(adapter_config(tmp_path, base, trainer=trainer))["trainer"].parameter_bytes
+
+    assert bytes_of(offload=True) == bytes_of() + 2
 
 
 def test_experts_that_share_one_tensor_are_no_targets(tmp_path: Path) -> None:
