@@ -56,6 +56,16 @@ def test_column_waits_for_its_inputs_alone() -> None:
     }
 
 
+def test_names_of_all_profiles_of_many_ranks_are_whole() -> None:
+    files = [f"trainer.0-1-0.rank{rank}.json.gz" for rank in range(64)]
+    builder = Builder("demo")
+    builder.take_message(event("profiled", "trainer", files=files), 1.0)
+    builder.take_message(event("crashed", "trainer", error="x" * 300), 2.0)
+    profiled, crashed = builder.timeline().instants
+    assert profiled.detail.split(", ") == files
+    assert len(crashed.detail) == 200
+
+
 def test_instants_of_a_step_are_those_in_its_time() -> None:
     timeline = within(built(), 3, "step 3")
     assert [(instant.name, instant.detail) for instant in timeline.instants] == [("crashed", "ValueError: no")]
