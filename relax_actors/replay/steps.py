@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
+from itertools import chain, repeat
 from typing import Any
 
 from broker.subjects import RowId
@@ -70,8 +70,8 @@ class Replay:
             "equal": self.equal,
             "figures": {name: figure.json() for name, figure in self.figures.items()},
             "micro_batches": [
-                {"rows": rows, **{name: figure.json() for name, figure in part.items()}}
-                for part, rows in zip_longest(self.micro_batches, self.rows, fillvalue=[])
+                {"rows": rows, **{name: figure.json_of_micro_batch() for name, figure in part.items()}}
+                for part, rows in zip(self.micro_batches, chain(self.rows, repeat([])), strict=False)
             ],
             "difference": None if self.difference is None else self.difference.json(),
         }
