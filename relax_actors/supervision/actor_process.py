@@ -198,6 +198,7 @@ class ActorProcess:
                 "waits_for": reading.waiting_for,
                 "doing_since": reading.since,
                 "handled": handled,
+                "has_worked": role.has_worked(handled),
                 "code": code,
             }
             if (version := role.weights_version()) is not None:
