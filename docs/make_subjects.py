@@ -202,6 +202,7 @@ def rights(run: Config) -> list[str]:
         allowed = permissions(run, user)
         lines += [f"### {user}", "", *([f"{said[user][:1].upper()}{said[user][1:]}.", ""] if user in said else [])]
         lines += ["```", *(f"pub {subject}" for subject in allowed.publish)]
+        lines += [f"pub not {subject}" for subject in allowed.withheld]
         lines += [f"sub {subject}" for subject in allowed.subscribe]
         lines += [*(f"answer {subject}" for subject in allowed.serves), "```", ""]
     return lines
