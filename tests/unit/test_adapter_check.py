@@ -13,7 +13,7 @@ from relax_actors.checks.examine import examine
 from relax_actors.config import Config
 from relax_actors.data.adapter import AdapterForm, match_saved, match_targets
 from relax_actors.data.adapter_check import check_adapter
-from relax_actors.engines.backends import check_adapters
+from relax_actors.engines.backends import check_adapters, footprints
 from relax_actors.engines.sglang.adapter_form import check_served
 from relax_actors.errors import ConfigError
 from tests.support.adapters import adapter_config, base_folder
@@ -196,7 +196,21 @@ def test_reference_computes_with_the_adapter(tmp_path: Path, base: Path, name: s
     assert not any("roles.reference.backend" in error for error in examine(config).errors)
 
 
+def test_offloaded_base_is_counted_in_float32(tmp_path: Path, base: Path) -> None:
+    def bytes_of(**torch: Any) -> float:
+        trainer = {"precision": "bfloat16", "torch": torch}
+        return footprints(adapter_config(tmp_path, base, trainer=trainer))["trainer"].parameter_bytes
+
+    assert bytes_of(offload=True) == bytes_of() + 2
+
+
 def test_experts_that_share_one_tensor_are_no_targets(tmp_path: Path) -> None:
     folder = base_folder(tmp_path, qwen3_moe(QWEN3))
     (note,) = check_adapter(adapter_config(tmp_path / "run", folder), folder)
     assert "8 of 9 linear layers" in note  # without the output head
+    assert note.endswith("% of the model; its experts have no adapter")
+    for setting in ("targets", "modules_to_save"):
+        for name in ("experts.0.up_proj", "experts", "model.layers.1.mlp.e*"):
+            config = adapter_config(tmp_path / "run", folder, {setting: [name]})
+            message = f"lora.{setting}: '{name}' names experts, which are not trained with [lora]"
+            assert refusal(config, folder).startswith(message)
