@@ -8,9 +8,11 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 from broker.connection import Connection
 from broker.table import Table
+from relax_actors.engines.torch.profile import Profiled
 from relax_actors.errors import ConfigError
 from relax_actors.messages.profile import ProfileCall
 from relax_actors.monitoring.timeline.profiles import parse_actor, profiles_of, take_profile
@@ -89,6 +91,20 @@ def test_requests_that_nobody_can_serve_are_answered(
     with pytest.raises(ConfigError, match="a profile waits up to 86400 s for its first step, not nan"):
         Asked(connection, run, 1, float("nan")).answer.result(20)
     trainer.close()
+
+
+def test_cancelled_recording_is_not_written_and_the_next_one_is(tmp_path: Path) -> None:
+    engine, path = Profiled(), tmp_path / "trace.json.gz"
+    engine.begin_profile()
+    engine.cancel_profile()
+    assert engine.end_profile(path) == []
+    for _ in range(2):  # the first of the two is discarded
+        engine.begin_profile()
+        torch.ones(2).cos()
+    assert engine.end_profile(path) == [path]
+    with gzip.open(path) as trace:
+        names = [event.get("name") for event in json.load(trace)["traceEvents"]]
+    assert names.count("aten::cos") == 1
 
 
 @pytest.mark.parametrize("name", ["reward", "trainer.x", "", "trainer.-1"])
