@@ -104,6 +104,17 @@ def test_mask_of_openenv_decides_what_is_trained() -> None:
     assert (trace.prompt, trace.reward) == ("do it", None)
 
 
+def test_copied_turn_of_openenv_with_a_mask_of_0_is_context() -> None:
+    first, copied = call("a", [1, 2], [3, 4], [0, 0, 1, 1]), call("b", [1, 2], [3, 4], [0] * 4)
+    follows = call("c", [1, 2, 3, 4, 9], [5], [0] * 5 + [1])
+    for turns in ((first, copied, follows), (copied, first, follows), (copied, follows, first)):
+        (sequence,) = trace_of(openenv(*turns), "f").sequences
+        assert sequence.loss_mask.tolist() == [False, False, True, True, False, True]
+    partly = call("b", [1, 2], [3, 4], [0, 0, 0, 1])
+    with pytest.raises(TraceError, match=r"turn 1.*turn 0.*trained twice.*loss_mask"):
+        trace_of(openenv(first, partly), "f")
+
+
 def test_branches_of_a_graph_are_its_paths() -> None:
     first, second = branch([5, 6], [False, True]) | {"parent": 0}, branch([7], [True]) | {"parent": 1}
     summary = branch([8], [True]) | {"parent": 1, "semantic_parents": [{"node": 1, "type": "compaction_attempt"}]}
