@@ -169,19 +169,12 @@ def _check_media(record: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]], 
     given = record.get("mm_token_type_id_map")
     placeholders = {int(token) for token in given} if isinstance(given, dict) else set[int]()
     for number, node in enumerate(nodes):
-        message, ids = node.get("message"), node.get("token_ids")
-        content = message.get("content") if isinstance(message, dict) else None
-        kinds = [part.get("type") for part in content if isinstance(part, dict)] if isinstance(content, list) else []
-        what = "multi_modal_data" if node.get("multi_modal_data") else None
-        what = what or next((f"message.content of type {kind!r:.40}" for kind in kinds if kind != "text"), None)
-        if what is None and placeholders and isinstance(ids, list) and not placeholders.isdisjoint(ids):
-            what = "a token of mm_token_type_id_map"
-        if what is not None:
-            msg = (
-                f"{origin}, message {number}: it has media ({what}), whose features a trace lacks; train it by its own "
-                "run, or leave the trace out"
-            )
-            raise TraceError(msg)
+        where, ids = f"{origin}, message {number}", node.get("token_ids")
+        fields.check_text(node.get("message"), where)
+        if node.get("multi_modal_data"):
+            fields.refuse_media("multi_modal_data", where)
+        if placeholders and isinstance(ids, list) and not placeholders.isdisjoint(ids):
+            fields.refuse_media("a token of mm_token_type_id_map", where)
 
 
 def _check_digits(nodes: Sequence[Mapping[str, Any]], origin: str) -> None:

@@ -16,6 +16,8 @@ from relax_actors.traces.formats import FORMATS, trace_of
 from relax_actors.traces.write import write_traces
 from tests.support.traces import digits, own
 
+IMAGE = [{"type": "text", "text": "look"}, {"type": "image", "source": {"path": "a.png"}}]
+
 
 def step(number: int, context: list[int], tokens: list[int], **more: Any) -> dict[str, Any]:
     """Build a step of an agent, as another program writes it."""
@@ -136,6 +138,9 @@ def test_branches_of_a_graph_are_its_paths() -> None:
         (atif(step(1, [1], [])), "step 1.*no completion tokens"),
         (atif(step(1, [], [2])), "step 1.*no prompt tokens"),
         (atif(step(1, [1], [2], llm_call_count=2)), "step 1.*2 calls"),
+        (atif(step(1, [1], [2], observation={"results": [{"content": IMAGE}]})), "step 1.*media.*image"),
+        (atif(step(1, [1], [2]), {"step_id": 2, "source": "user", "message": IMAGE}), "step 2.*media.*image"),
+        (openenv(call("a", [1], [2], [0, 1], request={"messages": [{"content": IMAGE}]})), "turn 0.*media.*image"),
         (atif(), "no step of the agent has token ids"),
         (atif(step(1, [1], [2]), extra={"reward": "good"}), "extra.reward.*good"),
         ({"schema_version": "ATIF-v2.0"}, "schema_version.*ATIF-v2.0"),
