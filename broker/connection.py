@@ -285,7 +285,7 @@ class Connection:
                 return await attempt()
             except (*TRANSIENT, APIError) as error:
                 no_peers = isinstance(error, APIError) and error.err_code == _NO_PEERS
-                if isinstance(error, APIError) and error.code != _NOT_READY and not no_peers:
+                if not isinstance(error, TRANSIENT) and error.code != _NOT_READY and not no_peers:
                     raise
                 if self._refused_at > start:
                     raise BrokerError(self._permission_error(request)) from error

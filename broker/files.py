@@ -12,8 +12,8 @@ _ROOT = 0
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-def write_private(path: Path, text: str) -> None:
-    """Write a file atomically, with mode 0600.
+def write_private(path: Path, content: str | bytes) -> None:
+    """Write a file atomically, with mode 0600; text as UTF-8.
 
     A process killed here, or a machine that loses power, leaves the old content or the new one.
     """
@@ -21,8 +21,8 @@ def write_private(path: Path, text: str) -> None:
     # An earlier process with this pid may have left the file. Unlinking also avoids writing through a planted link.
     temporary.unlink(missing_ok=True)
     try:
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(text)
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(path)

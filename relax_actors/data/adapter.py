@@ -23,6 +23,12 @@ DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 """Ends of the names of A and B, behind the name of the layer."""
 HEADS = ("lm_head", "score")
 """Last parts of the names of output heads, which "all-linear" leaves out."""
+EXPERT = ".experts."
+"""Part of the names of experts in files, whose layers transformers joins to one tensor of a layer."""
+_NO_EXPERT = (
+    "which are not trained with [lora]: those of a layer are one tensor, no linear layers; name other layers, or "
+    "remove [lora]"
+)
 _PATTERN = frozenset("*?[")
 _PLAIN: dict[str, Any] = {
     "use_dora": False,
@@ -196,11 +202,14 @@ def match_saved(modules: Collection[str], saved: Sequence[str]) -> list[str]:
     """Return the modules that `lora.modules_to_save` names, in the order of their names.
 
     Raises:
-        ConfigError: a name matches no module with weights.
+        ConfigError: a name matches no module with weights, or an expert.
     """
     found: set[str] = set()
     for name in saved:
         matched = {module for module in modules if _matches(module, name)}
+        if any(_is_expert(known) for known in (name, *matched)):
+            msg = f"lora.modules_to_save: {name!r} names experts, {_NO_EXPERT}"
+            raise ConfigError(msg)
         if not matched:
             msg = f"lora.modules_to_save: {name!r} matches no module with weights; near it: {_near(name, modules)}"
             raise ConfigError(msg)
@@ -214,8 +223,15 @@ def _matches(name: str, target: str) -> bool:
     return name == target or name.endswith(f".{target}")
 
 
+def _is_expert(name: str) -> bool:
+    return EXPERT in f".{name}."
+
+
 def _no_target(target: str, linear: Collection[str], modules: Collection[str]) -> str:
-    if others := sorted(name for name in modules if _matches(name, target)):
+    others = sorted(name for name in modules if _matches(name, target))
+    if any(_is_expert(name) for name in (target, *others)):
+        return f"lora.targets: {target!r} names experts, {_NO_EXPERT}"
+    if others:
         return (
             f"lora.targets: {target!r} matches {others[0]}, which is no linear layer; name it in lora.modules_to_save "
             "to train it as a whole"

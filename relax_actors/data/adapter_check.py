@@ -10,6 +10,7 @@ from pathlib import Path
 from relax_actors.config import Config
 from relax_actors.data.adapter import (
     DOWN,
+    EXPERT,
     PREFIX,
     UP,
     AdapterForm,
@@ -30,8 +31,6 @@ _ROUTERS = ("gate", "router")
 """Last parts of the names of routers, which are no linear layers of transformers."""
 _CONV1D = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 """Types of models whose layers are Conv1D of transformers, with transposed weights."""
-_EXPERT = ".experts."
-"""Part of the names of experts, whose layers transformers joins to one tensor of a layer."""
 
 
 def check_adapter(config: Config, folder: Path) -> Iterator[str]:
@@ -64,6 +63,7 @@ def check_adapter(config: Config, folder: Path) -> Iterator[str]:
     yield (
         f"adapter: rank {form.rank}, scale {form.scale:g}, {len(targets)} of {len(linear)} linear layers, {size} "
         f"parameters, {100 * size / total:.2g} % of the model"
+        + ("; its experts have no adapter" if any(EXPERT in name for name in shapes) else "")
     )
 
 
@@ -72,7 +72,7 @@ def linear_layers(shapes: Mapping[str, list[int]]) -> set[str]:
 
     def is_linear(name: str, shape: list[int]) -> bool:
         is_matrix = len(shape) == MATRIX and name.endswith(".weight")
-        return is_matrix and name.split(".")[-2] not in (*_EMBEDDINGS, *_ROUTERS) and _EXPERT not in name
+        return is_matrix and name.split(".")[-2] not in (*_EMBEDDINGS, *_ROUTERS) and EXPERT not in name
 
     return {name.removesuffix(".weight") for name, shape in shapes.items() if is_linear(name, shape)}
 

@@ -68,6 +68,10 @@ class Figure:
         """Return both numbers and whether they are equal."""
         return {"recorded": self.recorded, "computed": self.computed, "equal": self.equal}
 
+    def json_of_micro_batch(self) -> dict[str, Any]:
+        """Return the same; `equal` is None without a recorded number, as runs publish no `gradient`."""
+        return self.json() | ({"equal": None} if self.recorded is None else {})
+
 
 def compare_figures(recorded: Mapping[str, Any], computed: Mapping[str, float]) -> dict[str, Figure]:
     """Compare the figures of a step; times, and what identifies a metric, are left out."""

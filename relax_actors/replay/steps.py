@@ -70,7 +70,7 @@ class Replay:
             "equal": self.equal,
             "figures": {name: figure.json() for name, figure in self.figures.items()},
             "micro_batches": [
-                {"rows": rows, **{name: figure.json() for name, figure in part.items()}}
+                {"rows": rows, **{name: figure.json_of_micro_batch() for name, figure in part.items()}}
                 for part, rows in zip(self.micro_batches, chain(self.rows, repeat([])), strict=False)
             ],
             "difference": None if self.difference is None else self.difference.json(),

@@ -147,7 +147,7 @@ class Node:
             config,
             node,
             node.gpus.inventory(),
-            lambda: {_computes_as(child) for pool in self._tree.pools.values() for child in list(pool.children)},
+            lambda: {_computes_as(child) for child in self._tree.children()},
         )
         self._zygote_name = f"zygote of node {node.number}" if node.number else "zygote"
         self._watcher = ConfigWatcher(folder, fingerprint, self._tree, config, node)

@@ -105,6 +105,10 @@ class ProcessTree:
             os.kill(running.process.pid, number)
         return running is not None
 
+    def children(self) -> list[str]:
+        """Return the names of the present children; callable from any thread, also while pools are added."""
+        return [name for pool in list(self.pools.values()) for name in list(pool.children)]
+
     def states(self) -> dict[str, dict[str, Any]]:
         """Return each child's `phase`, `since` (seconds since 1970), `restarts`, and the `facts` of its process.
 

@@ -94,8 +94,12 @@ class RoleChanges:
         """Have the modules of the role read again: an earlier attempt may have imported them unedited."""
         path = Path(self._folder.import_path)
         after = with_role(config, request.role, json.loads(request.settings))
-        used = {file for name in role_names(config) for file in code_files(config, name, path).values()}
-        forget_modules(set(code_files(after, request.role, path).values()) - used)
+
+        def imported(settings: Config, role: str) -> set[Path]:
+            return set(code_files(settings, role, path, whole_packages=False).values())
+
+        used = {file for name in role_names(config) for file in imported(config, name)}
+        forget_modules(imported(after, request.role) - used)
 
     def apply(self, history: History) -> dict[int, str]:
         """Set the roles that the operations want; return why some cannot be set, by number of the operation."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ def collect(run: WrittenRun, step: int) -> None:
 
 
 @pytest.fixture
-def shown(written: WrittenRun) -> Iterator[WrittenRun]:
+def shown(written: WrittenRun) -> WrittenRun:
     """A run with a step of three rows; one of them failed."""
     write_row(written, RowId(0, 0), ["four", "five"], tool="search")
     write_row(written, RowId(0, 1), ["six", "seven"], own=3)

@@ -87,10 +87,10 @@ def test_a_finished_run_has_its_last_steps_and_evaluations(make_run: Callable[..
         kept = {row.index: record.row(row) for row in record.rows("group", step)}
         assert {means[index] for index in kept} == {max(means.values()), min(means.values())}
     assert [row.index for row in record.rows("eval", 8)] == [0, 1, 2, 3]
-    (kept, _) = shown = record.rows("group", 1)
+    highest, _ = shown = record.rows("group", 1)
     lines = relax("samples", "finished", "--step", "1", "--json", cwd=run.cwd).stdout.splitlines()
     assert [json.loads(line)["row"] for line in lines if "group" in line] == [str(row) for row in shown]
-    one = ("samples", "finished", "--step", "1", "--row", str(kept.index))
+    one = ("samples", "finished", "--step", "1", "--row", str(highest.index))
     detail = json.loads(relax(*one, "--json", cwd=run.cwd).stdout)
     assert [part["author"] for part in detail["parts"]][1:3] == ["rollout.0#1", "reward.0#1"]
     strip = detail["samples"][0]["strips"][0]
@@ -103,11 +103,11 @@ def test_a_finished_run_has_its_last_steps_and_evaluations(make_run: Callable[..
     (segment,) = segments_in(run.folder.record, Shelf.ROWS)
     whole = [part for part in frames_of(segment.path) if isinstance(part, Frame)]
     data = bytearray(segment.path.read_bytes())
-    data[next(part.body_at for part in whole if row_of(part) == kept)] ^= 1
+    data[next(part.body_at for part in whole if row_of(part) == highest)] ^= 1
     segment.path.write_bytes(data)
     damaged = relax("samples", "finished", "--step", "1", "--json", cwd=run.cwd)
     assert "is damaged at byte" in damaged.stderr
-    assert str(kept) in damaged.stderr
+    assert str(highest) in damaged.stderr
     assert [json.loads(line)["row"] for line in damaged.stdout.splitlines() if "group" in line] == [str(shown[1])]
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from broker.address import Address
 from broker.connection import Connection
-from broker.errors import BrokerError
+from broker.errors import BrokerError, BrokerUnreachableError
 from broker.listeners import Settings
 from broker.permissions import OPERATOR
 from broker.server import Server
@@ -54,6 +54,16 @@ def test_requests_that_are_repeated_while_the_broker_is_gone_keep_nothing(tmp_pa
         assert futures() - before < 10 * REQUESTS
         for request in waiting:
             request.cancel()
+
+
+def test_requests_that_nobody_serves_yet_are_repeated(address: Address) -> None:
+    with closing(Connection(address, "test")) as connection:
+        attempts = iter([connection.nc.jetstream(domain="absent"), connection.js])
+        found = connection.retry(lambda: next(attempts).account_info(), "account")
+        assert connection.call(found, 20).limits is not None
+        absent = connection.nc.jetstream(domain="absent")
+        with pytest.raises(BrokerUnreachableError, match=r"did not answer to account within 0\.3 s"):
+            connection.call(connection.retry(absent.account_info, "account", 0.3), 20)
 
 
 def test_requests_that_arrive_while_a_connection_closes_are_ended(address: Address) -> None:

@@ -24,7 +24,7 @@ from relax_actors.config.environment import EnvironmentSection
 from relax_actors.envs import Step
 from relax_actors.envs.observation import EnvironmentFaultError, answer_of
 from relax_actors.errors import RowError
-from relax_actors.messages import FinishReason, Sample, SessionLog, SessionState, SessionTurn, Trajectory
+from relax_actors.messages import FinishReason, Reward, Sample, SessionLog, SessionState, SessionTurn, Trajectory
 from relax_actors.messages.player_parts import parts_of
 from relax_actors.rewards.credit import environment_reward
 from relax_actors.runtime import Row
@@ -176,6 +176,35 @@ def test_rivals_are_compared_with_each_other_in_their_sample_and_others_across_s
         own = [part.trajectory.token_ids[b:e].tolist() for b, e in part.trajectory.turn_spans]
         whole = [trajectory.token_ids[b:e].tolist() for b, e in trajectory.turn_spans]
         assert all(turn in whole for turn in own)
+
+
+def test_rivals_without_a_reward_of_their_own_are_an_error_that_names_them() -> None:
+    rivals = ("algorithm.rivals=['solver', 'critic']", "algorithm.shaping.filter_zero_variance=true")
+    config = load_config(PICK, [*SETTINGS, *rivals])
+    columns = {"trajectory": Trajectory.of(PROMPT, [duel(1, 0), duel(0, 1)])}
+    values = np.array([1, 0], np.float32)
+    estimation = RowEstimation(config)
+    for components, missing in (({}, "solver, critic"), ({"critic": values}, "solver")):
+        reward = Reward(values, components)
+        assert estimation.without_signal(reward, columns) == ""
+        with pytest.raises(RowError, match=rf"algorithm\.rivals .* has none for {missing}; return a reward for each"):
+            estimation.estimate(reward, columns, "row")
+    equal = Reward(values, dict.fromkeys(PLAYERS, values))
+    assert "any two of 2 samples, nor any two rivals" in estimation.without_signal(equal, columns)
+
+
+def test_kl_of_a_row_is_the_mean_over_samples_although_players_acted_in_few() -> None:
+    kl = ("algorithm.kl.place=reward", "algorithm.kl.coefficient=0.1", "algorithm.kl.kind=k1")
+    alone = played(("", "", "x", {}), ("solver", "c", "z", {"solver": 1.0}))
+    trajectory = Trajectory.of(PROMPT, [duel(1, 0), duel(0, 1), duel(1, 0), alone, alone])
+    rewards = np.arange(5, dtype=np.float32)
+    by_player = {"solver": 0.1, "critic": 0.4}  # log-prob ratio to the reference at each token
+    of_token = np.repeat([by_player[name] for name in trajectory.players], trajectory.lengths)
+    columns = {"trajectory": trajectory, "reference": (trajectory.logprobs - of_token).astype(np.float32)}
+    reward = Reward(rewards, dict.fromkeys(PLAYERS, rewards))
+    found = RowEstimation(load_config(PICK, [*SETTINGS, *kl])).estimate(reward, columns, "row")
+    sums = [float((part.trajectory.trained * by_player[part.players[0]]).sum()) for part in parts_of(trajectory)]
+    assert found.kl == pytest.approx(sum(sums) / 8, rel=1e-5)
 
 
 @pytest.mark.parametrize(

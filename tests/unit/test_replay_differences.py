@@ -18,6 +18,7 @@ from relax_actors.replay.difference import (
     first_tensor,
     micro_batches_of,
 )
+from relax_actors.replay.steps import Replay
 from relax_actors.training.metric_of_step import micro_batch_figures
 from relax_actors.training.row_digests import digest_of, digests_of
 from relax_actors.weights.files import Fingerprint
@@ -69,6 +70,13 @@ def test_first_micro_batch_with_another_figure_is_found() -> None:
         assert first_micro_batch(micro_batches_of(recorded, computed)) is None
 
 
+def test_figures_of_micro_batches_without_a_record_are_neither_equal_nor_different() -> None:
+    parts = micro_batches_of({"loss": [0.5]}, {"loss": [0.5], "gradient": [1.0]})
+    (shown,) = Replay("policy", 0, micro_batches=parts, rows=[["group.0.1"]]).json()["micro_batches"]
+    assert shown["loss"] == {"recorded": 0.5, "computed": 0.5, "equal": True}
+    assert shown["gradient"] == {"recorded": None, "computed": 1.0, "equal": None}
+
+
 def test_figures_of_micro_batches_are_means_over_their_tokens() -> None:
     one = {"tokens": 4.0, "loss": 2.0, "gradient": 3.0, "samples": 2.0}
     parts = [one, {"tokens": 0.0, "loss": 0.0, "gradient": 3.0}]
@@ -102,6 +110,12 @@ def test_figures_are_compared_without_times() -> None:
     found = compare_figures(recorded, {"step": 3, "loss": 0.25, "train_seconds": 1.0, "nan": float("nan")})
     assert {name: figure.equal for name, figure in found.items()} == {"loss": False, "nan": True, "old": False}
     assert found["old"].json() == {"recorded": 1.0, "computed": None, "equal": False}
+
+
+def test_figures_that_a_process_measures_in_some_steps_only_are_not_compared() -> None:
+    measured = {"loss": 0.5, "unreplayed_abs_delta": 0.1, "unreplayed_k3": 0.2}
+    assert compare_figures(measured, {"loss": 0.5}).keys() == {"loss"}
+    assert compare_figures({"loss": 0.5}, measured).keys() == {"loss"}
 
 
 def test_first_tensor_that_differs_is_named_by_its_number() -> None:

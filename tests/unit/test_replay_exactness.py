@@ -17,15 +17,26 @@ def config_of(*settings: str) -> Config:
 
 
 def test_runs_on_the_cpu_and_deterministic_runs_are_exact() -> None:
-    assert why_inexact(config_of(*CRITIC), 0) == ""
+    assert why_inexact(config_of(*CRITIC, "trainer.device=cpu", "critic.device=cpu"), 0) == ""
     assert why_inexact(config_of("trainer.device=cuda", "run.deterministic=true"), 1) == ""
     shown = why_inexact(config_of(*CRITIC, "trainer.device=cpu", "critic.device=cuda"), 1)
     assert shown.startswith("critic.device: kernels of GPUs add up in any order")
     assert why_inexact(config_of(*CRITIC), 1).startswith("trainer.device and critic.device: kernels")
 
 
+@pytest.mark.parametrize("deterministic", ["true", "false"])
+def test_device_that_the_run_left_open_is_said_to_round_differently(deterministic: str) -> None:
+    shown = why_inexact(config_of(*CRITIC, f"run.deterministic={deterministic}"), 0)
+    assert shown.startswith('trainer.device and critic.device = "auto": the CPU computes here')
+    assert "unless the run was trained on a GPU" in shown
+    assert "unless the run was trained on a CPU" in why_inexact(config_of("run.deterministic=true"), 1)
+
+
 def test_missing_gpu_is_named_before_anything_is_computed() -> None:
     check_devices(config_of("trainer.device=cuda"), 1)
+    check_devices(config_of("trainer.device=cuda:1"), 2)
     check_devices(config_of(), 0)
     with pytest.raises(ConfigError, match=r"trainer\.device = 'cuda', and torch can use no GPU here: replay on"):
         check_devices(config_of("trainer.device=cuda"), 0)
+    with pytest.raises(ConfigError, match=r"trainer\.device = 'cuda:3', and torch can use 1 GPU here"):
+        check_devices(config_of("trainer.device=cuda:3"), 1)

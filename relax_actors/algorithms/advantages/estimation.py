@@ -97,8 +97,9 @@ class RowEstimation:
         shapes, trained = self._algorithm.shaping, self._trained(len(reward))
         if shapes.filter_zero_variance and self._compares:
             if self._has_players:
-                if not _misfit(reward, columns) and not any(map(_differs, self._player_rewards(reward, columns))):
-                    return f"no player scored differently in any two of {trained} samples"
+                if not self._misfit(reward, columns) and not any(map(_differs, self._player_rewards(reward, columns))):
+                    beside = ", nor any two rivals of a sample" if self._rivals else ""
+                    return f"no player scored differently in any two of {trained} samples{beside}"
             elif not _differs(reward, trained):
                 return f"all {trained} samples scored {reward.values[0]:g}"
         if shapes.mask_truncated:
@@ -115,6 +116,19 @@ class RowEstimation:
         """Return the rewards of the players that can be compared."""
         parts = parts_of(columns["trajectory"], self._rivals)
         return [part.reward(reward) for part in parts if self._is_comparable(part, len(reward))]
+
+    def _misfit(self, reward: Reward, columns: Mapping[str, Any]) -> str:
+        """Return why a row with players cannot be compared; empty if it can."""
+        if why := _misfit(reward, columns):
+            return why
+        acted = [name for name in self._rivals if name in columns["trajectory"].players]
+        without = [name for name in acted if name not in reward.components]
+        if without and not self._spec.per_token:
+            return (
+                f"algorithm.rivals compares players of a sample by rewards of their own, and the reward has none for "
+                f"{', '.join(without)}; return a reward for each player by name"
+            )
+        return ""
 
     def _is_comparable(self, part: PlayerPart, samples: int) -> bool:
         """Whether a player has acted in enough samples, and in the greedy one if that is the baseline."""
@@ -149,10 +163,10 @@ class RowEstimation:
         self, reward: Reward, columns: Mapping[str, Any], source: str, kl_coefficient: float | None
     ) -> Advantage:
         whole: Trajectory = columns["trajectory"]
-        if why := _misfit(reward, columns):
+        if why := self._misfit(reward, columns):
             msg = f"{source}: {why}"
             raise RowError(msg)
-        values, kls = np.zeros(len(whole.token_ids)), []
+        values, kls, weights = np.zeros(len(whole.token_ids)), [], []
         returns = np.zeros(len(values), np.float32) if "values" in self._spec.needs else None
         for part in parts_of(whole, self._rivals):
             if not self._is_comparable(part, len(reward)):
@@ -166,14 +180,16 @@ class RowEstimation:
             values[part.tokens] = own_part.values if own_part.per_token else np.repeat(own_part.values, lengths)
             if returns is not None and own_part.returns is not None:
                 returns[part.tokens] = own_part.returns
-            kls += [] if own_part.kl is None else [own_part.kl]
+            if own_part.kl is not None:
+                kls.append(own_part.kl)
+                weights.append(self._trained(len(part.samples)))
         return Advantage(
             values if self._in_trainer else values.astype(np.float32),
             float(np.asarray(reward.values, np.float64).mean()),
             returns=returns,
             lengths=whole.sample_lengths.astype(np.int32),
             components={name: float(part.astype(np.float64).mean()) for name, part in reward.components.items()},
-            kl=float(np.mean(kls)) if kls else None,
+            kl=float(np.average(kls, weights=weights)) if kls else None,
             per_token=True,
         )
 

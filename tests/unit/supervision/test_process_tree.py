@@ -343,3 +343,22 @@ def test_child_that_does_not_stop_returns_its_rows_before_it_is_killed(
     assert running.stop() is None
     assert mark.exists()
     assert 0.4 <= time.monotonic() - began < PATIENCE / 2
+
+
+def test_children_are_listed_while_another_thread_adds_pools(tmp_path: Path) -> None:
+    def pool(name: str) -> Supervisor:
+        return Supervisor([ChildSpec(name)], Limits(1, 60.0), Backoff(0.01, 0.05), random.Random(1))
+
+    first, more = ({str(n): pool(str(n)) for n in numbers} for numbers in (range(1000), range(1000, 3000)))
+    tree = ProcessTree(dict(first), lambda child: Launch(python(WAITS), tmp_path / child), Recorder(), 60.0)
+    adding = threading.Thread(target=lambda: [tree.pools.update({name: more[name]}) for name in more])
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        adding.start()
+        while adding.is_alive():
+            assert set(tree.children()) >= set(first)
+    finally:
+        sys.setswitchinterval(interval)
+        adding.join()
+    assert set(tree.children()) == {*first, *more}
