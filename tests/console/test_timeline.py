@@ -16,6 +16,7 @@ from relax_actors.monitoring.timeline import Instant, Span, Timeline
 from tests.support.browsers import needs_browser, opened
 from tests.support.consoles import ServedConsole, WrittenRun
 from tests.support.hostile_markup import PAYLOADS
+from tests.support.running import wait_until
 from tests.support.shown_rows import write_batch, write_row
 
 NODE = shutil.which("node")
@@ -73,11 +74,12 @@ def test_page_draws_as_many_bars_as_pixels_of_100000_spans() -> None:
     assert found["zoomed"] == {"from": 2, "to": 7}
 
 
-COUNTED = """
-window.replaced = 0;
-const replace = history.replaceState.bind(history);
-history.replaceState = (...given) => { window.replaced += 1; replace(...given); };
-"""
+COUNTED = """() => {
+  window.replaced = 0;
+  const replace = history.replaceState.bind(history);
+  history.replaceState = (...given) => { window.replaced += 1; replace(...given); };
+}"""
+"""Counts how often the page changes its link in place."""
 
 
 @needs_browser
@@ -106,7 +108,8 @@ def test_drag_and_wheel_change_the_link_once(browser: Any, written: WrittenRun) 
         for _ in range(5):
             page.mouse.wheel(0, -100)
         page.keyboard.up("Control")
-        page.wait_for_function("before => location.hash !== before", arg=dragged)
+        wait_until(lambda: page.evaluate("location.hash") != dragged, "the zoom in the link")
+        assert page.evaluate("window.replaced") == 2
         assert page.locator("canvas").get_attribute("aria-label") != whole
         watched.check()
     finally:
